@@ -1,0 +1,42 @@
+"""Errors whose message is written for the person who reads it.
+
+Each message names the file, key or site, what was found there and what is allowed. The command line
+prints the message alone; anything that is not one of these is a fault of Perennial and keeps its traceback.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PerennialError(Exception):
+    """Base of all errors that a person can act on."""
+
+
+class ConfigError(PerennialError):
+    """A YAML file or a command-line setting is wrong: names the file, the key, what was found, what is allowed."""
+
+
+class DataError(PerennialError):
+    """Data on disk cannot be used: names the file, row or class."""
+
+
+class ProtocolError(PerennialError):
+    """A message is malformed, stale or foreign: names the field."""
+
+
+class PolicyRefusal(PerennialError):
+    """The site's policy does not allow what was asked."""
+
+
+class PrivacyError(PerennialError):
+    """A privacy setting or combination would make a claim false, or a budget is spent."""
+
+
+class StateError(PerennialError):
+    """Durable state (run folder, checkpoint, state_dir) is missing, damaged, locked or belongs to something else."""
+
+
+def nearest(found: str, allowed: Iterable[str]) -> str:
+    """' (did you mean X?)' for a misspelt word, or '' when nothing is close."""
+    close = get_close_matches(found, list(allowed), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""

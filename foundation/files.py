@@ -1,0 +1,65 @@
+"""Files that survive a kill, a full disk and a second process.
+
+A file is either the old one or the new one, never half of each; a folder has one owner at a time.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from foundation.errors import StateError
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Put data at path in one atomic, durable step.
+
+    The bytes are on the disk before the old file disappears. On any error (a full disk, say) the old file
+    stays as it was and the partial one is removed. Raises StateError naming the path.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        flush_folder(path.parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StateError(f"{path}: could not be written ({error.strerror}); the previous file is unchanged") from error
+
+
+def flush_folder(folder: Path) -> None:
+    """Make a rename or a new file in folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def sole_owner(folder: Path, owner: str) -> Iterator[None]:
+    """Hold folder for this process alone; the kernel releases it when the process ends, however it ends.
+
+    owner: who we are, written into the lock file for the person who meets it.
+    Raises StateError when another process holds the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / "lock"
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise StateError(
+                f"{folder}: in use by another process ({file.read().strip() or 'unknown'}); "
+                "wait for it to end, or choose another folder"
+            ) from None
+        file.truncate(0)
+        file.write(f"{owner}, process {os.getpid()}\n")
+        file.flush()
+        yield
