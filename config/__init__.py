@@ -1,0 +1,1 @@
+"""The files a person writes, typed: experiment.yaml and site.yaml."""

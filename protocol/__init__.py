@@ -1,0 +1,1 @@
+"""What crosses the wire, and nothing else: typed messages to and from Flower's RecordDict."""

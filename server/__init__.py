@@ -1,0 +1,1 @@
+"""The ServerApp: the curriculum of tasks and rounds, checkpoints, evaluation, journal, summary and report."""

@@ -1,0 +1,65 @@
+"""What one site trains on in one round, and in which batches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.augmentation import augment, to_float
+from data.config import AugmentationConfig
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Samples of one round: new data first, then exemplars.
+
+    x: (n, C, H, W) uint8 or (n, D) float32 on the device; y: (n,) int64. exemplars: how many of the n are exemplars.
+    """
+
+    x: Tensor
+    y: Tensor
+    mean: Tensor
+    std: Tensor
+    exemplars: int = 0
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def counts(self, num_classes: int) -> Tensor:
+        """(num_classes,) samples of each class."""
+        return torch.bincount(self.y, minlength=num_classes)
+
+    def inputs(self, rows: Tensor | slice) -> Tensor:
+        """Floats of some rows, normalised, on the device."""
+        return to_float(self.x[rows], self.mean, self.std)
+
+
+def shuffled(
+    data: TrainingSet,
+    batch_size: int,
+    generator: np.random.Generator,
+    augmentation: AugmentationConfig,
+    *,
+    balanced: bool = False,
+    drop_single: bool = False,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(rows, inputs, labels) of one epoch in random order.
+
+    balanced: draw each class equally often, as many samples in all as the set holds.
+    drop_single: leave out a last batch of one sample, which batch normalisation cannot take.
+    """
+    if balanced:
+        frequency = data.counts(int(data.y.max()) + 1)[data.y].double().reciprocal().cpu().numpy()
+        order = generator.choice(len(data), size=len(data), p=frequency / frequency.sum())
+    else:
+        order = generator.permutation(len(data))
+    rows = torch.from_numpy(order).to(data.y.device)
+    for batch in rows.split(batch_size):
+        if drop_single and len(batch) == 1 and len(data) > 1:
+            continue
+        inputs = data.inputs(batch)
+        if augmentation.active:
+            inputs = augment(inputs, augmentation, generator)
+        yield batch, inputs, data.y[batch]

@@ -1,0 +1,59 @@
+"""Measuring a model: right answers and samples of each class, by the head or by the nearest mean of exemplars."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client.batches import TrainingSet
+from client.training import EVALUATION_BATCH
+from models.incremental import IncrementalModel
+
+
+@torch.no_grad()
+def count_correct(predict: Callable[[Tensor], Tensor], data: TrainingSet, num_classes: int) -> tuple[list[int], list[int]]:
+    """(correct, total), each num_classes long. predict: (B, ...) inputs -> (B,) classes. Empty data gives zeros."""
+    correct = torch.zeros(num_classes, dtype=torch.int64, device=data.y.device)
+    for start in range(0, len(data), EVALUATION_BATCH):
+        rows = slice(start, start + EVALUATION_BATCH)
+        labels = data.y[rows]
+        hits = predict(data.inputs(rows)) == labels
+        correct += torch.bincount(labels[hits], minlength=num_classes)
+    return correct.tolist(), data.counts(num_classes).tolist()
+
+
+def by_head(model: IncrementalModel) -> Callable[[Tensor], Tensor]:
+    """The class of the largest logit."""
+    return lambda inputs: model(inputs).argmax(dim=1)
+
+
+@torch.no_grad()
+def by_nearest_mean(model: IncrementalModel, exemplars: TrainingSet) -> Callable[[Tensor], Tensor]:
+    """The class whose exemplars' mean feature is closest; features and means are of unit length.
+
+    A class without exemplars is never predicted. Raises ValueError when there is no exemplar at all.
+    Rebuffi et al. 2017 (arXiv 1611.07725), algorithm 1.
+    """
+    if len(exemplars) == 0:
+        raise ValueError("nearest mean of exemplars without any exemplar")
+    features = unit_features(model, exemplars)
+    sums = features.new_zeros(model.num_classes, features.shape[1]).index_add_(0, exemplars.y, features)
+    means = F.normalize(sums, dim=1)
+    empty = exemplars.counts(model.num_classes) == 0
+
+    def predict(inputs: Tensor) -> Tensor:
+        similarity = F.normalize(model.features(inputs), dim=1) @ means.T
+        return similarity.masked_fill(empty, -torch.inf).argmax(dim=1)
+
+    return predict
+
+
+@torch.no_grad()
+def unit_features(model: IncrementalModel, data: TrainingSet) -> Tensor:
+    """(n, d) features of unit length, in evaluation mode and without augmentation."""
+    model.eval()
+    starts = range(0, len(data), EVALUATION_BATCH)
+    return torch.cat(
+        [F.normalize(model.features(data.inputs(slice(i, i + EVALUATION_BATCH))), dim=1) for i in starts]
+    )

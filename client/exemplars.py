@@ -1,0 +1,93 @@
+"""A site's exemplars across tasks: chosen at the end of a task, found again in the site's own data ever after.
+
+What is stored is which samples, not the samples: their place in the data, their label and a hash of their content, so
+that data that was moved or added to in between is noticed and followed.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from client.memory import herding, nearest, random_by_hash
+from client.state import SiteState
+from config.learner import Memory
+from data.federation import SiteData
+from foundation.errors import DataError, StateError
+
+RECORD = "exemplars"
+
+
+class ExemplarStore:
+    """The exemplars of one site. classes: the names in registry order; site_data: where the samples are."""
+
+    def __init__(self, state: SiteState, data: SiteData, classes: Sequence[str]) -> None:
+        self._state = state
+        self._data = data
+        self._classes = list(classes)
+
+    def indices(self, before_round: int) -> Tensor:
+        """(k,) places in the site's data of the exemplars chosen before a round; classes in order, lists in order.
+
+        Raises StateError when the record is of another class order, DataError when a sample is gone.
+        """
+        record = self._state.get(RECORD, before_round)
+        if record is None:
+            return torch.empty(0, dtype=torch.int64)
+        tensors, facts = record
+        known = facts["classes"]
+        if self._classes[: len(known)] != known:
+            raise StateError(
+                f"exemplars of site {self._state.site!r}: chosen under class order {known}, "
+                f"this experiment has {self._classes}; use another state_dir"
+            )
+        return self._located(tensors["index"], facts["hashes"])
+
+    def choose(
+        self, memory: Memory, quota: int, features: dict[int, Tensor], members: dict[int, Tensor], version: int, seed: int
+    ) -> None:
+        """Keep exemplars of the task's classes, shorten the older lists to the quota, and store both as one record.
+
+        features, members: for each new class, (n_c, d) features and the (n_c,) places in the site's data.
+        version: the round after which this holds.
+        """
+        kept = self.indices(before_round=version)
+        labels = self._data.y[kept]
+        lists: dict[int, Tensor] = {}
+        for label in labels.unique().tolist():
+            if label not in members:
+                lists[label] = kept[labels == label][:quota]
+        for label, places in members.items():
+            if memory.selection == "random":
+                chosen = random_by_hash([self._data.sample_hash(int(i)) for i in places], quota, seed)
+            else:
+                select = herding if memory.selection == "herding" else nearest
+                chosen = select(features[label], quota)
+            lists[label] = places[chosen]
+        order = [lists[label] for label in sorted(lists)]
+        index = torch.cat(order) if order else torch.empty(0, dtype=torch.int64)
+        hashes = [self._data.sample_hash(int(i)) for i in index]
+        self._state.put(RECORD, version, {"index": index}, {"classes": self._classes, "hashes": hashes})
+
+    def _located(self, index: Tensor, hashes: list[str]) -> Tensor:
+        """index, corrected where the samples have moved since."""
+        size = len(self._data.y)
+        moved = [
+            position
+            for position, (place, digest) in enumerate(zip(index.tolist(), hashes, strict=True))
+            if place >= size or self._data.sample_hash(place) != digest
+        ]
+        if not moved:
+            return index
+        where = {self._data.sample_hash(place): place for place in range(size)}
+        gone = [position for position in moved if hashes[position] not in where]
+        if gone:
+            raise DataError(
+                f"site {self._state.site!r}: {len(gone)} of {len(hashes)} exemplars are no longer in the data "
+                f"(first: sample {hashes[gone[0]][:12]}); put the samples back, or remove {self._state.folder} "
+                "to go on without exemplars"
+            )
+        index = index.clone()
+        for position in moved:
+            index[position] = where[hashes[position]]
+        return index

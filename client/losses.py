@@ -1,0 +1,78 @@
+"""The loss terms of the local learner: classification, distillation, contrastive. Batch means, natural logarithms.
+
+Shapes: logits (B, M) over all M classes seen so far, labels (B,) int64, features (B, d).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foundation.errors import ConfigError
+
+
+def log_prior(counts: Tensor, scale: float, sign: int) -> Tensor:
+    """What balanced softmax adds to the logits in training: scale * sign * log n_j, and -inf for a class without samples.
+
+    counts: (M,) samples of each class in the site's own training set, exemplars included. Returns (M,) float32.
+    A class that the site does not hold is left out of its softmax, so that the site cannot push that class down
+    (the limit of log n_j for n_j to 0; compare Li and Zhan 2021, FedRS).
+    Raises ConfigError for sign -1 with an empty class, whose prior would be +inf.
+
+    Ren et al. 2020 (arXiv 2007.10740), equation 4: added in training, raw logits in testing.
+    """
+    if sign < 0 and bool((counts == 0).any()):
+        missing = (counts == 0).nonzero().flatten().tolist()
+        raise ConfigError(
+            f"learner.classification.sign: -1 needs samples of every class seen so far; this site has none of {missing}"
+        )
+    prior = counts.float().log() * (scale * sign)
+    return torch.where(counts == 0, torch.full_like(prior, -torch.inf), prior)
+
+
+def balanced_softmax(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
+    """Cross entropy of logits shifted by the log-prior. prior: (M,) of log_prior."""
+    return F.cross_entropy(logits + prior, labels)
+
+
+def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None) -> Tensor:
+    """Binary cross entropy over all classes, mean over batch and classes; old columns aim at the previous model's outputs.
+
+    old_logits: (B, M_old) of the previous task's global model, or None in task 1.
+    Rebuffi et al. 2017 (arXiv 1611.07725), algorithm 3.
+    """
+    targets = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    if old_logits is not None:
+        targets[:, : old_logits.shape[1]] = old_logits.sigmoid()
+    return F.binary_cross_entropy_with_logits(logits, targets)
+
+
+def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
+    """T^2 * KL(previous model || this model) over the old classes alone, both renormalised there.
+
+    logits: (B, M), old_logits: (B, M_old), M_old <= M. Hinton et al. 2015 (arXiv 1503.02531).
+    """
+    ours = F.log_softmax(logits[:, : old_logits.shape[1]] / temperature, dim=1)
+    theirs = F.log_softmax(old_logits / temperature, dim=1)
+    return F.kl_div(ours, theirs, reduction="batchmean", log_target=True) * temperature**2
+
+
+def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float, form: str = "out") -> Tensor:
+    """Pulls features of one class together; mean over anchors that have another sample of their class in the batch.
+
+    Features are scaled to unit length. form "out" averages over positives outside the logarithm, "in" sums them inside.
+    Without any such anchor the loss is 0 with zero gradient.
+    Khosla et al. 2020 (arXiv 2004.11362), equations 2 and 3; the denominator leaves the anchor out.
+    """
+    unit = F.normalize(features, dim=1)
+    similarity = unit @ unit.T / temperature
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    log_probability = similarity - similarity.masked_fill(itself, -torch.inf).logsumexp(dim=1, keepdim=True)
+    positive = (labels[:, None] == labels[None, :]) & ~itself
+    count = positive.sum(dim=1)
+    if form == "out":
+        each = -(log_probability * positive).sum(dim=1) / count.clamp(min=1)
+    else:
+        each = -log_probability.masked_fill(~positive, -torch.inf).logsumexp(dim=1)
+        each = torch.where(count > 0, each, torch.zeros_like(each))
+    anchors = count > 0
+    return (each * anchors).sum() / anchors.sum().clamp(min=1)

@@ -1,0 +1,69 @@
+"""Local optimisers over one flat vector: PyTorch's own update rules, called through their functional form.
+
+torch.optim's classes import the compiler stack when the first one is built, which costs a site several seconds in every
+process; the functional forms are the same rules without it.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from config.learner import Optimizer
+
+
+class FlatOptimizer:
+    """One step is one tensor operation or a few, whatever the model's number of layers.
+
+    parameters, gradient: (P,) float32, the same memory in every step. progress: share of the task's rounds done,
+    for the cosine schedule (Loshchilov and Hutter 2017, arXiv 1608.03983).
+    """
+
+    def __init__(self, config: Optimizer, parameters: Tensor, gradient: Tensor, progress: float = 0.0) -> None:
+        self._config = config
+        self._parameters = [parameters]
+        self._gradient = [gradient]
+        self.lr = config.lr
+        if config.schedule == "cosine":
+            self.lr *= 0.5 * (1 + math.cos(math.pi * progress))
+        self._momentum: list[Tensor | None] = [None]
+        self._first = [torch.zeros_like(parameters)] if config.name == "adam" else []
+        self._second = [torch.zeros_like(parameters)] if config.name == "adam" else []
+        self._steps = [torch.zeros(())] if config.name == "adam" else []
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Apply the gradient; it is left as it was, for whoever zeroes it."""
+        config = self._config
+        if config.name == "sgd":
+            sgd(
+                self._parameters,
+                self._gradient,
+                self._momentum,
+                foreach=False,
+                weight_decay=config.weight_decay,
+                momentum=config.momentum,
+                lr=self.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+        else:
+            adam(
+                self._parameters,
+                self._gradient,
+                self._first,
+                self._second,
+                [],
+                self._steps,
+                foreach=False,
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                lr=self.lr,
+                weight_decay=config.weight_decay,
+                eps=1e-8,
+                maximize=False,
+            )

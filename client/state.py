@@ -1,0 +1,95 @@
+"""What a site keeps on its own disk between messages, and across restarts.
+
+Each record is one safetensors file of a version (the round it belongs to), written in one atomic step with mode 0600.
+A request of round r reads the newest record older than r, so a round that is repeated after a crash reads what it
+read the first time and gives the same bits.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foundation.errors import StateError
+from foundation.files import replace_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEPT_VERSIONS = 3
+"""The newest, the one before for a round that is repeated, and one more for a damaged server checkpoint."""
+KEPT_MODELS = 2
+
+
+class SiteState:
+    """Durable records of one site in one run.
+
+    folder: state_dir/<run token>. models: where global models of earlier tasks are kept by content; simulated sites share it.
+    """
+
+    def __init__(self, folder: Path, site: str, models: Path | None = None) -> None:
+        self.folder = folder
+        self.site = site
+        self.models = models or folder / "models"
+
+    def put(self, name: str, version: int, tensors: Mapping[str, "Tensor"], facts: dict[str, Any]) -> None:
+        """Keep a record; on a full disk the old ones stay. facts: JSON-able, stored beside the tensors."""
+        from safetensors.torch import save
+
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        metadata = {"site": self.site, "facts": json.dumps(facts, sort_keys=True)}
+        contiguous = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        replace_file(self._path(name, version), save(contiguous, metadata))
+        for old in self._versions(name)[:-KEPT_VERSIONS]:
+            self._path(name, old).unlink(missing_ok=True)
+
+    def get(self, name: str, before: int) -> tuple[dict[str, "Tensor"], dict[str, Any]] | None:
+        """The newest record older than round `before`: (tensors, facts), or None.
+
+        Raises StateError naming the file when it is damaged or belongs to another site.
+        """
+        versions = [version for version in self._versions(name) if version < before]
+        if not versions:
+            return None
+        path = self._path(name, versions[-1])
+        tensors, metadata = read_safetensors(path)
+        if metadata.get("site") != self.site:
+            raise StateError(f"{path}: belongs to site {metadata.get('site')!r}, this is {self.site!r}; give each site its own state_dir")
+        return tensors, json.loads(metadata["facts"])
+
+    def put_model(self, sha256: str, tensors: Mapping[str, "Tensor"]) -> None:
+        """Keep a global model under its content hash, once."""
+        from safetensors.torch import save
+
+        path = self.models / f"{sha256}.safetensors"
+        if path.exists():
+            return
+        self.models.mkdir(parents=True, exist_ok=True, mode=0o700)
+        replace_file(path, save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}))
+        kept = sorted(self.models.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
+        for old in kept[:-KEPT_MODELS]:
+            old.unlink(missing_ok=True)
+
+    def get_model(self, sha256: str) -> dict[str, "Tensor"] | None:
+        """The global model with this content hash, or None when this site does not hold it."""
+        path = self.models / f"{sha256}.safetensors"
+        return read_safetensors(path)[0] if path.exists() else None
+
+    def _path(self, name: str, version: int) -> Path:
+        return self.folder / f"{name}-{version:08d}.safetensors"
+
+    def _versions(self, name: str) -> list[int]:
+        prefix = f"{name}-"
+        found = [path.stem.removeprefix(prefix) for path in self.folder.glob(f"{prefix}*.safetensors")]
+        return sorted(int(version) for version in found if version.isdigit())
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
+    """Tensors and metadata of a safetensors file. Raises StateError naming the file when it is cut short or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise StateError(f"{path}: damaged or cut short ({error}); remove it to start without it") from error

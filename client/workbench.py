@@ -1,0 +1,81 @@
+"""The models that this process works with: the one in training and the frozen one of the task before.
+
+Building a model costs more than a small site's whole round, so each is built once and reloaded from then on; simulated
+sites of one process share them, one after the other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from config.experiment import Experiment
+from foundation.errors import ProtocolError, StateError
+from models.dual_backbone import load_complete
+from models.flat import FlatParameters
+from models.incremental import IncrementalModel
+from models.registry import build_model
+
+
+def choose_device(device: str) -> torch.device:
+    """auto: the GPU when there is one. Raises StateError when a GPU is asked for and there is none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise StateError("device: found 'cuda', but PyTorch sees no GPU; allowed here: cpu, auto")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+@dataclass
+class Workbench:
+    """One experiment's models on one device."""
+
+    experiment: Experiment
+    input_shape: tuple[int, ...]
+    device: torch.device
+    _model: IncrementalModel | None = None
+    _flat: FlatParameters | None = None
+    _previous_in_model: str = ""
+    _teacher: tuple[str, IncrementalModel] | None = None
+    _built: dict[int, int] = field(default_factory=dict)
+
+    def load(
+        self, num_classes: int, arrays: Mapping[str, Tensor], previous: tuple[str, dict[str, Tensor]] | None
+    ) -> tuple[IncrementalModel, FlatParameters]:
+        """The trainable model holding arrays, and its flat vector.
+
+        previous: hash and complete tensors of the model at the end of the task before, for models that keep a frozen
+        part of it. Raises ProtocolError naming the tensor when arrays do not fit the experiment's model.
+        """
+        sha256, tensors = previous or ("", None)
+        if self._model is None or self._model.num_classes != num_classes or self._previous_in_model != sha256:
+            model = build_model(self.experiment.model, self.input_shape, num_classes, self.experiment.seed)
+            model.begin_task(tensors)
+            self._model = self._placed(model)
+            self._flat = FlatParameters(self._model)
+            self._previous_in_model = sha256
+        assert self._flat is not None
+        try:
+            self._flat.load(arrays)
+        except StateError as error:
+            raise ProtocolError(f"model received does not fit the experiment: {error}") from error
+        return self._model, self._flat
+
+    def teacher(self, previous: tuple[str, dict[str, Tensor]]) -> IncrementalModel:
+        """The complete frozen model of the task before, in evaluation mode."""
+        sha256, tensors = previous
+        if self._teacher is None or self._teacher[0] != sha256:
+            rows = len(tensors["head.weight"])
+            model = build_model(self.experiment.model, self.input_shape, rows, self.experiment.seed)
+            load_complete(model, tensors)
+            model = self._placed(model).eval()
+            for parameter in model.parameters():
+                parameter.requires_grad_(False)
+            self._teacher = (sha256, model)
+        return self._teacher[1]
+
+    def _placed(self, model: IncrementalModel) -> IncrementalModel:
+        if self.experiment.learner.channels_last:
+            return model.to(self.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        return model.to(self.device)

@@ -1,0 +1,126 @@
+"""experiment.yaml: everything that a run needs, and nothing about a machine."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from config.learner import LearnerConfig
+from config.yaml_file import apply_overrides, read_yaml, validate
+from data.config import DataConfig, TasksConfig
+from models.config import ModelConfig
+from privacy.config import PrivacyConfig
+
+
+def _name_only(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class StrategySpec(BaseModel):
+    """A strategy's name and its own keys; a strategy that takes another one has it under `base`.
+
+    The keys are checked against the strategy itself when it is built, before anything starts.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class RoundsConfig(BaseModel):
+    """Who takes part in a round, and how long the server waits."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the connected sites that is asked in each round."""
+    quorum: int = Field(1, ge=1)
+    """Valid replies without which the round is skipped and the model stays as it was."""
+    deadline: float = Field(3600.0, gt=0)
+    """Seconds after which a round goes on without the sites that have not answered."""
+    wait_for: int | None = Field(None, ge=1)
+    """Sites that must be connected before the run starts; default: all of them in simulation, 1 otherwise."""
+    join_timeout: float = Field(600.0, gt=0)
+    """Seconds to wait for them, and for a quorum of sites to come back when a round finds fewer connected."""
+    max_skipped: int = Field(3, ge=1)
+    """Skipped rounds in a row after which the run stops with an error (it can be resumed)."""
+
+
+class EvaluationConfig(BaseModel):
+    """When and where the model is measured."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    every: Literal["task", "round"] = "task"
+    central: bool = True
+    """On the server's test set, where it has one."""
+    federated: bool = True
+    """At the sites, on their held-out samples, at the end of each task."""
+
+
+class AbsenceConfig(BaseModel):
+    """One stretch of rounds in which a site does not answer; for simulation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    site: str
+    first_round: int = Field(ge=1)
+    last_round: int | None = Field(None, ge=1)
+    """None: for good."""
+
+
+class Experiment(BaseModel):
+    """One experiment. Build it with load_experiment."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    seed: int = Field(1, ge=0)
+    data: DataConfig
+    tasks: TasksConfig
+    model: ModelConfig
+    learner: LearnerConfig
+    strategy: Annotated[StrategySpec, BeforeValidator(_name_only)] = StrategySpec(name="fedavg")
+    privacy: PrivacyConfig = PrivacyConfig()
+    rounds: RoundsConfig = RoundsConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    absence: list[AbsenceConfig] = []
+
+    @model_validator(mode="after")
+    def _private_metrics(self) -> "Experiment":
+        if self.privacy.mode != "none" and self.evaluation.federated and not self.privacy.allow_unaccounted_metrics:
+            raise ValueError(
+                "evaluation.federated: sites would release counts that no accountant covers; with "
+                f"privacy.mode {self.privacy.mode!r} set evaluation.federated to false, "
+                "or privacy.allow_unaccounted_metrics to true"
+            )
+        return self
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the resolved settings: the experiment id on the wire."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def needs_previous(self) -> bool:
+        """Whether sites need the global model of the task before: to distil from it, to build on it, or to choose exemplars."""
+        learner = self.learner
+        return learner.needs_previous or learner.memory is not None or self.model.name == "dual_backbone"
+
+    def to_yaml(self) -> str:
+        """The resolved experiment, every default written out."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | None = None) -> Experiment:
+    """The experiment in a YAML file, with overrides (KEY=VALUE) and seed applied.
+
+    Relative paths in `data` are relative to the file's folder when they exist there, else to the working folder.
+    Raises ConfigError naming the file, each faulty key, what was found and what is allowed.
+    """
+    content = apply_overrides(read_yaml(path), overrides or [])
+    if seed is not None:
+        content["seed"] = seed
+    return validate(Experiment, content, str(path))

@@ -1,0 +1,123 @@
+"""What a site does with its data: the named parts that the local learner is built from."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+class Part(BaseModel):
+    """Base of a named part; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _name_only(value: Any) -> Any:
+    """`classification: ce` is short for `classification: {name: ce}`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Optimizer(Part):
+    """Local optimiser; its state is fresh in every round, because momentum from another model misleads."""
+
+    name: Literal["sgd", "adam"] = "sgd"
+    lr: float = Field(gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    """cosine: from lr at the first round of a task towards 0 at its last."""
+
+    @model_validator(mode="after")
+    def _momentum_is_sgd(self) -> "Optimizer":
+        if self.name == "adam" and self.momentum:
+            raise ValueError("momentum is an option of sgd; adam takes lr, weight_decay and schedule")
+        return self
+
+
+class Classification(Part):
+    """The loss over the labels."""
+
+    name: Literal["ce", "balanced_softmax", "icarl_bce"] = "ce"
+    scale: float = Field(1.0, ge=0)
+    """balanced_softmax: multiplies the log-prior; 0 is plain cross entropy over the classes that the site holds."""
+    sign: Literal[1, -1] = 1
+    """balanced_softmax: -1 subtracts the log-prior in training, as printed in PP-FCIL; for the ablation only."""
+
+
+class Distillation(Part):
+    """Keeps the logits of old classes close to the previous task's global model (Li and Hoiem 2016, arXiv 1606.09282)."""
+
+    weight: float = Field(1.0, gt=0)
+    temperature: float = Field(2.0, gt=0)
+    teacher: Literal["full", "old_backbone"] = "full"
+    """old_backbone: the old head on the old backbone of a dual backbone, which saves two forward passes."""
+
+
+class Contrastive(Part):
+    """Supervised contrastive term over the features of a batch (Khosla et al. 2020, arXiv 2004.11362)."""
+
+    weight: float = Field(0.1, gt=0)
+    temperature: float = Field(0.1, gt=0)
+    form: Literal["out", "in"] = "out"
+    """out: mean over positives outside the logarithm; in: inside, as printed in PP-FCIL."""
+
+
+class Memory(Part):
+    """Exemplars that a site keeps of classes it has seen; exactly one budget."""
+
+    selection: Literal["herding", "nearest", "random"] = "herding"
+    per_class: int | None = Field(None, ge=1)
+    """Samples of each class at each site; never shrinks."""
+    fixed_total: int | None = Field(None, ge=1)
+    """Samples of all classes at all sites together; each class's share shrinks as classes arrive."""
+    balanced: bool = False
+    """Draw every class equally often while training, instead of every sample."""
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> "Memory":
+        if (self.per_class is None) == (self.fixed_total is None):
+            raise ValueError("allowed exactly one budget: per_class (each site) or fixed_total (all sites together)")
+        return self
+
+    def quota(self, num_classes: int, sites: int) -> int:
+        """Samples that one site may keep of one class."""
+        if self.per_class is not None:
+            return self.per_class
+        assert self.fixed_total is not None
+        return self.fixed_total // (num_classes * sites)
+
+
+class Correction(Part):
+    """A term that pulls local training towards the global model."""
+
+    name: Literal["fedprox"]
+    mu: float = Field(0.01, ge=0)
+    """Li et al. 2020 (arXiv 1812.06127): adds mu/2 times the squared distance to the model received."""
+
+
+class LearnerConfig(Part):
+    """The local learner. A published method is a choice of these parts."""
+
+    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(32, ge=1)
+    optimizer: Optimizer
+    classification: Annotated[Classification, BeforeValidator(_name_only)] = Classification()
+    distillation: Distillation | None = None
+    contrastive: Contrastive | None = None
+    memory: Memory | None = None
+    classifier: Literal["head", "nearest_mean"] = "head"
+    correction: Annotated[Correction, BeforeValidator(_name_only)] | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: autocast of the forward pass; parameters and updates stay float32."""
+    channels_last: bool = False
+    """Memory layout that convolutions of GPUs prefer."""
+
+    @model_validator(mode="after")
+    def _nearest_mean_needs_memory(self) -> "LearnerConfig":
+        if self.classifier == "nearest_mean" and self.memory is None:
+            raise ValueError("classifier nearest_mean classifies by exemplars; it needs `memory`")
+        return self
+
+    @property
+    def needs_previous(self) -> bool:
+        """Whether training needs the global model of the task before."""
+        return self.distillation is not None or self.classification.name == "icarl_bce"

@@ -1,0 +1,55 @@
+"""The settings of one run that are not the experiment: where its file is, the run's name and folder, the machine.
+
+They travel as Flower's run config, so the same settings reach ServerApp and ClientApps in every engine.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from config.experiment import Experiment, load_experiment
+from foundation.errors import ConfigError, nearest
+
+APP_ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """experiment: path, relative to the app's root or absolute. overrides: KEY=VALUE, separated by semicolons.
+
+    name: of the run folder, '' for the experiment's. runs: folder of run folders. resume: '' or 'yes', to go on with
+    the run folder of that name. device: auto, cpu or cuda. threads: processor threads of each process.
+    """
+
+    experiment: str = "experiments/quickstart.yaml"
+    overrides: str = ""
+    name: str = ""
+    runs: str = "runs"
+    resume: str = ""
+    device: str = "auto"
+    threads: int = 1
+
+    @classmethod
+    def from_run_config(cls, run_config: Mapping[str, Any]) -> "RunSettings":
+        """Raises ConfigError for a key that is not one of these, or a value of another type."""
+        fields = cls.__dataclass_fields__
+        for key, value in run_config.items():
+            if key not in fields:
+                raise ConfigError(f"run config: unknown key {key!r}{nearest(key, fields)}; allowed: {', '.join(fields)}")
+            expected = int if key == "threads" else str
+            if not isinstance(value, expected):
+                raise ConfigError(f"run config: {key}: found {value!r}, allowed a {expected.__name__}")
+        return cls(**run_config)
+
+    def load(self) -> Experiment:
+        """The experiment, resolved."""
+        path = Path(self.experiment)
+        if not path.is_absolute():
+            path = APP_ROOT / path
+        return load_experiment(path, [part for part in self.overrides.split(";") if part.strip()])
+
+    def folder(self, experiment: Experiment) -> Path:
+        """The run's folder, absolute."""
+        return Path(os.path.abspath(os.path.expanduser(self.runs))) / (self.name or experiment.name)

@@ -1,0 +1,46 @@
+"""site.yaml: the file of a hospital. It decides what the site answers, and no message can override it."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from config.yaml_file import read_yaml, validate
+from data.config import DataConfig
+
+Answer = Literal["train", "evaluate", "digest", "sparsity"]
+ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "digest", "sparsity")
+STRENGTH = {"none": 0, "client_central": 1, "client_local": 2, "sample": 2}
+"""Protections in order of what the server itself can learn; a policy accepts its own kind, or any if none."""
+
+
+class SitePolicy(BaseModel):
+    """What may leave the building."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    answers: list[Answer] = ["train", "evaluate"]
+    min_samples: int = Field(1, ge=1)
+    """Fewer samples to train on than this, and the site does not answer."""
+    require_privacy: Literal["none", "client_central", "client_local", "sample"] = "none"
+    max_epsilon: float | None = Field(None, gt=0)
+    """Lifetime budget of this site, over all runs; None: no budget, which require_privacy other than none forbids."""
+    delta: float = Field(1e-5, gt=0, lt=1)
+
+
+class SiteConfig(BaseModel):
+    """One site. Build it with load_site_config."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    site: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    data: DataConfig | None = None
+    """This site's own data; None: the share of this name in the experiment's data (for trials without data)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = Field(1, ge=1)
+    """Processor threads for training; results repeat bit for bit with 1."""
+    state_dir: Path
+    policy: SitePolicy = SitePolicy()
+
+
+def load_site_config(path: Path) -> SiteConfig:
+    """The site in a YAML file; raises ConfigError naming the file and each faulty key."""
+    return validate(SiteConfig, read_yaml(path), str(path))

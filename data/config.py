@@ -1,0 +1,248 @@
+"""The `data` and `tasks` blocks of an experiment: what they may say, checked before anything is read."""
+
+import math
+from typing import Annotated, Any, Literal, Self, get_args
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from foundation.errors import nearest
+
+SourceKind = Literal["digits", "folder", "csv", "npz", "pack", "torchvision", "synth_groups"]
+DatasetName = Literal["cifar10", "cifar100", "mnist", "fashion_mnist", "emnist"]
+PartitionKind = Literal["iid", "dirichlet", "class_subset", "quantity", "natural"]
+ArrayRole = Literal["x", "y", "site", "x_test", "y_test", "site_test", "classes", "site_names"]
+
+# Options that mean something to some sources or partitions only: elsewhere they would be ignored in silence.
+_SOURCES_OF: dict[str, tuple[SourceKind, ...]] = {
+    "path": ("folder", "csv", "npz", "pack", "torchvision"),
+    "dataset": ("torchvision",),
+    "download": ("torchvision",),
+    "labels": ("folder", "csv", "npz"),
+    "image_size": ("digits", "folder", "npz", "pack", "torchvision"),
+    "color": ("digits", "folder", "npz", "pack", "torchvision"),
+    "columns": ("csv",),
+    "label_column": ("csv",),
+    "site_column": ("csv",),
+    "arrays": ("npz",),
+}
+_PARTITION_OF: dict[str, PartitionKind] = {
+    "alpha": "dirichlet",
+    "min_samples": "dirichlet",
+    "balance": "dirichlet",
+    "classes_per_site": "class_subset",
+    "ratios": "quantity",
+}
+
+
+def _printable(name: str) -> str:
+    if not name or name != name.strip() or not name.isprintable():
+        raise ValueError(f"{name!r} is not a name: empty, or with a space at an end, or not printable")
+    return name
+
+
+def _distinct(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    twice = sorted({name for name in names or () if (names or ()).count(name) > 1})
+    if twice:
+        raise ValueError(f"listed more than once: {', '.join(twice)}")
+    return names
+
+
+Name = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_printable)]
+Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
+Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def _says(self, key: str) -> bool:
+        """Whether a key differs from its default, so that a file written from a config reads back."""
+        return getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True)
+
+
+class PartitionConfig(_Strict):
+    """How the training samples are divided among simulated sites, task by task."""
+
+    kind: PartitionKind = "iid"
+    alpha: float | None = Field(default=None, gt=0)
+    min_samples: int = Field(default=10, ge=0)
+    balance: bool = False
+    classes_per_site: PositiveInt | Literal["disjoint"] | None = None
+    ratios: tuple[float, ...] | None = None
+
+    @field_validator("ratios")
+    @classmethod
+    def _ratios_divide_a_whole(cls, ratios: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if ratios is None or (min(ratios, default=0) > 0 and math.isclose(sum(ratios), 1, abs_tol=1e-6)):
+            return ratios
+        raise ValueError(f"must be positive and sum to 1; found {list(ratios)}, sum {sum(ratios):g}")
+
+    @model_validator(mode="after")
+    def _options_fit_the_kind(self) -> Self:
+        for key, kind in _PARTITION_OF.items():
+            if self._says(key) and self.kind != kind:
+                raise ValueError(f"{key} belongs to kind {kind!r}; found kind {self.kind!r}")
+        for key in ("alpha", "classes_per_site", "ratios"):
+            if self.kind == _PARTITION_OF[key] and not self._says(key):
+                raise ValueError(f"kind {self.kind!r} needs {key}")
+        return self
+
+
+Constants = float | tuple[float, ...] | dict[str, float]
+
+
+class NormaliseConfig(_Strict):
+    """Public constants of (x - mean) / std; 8-bit images are scaled to 0..1 before.
+
+    Each is one number, one for each channel or feature, or (csv) one for each numeric column by name.
+    """
+
+    mean: Constants
+    std: Constants
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        spread = list(self.std.values()) if isinstance(self.std, dict) else np.atleast_1d(self.std).tolist()
+        if min(spread, default=0) <= 0:
+            raise ValueError(f"std must be positive; found {self.std}")
+        names = [set(value) if isinstance(value, dict) else None for value in (self.mean, self.std)]
+        if names[0] != names[1]:
+            raise ValueError("mean and std must name the same columns, or both none")
+        return self
+
+
+class AugmentationConfig(_Strict):
+    """Of training images: random crop after padding each side by crop_padding zero pixels; random flip."""
+
+    crop_padding: int = Field(default=0, ge=0)
+    flip: bool = False
+
+    @property
+    def active(self) -> bool:
+        return self.crop_padding > 0 or self.flip
+
+
+class DataConfig(_Strict):
+    """The `data` block of an experiment, or of a site's own file with what the experiment fixes filled in.
+
+    classes: the registry. A fixed benchmark source takes these classes out of its own; a folder or table
+        that holds any other class is refused. Without it the classes found are the registry.
+    labels: a site's own label -> class of the registry.
+    columns (csv): feature -> "numeric" or its categories; without it they are discovered, in simulation only.
+    arrays (npz): role -> name of the array in the file, where it is not the role's own.
+    samples_limit, test_limit: stratified caps of the whole training and test part, for simulation on a CPU.
+    """
+
+    source: SourceKind
+    path: str | None = None
+    dataset: DatasetName | None = None
+    download: bool = False
+    classes: Names | None = None
+    labels: dict[Name, Name] | None = None
+    image_size: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None
+    color: Literal["rgb", "gray"] | None = None
+    columns: dict[str, Literal["numeric"] | Names] | None = None
+    label_column: str = "label"
+    site_column: str | None = None
+    arrays: dict[ArrayRole, str] = Field(default_factory=dict)
+    sites: PositiveInt | None = None
+    partition: PartitionConfig = PartitionConfig()
+    test_fraction: float = Field(default=0.2, ge=0, lt=1)
+    validation_fraction: float = Field(default=0.1, ge=0, lt=1)
+    normalise: NormaliseConfig | None = None
+    samples_limit: PositiveInt | None = None
+    test_limit: PositiveInt | None = None
+    augmentation: AugmentationConfig = AugmentationConfig()
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) that images are resized to; None keeps them."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @model_validator(mode="after")
+    def _options_fit_the_source(self) -> Self:
+        for key, sources in _SOURCES_OF.items():
+            if self._says(key) and self.source not in sources:
+                allowed = " or ".join(sources)
+                raise ValueError(f"{key} belongs to source {allowed}; found source {self.source!r}")
+        if self.source == "torchvision" and self.dataset is None:
+            raise ValueError(f"source 'torchvision' needs dataset: {', '.join(get_args(DatasetName))}")
+        if self.path is None and self.source in ("pack", "torchvision"):
+            raise ValueError(f"source {self.source!r} needs path")
+        if self.path is None and self.source in ("folder", "csv", "npz") and self.classes is None:
+            raise ValueError(
+                f"source {self.source!r} needs path; an experiment without data of its own must list classes"
+            )
+        if self.source == "csv" and self.augmentation.active:
+            raise ValueError("augmentation is for images; found source 'csv'")
+        by_name = self.normalise is not None and isinstance(self.normalise.mean, dict)
+        if by_name != (self.normalise is not None and self.source == "csv"):
+            raise ValueError("normalise names columns for source 'csv', and only there")
+        return self
+
+    @model_validator(mode="after")
+    def _columns_are_features(self) -> Self:
+        for key in ("label_column", "site_column"):
+            if getattr(self, key) in (self.columns or {}):
+                raise ValueError(f"columns lists {getattr(self, key)!r}, which is the {key}")
+        return self
+
+    @model_validator(mode="after")
+    def _partition_fits(self) -> Self:
+        kind, ratios = self.partition.kind, self.partition.ratios
+        if kind == "natural" and self.source in ("digits", "torchvision"):
+            raise ValueError(f"partition.kind 'natural': source {self.source!r} has no sites of its own")
+        if kind == "natural" and self.source == "csv" and self.site_column is None:
+            raise ValueError("partition.kind 'natural' of source 'csv' needs site_column")
+        if kind != "natural" and self.source == "synth_groups":
+            raise ValueError(
+                f"source 'synth_groups' makes its own sites: set partition.kind 'natural', not {kind!r}"
+            )
+        if ratios is not None and self.sites is not None and len(ratios) != self.sites:
+            raise ValueError(f"partition.ratios has {len(ratios)} entries for {self.sites} sites")
+        return self
+
+
+_ORDERS = ("seeded", "natural", "1993")
+
+
+def _order(value: Any) -> Any:
+    value = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(value, str) and value not in _ORDERS:
+        hint = nearest(value, _ORDERS)
+        raise ValueError(
+            f"must be {', '.join(_ORDERS)} or the list of all class names; found {value!r}{hint}"
+        )
+    return value
+
+
+class TasksConfig(_Strict):
+    """How the registry is cut into tasks, and how long each is trained.
+
+    count: that many tasks of (nearly) equal size, larger ones first.
+    increments: classes of each task, or one number for all. base_classes: size of an extra first task.
+    rounds: rounds of each task, or one number for all.
+    """
+
+    count: PositiveInt | None = None
+    increments: PositiveInt | Sizes | None = None
+    base_classes: int = Field(default=0, ge=0)
+    order: Annotated[Literal["seeded", "natural", "1993"] | Names, BeforeValidator(_order)] = "seeded"
+    rounds: PositiveInt | Sizes
+
+    @model_validator(mode="after")
+    def _one_way_to_cut(self) -> Self:
+        if (self.count is None) == (self.increments is None):
+            found = "neither" if self.count is None else "both"
+            raise ValueError(f"give exactly one of count and increments; found {found}")
+        return self

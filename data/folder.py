@@ -1,0 +1,175 @@
+"""Images in class folders, or named by a CSV manifest.
+
+A site's root holds one folder a class, and images at any depth inside; or `train` and `test`, each with
+class folders. With a natural partition, the path holds one such root a site. A manifest is a CSV file with the
+columns path (relative to the manifest), label, and optionally site and split ("train" or "test").
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data.config import DataConfig
+from data.decoded import decoded
+from data.images import read_images
+from data.labels import class_indices, encode_labels
+from data.samples import Samples, Source, constants
+from data.table import read_columns
+from foundation.errors import DataError, nearest
+
+SUFFIXES = frozenset(
+    (
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".bmp",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".webp",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".jp2",
+    )
+)
+
+
+@dataclass
+class _Listing:
+    """Image files in a deterministic order, with the label, site and split of each."""
+
+    root: Path
+    paths: list[Path] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    sites: list[str] = field(default_factory=list)
+    is_test: list[bool] = field(default_factory=list)
+    folders: dict[str, Path] = field(default_factory=dict)
+    ignored: list[Path] = field(default_factory=list)
+    empty: list[Path] = field(default_factory=list)
+
+
+def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
+    """uint8 (N, C, H, W), in the sorted order of paths, "rgb" unless the experiment says "gray".
+
+    cache: a private folder that keeps decoded pixels between processes.
+    Raises DataError naming the folder or files that cannot be used, or a label outside the registry.
+    """
+    assert config.path is not None
+    root = Path(config.path).expanduser()
+    if root.suffix.lower() == ".csv":
+        listing = _manifest(root)
+        where: Callable[[int], str] = lambda row: f"{root}, {listing.paths[row].name}"  # noqa: E731
+        y, classes = encode_labels(np.array(listing.labels), config.classes, config.labels, where)
+    else:
+        listing = _tree(root, natural=config.partition.kind == "natural")
+        names, places = list(listing.folders), list(listing.folders.values())
+        index, classes = class_indices(names, config.classes, config.labels, lambda i: str(places[i]))
+        of_name = dict(zip(names, index.tolist(), strict=True))
+        y = np.array([of_name[label] for label in listing.labels], dtype=np.int64)
+    if not listing.paths:
+        raise DataError(f"{root}: no image in it; expected {root.name}/<class>/<image>")
+    color = config.color or "rgb"
+    x = torch.from_numpy(
+        decoded(
+            cache, listing.paths, config.size, color, lambda: read_images(listing.paths, config.size, color)
+        )
+    )
+    return _source(config, listing, x, torch.from_numpy(y), classes)
+
+
+def _source(
+    config: DataConfig, listing: _Listing, x: torch.Tensor, y: torch.Tensor, classes: tuple[str, ...]
+) -> Source:
+    site_names = tuple(dict.fromkeys(listing.sites))
+    position = {name: index for index, name in enumerate(site_names)}
+    site = torch.tensor([position[name] for name in listing.sites]) if site_names else None
+    keys = tuple(
+        str(path.relative_to(listing.root)) if path.is_relative_to(listing.root) else str(path)
+        for path in listing.paths
+    )
+    everything = Samples(x, y, site, site_names, keys)
+    is_test = torch.tensor(listing.is_test)
+    train = everything.pick(torch.nonzero(~is_test).squeeze(1)) if is_test.any() else everything
+    test = everything.pick(torch.nonzero(is_test).squeeze(1)) if is_test.any() else None
+    notes = [f"{folder}: the class folder is empty" for folder in listing.empty]
+    if listing.ignored:
+        count = len(listing.ignored)
+        notes.append(
+            f"{listing.root}: {count} files without an image suffix left out, the first {listing.ignored[0]}"
+        )
+    return Source(train, test, classes, *constants(config.normalise, x), notes=tuple(notes))
+
+
+def _tree(root: Path, natural: bool) -> _Listing:
+    listing = _Listing(root)
+    for site_root in _folders(root) if natural else [root]:
+        parts = _folders(site_root)
+        split = {"train", "test"} == {folder.name for folder in parts}
+        for part in parts if split else [site_root]:
+            for class_folder in _folders(part):
+                listing.folders.setdefault(class_folder.name, class_folder)
+                images = [path for path in _files(class_folder) if _is_image(path, listing)]
+                if not images:
+                    listing.empty.append(class_folder)
+                listing.paths += images
+                listing.labels += [class_folder.name] * len(images)
+                listing.is_test += [split and part.name == "test"] * len(images)
+                listing.sites += [site_root.name] * len(images) if natural else []
+    if not listing.folders:
+        shape = "<site>/<class>/<image>" if natural else "<class>/<image>"
+        raise DataError(f"{root}: no class folder in it; expected {root.name}/{shape}")
+    return listing
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Folders inside folder, sorted by name; hidden ones do not count."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"{folder}: the folder cannot be read ({error.strerror})") from error
+    return sorted(Path(entry.path) for entry in found)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Files inside folder, at any depth, in a fixed order."""
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: the folder cannot be read ({error.strerror})") from error
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(place, name) for name in sorted(files) if not name.startswith("."))
+
+
+def _is_image(path: Path, listing: _Listing) -> bool:
+    if path.suffix.lower() in SUFFIXES:
+        return True
+    listing.ignored.append(path)
+    return False
+
+
+def _manifest(path: Path) -> _Listing:
+    columns, lines = read_columns(path)
+    for name in ("path", "label"):
+        if name not in columns:
+            raise DataError(f"{path}: a manifest needs the column {name!r}{nearest(name, columns)}")
+    listing = _Listing(path.parent)
+    listing.paths = [path.parent / name for name in columns["path"].tolist()]
+    listing.labels = columns["label"].tolist()
+    listing.sites = columns["site"].tolist() if "site" in columns else []
+    split = columns.get("split", np.full(len(lines), "train"))
+    for name, values in (("site", listing.sites), ("path", columns["path"].tolist())):
+        if "" in values:
+            raise DataError(f"{path}, line {lines[values.index('')]}: the {name} is empty")
+    odd = np.flatnonzero((split != "train") & (split != "test"))
+    if len(odd):
+        raise DataError(f"{path}, line {lines[odd[0]]}: split {split[odd[0]]!r} must be train or test")
+    listing.is_test = (split == "test").tolist()
+    return listing

@@ -1,0 +1,65 @@
+"""From the labels that a data owner writes to the classes of the registry."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from foundation.errors import ConfigError, DataError, nearest
+
+
+def class_indices(
+    found: Sequence[str],
+    registry: Sequence[str] | None,
+    renamed: Mapping[str, str] | None,
+    where: Callable[[int], str],
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(raw label of each distinct text found, class names).
+
+    registry: the class names; None takes those found, numbers by value and then texts by alphabet.
+    renamed: a site's own label -> class. where(i): the file, row or folder in which found[i] stands.
+    Raises DataError on a label outside the registry, ConfigError on a renaming to outside of it.
+    """
+    renamed = renamed or {}
+    names = [renamed.get(text, text) for text in found]
+    classes = tuple(registry) if registry is not None else tuple(sorted(set(names), key=_by_value))
+    position = {name: index for index, name in enumerate(classes)}
+    for local, name in renamed.items():
+        if name not in position:
+            raise ConfigError(
+                f"data.labels: {local!r} becomes {name!r}, which is no class{nearest(name, position)}; "
+                f"classes: {_some(classes)}"
+            )
+    for index, name in enumerate(names):
+        if name not in position:
+            raise DataError(
+                f"{where(index)}: label {name!r} is not in the registry"
+                f"{nearest(name, [*position, *renamed])}; classes: {_some(classes)}. "
+                "A site's own label becomes a class through data.labels"
+            )
+    return np.array([position[name] for name in names], dtype=np.int64), classes
+
+
+def encode_labels(
+    texts: np.ndarray,
+    registry: Sequence[str] | None,
+    renamed: Mapping[str, str] | None,
+    where: Callable[[int], str],
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(raw label of each row, class names) of (N,) label texts; where(row) names the file and row.
+
+    Raises as class_indices does, and DataError on an empty label.
+    """
+    found, first, row_value = np.unique(texts, return_index=True, return_inverse=True)
+    if len(found) and found[0] == "":
+        raise DataError(f"{where(int(first[0]))}: the label is empty")
+    indices, classes = class_indices(found.tolist(), registry, renamed, lambda i: where(int(first[i])))
+    return indices[row_value], classes
+
+
+def _by_value(name: str) -> tuple[int, int, str]:
+    return (0, int(name), name) if name.isdecimal() else (1, 0, name)
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,177 @@
+"""Who holds which training sample: the division of each task's classes among simulated sites.
+
+Each class is shuffled by a stream of its own and cut by a row of counts, so that a site's share of a class is
+fixed for the whole run, whatever other tasks there are or will be.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from data.apportion import apportion
+from data.config import PartitionConfig
+from foundation.errors import ConfigError
+from foundation.streams import stream
+
+MOST_TRIES = 1000
+
+
+class Partition(NamedTuple):
+    """indices: for each site, sorted (n_k,) int64; disjoint, complete. notes: what a person should know."""
+
+    indices: list[np.ndarray]
+    notes: tuple[str, ...]
+
+
+def partition(
+    config: PartitionConfig,
+    labels: np.ndarray,
+    sites: int,
+    seed: int,
+    boundaries: Sequence[int],
+    *,
+    names: Sequence[str],
+    site_of: np.ndarray | None = None,
+) -> Partition:
+    """Divide samples with these internal labels, (n,) int64, among sites.
+
+    boundaries: of the schedule; each task is divided on its own. names: of the classes, for notes.
+    site_of: (n,) who holds each sample, for the kind "natural", where the data decides.
+    Raises ConfigError where the division asked for is impossible.
+    """
+    if config.kind == "natural":
+        if site_of is None:
+            raise ConfigError(
+                "data.partition.kind: 'natural', but the data does not say which site holds a sample"
+            )
+        return Partition([np.flatnonzero(site_of == site) for site in range(sites)], ())
+    if config.ratios is not None and len(config.ratios) != sites:
+        raise ConfigError(f"data.partition.ratios: {len(config.ratios)} entries for {sites} sites")
+    by_class = np.split(
+        np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels, minlength=boundaries[-1]))[:-1]
+    )
+    shares: list[list[np.ndarray]] = [[] for _ in range(sites)]
+    notes = []
+    for task, (low, high) in enumerate(pairwise(boundaries), start=1):
+        totals = np.array([len(rows) for rows in by_class[low:high]], dtype=np.int64)
+        counts = _counts(config, totals, sites, seed, task)
+        for label, total, row in zip(range(low, high), totals.tolist(), counts, strict=True):
+            if config.kind != "dirichlet" and 0 < total < _holders_wanted(config, sites, high - low):
+                holders = int((row > 0).sum())
+                notes.append(
+                    f"class {names[label]!r}: {total} samples, so only {holders} of {sites} sites hold it"
+                )
+            shuffled = stream(seed, "split", label).permutation(by_class[label])
+            for share, part in zip(shares, np.split(shuffled, np.cumsum(row)[:-1]), strict=True):
+                share.append(part)
+    return Partition([np.sort(np.concatenate(share)) for share in shares], tuple(notes))
+
+
+def _counts(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:
+    """(C, N) samples of each class of one task at each site; row c sums to totals[c], (C,)."""
+    match config.kind:
+        case "dirichlet":
+            return _dirichlet(config, totals, sites, seed, task)
+        case "class_subset":
+            return _class_subset(config, totals, sites, seed, task)
+        case "quantity":
+            return apportion(totals, np.tile(np.array(config.ratios), (len(totals), 1)))
+        case _:
+            return _equal_parts(totals, np.ones((len(totals), sites), dtype=bool), task)
+
+
+def _holders_wanted(config: PartitionConfig, sites: int, classes: int) -> int:
+    """The fewest sites that a class of the task is meant for."""
+    if config.kind != "class_subset":
+        return sites
+    each = 1 if config.classes_per_site == "disjoint" else config.classes_per_site or 1
+    return max(1, sites * each // classes)
+
+
+def _equal_parts(totals: np.ndarray, holds: np.ndarray, task: int) -> np.ndarray:
+    """Each class in equal parts among the sites that hold it, (C, N) bool.
+
+    What is left over goes round the sites, on from where the class before it stopped, so that no site is
+    always the larger one.
+    """
+    counts = np.zeros(holds.shape, dtype=np.int64)
+    start = task - 1
+    for row, total, holder in zip(counts, totals.tolist(), holds, strict=True):
+        members = np.flatnonzero(holder)
+        whole, more = divmod(total, len(members))
+        row[members] = whole
+        row[np.roll(members, -(start % len(members)))[:more]] += 1
+        start += more
+    return counts
+
+
+def _dirichlet(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:
+    """p_c ~ Dirichlet(alpha) for each class, drawn anew until every site has min_samples of the task.
+
+    Hsu et al. 2019 (arXiv 1909.06335). balance: a site that already has its equal share gets no more
+    (Li et al. 2022, arXiv 2102.02079).
+    """
+    setting = f"data.partition: alpha {config.alpha:g} and min_samples {config.min_samples}"
+    if totals.sum() < sites * config.min_samples:
+        raise ConfigError(
+            f"{setting}: task {task} has {totals.sum()} training samples, but {sites} sites need "
+            f"{sites * config.min_samples}; lower min_samples or the number of sites"
+        )
+    for attempt in range(MOST_TRIES):
+        generator = stream(seed, "dirichlet", task, attempt)
+        shares = generator.dirichlet(np.full(sites, config.alpha), size=len(totals))
+        counts = _capped(totals, shares) if config.balance else apportion(totals, shares)
+        if counts.sum(axis=0).min() >= config.min_samples:
+            return counts
+    raise ConfigError(
+        f"{setting}: none of {MOST_TRIES} draws gave each of {sites} sites that many of the {totals.sum()} "
+        f"training samples of task {task}; raise alpha, or lower min_samples or the number of sites"
+    )
+
+
+def _capped(totals: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    counts = np.zeros(shares.shape, dtype=np.int64)
+    for c, total in enumerate(totals):
+        room = counts.sum(axis=0) < totals.sum() / shares.shape[1]
+        allowed = np.where(room, shares[c], 0.0)
+        # With a tiny alpha all the mass can lie on sites that are full.
+        allowed = allowed if allowed.sum() > 0 else np.where(room, 1.0, 0.0) + (not room.any())
+        counts[c] = apportion(np.array([total]), allowed[None])[0]
+    return counts
+
+
+def _class_subset(
+    config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int
+) -> np.ndarray:
+    """Each site holds s of the task's classes and each class is cut equally among its holders.
+
+    Classes go round the sites first, so that none is left out; then every site takes, up to s, the classes
+    with the fewest holders so far, at random among equals.
+    "disjoint" stops after the first step.
+    """
+    classes = len(totals)
+    generator = stream(seed, "class-subset", task)
+    holds = np.zeros((classes, sites), dtype=bool)
+    holds[generator.permutation(classes), np.resize(generator.permutation(sites), classes)] = True
+    wanted = config.classes_per_site
+    if wanted == "disjoint":
+        if classes < sites:
+            raise ConfigError(
+                f"data.partition.classes_per_site: 'disjoint', but the {classes} classes of task {task} "
+                f"cannot be divided among {sites} sites"
+            )
+        return _equal_parts(totals, holds, task)
+    assert wanted is not None
+    if not -(-classes // sites) <= wanted <= classes:
+        raise ConfigError(
+            f"data.partition.classes_per_site: {wanted}, but task {task} has {classes} classes for {sites} "
+            f"sites; allowed: {-(-classes // sites)} to {classes}"
+        )
+    for site in generator.permutation(sites).tolist():
+        lacking = np.flatnonzero(~holds[:, site])
+        tie_break = generator.random(len(lacking))
+        order = np.lexsort((tie_break, holds[lacking].sum(axis=1)))
+        holds[lacking[order[: wanted - int(holds[:, site].sum())]], site] = True
+    return _equal_parts(totals, holds, task)

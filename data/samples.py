@@ -1,0 +1,115 @@
+"""What every source delivers: samples with raw labels, and the names and constants that go with them."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.config import NormaliseConfig
+from foundation.errors import ConfigError, DataError, nearest
+
+# Public constants for images whose source publishes none: nothing about anybody's data is in them, and they
+# bring natural images to about zero mean and unit spread.
+IMAGE_MEAN, IMAGE_STD = 0.5, 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """x: uint8 (N, C, H, W), or float32 (N, C, H, W) or (N, D); contiguous. y: (N,) int64 raw labels.
+
+    site: (N,) int64 index into site_names, where the data says who holds it. keys: what the source calls each
+    sample (a path, say), where it calls them anything.
+    """
+
+    x: Tensor
+    y: Tensor
+    site: Tensor | None = None
+    site_names: tuple[str, ...] = ()
+    keys: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def pick(self, rows: Tensor) -> "Samples":
+        """The samples at rows (int64), copied."""
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            site=None if self.site is None else self.site[rows],
+            keys=None if self.keys is None else tuple(self.keys[row] for row in rows.tolist()),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """classes: names; a raw label is an index into them. test: the official test split, where there is one.
+
+    mean, std: (C,) or (D,) float32 constants of (x - mean) / std, after 8-bit images are scaled to 0..1; NaN
+    where nobody has said, so that the training part of a simulation decides.
+    columns: of a table, feature column -> "numeric" or its categories, as used.
+    notes: what a person should know about what was read.
+    """
+
+    train: Samples
+    test: Samples | None
+    classes: tuple[str, ...]
+    mean: Tensor
+    std: Tensor
+    columns: dict[str, str | tuple[str, ...]] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def constants(
+    normalise: NormaliseConfig | None, x: Tensor, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
+) -> tuple[Tensor, Tensor]:
+    """(mean, std), each (x.shape[1],): the configured ones, else the source's own, else the default.
+
+    The default is public constants for 8-bit images, and NaN for floats.
+    Raises ConfigError where the number of constants is neither 1 nor x.shape[1].
+    """
+    width = x.shape[1]
+    if normalise is not None:
+        chosen = (normalise.mean, normalise.std)
+    elif mean:
+        chosen = (mean, std)
+    elif x.dtype == torch.uint8:
+        chosen = (IMAGE_MEAN, IMAGE_STD)
+    else:
+        chosen = (float("nan"), float("nan"))
+    values = []
+    for name, value in zip(("mean", "std"), chosen, strict=True):
+        assert not isinstance(value, dict)
+        given = np.atleast_1d(np.asarray(value, dtype=np.float32))
+        if len(given) not in (1, width):
+            what = "channels" if x.ndim == 4 else "features"
+            raise ConfigError(f"data.normalise.{name}: {len(given)} values, but the data has {width} {what}")
+        values.append(torch.from_numpy(np.broadcast_to(given, width).copy()))
+    return values[0], values[1]
+
+
+def select_classes(source: Source, names: tuple[str, ...] | None) -> Source:
+    """Only the classes that an experiment lists, in its order; for sources whose classes are fixed.
+
+    Raises DataError naming a class that the source does not have.
+    """
+    if names is None or names == source.classes:
+        return source
+    for name in names:
+        if name not in source.classes:
+            raise DataError(f"data.classes: {name!r} is not in the data{nearest(name, source.classes)}")
+    index = {name: position for position, name in enumerate(names)}
+    new_label = torch.tensor([index.get(name, -1) for name in source.classes])
+
+    def selected(samples: Samples) -> Samples:
+        labels = new_label[samples.y]
+        rows = torch.nonzero(labels >= 0).squeeze(1)
+        return replace(samples.pick(rows), y=labels[rows])
+
+    return replace(
+        source,
+        train=selected(source.train),
+        test=selected(source.test) if source.test is not None else None,
+        classes=names,
+    )

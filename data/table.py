@@ -1,0 +1,173 @@
+"""Tables: CSV files with numeric and categorical columns, missing values and a label column."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data.config import DataConfig
+from data.labels import encode_labels
+from data.samples import Samples, Source
+from foundation.errors import ConfigError, DataError, nearest
+
+MISSING = np.array(["", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?"])
+MOST_CATEGORIES = 100
+"""A discovered column with more distinct texts than this is an identifier or free text, not a category."""
+
+Columns = dict[str, str | tuple[str, ...]]
+
+
+def load_table(config: DataConfig) -> Source:
+    """float32 (N, D): for each numeric column its value (NaN where missing) and a 0/1 missing indicator, for
+    each categorical one its one-hot code, the last place of which stands for unknown or missing.
+
+    Raises DataError naming the file, and the line where there is one.
+    """
+    assert config.path is not None
+    path = Path(config.path).expanduser()
+    texts, lines = read_columns(path)
+    for name in filter(None, (config.label_column, config.site_column)):
+        if name not in texts:
+            raise DataError(f"{path}: no column {name!r}{nearest(name, texts)}; found {', '.join(texts)}")
+    y, classes = encode_labels(
+        texts[config.label_column], config.classes, config.labels, lambda row: f"{path}, line {lines[row]}"
+    )
+    apart = {config.label_column, config.site_column}
+    columns = config.columns or _discover({name: c for name, c in texts.items() if name not in apart}, path)
+    site, site_names = None, ()
+    if config.site_column is not None:
+        names, index = np.unique(texts[config.site_column], return_inverse=True)
+        if names[0] == "":
+            raise DataError(f"{path}, line {lines[int(np.argmin(index))]}: the {config.site_column} is empty")
+        site, site_names = torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
+    x = torch.from_numpy(encode(texts, columns, path, lines))
+    samples = Samples(x, torch.from_numpy(y), site, site_names)
+    return Source(samples, None, classes, *_constants(config, columns), columns=dict(columns))
+
+
+def read_columns(path: Path) -> tuple[dict[str, np.ndarray], list[int]]:
+    """(column name -> (N,) texts without surrounding space, line of each row in the file).
+
+    The separator is the comma, semicolon or tab that the header has most of.
+    Raises DataError naming the file and line where it is no table.
+    """
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=header.count), skipinitialspace=True)
+            names = [name.strip() for name in next(reader, [])]
+            numbered = [(reader.line_num, row) for row in reader if row]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a CSV file in UTF-8 ({error})") from error
+    if not numbered:
+        raise DataError(f"{path}: the table has no row")
+    if "" in names or len(set(names)) != len(names):
+        raise DataError(
+            f"{path}: the header must name every column once; found {', '.join(map(repr, names))}"
+        )
+    for line, row in numbered:
+        if len(row) != len(names):
+            raise DataError(f"{path}, line {line}: {len(row)} values for {len(names)} columns")
+    lines, rows = zip(*numbered, strict=True)
+    columns = {
+        name: np.strings.strip(np.array(values))
+        for name, values in zip(names, zip(*rows, strict=True), strict=True)
+    }
+    return columns, list(lines)
+
+
+def encode(
+    texts: Mapping[str, np.ndarray],
+    columns: Mapping[str, str | Sequence[str]],
+    path: Path,
+    lines: Sequence[int],
+) -> np.ndarray:
+    """(N, D) float32 of texts, laid out as load_table says; path and lines are for error messages."""
+    parts = []
+    for name, kind in columns.items():
+        if name not in texts:
+            raise DataError(f"{path}: no column {name!r}{nearest(name, texts)}; data.columns lists it")
+        if isinstance(kind, str):
+            values = _numbers(texts[name], f"{path}, column {name!r}", lines)
+            parts += [values[:, None], np.isnan(values)[:, None]]
+        else:
+            known = texts[name][:, None] == np.array(kind)[None, :]
+            parts += [known, ~known.any(axis=1, keepdims=True)]
+    return np.concatenate(parts, axis=1, dtype=np.float32)
+
+
+def feature_names(columns: Mapping[str, str | Sequence[str]]) -> tuple[str, ...]:
+    """The D features of encode, in order."""
+    names: list[str] = []
+    for name, kind in columns.items():
+        if isinstance(kind, str):
+            names += [name, f"{name} missing"]
+        else:
+            names += [f"{name}={category}" for category in kind] + [f"{name}=other"]
+    return tuple(names)
+
+
+def _numbers(texts: np.ndarray, where: str, lines: Sequence[int]) -> np.ndarray:
+    """float32, NaN where missing."""
+    absent = np.isin(texts, MISSING)
+    try:
+        values = np.where(absent, "nan", texts).astype(np.float64).astype(np.float32)
+    except ValueError:
+        row = next(i for i, text in enumerate(texts.tolist()) if not absent[i] and not _is_number(text))
+        raise DataError(f"{where}, line {lines[row]}: {texts[row]!r} is not a number") from None
+    odd = np.flatnonzero(~absent & ~np.isfinite(values))
+    if len(odd):
+        raise DataError(f"{where}, line {lines[odd[0]]}: {texts[odd[0]]!r} is not a finite number")
+    return values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _discover(texts: Mapping[str, np.ndarray], path: Path) -> Columns:
+    """Numeric where every value that is there is a number; else the distinct texts as categories."""
+    columns: Columns = {}
+    for name, values in texts.items():
+        present = np.unique(values[~np.isin(values, MISSING)]).tolist()
+        if all(_is_number(text) for text in present):
+            columns[name] = "numeric"
+        elif len(present) > MOST_CATEGORIES:
+            raise DataError(
+                f"{path}: column {name!r} has {len(present)} distinct texts, too many for categories; "
+                "list the features in data.columns and leave it out"
+            )
+        else:
+            columns[name] = tuple(present)
+    if not columns:
+        raise DataError(f"{path}: no feature beside the label")
+    return columns
+
+
+def _constants(
+    config: DataConfig, columns: Mapping[str, str | Sequence[str]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the numeric values those of the experiment, or NaN; 0 and 1 for indicators and one-hot codes."""
+    mean = {name: 0.0 for name in feature_names(columns)}
+    std = dict.fromkeys(mean, 1.0)
+    numeric = [name for name, kind in columns.items() if isinstance(kind, str)]
+    given = config.normalise
+    for values, chosen in ((mean, given and given.mean), (std, given and given.std)):
+        named = chosen if isinstance(chosen, dict) else dict.fromkeys(numeric, float("nan"))
+        for name in named:
+            if name not in numeric:
+                raise ConfigError(f"data.normalise: {name!r} is no numeric column{nearest(name, numeric)}")
+        for name in numeric:
+            if name not in named:
+                raise ConfigError(f"data.normalise: the numeric column {name!r} is missing")
+            values[name] = named[name]
+    return torch.tensor(list(mean.values())), torch.tensor(list(std.values()))

@@ -1,0 +1,124 @@
+"""The `model` block of an experiment."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from foundation.errors import nearest
+
+BackboneName = Literal["mlp", "small_cnn", "se_cnn", "resnet18", "resnet34", "mobilenet_v2"]
+Norm = Literal["none", "group", "batch"]
+Size = Annotated[int, Field(ge=1)]
+
+CONVOLUTIONAL = ("small_cnn", "se_cnn", "resnet18", "resnet34", "mobilenet_v2")
+TORCHVISION = ("resnet18", "resnet34", "mobilenet_v2")
+COMPOSITE = ("dual_backbone", "digest_two_branch")
+FIRST_CHANNELS = {"se_cnn": 16, "resnet18": 64, "resnet34": 64, "mobilenet_v2": 32}
+"""Channels after the first convolution; small_cnn takes them from `channels`."""
+
+_TAKEN_BY: dict[str, tuple[str, ...]] = {
+    "hidden": ("mlp",),
+    "channels": ("small_cnn",),
+    "width": ("small_cnn",),
+    "squeeze_excitation": tuple(name for name in CONVOLUTIONAL if name != "se_cnn"),
+    "se_reduction": CONVOLUTIONAL,
+}
+
+
+class ModelConfig(BaseModel):
+    """Which network learns. An option that the chosen network does not take is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: Literal[
+        "mlp",
+        "small_cnn",
+        "se_cnn",
+        "resnet18",
+        "resnet34",
+        "mobilenet_v2",
+        "dual_backbone",
+        "digest_two_branch",
+    ]
+    backbone: BackboneName | None = None
+    """The network inside dual_backbone and digest_two_branch."""
+    hidden: tuple[Size, ...] = Field((64,), min_length=1)
+    """mlp: widths of the hidden layers; the last one is the feature width."""
+    channels: tuple[Size, Size] = (16, 32)
+    """small_cnn: channels of the two convolutions."""
+    width: Size = 64
+    """small_cnn: feature width."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of the features that is dropped before the head, in training."""
+    norm: Norm | None = None
+    """None: the network's default, which is none for mlp, small_cnn and se_cnn, and group for the others.
+    Batch statistics mislead when sites hold different classes, and DP-SGD cannot use them."""
+    squeeze_excitation: bool = False
+    """Adds channel attention after the first convolution (Hu et al. 2018, arXiv 1709.01507)."""
+    se_reduction: Size = 2
+    """Channels divided by this are the hidden width of the channel attention."""
+    freeze_old_rows: bool = False
+    """Keeps the head's rows of earlier tasks at their values while a task is learnt."""
+
+    @property
+    def backbone_name(self) -> str:
+        """The network that reads the input: `backbone` where there is one, else `name`."""
+        return self.backbone or self.name
+
+    @property
+    def resolved_norm(self) -> Norm:
+        return self.norm or ("group" if self.backbone_name in TORCHVISION else "none")
+
+    @property
+    def has_squeeze_excitation(self) -> bool:
+        return self.squeeze_excitation or self.backbone_name == "se_cnn"
+
+    @model_validator(mode="after")
+    def _one_backbone(self) -> "ModelConfig":
+        if self.name in COMPOSITE and self.backbone is None:
+            raise ValueError(
+                f"key 'backbone' is missing; {self.name} needs one of {', '.join(_all_backbones())}"
+            )
+        if self.name not in COMPOSITE and self.backbone is not None:
+            raise ValueError(
+                f"key 'backbone': found {self.backbone!r}, but {self.name} is a backbone itself; "
+                f"allowed with {' and '.join(COMPOSITE)}{nearest(self.name, COMPOSITE)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _options_of_the_backbone(self) -> "ModelConfig":
+        for key, names in _TAKEN_BY.items():
+            # compared with the default, not asked of model_fields_set: a resolved experiment writes every key
+            if getattr(self, key) != type(self).model_fields[key].default and self.backbone_name not in names:
+                raise ValueError(
+                    f"key {key!r}: found {getattr(self, key)!r}, but {self.backbone_name} does not take it; "
+                    f"allowed with {', '.join(names)}"
+                )
+        if self.norm == "none" and self.backbone_name in TORCHVISION:
+            raise ValueError(
+                f"key 'norm': found 'none', but {self.backbone_name} does not train without one; "
+                "allowed: group, batch"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reduction_leaves_channels(self) -> "ModelConfig":
+        default = type(self).model_fields["se_reduction"].default
+        if not self.has_squeeze_excitation:
+            if self.se_reduction != default:
+                raise ValueError(
+                    f"key 'se_reduction': found {self.se_reduction}, but {self.backbone_name} has no channel "
+                    "attention; allowed with squeeze_excitation: true"
+                )
+            return self
+        channels = FIRST_CHANNELS.get(self.backbone_name, self.channels[0])
+        if self.se_reduction >= channels:
+            raise ValueError(
+                f"key 'se_reduction': found {self.se_reduction}; "
+                f"allowed 1 to {channels - 1} with {self.backbone_name}'s {channels} channels"
+            )
+        return self
+
+
+def _all_backbones() -> tuple[str, ...]:
+    return ("mlp", *CONVOLUTIONAL)

@@ -1,0 +1,100 @@
+"""One vector for a whole model, so that a step, a clip, a noise draw or an update is one tensor operation.
+
+P: elements of all travelling tensors. T: elements of those that are trained, T <= P.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from foundation.errors import StateError
+from models.incremental import IncrementalModel, check_state, travelling
+
+
+class FlatParameters:
+    """Re-homes a model's travelling tensors in one float32 vector; the model goes on as before, on views of it.
+
+    vector (P,): trainable parameters in the model's order, then float buffers, each in row-major order whatever the
+    memory format was, so that vectors of different sites can be added.
+    trainable (T,): view of the parameters, whose .grad is gradient; an optimiser over [trainable] steps the model.
+    gradient (T,): the parameters' .grad are views of it. Clear it with gradient.zero_() and never set .grad to None,
+    nor call backward with create_graph=True, which replaces .grad: autograd accumulates into the views.
+
+    Build it last: after the model is on its device and has grown, because moving, growing or converting the model
+    to channels_last afterwards gives its parameters new memory (load notices). For channels_last convert the inputs
+    only: convolutions follow the layout of their input, and weights stay row-major.
+    Integer buffers and frozen parameters stay where they are.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Raises StateError when a travelling tensor is not float32, or there is none."""
+        tensors = travelling(model)
+        self.shapes: dict[str, torch.Size] = {key: tensor.shape for key, tensor in tensors.items()}
+        self.keys: tuple[str, ...] = tuple(tensors)
+        if not tensors:
+            raise StateError(
+                "model: found no trainable parameter and no float buffer; nothing can be trained"
+            )
+        check_state(self.shapes, tensors)
+        self._sizes = [tensor.numel() for tensor in tensors.values()]
+        self.vector = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+        self._model = model
+        parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self.trainable = self.vector[: sum(value.numel() for value in parameters.values())]
+        self.gradient = torch.zeros_like(self.trainable)
+        self.trainable.grad = self.gradient
+        homes = parameters | {name: value for name, value in model.named_buffers() if name in self.shapes}
+        for name, view in self.views(self.vector).items():
+            homes[name].data = view
+        gradients = self.gradient.split(self._sizes[: len(parameters)])
+        for part, parameter in zip(gradients, parameters.values(), strict=True):
+            parameter.grad = part.view(parameter.shape)
+        self._frozen = self._frozen_slices(model.frozen_rows if isinstance(model, IncrementalModel) else 0)
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """The named tensors inside vector (P,), without a copy. Raises StateError on another size."""
+        if vector.shape != self.vector.shape:
+            raise StateError(
+                f"vector: found shape {tuple(vector.shape)}, allowed {tuple(self.vector.shape)} for this model"
+            )
+        parts = vector.split(self._sizes)
+        return {key: part.view(shape) for (key, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A new vector (P,) on this model's device with the named tensors. Raises StateError as check_state does."""
+        check_state(self.shapes, tensors)
+        return torch.cat([tensors[key].reshape(-1).to(self.vector.device) for key in self.keys])
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the named tensors into the model.
+
+        Raises StateError naming the key that is missing, unknown, or of another shape or dtype, and when the model's
+        parameters no longer live in this vector; the model is unchanged.
+        """
+        values = self.flatten(tensors)
+        current = travelling(self._model)
+        for key, view in self.views(self.vector).items():
+            if key not in current or current[key].data_ptr() != view.data_ptr():
+                raise StateError(
+                    f"tensor {key!r}: no longer lives in this vector; build FlatParameters after moving, "
+                    "converting or growing the model"
+                )
+        self.vector.copy_(values)
+
+    def keep_frozen_rows(self, before: Tensor) -> None:
+        """Give the head's frozen rows the values that they have in before (P,); call it after each optimiser step.
+
+        It undoes weight decay and momentum as well as gradients. No-op for a model without frozen rows.
+        """
+        for frozen in self._frozen:
+            self.vector[frozen].copy_(before[frozen])
+
+    def _frozen_slices(self, rows: int) -> tuple[slice, ...]:
+        """Where the first rows of the head's weight and bias lie in the vector."""
+        if not rows:
+            return ()
+        starts = dict(zip(self.keys, torch.tensor([0, *self._sizes[:-1]]).cumsum(0).tolist(), strict=True))
+        width = self.shapes["head.weight"][1]
+        weight, bias = starts["head.weight"], starts["head.bias"]
+        return slice(weight, weight + rows * width), slice(bias, bias + rows)

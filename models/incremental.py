@@ -1,0 +1,152 @@
+"""A network whose classifier grows with the tasks, and the state of it that others need.
+
+Shapes: x (B, ...) float32 input, features (B, d), logits (B, M). M: classes known so far.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from foundation.errors import StateError, nearest
+from models.initialisation import LINEAR_SLOPE, empty_linear, kaiming_uniform
+
+
+class IncrementalModel(nn.Module):
+    """Backbone and linear head; keys start with "backbone." and "head."."""
+
+    frozen_rows: int
+    """Rows of the head that must keep their values in the present task; 0 unless freeze_old_rows."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        feature_width: int,
+        num_classes: int,
+        generator: np.random.Generator,
+        *,
+        dropout: float = 0.0,
+        freeze_old_rows: bool = False,
+    ) -> None:
+        """backbone: (B, ...) -> (B, feature_width). generator: for the head's weights; its bias is 0."""
+        super().__init__()
+        self.backbone = backbone
+        self.head = empty_linear(feature_width, num_classes)
+        self.dropout = nn.Dropout(dropout) if dropout else None
+        self.freeze_old_rows = freeze_old_rows
+        self.frozen_rows = 0
+        with torch.no_grad():
+            self.head.weight.copy_(kaiming_uniform((num_classes, feature_width), LINEAR_SLOPE, generator))
+            self.head.bias.zero_()
+
+    @property
+    def num_classes(self) -> int:
+        return self.head.out_features
+
+    @property
+    def feature_width(self) -> int:
+        return self.head.in_features
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.backbone(x)
+
+    def classify(self, features: Tensor) -> Tensor:
+        return self.head(features if self.dropout is None else self.dropout(features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(self.features(x))
+
+    @torch.no_grad()
+    def grow(self, num_classes: int, generator: np.random.Generator) -> None:
+        """Add rows to the head up to num_classes. Old rows keep their bits.
+
+        New weights are uniform in +-1/sqrt(d), new biases 0, so that no new class starts with a prior.
+        generator: the stream of this task's rows. Raises StateError when num_classes is below the present number.
+        """
+        old = self.head
+        if num_classes < old.out_features:
+            raise StateError(
+                f"head: found {old.out_features} classes, asked for {num_classes}; "
+                f"allowed {old.out_features} or more, because classes are never taken back"
+            )
+        rows = kaiming_uniform((num_classes - old.out_features, old.in_features), LINEAR_SLOPE, generator)
+        grown = empty_linear(old.in_features, num_classes)
+        grown.weight.copy_(torch.cat([old.weight.cpu(), rows]))
+        grown.bias.zero_()[: old.out_features].copy_(old.bias)
+        grown.requires_grad_(old.weight.requires_grad)
+        self.head = grown.to(old.weight.device)
+
+    def begin_task(self, previous: Mapping[str, Tensor] | None) -> None:
+        """Set what depends on the task before.
+
+        previous: complete_state of the global model at the end of the previous task; None at the first task.
+        """
+        held = previous is not None and self.freeze_old_rows
+        self.frozen_rows = previous["head.weight"].shape[0] if held else 0
+
+    def restructure(self, state: Mapping[str, Tensor]) -> None:
+        """Gain or lose the modules that only some states have. An ordinary model always has the same."""
+
+    @property
+    def frozen_keys(self) -> tuple[str, ...]:
+        """Float tensors that are part of the model and never cross the wire in a round."""
+        travels = travelling(self)
+        return tuple(key for key in complete_state(self) if key not in travels)
+
+
+def travelling(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors that cross the wire in a round, detached and shared: trainable parameters, then float buffers.
+
+    Integer buffers (BatchNorm's counter) do not travel, because a weighted mean would turn them into floats. Frozen
+    parameters, and buffers of modules whose own parameters are all frozen, do not travel either.
+    """
+    tensors = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    for prefix, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own and not any(parameter.requires_grad for parameter in own):
+            continue
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            if buffer.is_floating_point():
+                tensors[name] = buffer.detach()
+    return tensors
+
+
+def complete_state(model: nn.Module) -> dict[str, Tensor]:
+    """All float tensors of the model, travelling and frozen, detached and shared."""
+    return {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
+
+
+def load_complete(model: IncrementalModel, state: Mapping[str, Tensor]) -> None:
+    """Make model the one that complete_state described.
+
+    The model must have been built with as many classes as the state has head rows. Modules that only one of the two
+    has (a dual backbone's old one) appear or go; FlatParameters must then be built anew.
+    Raises StateError naming the key that is missing, unknown, or of another shape or dtype; no value is then copied.
+    """
+    model.restructure(state)
+    copy_state(complete_state(model), state)
+
+
+@torch.no_grad()
+def copy_state(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Copy state into targets after check_state."""
+    check_state({key: target.shape for key, target in targets.items()}, state)
+    for key, target in targets.items():
+        target.copy_(state[key])
+
+
+def check_state(shapes: Mapping[str, torch.Size], state: Mapping[str, Tensor]) -> None:
+    """Hold state to exact keys, exact shapes and float32. Raises StateError naming the key."""
+    for key in state:
+        if key not in shapes:
+            raise StateError(f"tensor {key!r}: unknown to this model{nearest(key, shapes)}")
+    for key, shape in shapes.items():
+        if key not in state:
+            raise StateError(f"tensor {key!r}: missing{nearest(key, state)}")
+        tensor = state[key]
+        if tensor.shape != shape or tensor.dtype != torch.float32:
+            raise StateError(
+                f"tensor {key!r}: found {tensor.dtype} {tuple(tensor.shape)}, "
+                f"allowed torch.float32 {tuple(shape)}"
+            )

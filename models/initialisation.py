@@ -1,0 +1,41 @@
+"""First values of parameters, each from a stream of its own."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod, sqrt
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from foundation.streams import stream, torch_seed
+
+LINEAR_SLOPE = sqrt(5)
+"""The slope that torch.nn.Linear assumes: its weights lie in +-1/sqrt(fan in)."""
+
+
+@contextmanager
+def seeded_initialisation(seed: int, *ids: int | str) -> Iterator[None]:
+    """Modules built inside get the same values whatever was drawn before, and leave PyTorch's generator as it was.
+
+    Layers of PyTorch and torchvision draw from the global CPU generator and take no other; this lends them a fresh
+    one. Build on the CPU and move the module afterwards.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(torch_seed(stream(seed, "init", *ids)))
+        yield
+
+
+def kaiming_uniform(shape: tuple[int, ...], slope: float, generator: np.random.Generator) -> Tensor:
+    """Weights uniform in +-sqrt(6 / ((1 + slope^2) fan in)), fan in being the product of shape[1:].
+
+    slope: of the leaky ReLU that follows. Drawn in float64 and rounded once, so that every machine gets the same bits.
+    He et al. 2015 (arXiv 1502.01852).
+    """
+    bound = sqrt(6 / ((1 + slope**2) * prod(shape[1:])))
+    return torch.from_numpy(generator.uniform(-bound, bound, size=shape).astype(np.float32))
+
+
+def empty_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear layer with unset values, which draws from no generator."""
+    return nn.utils.skip_init(nn.Linear, inputs, outputs)

@@ -1,0 +1,82 @@
+"""From the `model` block of an experiment to a model."""
+
+from math import prod
+
+from torch import nn
+
+from foundation.errors import ConfigError
+from foundation.streams import stream
+from models.config import CONVOLUTIONAL, ModelConfig
+from models.digest_networks import DigestTwoBranchModel, FeatureEncoder, TwoBranchBackbone
+from models.dual_backbone import DualBackboneModel
+from models.incremental import IncrementalModel
+from models.initialisation import seeded_initialisation
+from models.se_cnn import FEATURE_WIDTH, SECNN
+from models.small import MultilayerPerceptron, SmallCNN
+from models.torchvision_nets import mobilenet_v2, resnet
+
+SMALLEST_SIDE = 4
+
+
+def build_model(
+    config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, seed: int
+) -> IncrementalModel:
+    """A model with its first values, on the CPU.
+
+    input_shape: (C, H, W) of images or (D,) of tables, without the batch. num_classes: of the first task, at least 1.
+    The same arguments give the same bits, whatever any global generator was used for before.
+    Raises ConfigError naming the key when the network cannot read such inputs.
+    """
+    _check_input(config, input_shape)
+    if num_classes < 1:
+        raise ConfigError(f"model: found {num_classes} classes, allowed 1 or more")
+    with seeded_initialisation(seed, "backbone"):
+        backbone, width = _build_backbone(config, input_shape)
+        if config.name == "digest_two_branch":
+            backbone = TwoBranchBackbone(backbone, width, input_shape)
+    rows = stream(seed, "init", "head")
+    dropout, freeze = config.dropout, config.freeze_old_rows
+    if isinstance(backbone, TwoBranchBackbone):
+        encoder = FeatureEncoder(input_shape, seed)
+        return DigestTwoBranchModel(
+            backbone, encoder, num_classes, rows, dropout=dropout, freeze_old_rows=freeze
+        )
+    if config.name == "dual_backbone":
+        return DualBackboneModel(
+            backbone, width, num_classes, rows, seed=seed, dropout=dropout, freeze_old_rows=freeze
+        )
+    return IncrementalModel(backbone, width, num_classes, rows, dropout=dropout, freeze_old_rows=freeze)
+
+
+def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """The network (B, *input_shape) -> (B, d), and d."""
+    name, norm = config.backbone_name, config.resolved_norm
+    if name == "mlp":
+        return MultilayerPerceptron(prod(input_shape), config.hidden, norm), config.hidden[-1]
+    colours, height, width = input_shape
+    image_shape = (colours, height, width)
+    reduction = config.se_reduction if config.has_squeeze_excitation else None
+    if name == "small_cnn":
+        return SmallCNN(image_shape, config.channels, config.width, norm, reduction), config.width
+    if name == "se_cnn":
+        return SECNN(image_shape, norm, config.se_reduction), FEATURE_WIDTH
+    if name == "mobilenet_v2":
+        return mobilenet_v2(image_shape, norm, reduction)
+    return resnet(name, image_shape, norm, reduction)
+
+
+def _check_input(config: ModelConfig, input_shape: tuple[int, ...]) -> None:
+    key = "model.backbone" if config.backbone else "model.name"
+    name = config.backbone_name
+    convolutional = name in CONVOLUTIONAL
+    if convolutional and len(input_shape) != 3:
+        raise ConfigError(
+            f"{key}: found {name!r}, which reads images (channels, height, width), but the data has shape "
+            f"{input_shape}; allowed for tables: mlp"
+        )
+    digests_of_images = config.name == "digest_two_branch" and len(input_shape) == 3
+    if (convolutional or digests_of_images) and min(input_shape[1:]) < SMALLEST_SIDE:
+        raise ConfigError(
+            f"{key}: found {name!r} with images of {input_shape[1]}x{input_shape[2]} pixels; "
+            f"allowed {SMALLEST_SIDE}x{SMALLEST_SIDE} or more, or the model mlp"
+        )

@@ -1,0 +1,66 @@
+"""The two small reference networks: for tables, and for images down to 4x4 pixels.
+
+Shapes: x (B, ...) float32 input, output (B, d) features.
+"""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.config import Norm
+from models.normalisation import optional_norm
+from models.se_cnn import SqueezeExcitation
+
+
+class MultilayerPerceptron(nn.Module):
+    """Linear layers with ReLU; images are flattened. d is the last of hidden."""
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], norm: Norm) -> None:
+        super().__init__()
+        widths = (inputs, *hidden)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for before, after in zip(widths, hidden, strict=False):
+            layer_norm = optional_norm(norm, after, nn.BatchNorm1d)
+            layers += [nn.Linear(before, after), *([layer_norm] if layer_norm else []), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class SmallCNN(nn.Module):
+    """Two 3x3 convolutions, each with ReLU and 2x2 max-pooling, and one fully connected layer with ReLU."""
+
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        channels: tuple[int, int],
+        width: int,
+        norm: Norm,
+        se_reduction: int | None,
+    ) -> None:
+        """input_shape: (C, H, W), H and W at least 4. se_reduction: None leaves out the channel attention."""
+        super().__init__()
+        colours, height, rows_width = input_shape
+        first, second = channels
+        self.conv1 = nn.Conv2d(colours, first, 3, padding=1)
+        self.norm1 = optional_norm(norm, first)
+        self.attention = None if se_reduction is None else SqueezeExcitation(first, se_reduction)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(first, second, 3, padding=1)
+        self.norm2 = optional_norm(norm, second)
+        self.relu2 = nn.ReLU()
+        self.fc = nn.Linear(second * (height // 4) * (rows_width // 4), width)
+        self.relu3 = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv1(x)
+        if self.norm1 is not None:
+            x = self.norm1(x)
+        if self.attention is not None:
+            x = self.attention(x)
+        x = F.max_pool2d(self.relu1(x), 2)
+        x = self.conv2(x)
+        if self.norm2 is not None:
+            x = self.norm2(x)
+        x = F.max_pool2d(self.relu2(x), 2)
+        return self.relu3(self.fc(x.flatten(1)))

@@ -1,0 +1,80 @@
+"""ResNet and MobileNetV2 of torchvision, fitted to small images, any number of colours, and group normalisation.
+
+He et al. 2016 (arXiv 1512.03385); Sandler et al. 2018 (arXiv 1801.04381).
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+from torch import nn
+
+from foundation.torchvision_import import torchvision
+from models.config import FIRST_CHANNELS, Norm
+from models.normalisation import group_norm
+from models.se_cnn import SqueezeExcitation
+
+SMALL_IMAGE = 64
+"""Below this many pixels a side, halving the image before the first block loses most of it (He et al., 4.2)."""
+
+
+def resnet(
+    name: str, input_shape: tuple[int, int, int], norm: Norm, se_reduction: int | None
+) -> tuple[nn.Module, int]:
+    """ResNet without its classifier, and its feature width.
+
+    name: resnet18 or resnet34. input_shape: (C, H, W). se_reduction: None leaves out the channel attention.
+    Images below 64 pixels get a 3x3 first convolution of stride 1 and no pooling after it.
+    """
+    network = getattr(torchvision().models, name)(weights=None, num_classes=1, norm_layer=_norm_layer(norm))
+    colours = input_shape[0]
+    channels = FIRST_CHANNELS[name]
+    if _is_small(input_shape):
+        network.conv1 = nn.Conv2d(colours, channels, 3, padding=1, bias=False)
+        network.maxpool = nn.Identity()
+    else:
+        network.conv1 = nn.Conv2d(colours, channels, 7, stride=2, padding=3, bias=False)
+    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+    if se_reduction is not None:
+        network.bn1 = nn.Sequential(
+            OrderedDict(norm=network.bn1, attention=SqueezeExcitation(channels, se_reduction))
+        )
+    features: int = network.fc.in_features
+    network.fc = nn.Identity()
+    _keep_inputs(network)
+    return network, features
+
+
+def mobilenet_v2(
+    input_shape: tuple[int, int, int], norm: Norm, se_reduction: int | None
+) -> tuple[nn.Module, int]:
+    """MobileNetV2 without its classifier, and its feature width.
+
+    Images below 64 pixels get a first convolution of stride 1. Arguments as for resnet.
+    """
+    network = torchvision().models.mobilenet_v2(weights=None, num_classes=1, norm_layer=_norm_layer(norm))
+    channels = FIRST_CHANNELS["mobilenet_v2"]
+    stride = 1 if _is_small(input_shape) else 2
+    first = nn.Conv2d(input_shape[0], channels, 3, stride=stride, padding=1, bias=False)
+    nn.init.kaiming_normal_(first.weight, mode="fan_out")
+    _, stem_norm, activation = network.features[0]
+    attention = [] if se_reduction is None else [SqueezeExcitation(channels, se_reduction)]
+    network.features[0] = nn.Sequential(first, stem_norm, *attention, activation)
+    features: int = network.last_channel
+    network.classifier = nn.Identity()
+    _keep_inputs(network)
+    return network, features
+
+
+def _norm_layer(norm: Norm) -> Any:
+    return group_norm if norm == "group" else nn.BatchNorm2d
+
+
+def _is_small(input_shape: tuple[int, int, int]) -> bool:
+    return min(input_shape[1:]) < SMALL_IMAGE
+
+
+def _keep_inputs(network: nn.Module) -> None:
+    """In-place activations overwrite what hooks (per-sample gradients, sparsity) have recorded."""
+    for module in network.modules():
+        if isinstance(module, nn.ReLU | nn.ReLU6):
+            module.inplace = False

@@ -1,0 +1,144 @@
+"""Combinations of settings whose epsilon would be a false claim, each refused with its reason."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from foundation.errors import PrivacyError
+from privacy.config import PrivacyConfig
+
+ReleaseProtection = Literal["none", "site", "sample"]
+
+
+def refuse_false_claims(
+    privacy: PrivacyConfig,
+    *,
+    norm: str,
+    memory_selection: str | None = None,
+    balanced_replay: bool = False,
+    classification_uses_counts: bool = False,
+    loss_couples_samples: bool = False,
+    weights_use_metrics: bool = False,
+    clear_uploads: Sequence[str] = (),
+    digest: ReleaseProtection | None = None,
+    sparsity: ReleaseProtection | None = None,
+    planned_rounds: int | None = None,
+) -> None:
+    """Raises PrivacyError with every reason for which the claim of this privacy block would be false.
+
+    norm: the model's normalisation, "batch" being the one that mixes samples.
+    memory_selection: how exemplars are chosen, None without a memory; balanced_replay: batches drawn by
+    class.
+    classification_uses_counts: the loss has a prior from the site's own class counts.
+    loss_couples_samples: a term compares samples of a batch, as a contrastive one does.
+    weights_use_metrics: aggregation weights depend on loss or accuracy that sites report.
+    clear_uploads: names of arrays or figures that a reply carries beside the protected update.
+    digest, sparsity: the unit that the release's own noise protects, "none" without a proven guarantee; None
+    when it is not sent at all.
+    planned_rounds: rounds of the whole run, where known.
+    """
+    if not privacy.enabled:
+        return
+    reasons = [
+        *_of_releases(
+            privacy, weights_use_metrics, clear_uploads, {"digest": digest, "sparsity vector": sparsity}
+        ),
+        *_of_rounds(privacy, planned_rounds),
+    ]
+    if norm == "batch":
+        reasons.append(_batch_norm(privacy))
+    if privacy.mode == "sample":
+        reasons += _of_samples(
+            memory_selection, balanced_replay, classification_uses_counts, loss_couples_samples
+        )
+    if reasons:
+        raise PrivacyError(f"privacy.mode {privacy.mode}: " + "; ".join(reasons))
+
+
+def _batch_norm(privacy: PrivacyConfig) -> str:
+    if privacy.mode == "sample":
+        return (
+            "BatchNorm normalises a sample with the others of its batch, so there is no gradient of one "
+            "sample to clip; use model.norm: group"
+        )
+    return (
+        "BatchNorm's running variance travels in the update, where noise can make it negative and the "
+        "model useless; use model.norm: group"
+    )
+
+
+def _of_samples(
+    memory_selection: str | None,
+    balanced_replay: bool,
+    classification_uses_counts: bool,
+    loss_couples_samples: bool,
+) -> list[str]:
+    reasons = []
+    if memory_selection not in (None, "random"):
+        reasons.append(
+            f"memory.selection {memory_selection} lets one sample decide which others are kept, so no "
+            "exemplar is a fixed record and the sample-level proof fails; use selection: random"
+        )
+    if balanced_replay:
+        reasons.append(
+            "class-balanced batches draw rare classes more often than the sampling rate that the "
+            "accountant counts; the real epsilon can be orders of magnitude larger (pytorch/opacus#813); "
+            "use memory.balanced: false"
+        )
+    if classification_uses_counts:
+        reasons.append(
+            "the loss takes a prior from the site's class counts, which one sample changes for all others; "
+            "use classification: ce"
+        )
+    if loss_couples_samples:
+        reasons.append(
+            "the contrastive term compares samples with each other, so clipping one sample's gradient "
+            "does not bound what that sample changes; remove learner.contrastive"
+        )
+    return reasons
+
+
+def _of_releases(
+    privacy: PrivacyConfig,
+    weights_use_metrics: bool,
+    clear_uploads: Sequence[str],
+    releases: dict[str, ReleaseProtection | None],
+) -> list[str]:
+    reasons = []
+    if weights_use_metrics and not privacy.allow_unaccounted_metrics:
+        reasons.append(
+            "the aggregation weights use loss or accuracy that sites report in the clear, which no "
+            "accountant covers; set their coefficients to 0, or privacy.allow_unaccounted_metrics to "
+            "true and give up the claim for them"
+        )
+    if clear_uploads:
+        reasons.append(
+            f"replies carry {', '.join(clear_uploads)} beside the update, unclipped and without noise; "
+            "choose a strategy that exchanges updates only"
+        )
+    for name, protects in releases.items():
+        if protects == "none":
+            reasons.append(
+                f"the {name} would leave without a proven guarantee; give it noise with a stated epsilon"
+            )
+        elif protects == "sample" and privacy.unit == "site":
+            reasons.append(
+                f"the {name} hides one sample, while this mode claims to hide a whole site; "
+                "use privacy.mode: sample, or send none"
+            )
+    return reasons
+
+
+def _of_rounds(privacy: PrivacyConfig, planned_rounds: int | None) -> list[str]:
+    bayesian = privacy.bayesian
+    if (
+        bayesian is None
+        or not bayesian.enabled
+        or planned_rounds is None
+        or planned_rounds <= bayesian.planned_rounds
+    ):
+        return []
+    return [
+        f"the run has {planned_rounds} rounds, the Bayesian bound was planned for "
+        f"{bayesian.planned_rounds}, and a later round voids it for all; raise "
+        "privacy.bayesian.planned_rounds"
+    ]

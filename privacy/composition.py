@@ -1,0 +1,127 @@
+"""What all releases of a site cost together, for one unit and one neighbouring relation.
+
+Releases differ in what they hide, and figures that hide different things do not add up. The rules, each
+conservative:
+
+- A guarantee for a whole site also holds for each of its samples; one for a sample says nothing finite about
+the site. - A replacement is a removal and an addition. A full-participation Gaussian that hides one of them
+hides both with half its
+  multiplier; anything else pays group privacy for two: (2 epsilon, (1 + e^epsilon) delta).
+- A site's replacement covers any change of one sample, added, removed or replaced.
+- Gaussian releases compose through the accountant; stated (epsilon, delta) add up.
+
+Dwork and Roth 2014, theorems 2.2 and 3.16; Vadhan 2017, lemma 2.2 (group privacy).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from privacy.accountants import Accountant, make_accountant
+from privacy.config import AccountantName
+from privacy.entries import Entry, Relation, Unit
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A guarantee over a set of releases. epsilon is infinite when one of them left without protection."""
+
+    epsilon: float
+    delta: float
+    unit: Unit
+    relation: Relation
+    accountant: AccountantName
+    releases: int
+    unprotected: int
+    trusts_server: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-safe: an infinite epsilon is the word "infinite"."""
+        return vars(self) | {"epsilon": self.epsilon if math.isfinite(self.epsilon) else "infinite"}
+
+
+def common_unit(entries: Sequence[Entry]) -> Unit:
+    """The largest unit that every release still hides."""
+    return "site" if all(entry.unit == "site" for entry in entries) else "sample"
+
+
+def compose(
+    entries: Sequence[Entry], delta: float, accountant: AccountantName = "prv", unit: Unit | None = None
+) -> Cost:
+    """The cost of all entries together.
+
+    unit: None takes the largest unit that every release hides. The relation is add_remove where every entry
+    covers it, and replace otherwise.
+    """
+    unit = unit or common_unit(entries)
+    relation: Relation = (
+        "add_remove" if all(_covers_add_remove(entry, unit) for entry in entries) else "replace"
+    )
+    unprotected = sum(entry.mechanism == "unprotected" for entry in entries)
+    hidden = unprotected == 0 and (unit == "sample" or common_unit(entries) == "site")
+    return Cost(
+        epsilon=_epsilon(entries, delta, accountant, unit, relation) if hidden else math.inf,
+        delta=delta,
+        unit=unit,
+        relation=relation,
+        accountant=accountant,
+        releases=len(entries),
+        unprotected=unprotected,
+        trusts_server=any(entry.trusts_server for entry in entries),
+    )
+
+
+def _covers_add_remove(entry: Entry, unit: Unit) -> bool:
+    """Whether the entry hides an addition or removal of the unit; replacing a site hides it for a sample."""
+    return entry.relation == "add_remove" if entry.unit == unit else unit == "sample"
+
+
+def _needs_replacement(entry: Entry, unit: Unit, relation: Relation) -> bool:
+    """Whether the entry hides additions and removals only, while the claim is about replacements."""
+    return entry.relation == "add_remove" and (relation == "replace" or entry.unit != unit)
+
+
+def _epsilon(
+    entries: Sequence[Entry], delta: float, accountant: AccountantName, unit: Unit, relation: Relation
+) -> float:
+    direct, paired = make_accountant(accountant), make_accountant(accountant)
+    epsilon, left = 0.0, delta
+    for entry in entries:
+        twice = _needs_replacement(entry, unit, relation)
+        if entry.epsilon is not None and entry.delta is not None:
+            epsilon += 2 * entry.epsilon if twice else entry.epsilon
+            left -= _group_delta(entry.epsilon, entry.delta) if twice else entry.delta
+        elif entry.noise_multiplier is not None and entry.sample_rate is not None and entry.steps is not None:
+            if twice and entry.sample_rate < 1:
+                paired.step(entry.noise_multiplier, entry.sample_rate, entry.steps)
+            else:
+                noise = entry.noise_multiplier / 2 if twice else entry.noise_multiplier
+                direct.step(noise, entry.sample_rate, entry.steps)
+    if not left > 0:
+        return math.inf
+    if not paired.history():
+        return epsilon + direct.epsilon(left)
+    if direct.history():
+        left /= 2
+    return epsilon + direct.epsilon(left) + _paired_epsilon(paired, left)
+
+
+def _group_delta(epsilon: float, delta: float) -> float:
+    """Delta of group privacy for two; infinite where e^epsilon is."""
+    if delta == 0:
+        return 0.0
+    return delta * (1 + math.exp(epsilon)) if epsilon < 700 else math.inf
+
+
+def _paired_epsilon(accountant: Accountant, delta: float) -> float:
+    """Epsilon for a group of two: 2 epsilon(d) for the largest d found with (1 + e^epsilon(d)) d <= delta."""
+    smaller = delta / 2
+    for _ in range(50):
+        epsilon = accountant.epsilon(smaller)
+        if _group_delta(epsilon, smaller) <= delta:
+            return 2 * epsilon
+        if epsilon > 300:
+            break
+        smaller = min(smaller, delta / (1 + math.exp(epsilon))) * 0.9
+    return math.inf

@@ -1,0 +1,145 @@
+"""The privacy block of an experiment: what is protected, how strongly, and how it is accounted."""
+
+import math
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Mode = Literal["none", "client_local", "client_central", "sample"]
+AccountantName = Literal["rdp", "prv"]
+
+
+class BayesianConfig(BaseModel):
+    """Bayesian accounting beside the worst case: what a typical record loses, never the headline.
+
+    pairs: sampled gradient distances for each invocation. planned_rounds: invocations fixed in advance; one
+    more voids the bound. failure_probability: of the Student-t bound, for each invocation. Triastcyn and
+    Faltings 2019 (arXiv 1901.09697, 1911.10071).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = True
+    pairs: int = Field(ge=3)
+    planned_rounds: int = Field(ge=1)
+    failure_probability: float = Field(default=1e-10, ge=1e-16, lt=1.0)
+
+
+class AdaptiveClippingConfig(BaseModel):
+    """A clip norm that follows a quantile of the update norms. Andrew et al. 2021 (arXiv 1905.03871).
+
+    quantile: share of the sites that should stay unclipped. learning_rate: of the geometric step.
+    count_noise_multiplier: standard deviation of the noise on the number of unclipped sites.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
+    learning_rate: float = Field(default=0.2, gt=0.0, allow_inf_nan=False)
+    count_noise_multiplier: float = Field(gt=0.0, allow_inf_nan=False)
+
+
+class PrivacyConfig(BaseModel):
+    """What leaves a site, and under which guarantee.
+
+    mode: "client_local" clips and noises the whole update at the site (adversary: the server);
+    "client_central" clips at the site and the trusted server noises the sum once (adversary: whoever receives
+    the model); "sample" is DP-SGD inside the site (unit: one training sample).
+    noise_multiplier: standard deviation of the noise divided by clip_norm. It has no default, because it is
+    the guarantee. 0 is allowed for measurements and is reported as an infinite epsilon.
+    noise_source: "seeded" repeats the noise from the experiment's seed. It is for tests and protects nothing.
+    allow_unaccounted_metrics: lets sites report loss or accuracy in the clear, outside the guarantee.
+    physical_batch: largest batch held in memory at once in "sample" mode (a Poisson batch has no upper
+    limit).
+    ghost: compute clipped gradients without holding one gradient for each sample (big models).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: Mode = "none"
+    clip_norm: float | None = None
+    noise_multiplier: float | None = None
+    delta: float = 1e-5
+    accountant: AccountantName = "prv"
+    bayesian: BayesianConfig | None = None
+    adaptive_clipping: AdaptiveClippingConfig | None = None
+    noise_source: Literal["secure", "seeded"] = "secure"
+    allow_unaccounted_metrics: bool = False
+    physical_batch: int | None = Field(default=None, ge=1)
+    ghost: bool = False
+
+    @model_validator(mode="after")
+    def _values(self) -> Self:
+        if self.clip_norm is not None and not (0 < self.clip_norm < math.inf):
+            raise ValueError(f"clip_norm is {self.clip_norm}; allowed: a finite number above 0")
+        if self.noise_multiplier is not None and not (0 <= self.noise_multiplier < math.inf):
+            raise ValueError(
+                f"noise_multiplier is {self.noise_multiplier}; allowed: a finite number, 0 or more"
+            )
+        if not 0 < self.delta < 1:
+            raise ValueError(
+                f"delta is {self.delta}; allowed: above 0 and below 1, and well below 1 / number of units"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _needed_by_mode(self) -> Self:
+        if self.mode == "none":
+            idle = [
+                name
+                for name in (
+                    "clip_norm",
+                    "noise_multiplier",
+                    "bayesian",
+                    "adaptive_clipping",
+                    "physical_batch",
+                )
+                if getattr(self, name) is not None
+            ]
+            if idle or self.ghost:
+                raise ValueError(
+                    f"mode is none, yet {', '.join(idle) or 'ghost'} is set, which would "
+                    "protect nothing; choose client_local, client_central or sample, or remove it"
+                )
+            return self
+        if self.noise_multiplier is None:
+            raise ValueError(
+                f"noise_multiplier is missing: mode {self.mode} needs it, and no default is right "
+                "for every site (`perennial epsilon` shows what a value costs)"
+            )
+        if self.clip_norm is None:
+            raise ValueError(f"clip_norm is missing: mode {self.mode} bounds one contribution by it")
+        return self
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        if self.mode != "sample" and (self.physical_batch is not None or self.ghost):
+            raise ValueError(f"physical_batch and ghost belong to mode sample; mode is {self.mode}")
+        if self.bayesian is not None and self.bayesian.enabled and not self.noise_multiplier:
+            raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
+        if self.adaptive_clipping is None:
+            return self
+        if self.mode != "client_central":
+            raise ValueError(
+                "adaptive_clipping needs mode client_central: the quantile is estimated from the sum over "
+                f"sites, which a site alone does not have; mode is {self.mode}"
+            )
+        limit = 2 * self.adaptive_clipping.count_noise_multiplier
+        if not self.noise_multiplier or self.noise_multiplier >= limit:
+            raise ValueError(
+                f"noise_multiplier is {self.noise_multiplier}; with adaptive_clipping it must be above "
+                f"0 and below twice count_noise_multiplier ({limit}), or the count alone costs more than that"
+            )
+        return self
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is protected at all."""
+        return self.mode != "none"
+
+    @property
+    def unit(self) -> Literal["site", "sample"] | None:
+        """Whose presence the guarantee hides; None without protection."""
+        if self.mode == "none":
+            return None
+        return "sample" if self.mode == "sample" else "site"

@@ -1,0 +1,150 @@
+"""One line of a site's ledger: a release, to whom, and the guarantee that it had."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
+
+from foundation.errors import PrivacyError
+from privacy.config import PrivacyConfig
+from privacy.protection import effective_multiplier
+
+Unit = Literal["site", "sample"]
+Relation = Literal["add_remove", "replace"]
+Mechanism = Literal["gaussian", "stated", "unprotected"]
+
+_ALLOWED: dict[str, tuple[str, ...]] = {
+    "unit": ("site", "sample"),
+    "relation": ("add_remove", "replace"),
+    "mechanism": ("gaussian", "stated", "unprotected"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A release that leaves, or is about to leave, a site.
+
+    kind: update, digest, sparsity, evaluation, or another word for what is sent.
+    unit, relation: the neighbouring datasets that the guarantee speaks of: one site's whole data or one
+    training sample, added/removed or replaced by another.
+    mechanism: "gaussian" has noise_multiplier (standard deviation over sensitivity), Poisson sample_rate and
+    steps, and composes through an accountant; "stated" has the (epsilon, delta) that its own proof gives,
+    such as Laplace noise or randomised response; "unprotected" leaves in the clear and costs an infinite
+    epsilon.
+    trusts_server: the noise is added by the server, so against the server itself there is no guarantee.
+    Raises PrivacyError when the numbers do not fit the mechanism.
+    """
+
+    run: str
+    experiment: str
+    recipient: str
+    kind: str
+    unit: Unit
+    relation: Relation
+    mechanism: Mechanism
+    noise_multiplier: float | None = None
+    sample_rate: float | None = None
+    steps: int | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    trusts_server: bool = False
+    note: str = ""
+    time: str = ""
+
+    def __post_init__(self) -> None:
+        for name, words in _ALLOWED.items():
+            if getattr(self, name) not in words:
+                raise PrivacyError(f"{name} is {getattr(self, name)!r}; allowed: {', '.join(words)}")
+        gaussian = (self.noise_multiplier, self.sample_rate, self.steps)
+        stated = (self.epsilon, self.delta)
+        unused = {"gaussian": stated, "stated": gaussian, "unprotected": gaussian + stated}[self.mechanism]
+        if any(value is not None for value in unused):
+            raise PrivacyError(
+                f"a {self.mechanism} release of kind {self.kind!r} has numbers of another mechanism"
+            )
+        if self.mechanism == "gaussian" and not _valid_gaussian(*gaussian):
+            raise PrivacyError(
+                f"a gaussian release of kind {self.kind!r} has noise_multiplier, sample_rate, steps = "
+                f"{gaussian}; allowed: finite and 0 or more, above 0 and at most 1, 1 or more"
+            )
+        if self.mechanism == "stated" and not _valid_stated(*stated):
+            raise PrivacyError(
+                f"a stated release of kind {self.kind!r} has epsilon, delta = {stated}; "
+                "allowed: finite and 0 or more, at least 0 and below 1"
+            )
+
+    @classmethod
+    def of_update(
+        cls,
+        privacy: PrivacyConfig,
+        *,
+        run: str,
+        experiment: str,
+        recipient: str,
+        sample_rate: float = 1.0,
+        steps: int = 1,
+    ) -> Self:
+        """The entry for one model update under the experiment's privacy block.
+
+        sample_rate, steps: of this round's DP-SGD in mode sample; the client modes release once, without
+        amplification.
+        """
+        place: dict[str, Any] = {
+            "run": run,
+            "experiment": experiment,
+            "recipient": recipient,
+            "kind": "update",
+        }
+        if privacy.mode == "none" or privacy.noise_multiplier is None:
+            return cls(**place, unit="site", relation="replace", mechanism="unprotected")
+        once = privacy.mode != "sample"
+        return cls(
+            **place,
+            unit="site" if once else "sample",
+            relation="replace" if privacy.mode == "client_local" else "add_remove",
+            mechanism="gaussian",
+            noise_multiplier=effective_multiplier(privacy.mode, privacy.noise_multiplier),
+            sample_rate=1.0 if once else sample_rate,
+            steps=1 if once else steps,
+            trusts_server=privacy.mode == "client_central",
+            note="seeded noise: a test, not a protection" if privacy.noise_source == "seeded" else "",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that say something; JSON-safe, for no release stores an infinite number."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: value
+            for name, value in values.items()
+            if not (value is None or value is False or value == "")
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The entry of a parsed line. Raises PrivacyError on a missing, unknown or mistyped field."""
+        known = {field.name: field.type for field in fields(cls)}
+        texts = ("run", "experiment", "recipient", "kind", "unit", "relation", "mechanism")
+        if not set(texts) <= set(values) <= set(known):
+            raise PrivacyError(
+                f"fields {sorted(values)}; expected {sorted(texts)} and the mechanism's numbers"
+            )
+        for name, value in values.items():
+            number = name in ("noise_multiplier", "sample_rate", "epsilon", "delta", "steps")
+            fits = (
+                isinstance(value, int if name == "steps" else int | float) and not isinstance(value, bool)
+                if number
+                else isinstance(value, bool if name == "trusts_server" else str)
+            )
+            if not fits:
+                raise PrivacyError(f"field {name} is {value!r}, which is not of its type")
+        return cls(**values)
+
+
+def _valid_gaussian(noise_multiplier: float | None, sample_rate: float | None, steps: int | None) -> bool:
+    if noise_multiplier is None or sample_rate is None or steps is None:
+        return False
+    return 0 <= noise_multiplier < math.inf and 0 < sample_rate <= 1 and steps >= 1
+
+
+def _valid_stated(epsilon: float | None, delta: float | None) -> bool:
+    return epsilon is not None and delta is not None and 0 <= epsilon < math.inf and 0 <= delta < 1

@@ -1,0 +1,113 @@
+"""Gaussian noise: from the operating system's secure source in releases, from a seed in tests.
+
+A guarantee holds against whoever cannot predict the noise. A general-purpose generator can be reconstructed
+from its output, and a seed that the server knows can simply be replayed; so a release draws from AES-256 in
+counter mode under a key from os.urandom. The key lives for one call: a forked process never repeats its
+parent's noise.
+
+Floating point has a second hole: the low bits of one sampled Gaussian betray which inputs can have produced
+it. Each value here is the sum of four independent Gaussians divided by 2, which puts the inversion out of
+reach, and the sum with the data is formed in float64 before it is rounded once to float32.
+
+Holohan and Braghin 2021 (arXiv 2107.10138, section 5.1, n = 2, as in Opacus's secure mode); Mironov 2012.
+"""
+
+import math
+import os
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SUMMANDS = 4
+_MANTISSA = (1 << 53) - 1
+_CHUNK = 1 << 13
+
+
+class NoiseSource(Protocol):
+    """Where noise and secret choices come from; every draw is independent of all earlier ones."""
+
+    @property
+    def name(self) -> Literal["secure", "seeded"]:
+        """Which kind it is, for the journal."""
+        ...
+
+    def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
+        """Independent N(0, std^2), float64 on the CPU, of the given shape."""
+        ...
+
+    def uniform(self, count: int) -> Tensor:
+        """(count,) float64 in (0, 1], for secret choices such as who is in a Poisson batch."""
+        ...
+
+
+class SecureNoise:
+    """The operating system's secure source. Draws cannot be repeated, on purpose."""
+
+    name: Literal["secure"] = "secure"
+
+    def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
+        """Each value is the sum of four Gaussians / 2, from four different Box-Muller pairs."""
+        count = math.prod(shape)
+        values = torch.empty(count + count % 2, dtype=torch.float64)
+        for chunk in values.split(2 * _CHUNK):
+            pairs = len(chunk) // 2
+            uniform = self.uniform(2 * _SUMMANDS * pairs).view(2, _SUMMANDS, pairs)
+            radius = uniform[0].log_().mul_(-2).sqrt_()
+            angle = uniform[1].mul_(2 * math.pi)
+            torch.sum(angle.cos().mul_(radius), dim=0, out=chunk[:pairs])
+            torch.sum(angle.sin_().mul_(radius), dim=0, out=chunk[pairs:])
+        return values[:count].mul_(std / math.sqrt(_SUMMANDS)).view(shape)
+
+    def uniform(self, count: int) -> Tensor:
+        """Multiples of 2**-53, so that a logarithm is finite and the tail reaches 8.5 standard deviations."""
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+        if count == 0:
+            return torch.empty(0, dtype=torch.float64)
+        stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+        words = torch.frombuffer(bytearray(stream.update(bytes(8 * count))), dtype=torch.int64)
+        return words.bitwise_and_(_MANTISSA).add_(1).double().mul_(2.0**-53)
+
+
+class SeededNoise:
+    """Noise that a seed repeats, for tests: whoever knows the seed can subtract it."""
+
+    name: Literal["seeded"] = "seeded"
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self._generator = generator
+
+    def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
+        """N(0, std^2) from the stream, without the floating-point defence."""
+        return torch.from_numpy(self._generator.standard_normal(shape)).mul_(std)
+
+    def uniform(self, count: int) -> Tensor:
+        """(count,) in (0, 1] from the stream."""
+        return torch.from_numpy(1.0 - self._generator.random(count))
+
+
+def add_noise(vector: Tensor, std: float, source: NoiseSource) -> None:
+    """Add N(0, std^2) to each coordinate of vector, in place; std 0 changes nothing.
+
+    vector: (P,) float, on any device. The sum is formed in float64 and rounded once.
+    """
+    if std == 0:
+        return
+    for chunk in vector.split(1 << 20):
+        noise = source.normal(tuple(chunk.shape), std).to(chunk.device)
+        chunk.copy_(noise.add_(chunk))
+
+
+def add_laplace(vector: Tensor, scale: float, source: NoiseSource) -> None:
+    """Add Laplace(0, scale) to each coordinate of vector, in place; scale 0 changes nothing.
+
+    A difference of two exponentials, each half the square of a Gaussian pair, so the floating-point defence
+    of the source carries over. Holohan and Braghin 2021 (arXiv 2107.10138, section 4).
+    """
+    if scale == 0:
+        return
+    for chunk in vector.split(1 << 18):
+        squares = source.normal((4, *chunk.shape), 1.0).square_().to(chunk.device)
+        chunk.copy_((squares[0] + squares[1] - squares[2] - squares[3]).mul_(scale / 2).add_(chunk))

@@ -1,0 +1,72 @@
+"""The two protected releases of a whole update, and what one of each costs."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from foundation.errors import PrivacyError
+from privacy.clipping import clip
+from privacy.config import Mode
+from privacy.noise import NoiseSource, add_noise
+
+
+@dataclass(frozen=True)
+class Release:
+    """What was done to an update before it leaves; the two norms stay at the site."""
+
+    norm_before: float
+    clipped: bool
+    noise_std: float
+    noise_source: Literal["secure", "seeded"]
+
+
+def protect_update(vector: Tensor, clip_norm: float, noise_multiplier: float, source: NoiseSource) -> Release:
+    """Clip and noise a whole update in place, at the site: the mechanism of client_local.
+
+    vector: (P,) float, all float parameters of the update; nothing else may leave beside it. Each coordinate
+    gets N(0, (noise_multiplier * clip_norm)^2). noise_multiplier 0 clips only. The bound is on the L2 norm,
+    so two updates of one site differ by up to 2 * clip_norm: see effective_multiplier. Raises PrivacyError on
+    a clip norm that is not positive, a negative multiplier or a non-finite update; the vector is then not to
+    be sent.
+
+    McMahan et al. 2018 (arXiv 1710.06963) with the noise at the site.
+    """
+    if not noise_multiplier >= 0:
+        raise PrivacyError(f"noise multiplier is {noise_multiplier}; allowed: 0 or more")
+    norm = clip(vector, clip_norm)
+    std = noise_multiplier * clip_norm
+    add_noise(vector, std, source)
+    return Release(norm, norm > clip_norm, std, source.name)
+
+
+def central_noise_std(clip_norm: float, noise_multiplier: float, largest_weight: float) -> float:
+    """Standard deviation of the noise on sum_k w_k clip(update_k): the mechanism of client_central.
+
+    largest_weight: the largest weight that the strategy may give to one site, whatever the sites report; not
+    the mean and not 1 / number of sites. One site then moves the sum by at most largest_weight * clip_norm,
+    as long as the
+    weights are fixed in public or normalised by a public constant: were they normalised over those who
+    answered, one site would also move the weights of the others. Raises PrivacyError when a bound is not
+    positive.
+    """
+    if not largest_weight > 0 or not clip_norm > 0:
+        raise PrivacyError(
+            f"clip norm is {clip_norm} and largest weight {largest_weight}; both must be above 0, "
+            "for the noise is sized by their product"
+        )
+    return noise_multiplier * clip_norm * largest_weight
+
+
+def effective_multiplier(mode: Mode, noise_multiplier: float) -> float:
+    """Noise standard deviation over sensitivity, which is what an accountant takes.
+
+    client_local hides the replacement of one site's whole data: two clipped updates lie up to 2 * clip_norm
+    apart, so the multiplier counts half, without amplification (the server sees who takes part).
+    client_central and sample
+    hide one addition or removal: the multiplier counts in full.
+    Raises PrivacyError for mode none, which has no guarantee to account.
+    """
+    if mode == "none":
+        raise PrivacyError("mode none protects nothing, so there is no multiplier to account")
+    return noise_multiplier / 2 if mode == "client_local" else noise_multiplier

@@ -1,0 +1,201 @@
+"""DP-SGD inside a site: one private gradient for each Poisson batch, made with Opacus.
+
+Opacus takes the gradient of each sample, measures it and clips it; the noise comes from our source, once on
+the whole flat gradient, because Opacus's own secure mode needs a package that no longer builds. The learner
+keeps its model,
+optimizer and loop: it asks for a gradient where it would have called backward().
+
+Shapes: B samples in the Poisson batch, P trainable parameters.
+
+Abadi et al. 2016 (arXiv 1607.00133); ghost clipping: Li et al. 2022 (arXiv 2110.05679).
+"""
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from foundation.errors import PrivacyError
+from privacy.config import PrivacyConfig
+from privacy.noise import NoiseSource, add_noise
+
+
+def poisson_batches(samples: int, sample_rate: float, steps: int, source: NoiseSource) -> Iterator[Tensor]:
+    """Index batches (B,) int64 in which each sample is present with probability sample_rate, on its own.
+
+    B varies and may be 0: an empty batch is a step too, and skipping it would tell that it was empty.
+    source: the one of the noise. Amplification counts on nobody knowing who was in a batch, so a seed that
+    the server knows would undo it. Raises PrivacyError on a rate outside (0, 1] or no samples.
+    """
+    if not 0 < sample_rate <= 1 or samples < 1:
+        raise PrivacyError(
+            f"sample rate {sample_rate} over {samples} samples; allowed: (0, 1] over 1 or more"
+        )
+    for _ in range(steps):
+        yield (source.uniform(samples) <= sample_rate).nonzero()[:, 0]
+
+
+class PrivateGradient:
+    """Private gradients of one model, as a context manager that attaches Opacus and leaves no trace of it.
+
+        with PrivateGradient(model, privacy, expected_batch=q * n, source=source) as private:
+            for batch in poisson_batches(n, q, steps, source):
+                private.compute(len(batch), lambda rows: losses(x[batch[rows]], y[batch[rows]]))
+                optimizer.step()
+
+    After compute, .grad of each trainable parameter is its part of (sum_i clip(g_i) + N(0, (noise_multiplier
+    * clip_norm)^2)) / expected_batch, over the joint norm of all parameters.
+    """
+
+    def __init__(
+        self, model: nn.Module, privacy: PrivacyConfig, expected_batch: float, source: NoiseSource
+    ) -> None:
+        """expected_batch: sample rate times number of samples; never the batch's own size, which is private.
+
+        Raises PrivacyError when the mode is not "sample", or the model has layers that mix samples.
+        """
+        if privacy.mode != "sample" or privacy.clip_norm is None or privacy.noise_multiplier is None:
+            raise PrivacyError(
+                f"per-sample gradients belong to privacy mode sample; the mode is {privacy.mode}"
+            )
+        if not expected_batch > 0:
+            raise PrivacyError(f"expected batch is {expected_batch}; allowed: above 0")
+        refuse_mixing_layers(model)
+        self._model = model
+        self._clip_norm = privacy.clip_norm
+        self._noise_multiplier = privacy.noise_multiplier
+        self._physical_batch = privacy.physical_batch
+        self._ghost = privacy.ghost
+        self._expected_batch = expected_batch
+        self._source = source
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._hooks: Any = None
+
+    def __enter__(self) -> Self:
+        from opacus.grad_sample import GradSampleHooks, GradSampleHooksFastGradientClipping
+
+        kind: Any = GradSampleHooksFastGradientClipping if self._ghost else GradSampleHooks
+        options = {"max_grad_norm": self._clip_norm} if self._ghost else {}
+        try:
+            self._hooks = kind(self._model, loss_reduction="sum", **options)
+        except NotImplementedError as error:
+            raise PrivacyError(f"a layer has no per-sample gradient: {error}") from error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._hooks.cleanup()
+        for parameter in self._parameters:
+            vars(parameter).pop("summed_grad", None)
+
+    def compute(self, batch: int, losses: Callable[[slice], Tensor]) -> float:
+        """Set the private gradient of one Poisson batch; returns the mean loss (private; nan when empty).
+
+        batch: B, 0 allowed. losses: takes rows of the batch and returns their (rows,) losses, each depending
+        on its own sample alone; a batch above physical_batch is taken in parts. A parameter that already has
+        a .grad keeps its memory, so a flat gradient vector stays one. Raises PrivacyError on losses of
+        another shape, or a model in evaluation mode, which Opacus does not watch.
+        """
+        if not self._model.training:
+            raise PrivacyError("the model is in evaluation mode, in which Opacus sees no per-sample gradient")
+        sizes = [parameter.numel() for parameter in self._parameters]
+        homes = [parameter.grad for parameter in self._parameters]
+        vector = torch.zeros(sum(sizes), device=self._parameters[0].device)
+        try:
+            self._forget_gradients()
+            loss = self._add_parts(vector, batch, losses)
+            add_noise(vector, self._noise_multiplier * self._clip_norm, self._source)
+            vector /= self._expected_batch
+        finally:
+            self._forget_gradients()
+            for parameter, home in zip(self._parameters, homes, strict=True):
+                parameter.grad = home
+        for parameter, part in zip(self._parameters, vector.split(sizes), strict=True):
+            if parameter.grad is None:
+                parameter.grad = part.view_as(parameter)
+            else:
+                parameter.grad.copy_(part.view_as(parameter))
+        return loss / batch if batch else float("nan")
+
+    def _add_parts(self, vector: Tensor, batch: int, losses: Callable[[slice], Tensor]) -> float:
+        """Add the clipped gradients of the batch to vector, part by part; returns the sum of the losses."""
+        total = torch.zeros((), device=vector.device)
+        part = self._physical_batch or max(batch, 1)
+        for start in range(0, batch, part):
+            rows = slice(start, min(start + part, batch))
+            loss = losses(rows)
+            if loss.shape != (rows.stop - rows.start,):
+                raise PrivacyError(
+                    f"per-sample losses have shape {tuple(loss.shape)} for {rows.stop - rows.start} samples; "
+                    "DP-SGD needs one loss for each sample, not their mean"
+                )
+            total += loss.detach().sum()
+            vector += self._clipped_sum(loss)
+            self._forget_gradients()
+        return total.item()
+
+    def _forget_gradients(self) -> None:
+        for parameter in self._parameters:
+            vars(parameter).pop("_norm_sample", None)
+            vars(parameter).update(grad_sample=None, summed_grad=None)
+            parameter.grad = None
+
+    def _clipped_sum(self, loss: Tensor) -> Tensor:
+        """(P,), the sum of the clipped gradients; 0 for a parameter that the loss does not use."""
+        gradients = self._ghost_sums(loss) if self._ghost else self._direct_sums(loss)
+        return torch.cat(
+            [
+                (torch.zeros_like(parameter) if gradient is None else gradient).reshape(-1)
+                for parameter, gradient in zip(self._parameters, gradients, strict=True)
+            ]
+        )
+
+    def _direct_sums(self, loss: Tensor) -> list[Tensor | None]:
+        from opacus.optimizers import DPOptimizer
+
+        loss.sum().backward()
+        used = [parameter for parameter in self._parameters if vars(parameter)["grad_sample"] is not None]
+        # Opacus keeps its clipping in an optimizer. This one clips; it never steps and adds no noise.
+        clipper = DPOptimizer(
+            torch.optim.SGD(used, lr=0.0),
+            noise_multiplier=0.0,
+            max_grad_norm=self._clip_norm,
+            expected_batch_size=None,
+            loss_reduction="sum",
+        )
+        clipper.clip_and_accumulate()
+        return [vars(parameter).get("summed_grad") for parameter in self._parameters]
+
+    def _ghost_sums(self, loss: Tensor) -> list[Tensor | None]:
+        loss.sum().backward(retain_graph=True)
+        self._hooks.trainable_parameters = [
+            parameter for parameter in self._parameters if "_norm_sample" in vars(parameter)
+        ]
+        for parameter in self._parameters:
+            parameter.grad = None
+        # The second pass weights each loss by its clip factor; the hooks would measure it again.
+        self._hooks.disable_hooks()
+        (self._hooks.get_clipping_coef() * loss).sum().backward()
+        self._hooks.enable_hooks()
+        return [parameter.grad for parameter in self._parameters]
+
+
+def refuse_mixing_layers(model: nn.Module) -> None:
+    """Raises PrivacyError naming the layers that mix the samples of a batch, and what to use instead."""
+    mixing = [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
+    if mixing:
+        raise PrivacyError(
+            f"BatchNorm in {', '.join(mixing)}: it normalises each sample with the others of its batch, so "
+            "there is no gradient of one sample to clip, and its running statistics would leave without "
+            "noise. Use norm: group (GroupNorm) in the model"
+        )

@@ -1,0 +1,154 @@
+"""The exact claim of a privacy block, in the words that report, journal and documentation share."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from privacy.accountants import make_accountant
+from privacy.config import Mode, PrivacyConfig
+from privacy.entries import Entry
+
+_UNIT: dict[Mode, str] = {
+    "none": "nothing",
+    "client_local": "one site: its whole data",
+    "client_central": "one site: its whole contribution",
+    "sample": "one training sample of one site",
+}
+_ADVERSARY: dict[Mode, str] = {
+    "none": "nobody",
+    "client_local": "the server, and whoever receives the model",
+    "client_central": "whoever receives the model; the server is trusted",
+    "sample": "the server, and whoever receives the model",
+}
+_RELATION: dict[Mode, str] = {
+    "none": "none",
+    "client_local": "the complete data of one site is replaced",
+    "client_central": "the contribution of one site is present, or zero in its place",
+    "sample": "one training sample is added or removed",
+}
+_MECHANISM: dict[Mode, str] = {
+    "none": "none",
+    "client_local": "update clipped to L2 norm C, then noised with N(0, (sigma C)^2), at the site",
+    "client_central": "update clipped to L2 norm C at the site; N(0, (sigma C w)^2) added once to the "
+    "weighted sum at the server, w the largest weight that the strategy may give",
+    "sample": "DP-SGD: each sample's gradient clipped to L2 norm C, N(0, (sigma C)^2) on the sum of a batch",
+}
+_NOT_COVERED: dict[Mode, tuple[str, ...]] = {
+    "none": ("updates leave in the clear; a single one can give training images back",),
+    "client_local": ("that a site takes part, and in which rounds",),
+    "client_central": (
+        "anything that the server itself sees: each site's clipped update reaches it without noise",
+        "that a site takes part, as far as the network shows it",
+    ),
+    "sample": (
+        "a person with many samples: k samples cost about k times the epsilon",
+        "the number of samples, and which site holds which classes",
+    ),
+}
+_NEVER_COVERED = (
+    "the class list of each task, which is public",
+    "what anyone may learn about a person from the population at large",
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What may be claimed, and what not. epsilon is infinite without noise; typical_epsilon is Bayesian."""
+
+    unit: str
+    adversary: str
+    relation: str
+    mechanism: str
+    accountant: str
+    epsilon: float
+    delta: float
+    typical_epsilon: float | None
+    not_covered: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def text(self) -> str:
+        """The claim in a few lines, for a person."""
+        figure = f"{self.epsilon:.4g}" if math.isfinite(self.epsilon) else "infinite (no protection)"
+        lines = [
+            f"hides: {self.unit} ({self.relation})",
+            f"from: {self.adversary}",
+            f"by: {self.mechanism}",
+            f"epsilon: {figure} at delta {self.delta:g} ({self.accountant})",
+        ]
+        if self.typical_epsilon is not None:
+            lines.append(
+                f"epsilon for a typical record: {self.typical_epsilon:.4g} (Bayesian; outliers are not "
+                "covered, and it is not comparable with the figure above)"
+            )
+        lines += [f"not covered: {item}" for item in self.not_covered]
+        lines += [f"warning: {item}" for item in self.warnings]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-safe: an infinite epsilon is null beside "protected": false."""
+        finite = math.isfinite(self.epsilon)
+        return asdict(self) | {"epsilon": self.epsilon if finite else None, "protected": finite}
+
+
+def describe(
+    privacy: PrivacyConfig,
+    releases: int,
+    *,
+    sample_rate: float = 1.0,
+    units: int | None = None,
+    typical_epsilon: float | None = None,
+) -> Statement:
+    """The claim after a number of releases under one privacy block.
+
+    releases: rounds that a site took part in; in mode sample all local steps of all its rounds.
+    sample_rate: Poisson rate of mode sample; for several sites, the largest, since the worst site is the
+    claim.
+    units: sites or samples that the guarantee speaks of, where known; a delta of 1 / units or more is worth
+    nothing.
+    """
+    return Statement(
+        unit=_UNIT[privacy.mode],
+        adversary=_ADVERSARY[privacy.mode],
+        relation=_RELATION[privacy.mode],
+        mechanism=_mechanism(privacy),
+        accountant=privacy.accountant,
+        epsilon=_epsilon(privacy, releases, sample_rate),
+        delta=privacy.delta,
+        typical_epsilon=typical_epsilon,
+        not_covered=(*_NOT_COVERED[privacy.mode], *_NEVER_COVERED),
+        warnings=tuple(_warnings(privacy, units)),
+    )
+
+
+def _mechanism(privacy: PrivacyConfig) -> str:
+    if privacy.mode == "none":
+        return _MECHANISM["none"]
+    return f"{_MECHANISM[privacy.mode]}; sigma {privacy.noise_multiplier:g}, C {privacy.clip_norm:g}"
+
+
+def _epsilon(privacy: PrivacyConfig, releases: int, sample_rate: float) -> float:
+    if privacy.mode == "none":
+        return math.inf
+    accountant = make_accountant(privacy.accountant)
+    if releases > 0:
+        entry = Entry.of_update(privacy, run="", experiment="", recipient="", sample_rate=sample_rate)
+        accountant.step(entry.noise_multiplier or 0.0, entry.sample_rate or 1.0, releases)
+    return accountant.epsilon(privacy.delta)
+
+
+def _warnings(privacy: PrivacyConfig, units: int | None) -> list[str]:
+    warnings = []
+    if privacy.mode == "none":
+        return warnings
+    if privacy.noise_source == "seeded":
+        warnings.append("the noise came from a seed that others may know: a test, not a protection")
+    if privacy.noise_multiplier == 0:
+        warnings.append("noise_multiplier is 0: updates are clipped and otherwise in the clear")
+    if privacy.allow_unaccounted_metrics:
+        warnings.append("sites report loss or accuracy in the clear, outside the guarantee")
+    if units is not None and privacy.delta >= 1 / units:
+        warnings.append(
+            f"delta {privacy.delta:g} is not below 1 / {units}: releasing one unit in the clear would "
+            "satisfy it"
+        )
+    return warnings

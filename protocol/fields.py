@@ -1,0 +1,148 @@
+"""How a frozen dataclass becomes a RecordDict and back, field by field, with nothing left unchecked.
+
+Scalars go into one ConfigRecord named "fields"; each field of type Tensors goes into an ArrayRecord of the field's
+name. A field may be `X | None`: None travels as absence. Bounds are declared next to the field, by `bounded`.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from foundation.errors import ProtocolError, nearest
+from protocol.tensors import pack, unpack
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_FIELDS = "fields"
+_SCALARS = (int, float, str, bool, list)
+
+
+class Tensors(dict[str, "Tensor"]):
+    """Named tensors; the type of a message field that carries arrays."""
+
+
+def bounded(low: float, high: float = math.inf, **kwargs: Any) -> Any:
+    """A dataclass field whose number, or whose list's every number, must lie in [low, high]."""
+    return dataclasses.field(metadata={"low": low, "high": high}, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Field:
+    name: str
+    kind: type
+    item: type | None
+    optional: bool
+    low: float
+    high: float
+
+
+@lru_cache(maxsize=64)
+def _layout(cls: type) -> dict[str, _Field]:
+    hints = typing.get_type_hints(cls)
+    layout = {}
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        optional = False
+        if isinstance(hint, types.UnionType):
+            (hint,) = [h for h in typing.get_args(hint) if h is not type(None)]
+            optional = True
+        origin, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+        layout[field.name] = _Field(
+            field.name,
+            origin,
+            arguments[0] if arguments else None,
+            optional,
+            field.metadata.get("low", -math.inf),
+            field.metadata.get("high", math.inf),
+        )
+    return layout
+
+
+def _check(cls: type, field: _Field, value: Any) -> Any:
+    """The value, converted only from int to float; raises ProtocolError naming message and field."""
+
+    def fail(allowed: str) -> ProtocolError:
+        return ProtocolError(f"{cls.__name__}: field {field.name!r}: found {value!r:.80}, allowed {allowed}")
+
+    def number(item: Any, kind: type) -> Any:
+        if kind is float and type(item) is int:
+            item = float(item)
+        if type(item) is not kind:
+            raise fail(kind.__name__)
+        if kind in (int, float) and not (math.isfinite(item) and field.low <= item <= field.high):
+            raise fail(f"a finite {kind.__name__} in [{field.low}, {field.high}]")
+        return item
+
+    if field.kind is list:
+        if not isinstance(value, list | tuple):
+            raise fail(f"a list of {field.item and field.item.__name__}")
+        return [number(item, field.item or str) for item in value]
+    return number(value, field.kind)
+
+
+class WireMessage:
+    """Base of every message; a subclass is a frozen dataclass and declares the Flower message type it travels as."""
+
+    message_type: ClassVar[str]
+
+    def to_record(self) -> RecordDict:
+        """The RecordDict that travels. Raises ProtocolError when a field is not what its type says."""
+        cls = type(self)
+        scalars: dict[str, Any] = {"kind": cls.__name__}
+        record = RecordDict()
+        for field in _layout(cls).values():
+            value = getattr(self, field.name)
+            if value is None:
+                if not field.optional:
+                    raise ProtocolError(f"{cls.__name__}: field {field.name!r} is missing")
+            elif field.kind is Tensors:
+                record[field.name] = pack(value)
+            else:
+                scalars[field.name] = _check(cls, field, value)
+        record[_FIELDS] = ConfigRecord(scalars)
+        return record
+
+    @classmethod
+    def from_record(cls, record: RecordDict) -> Self:
+        """The message in record. Raises ProtocolError naming the first unknown, missing, mistyped or non-finite field."""
+        layout = _layout(cls)
+        found = read_kind(record)
+        if found != cls.__name__:
+            raise ProtocolError(f"expected a {cls.__name__}, found {found!r}")
+        scalars = record.config_records[_FIELDS]
+        arrays = record.array_records
+        present = [n for n in scalars if n != "kind"] + [n for n in record if n != _FIELDS]
+        for name in present:
+            if name not in layout:
+                raise ProtocolError(f"{cls.__name__}: unknown field {name!r}{nearest(name, layout)}")
+        values: dict[str, Any] = {}
+        for name, field in layout.items():
+            if field.kind is Tensors:
+                item = arrays.get(name)
+                values[name] = None if item is None else Tensors(unpack(item, f"{cls.__name__}.{name}"))
+            else:
+                item = scalars.get(name)
+                values[name] = None if item is None else _check(cls, field, item)
+            if values[name] is None and not field.optional:
+                raise ProtocolError(f"{cls.__name__}: field {name!r} is missing")
+        return cls(**values)
+
+
+def read_kind(record: RecordDict) -> str:
+    """The name of the message class in a record, or '' when it is not one of ours."""
+    fields = record.config_records.get(_FIELDS)
+    kind = None if fields is None else fields.get("kind")
+    return kind if isinstance(kind, str) else ""
+
+
+def arrays_of(record: RecordDict) -> ArrayRecord | None:
+    """The one ArrayRecord of a reply that follows Flower's own convention, else None."""
+    arrays: Mapping[str, ArrayRecord] = record.array_records
+    return next(iter(arrays.values())) if len(arrays) == 1 else None

@@ -1,0 +1,173 @@
+"""Every message between the server and a site. What is not in this file does not leave a site.
+
+Each message is stamped with the experiment, task, round and class order it belongs to, so that both sides refuse
+what is stale or foreign. Units: bytes and losses are plain numbers; labels are positions in the class order.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from foundation.errors import ProtocolError
+from protocol.fields import Tensors, WireMessage, bounded
+
+VERSION = 1
+MAX_TASKS = 10_000
+MAX_CLASSES = 1_000_000
+MAX_EXAMPLES = 100_000_000
+STAMP_FIELDS = ("run", "experiment", "class_order", "task", "round", "num_classes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stamp(WireMessage):
+    """What every request and reply about training repeats: whose message this is and which round it is for."""
+
+    run: str
+    """Token of the run, drawn when it was first started; a resumed run keeps it."""
+    experiment: str
+    """SHA-256 of the experiment's resolved settings."""
+    class_order: str
+    """SHA-256 of the class names in the order of the registry."""
+    task: int = bounded(1, MAX_TASKS)
+    """Task that the message belongs to, from 1."""
+    round: int = bounded(0)
+    """Round since the start of the run, from 1; 0 outside training."""
+    num_classes: int = bounded(1, MAX_CLASSES)
+    """Classes known in this task: rows of the classifier."""
+
+    def mismatch(self, other: "Stamp") -> str:
+        """'' when other belongs to the same round; otherwise the first field that differs, with both values."""
+        theirs = other.stamp_fields
+        for name, value in self.stamp_fields.items():
+            if theirs[name] != value:
+                return f"{name}: found {theirs[name]!r:.20}, expected {value!r:.20}"
+        return ""
+
+    @property
+    def stamp_fields(self) -> dict[str, Any]:
+        """The stamp's fields, to build another message of the same round."""
+        return {name: getattr(self, name) for name in STAMP_FIELDS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribeRequest(WireMessage):
+    """Server to site: who are you?"""
+
+    message_type = "query.describe"
+    version: int = bounded(1)
+    experiment: str
+    """SHA-256 of the experiment's resolved settings as the server has them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribeReply(WireMessage):
+    """Site to server: its name, and whether it will take part. No count and no class leaves here."""
+
+    message_type = "query.describe"
+    version: int = bounded(1)
+    site: str
+    """The name in site.yaml; `site-K` in simulation."""
+    experiment: str
+    """SHA-256 of the experiment's settings as the site has them."""
+    answers: list[str]
+    """What the site's policy answers: train, evaluate, digest, ..."""
+    require_privacy: str
+    """The protection that the site's policy demands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest(Stamp):
+    """Server to site: train this model on your data of this task."""
+
+    message_type = "train"
+    arrays: Tensors
+    """The global model: every floating tensor that travels."""
+    previous: str = ""
+    """SHA-256 of the global model at the end of the task before (the teacher); '' in task 1."""
+    previous_arrays: Tensors | None = None
+    """That model itself, for a site that is not known to hold it."""
+    progress: float = bounded(0, 1, default=0.0)
+    """Share of this task's rounds that are done, for a learning-rate schedule."""
+    method: Tensors | None = None
+    """What the strategy adds for this site, for instance SCAFFOLD's control variate."""
+    settings: str = "{}"
+    """The strategy's settings for this round, a JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainReply(Stamp):
+    """Site to server: what training changed."""
+
+    message_type = "train"
+    update: Tensors
+    """Model after training minus model received, same names and shapes; protected as the experiment says."""
+    num_examples: int = bounded(1, MAX_EXAMPLES)
+    """Samples trained on: new data and exemplars; 1 at every site under client-level privacy."""
+    train_loss: float | None = None
+    """Mean loss of the last local epoch; absent under privacy."""
+    steps: int = bounded(0, default=0)
+    """Local optimiser steps."""
+    method: Tensors | None = None
+    """What the strategy asked for beside the update."""
+    metrics: str = "{}"
+    """Numbers that the strategy asked for, a JSON object; empty under privacy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishTaskRequest(Stamp):
+    """Server to site: the task is over; choose exemplars with this model and keep it as the teacher."""
+
+    message_type = "train.finish_task"
+    arrays: Tensors
+    previous: str = ""
+    """SHA-256 of the global model at the end of the task before; '' after task 1."""
+    previous_arrays: Tensors | None = None
+    """That model itself, for a site that is not known to hold it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishTaskReply(Stamp):
+    """Site to server: done. Exemplars stay at the site; so does their number."""
+
+    message_type = "train.finish_task"
+    model: str = ""
+    """SHA-256 of the model that the site now keeps as the teacher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(Stamp):
+    """Server to site: measure this model on your held-out samples of all classes seen so far."""
+
+    message_type = "evaluate"
+    arrays: Tensors
+    previous: str = ""
+    """SHA-256 of the global model at the end of the task before; '' in task 1."""
+    previous_arrays: Tensors | None = None
+    """That model itself, for a site that is not known to hold it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateReply(Stamp):
+    """Site to server: right answers and samples of each class, on data held out from training."""
+
+    message_type = "evaluate"
+    correct: list[int] = bounded(0, MAX_EXAMPLES)
+    total: list[int] = bounded(0, MAX_EXAMPLES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal(WireMessage):
+    """Site to server, instead of any reply: no, and why."""
+
+    message_type = "refusal"
+    site: str
+    kind: str
+    """policy, privacy, data, state, protocol or error."""
+    reason: str
+    """One sentence for the operator. It names settings and limits, never samples."""
+
+
+def require_same_round(expected: Stamp, found: Stamp) -> None:
+    """Raises ProtocolError naming the field when found is of another experiment, task, round or class order."""
+    difference = expected.mismatch(found)
+    if difference:
+        raise ProtocolError(f"{type(found).__name__}: stale or foreign message: {difference}")

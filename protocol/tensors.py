@@ -1,0 +1,140 @@
+"""Named tensors to and from Flower's ArrayRecord, without a copy that need not be.
+
+Inside one process a tensor travels as itself: TensorArray is a Flower Array that serialises only when
+somebody asks for its bytes, so the in-process engine moves models on the device and the gRPC engine moves
+the same bytes that NumPy's .npy format defines.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.lib import format as npy
+
+from foundation.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALLOWED_DTYPES = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool")
+_NUMPY_SERIALISED = "numpy.ndarray"
+
+
+class TensorArray(Array):
+    """A Flower Array that holds a tensor and becomes .npy bytes only on demand.
+
+    tensor: detached, any device, contiguous or not. It is shared, not copied: whoever receives it must not write to it.
+    """
+
+    def __init__(self, tensor: "Tensor") -> None:
+        self.tensor = tensor
+        self.dtype = str(tensor.dtype).removeprefix("torch.")
+        self.shape = tuple(tensor.shape)
+        self.stype = _NUMPY_SERIALISED
+
+    @cached_property
+    def data(self) -> bytes:  # pyright: ignore[reportIncompatibleVariableOverride]
+        values = self.tensor.detach().cpu().contiguous().numpy()
+        return _npy_header(values.dtype.str, values.shape) + values.tobytes()
+
+    def numpy(self) -> Any:
+        return self.tensor.detach().cpu().numpy()
+
+
+@lru_cache(maxsize=4096)
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    header = BytesIO()
+    npy.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return header.getvalue()
+
+
+@lru_cache(maxsize=4096)
+def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    stream = BytesIO(header)
+    version = npy.read_magic(stream)
+    if version != (1, 0):
+        raise ValueError(f".npy version {version}, allowed (1, 0)")
+    shape, fortran, dtype = npy.read_array_header_1_0(stream)
+    return dtype, shape, fortran
+
+
+def _decode(data: bytes) -> np.ndarray[Any, Any]:
+    """A read-only view of .npy bytes; headers repeat from round to round, so each is parsed once."""
+    if data[:6] != b"\x93NUMPY" or len(data) < 10:
+        raise ValueError("not .npy data")
+    start = 10 + int.from_bytes(data[8:10], "little")
+    dtype, shape, fortran = _parse_npy_header(data[:start])
+    if fortran or dtype.hasobject:
+        raise ValueError("only plain C-ordered arrays are allowed")
+    if len(data) - start != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+        raise ValueError(f"{len(data) - start} bytes do not fill shape {shape} of {dtype}")
+    return np.frombuffer(data, dtype=dtype, offset=start).reshape(shape)
+
+
+def pack(tensors: Mapping[str, "Tensor"]) -> ArrayRecord:
+    """An ArrayRecord that shares the tensors' memory."""
+    record = ArrayRecord()
+    for name, tensor in tensors.items():
+        record[name] = TensorArray(tensor)
+    return record
+
+
+def unpack(record: ArrayRecord, where: str) -> dict[str, "Tensor"]:
+    """The tensors of an ArrayRecord, zero-copy and not to be written to.
+
+    where: the message and field, for errors. Raises ProtocolError naming the tensor when its bytes are
+    malformed, its dtype is not allowed, or a value is NaN or infinite.
+    """
+    import torch
+
+    tensors: dict[str, Tensor] = {}
+    for name, array in record.items():
+        if isinstance(array, TensorArray):
+            tensor = array.tensor
+        else:
+            if array.stype != _NUMPY_SERIALISED or array.dtype not in ALLOWED_DTYPES:
+                raise ProtocolError(
+                    f"{where}: tensor {name!r}: found {array.stype} of {array.dtype}, "
+                    f"allowed {_NUMPY_SERIALISED} of {', '.join(ALLOWED_DTYPES)}"
+                )
+            try:
+                values = _decode(array.data)
+            except ValueError as error:
+                raise ProtocolError(f"{where}: tensor {name!r}: {error}") from error
+            if tuple(array.shape) != values.shape or array.dtype != str(values.dtype):
+                raise ProtocolError(
+                    f"{where}: tensor {name!r}: declared {array.dtype} {tuple(array.shape)}, "
+                    f"found {values.dtype} {values.shape}"
+                )
+            # torch has no read-only tensors and warns about that; the contract above is what protects the bytes
+            values.flags.writeable or _silence_read_only_warning()
+            tensor = torch.from_numpy(values)
+        # a sum is finite only if every term is, so one pass finds NaN and both infinities
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum())):
+            raise ProtocolError(f"{where}: tensor {name!r}: holds NaN, infinite or overflowing values")
+        tensors[name] = tensor
+    return tensors
+
+
+@lru_cache(maxsize=1)
+def _silence_read_only_warning() -> None:
+    import warnings
+
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+def byte_count(tensors: Mapping[str, "Tensor"]) -> int:
+    """Bytes of the tensors' values, without the headers (at most 128 bytes a tensor)."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def content_sha256(tensors: Mapping[str, "Tensor"]) -> str:
+    """SHA-256 (hex) of the tensors' bytes in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(tensors[name].detach().cpu().contiguous().numpy())
+    return digest.hexdigest()

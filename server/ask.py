@@ -1,0 +1,52 @@
+"""Asking sites something other than training: every reply is checked before it is believed."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from flwr.serverapp import Grid
+
+from foundation.errors import ProtocolError
+from protocol.fields import WireMessage, read_kind
+from protocol.messages import Refusal, Stamp, require_same_round
+from strategies.exchange import Exchange
+
+Reply = TypeVar("Reply", bound=WireMessage)
+
+
+def ask(
+    grid: Grid,
+    exchange: Exchange,
+    requests: Sequence[tuple[str, int, WireMessage]],
+    expected: type[Reply],
+    deadline: float,
+    dropped: Callable[[str, str], None],
+    check: Callable[[Reply], None] = lambda reply: None,
+) -> dict[str, Reply]:
+    """The valid replies by site, in the order of the requests, whatever order they came in.
+
+    requests: (site, node id, message) each. check: raises ProtocolError when the content is not acceptable.
+    dropped: told (site, reason) for every site whose reply is missing, refused or not valid.
+    """
+    asked = {site: request for site, _, request in requests}
+    replies: dict[str, Reply] = {}
+    for site, message in exchange.run(grid, requests, deadline):
+        if site not in asked or site in replies:
+            continue
+        try:
+            if message.has_error():
+                raise ProtocolError(f"error at the site or on the way: {message.error.reason}")
+            if read_kind(message.content) == Refusal.__name__:
+                refusal = Refusal.from_record(message.content)
+                raise ProtocolError(f"{refusal.kind}: {refusal.reason}")
+            reply = expected.from_record(message.content)
+            request = asked[site]
+            if isinstance(request, Stamp) and isinstance(reply, Stamp):
+                require_same_round(request, reply)
+            check(reply)
+            replies[site] = reply
+        except ProtocolError as error:
+            dropped(site, str(error))
+            asked.pop(site)
+    for site in asked.keys() - replies.keys():
+        dropped(site, f"no answer within {deadline:.0f} s")
+    return {site: replies[site] for site, _, _ in requests if site in replies}

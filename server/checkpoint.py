@@ -1,0 +1,155 @@
+"""Everything that a resumed run needs, in one file, replaced in one atomic step after each round.
+
+The file is safetensors: model arrays and the strategy's tensors, and in its metadata one JSON object with the position in
+the curriculum, the strategy's other state, the history, the journal's length and a checksum. The file before it is kept,
+so that one damaged file costs one round. The frozen model of the task before, which does not change from round to round,
+has a file of its own, written before the checkpoint that names it.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from foundation.errors import StateError
+from foundation.files import replace_file
+
+LATEST = "latest.safetensors"
+BEFORE = "before.safetensors"
+SCHEMA = 1
+
+
+@dataclass
+class Progress:
+    """Where a run stands. round: rounds done since the start; round_in_task: rounds done of this task."""
+
+    run: str
+    task: int = 1
+    round: int = 0
+    round_in_task: int = 0
+    skipped_in_a_row: int = 0
+    previous: str = ""
+    """SHA-256 of the complete model at the end of the task before."""
+    holders: list[str] = field(default_factory=list)
+    """Sites known to hold that model."""
+    history: dict[str, Any] = field(default_factory=dict)
+    journal_position: int = 0
+    seconds: float = 0.0
+    finished: bool = False
+
+
+@dataclass
+class Checkpoint:
+    """progress, the experiment's settings, the model's travelling arrays and the strategy's state."""
+
+    progress: Progress
+    experiment: dict[str, Any]
+    arrays: Mapping[str, Tensor]
+    strategy: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Replace the run's checkpoint. Raises StateError when it cannot be written; the one before stays valid."""
+    tensors = {f"model/{name}": tensor for name, tensor in checkpoint.arrays.items()}
+    values = {}
+    for name, value in checkpoint.strategy.items():
+        if isinstance(value, Tensor):
+            tensors[f"strategy/{name}"] = value
+        else:
+            values[name] = value
+    # one storage for each tensor: the arrays may be views of one vector, and safetensors writes storages
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    facts = {
+        "schema": SCHEMA,
+        "progress": asdict(checkpoint.progress),
+        "experiment": checkpoint.experiment,
+        "strategy": values,
+        "checksum": _checksum(tensors),
+    }
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    data = save(tensors, {"facts": json.dumps(facts)})
+    latest = folder / LATEST
+    if latest.exists():
+        # a hard link: the previous file gets its second name before the first one is given to the new file
+        partial = folder / f".{BEFORE}.partial"
+        partial.unlink(missing_ok=True)
+        os.link(latest, partial)
+        os.replace(partial, folder / BEFORE)
+    replace_file(latest, data)
+
+
+def load_checkpoint(folder: Path) -> tuple[Checkpoint, str]:
+    """(the newest sound checkpoint, a note for the journal when it was not the newest file).
+
+    Raises StateError naming the files when there is none.
+    """
+    problems = []
+    for name in (LATEST, BEFORE):
+        path = folder / name
+        if not path.exists():
+            problems.append(f"{path}: no such file")
+            continue
+        try:
+            return _read(path), "; ".join(problems)
+        except StateError as error:
+            problems.append(str(error))
+    raise StateError("no checkpoint to resume from: " + "; ".join(problems))
+
+
+def save_previous(folder: Path, sha256: str, arrays: Mapping[str, Tensor]) -> None:
+    """Keep the complete model of the task before, under its content hash; those of older tasks but one are removed."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / f"previous-{sha256}.safetensors"
+    if not path.exists():
+        replace_file(path, save({name: tensor.detach().cpu().clone() for name, tensor in arrays.items()}))
+    for old in sorted(folder.glob("previous-*.safetensors"), key=lambda file: file.stat().st_mtime_ns)[:-2]:
+        old.unlink(missing_ok=True)
+
+
+def load_previous(folder: Path, sha256: str) -> dict[str, Tensor]:
+    """The model kept by save_previous. Raises StateError naming the file."""
+    path = folder / f"previous-{sha256}.safetensors"
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise StateError(f"{path}: missing, damaged or cut short ({error})") from error
+
+
+def _read(path: Path) -> Checkpoint:
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["facts"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise StateError(f"{path}: damaged or cut short ({error})") from error
+    if facts.get("schema") != SCHEMA:
+        raise StateError(
+            f"{path}: written by another version: schema {facts.get('schema')}, this one reads {SCHEMA}"
+        )
+    if facts["checksum"] != _checksum(tensors):
+        raise StateError(f"{path}: damaged: the checksum of its tensors differs")
+
+    def group(prefix: str) -> dict[str, Tensor]:
+        return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+
+    return Checkpoint(
+        Progress(**facts["progress"]),
+        facts["experiment"],
+        group("model/"),
+        {**facts["strategy"], **group("strategy/")},
+    )
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> int:
+    checksum = 0
+    for name in sorted(tensors):
+        checksum = zlib.crc32(tensors[name].numpy(), zlib.crc32(name.encode(), checksum))
+    return checksum

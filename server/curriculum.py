@@ -1,0 +1,282 @@
+"""The run itself: tasks in order, rounds in each, exemplars and evaluation at the end of each task.
+
+What comes next is decided by `progress` and the model's arrays alone, which one checkpoint stores together after each
+round; whatever else is here can be built again from the experiment.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from client.batches import TrainingSet
+from config.experiment import Experiment
+from data.registry import Registry
+from foundation.errors import ProtocolError, StateError
+from foundation.streams import stream
+from protocol.fields import Tensors
+from protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskReply, FinishTaskRequest, Stamp
+from protocol.tensors import content_sha256
+from server.ask import ask
+from server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
+from server.evaluation import Counts, check_counts, evaluate_centrally
+from server.global_model import GlobalModel
+from server.history import History
+from server.journal import Journal
+from server.roster import Roster
+from server.run_folder import RunFolder
+from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from strategies.exchange import Exchange
+
+Sites = Mapping[str, int]
+"""name -> node id, in canonical order."""
+
+
+@dataclass(frozen=True)
+class Previous:
+    """The complete model at the end of the task before. sha256 and arrays are empty in task 1."""
+
+    sha256: str = ""
+    arrays: Mapping[str, Tensor] | None = None
+
+
+class Curriculum:
+    """One run from where it stands to its end.
+
+    registry: class order and schedule. test: the server's test samples of all classes, or None.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        experiment: Experiment,
+        registry: Registry,
+        model: GlobalModel,
+        strategy: IncrementalStrategy,
+        folder: RunFolder,
+        journal: Journal,
+        test: TrainingSet | None,
+    ) -> None:
+        self.experiment, self.registry, self.schedule = experiment, registry, registry.schedule
+        self.model, self.strategy, self.folder, self.journal, self.test = model, strategy, folder, journal, test
+        self._grid = grid
+        self._exchange = Exchange()
+        self._clock = time.monotonic()
+        self._previous = Previous()
+        self.roster = Roster(grid, experiment.digest, lambda text: journal.write("note", text=text))
+        self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
+        self.history = History(self.progress.history)
+        if folder.checkpoint is not None:
+            self._restore(folder.checkpoint)
+
+    def run(self, expected_sites: int) -> None:
+        """Go on until every task of the schedule is learnt. A stop at any moment loses at most the round in progress.
+
+        Raises StateError when too few sites connect, or when rounds.max_skipped rounds in a row had no quorum.
+        """
+        rounds = self.experiment.rounds
+        sites = self.roster.wait(rounds.wait_for or expected_sites, rounds.join_timeout)
+        self.journal.write("sites", connected=list(sites))
+        while self.progress.task <= self.schedule.count:
+            task = self.progress.task
+            if self.progress.round_in_task == 0:
+                self._begin_task(task)
+            while self.progress.round_in_task < self.schedule.rounds[task - 1]:
+                self._round(task)
+            self._finish_task(task)
+        self.progress.finished = True
+        self._save()
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        progress = self.progress
+        progress.finished = False
+        if progress.previous:
+            arrays = load_previous(self.folder.checkpoint_folder, progress.previous)
+            self._previous = Previous(progress.previous, arrays)
+        self.strategy.load_state_dict(checkpoint.strategy)
+        if progress.round_in_task:
+            self.model.restore(progress.task, checkpoint.arrays, self._previous.arrays)
+
+    # one task
+
+    def _begin_task(self, task: int) -> None:
+        self.model.begin_task(task, self._previous.arrays)
+        classes = self.schedule.classes_of(task)
+        self.strategy.begin_task(
+            TaskStart(task, classes.stop, classes, self.model.arrays, tuple(self.roster.connected()))
+        )
+        self.history.task_begun(classes.stop)
+        self.journal.write("task_started", task=task, classes=[self.registry.classes[label] for label in classes])
+
+    def _round(self, task: int) -> None:
+        started = time.monotonic()
+        progress, rounds = self.progress, self.experiment.rounds
+        number = progress.round + 1
+        sites = self._available(number)
+        previous = self._previous if self.experiment.needs_previous else Previous()
+        outcome = self.strategy.train_round(
+            self._grid,
+            RoundRequest(
+                stamp=self._stamp(number),
+                arrays=self.model.arrays,
+                sites=self._sampled(sites, number),
+                deadline=rounds.deadline,
+                quorum=rounds.quorum,
+                progress=progress.round_in_task / self.schedule.rounds[task - 1],
+                previous=previous.sha256,
+                previous_arrays=previous.arrays,
+                holders=frozenset(progress.holders),
+            ),
+        )
+        outcome.absent += [site for site in self.history.known_sites if site not in (*sites, *outcome.absent)]
+        progress.round, progress.round_in_task = number, progress.round_in_task + 1
+        if outcome.arrays is not None:
+            self.model.arrays = outcome.arrays
+        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if outcome.skipped else 0
+        self._update_holders(outcome)
+        accuracy = None
+        if self.experiment.evaluation.every == "round" and (counts := self._central_counts(task)):
+            accuracy = sum(counts[0]) / max(1, sum(counts[1]))
+        self._record(task, outcome, accuracy, time.monotonic() - started)
+        self._save()
+        if progress.skipped_in_a_row >= rounds.max_skipped:
+            reasons = [f"{site}: {reason}" for site, reason in (*outcome.dropped, *outcome.refused)]
+            raise StateError(
+                f"{progress.skipped_in_a_row} rounds in a row without {rounds.quorum} valid replies; last round: "
+                f"{'; '.join(reasons) or 'no site answered'}; the model is as it was, and the run can be resumed"
+            )
+
+    def _finish_task(self, task: int) -> None:
+        """Freeze the model, let sites choose exemplars, measure, and step to the next task in one checkpoint."""
+        progress = self.progress
+        arrays = self.model.frozen()
+        finished = Previous(content_sha256(arrays), arrays)
+        sites = self._available(progress.round)
+        holders = self._send_finish(sites, finished.sha256) if self.experiment.needs_previous else []
+        federated = self._federated_counts(sites) if self.experiment.evaluation.federated else {}
+        facts = self.history.task_done(self.schedule.boundaries[: task + 1], self._central_counts(task), federated)
+        save_previous(self.folder.checkpoint_folder, finished.sha256, arrays)
+        self._previous = finished
+        progress.previous, progress.holders = finished.sha256, holders
+        progress.task, progress.round_in_task = task + 1, 0
+        self.journal.write("task_finished", task=task, **facts)
+        self._save()
+
+    # exchanges other than training
+
+    def _send_finish(self, sites: Sites, sha256: str) -> list[str]:
+        """Tell the sites that the task is over; returns those that now hold its model."""
+
+        def check(reply: FinishTaskReply) -> None:
+            if reply.model != sha256:
+                raise ProtocolError(f"FinishTaskReply: model: found {reply.model:.12}, expected {sha256:.12}")
+
+        replies = ask(
+            self._grid,
+            self._exchange,
+            [(site, node, FinishTaskRequest(**self._with_previous(site))) for site, node in sites.items()],
+            FinishTaskReply,
+            self.experiment.rounds.deadline,
+            self._note_drop,
+            check,
+        )
+        return list(replies)
+
+    def _federated_counts(self, sites: Sites) -> dict[str, Counts]:
+        replies = ask(
+            self._grid,
+            self._exchange,
+            [(site, node, EvaluateRequest(**self._with_previous(site))) for site, node in sites.items()],
+            EvaluateReply,
+            self.experiment.rounds.deadline,
+            self._note_drop,
+            check_counts,
+        )
+        return {site: (reply.correct, reply.total) for site, reply in replies.items()}
+
+    def _with_previous(self, site: str) -> dict[str, object]:
+        """Fields that finish-task and evaluate requests share; the previous model goes along only where it is not held."""
+        previous = self._previous if self.experiment.needs_previous else Previous()
+        send = previous.arrays is not None and site not in self.progress.holders
+        return {
+            **self._stamp(self.progress.round).stamp_fields,
+            "arrays": Tensors(self.model.arrays),
+            "previous": previous.sha256,
+            "previous_arrays": Tensors(previous.arrays or {}) if send else None,
+        }
+
+    def _note_drop(self, site: str, reason: str) -> None:
+        self.journal.write("note", text=f"site {site}: {reason}")
+
+    # who, and what was measured
+
+    def _stamp(self, number: int) -> Stamp:
+        task = self.progress.task
+        return Stamp(
+            run=self.progress.run,
+            experiment=self.experiment.digest,
+            class_order=self.registry.order_hash,
+            task=task,
+            round=number,
+            num_classes=self.schedule.num_classes(task),
+        )
+
+    def _available(self, number: int) -> dict[str, int]:
+        """Connected sites that the experiment does not declare absent in this round; waits for a quorum of them."""
+        rounds = self.experiment.rounds
+        away = {a.site for a in self.experiment.absence if a.first_round <= number <= (a.last_round or number)}
+        sites = self.roster.connected()
+        if len(sites) < rounds.quorum:
+            sites = self.roster.wait(rounds.quorum, rounds.join_timeout)
+        return {site: node for site, node in sites.items() if site not in away}
+
+    def _sampled(self, sites: Sites, number: int) -> dict[str, int]:
+        """The share of the sites that this round asks, in canonical order."""
+        rounds = self.experiment.rounds
+        if rounds.fraction == 1.0:
+            return dict(sites)
+        count = min(len(sites), max(rounds.quorum, round(rounds.fraction * len(sites))))
+        names = list(sites)
+        generator = stream(self.experiment.seed, "client-sampling", number)
+        chosen = sorted(generator.choice(len(names), size=count, replace=False).tolist())
+        return {names[index]: sites[names[index]] for index in chosen}
+
+    def _central_counts(self, task: int) -> Counts | None:
+        if self.test is None:
+            return None
+        return evaluate_centrally(self.model.loaded(), self.test, self.schedule.num_classes(task))
+
+    def _update_holders(self, outcome: RoundOutcome) -> None:
+        """A site that trained holds the previous model; one that failed may have lost it, and gets it again."""
+        failed = {site for site, _ in (*outcome.dropped, *outcome.refused)}
+        self.progress.holders = sorted(({*self.progress.holders} | {*outcome.participants}) - failed)
+
+    def _record(self, task: int, outcome: RoundOutcome, accuracy: float | None, seconds: float) -> None:
+        self.history.round_done(outcome)
+        self.journal.write(
+            "round",
+            task=task,
+            round=self.progress.round,
+            participants=sorted(outcome.participants),
+            dropped=[{"site": site, "reason": reason} for site, reason in outcome.dropped],
+            refused=[{"site": site, "reason": reason} for site, reason in outcome.refused],
+            absent=outcome.absent,
+            skipped=outcome.skipped,
+            train_loss=outcome.train_loss,
+            accuracy=accuracy,
+            bytes_up=outcome.bytes_up,
+            bytes_down=outcome.bytes_down,
+            seconds=round(seconds, 4),
+        )
+
+    def _save(self) -> None:
+        now = time.monotonic()
+        self.progress.seconds += now - self._clock
+        self._clock = now
+        self.progress.journal_position = self.journal.position
+        checkpoint = Checkpoint(
+            self.progress, self.experiment.model_dump(mode="json"), self.model.arrays, self.strategy.state_dict()
+        )
+        save_checkpoint(self.folder.checkpoint_folder, checkpoint)

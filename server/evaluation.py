@@ -1,0 +1,36 @@
+"""Measuring the global model: on the server's test set where there is one, and at the sites."""
+
+from collections.abc import Iterable
+
+from client.batches import TrainingSet
+from client.evaluation import by_head, count_correct
+from foundation.errors import ProtocolError
+from models.incremental import IncrementalModel
+from protocol.messages import EvaluateReply
+
+Counts = tuple[list[int], list[int]]
+"""(right answers, samples) of each class."""
+
+
+def evaluate_centrally(model: IncrementalModel, test: TrainingSet, num_classes: int) -> Counts:
+    """Counts on the test samples of the classes seen so far. test: samples of all classes, in any order."""
+    seen = (test.y < num_classes).nonzero().flatten()
+    part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std)
+    return count_correct(by_head(model.eval()), part, num_classes)
+
+
+def check_counts(reply: EvaluateReply) -> None:
+    """Raises ProtocolError when a site's counts cannot be true."""
+    if not len(reply.correct) == len(reply.total) == reply.num_classes:
+        raise ProtocolError(f"EvaluateReply: counts of {len(reply.total)} classes, expected {reply.num_classes}")
+    if any(right > samples for right, samples in zip(reply.correct, reply.total, strict=True)):
+        raise ProtocolError("EvaluateReply: more right answers than samples")
+
+
+def pooled(counts: Iterable[Counts], num_classes: int) -> Counts:
+    """The sites' counts added up."""
+    correct, total = [0] * num_classes, [0] * num_classes
+    for right, samples in counts:
+        correct = [a + b for a, b in zip(correct, right, strict=True)]
+        total = [a + b for a, b in zip(total, samples, strict=True)]
+    return correct, total

@@ -1,0 +1,66 @@
+"""The global model at the server: begun, grown, measured, frozen. Between rounds it is its travelling arrays."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from config.experiment import Experiment
+from data.federation import Registry
+from foundation.streams import stream
+from models.dual_backbone import complete_state, load_complete
+from models.flat import FlatParameters
+from models.incremental import IncrementalModel, travelling
+from models.registry import build_model
+
+
+class GlobalModel:
+    """arrays: the travelling tensors, replaced as a whole after each round and never written to."""
+
+    def __init__(self, experiment: Experiment, registry: Registry, input_shape: tuple[int, ...], device: torch.device) -> None:
+        self._experiment, self._registry, self._shape, self._device = experiment, registry, input_shape, device
+        self._model = self._build(registry.schedule.num_classes(1))
+        self.arrays: dict[str, Tensor] = {}
+        self._adopt(self._model)
+
+    def begin_task(self, task: int, previous: Mapping[str, Tensor] | None) -> None:
+        """Grow the head for task's classes, from the complete model of the task before (None in task 1).
+
+        Old rows are copied bit for bit; new rows come from the stream ("head", task), bias 0.
+        """
+        if previous is None:
+            model = self._build(self._registry.schedule.num_classes(task))
+        else:
+            model = self._complete(previous)
+            model.grow(self._registry.schedule.num_classes(task), stream(self._experiment.seed, "head", task))
+            model.begin_task(dict(previous))
+        self._adopt(model.to(self._device))
+
+    def restore(self, task: int, arrays: Mapping[str, Tensor], previous: Mapping[str, Tensor] | None) -> None:
+        """Stand where a checkpoint stood, inside task."""
+        model = self._build(self._registry.schedule.num_classes(task))
+        model.begin_task(None if previous is None else dict(previous))
+        self._adopt(model.to(self._device))
+        self.arrays = {name: tensor.to(self._device) for name, tensor in arrays.items()}
+
+    def frozen(self) -> dict[str, Tensor]:
+        """Every tensor of the model as it is now, its own frozen parts too: the previous model of the next task."""
+        return {name: tensor.detach().clone() for name, tensor in complete_state(self.loaded()).items()}
+
+    def loaded(self) -> IncrementalModel:
+        """The model holding the arrays, in evaluation mode."""
+        self._flat.load(self.arrays)
+        return self._model.eval()
+
+    def _build(self, num_classes: int) -> IncrementalModel:
+        return build_model(self._experiment.model, self._shape, num_classes, self._experiment.seed)
+
+    def _complete(self, tensors: Mapping[str, Tensor]) -> IncrementalModel:
+        model = self._build(len(tensors["head.weight"]))
+        load_complete(model, dict(tensors))
+        return model
+
+    def _adopt(self, model: IncrementalModel) -> None:
+        self._model = model
+        self._flat = FlatParameters(model)
+        self.arrays = {name: tensor.detach().clone() for name, tensor in travelling(model).items()}

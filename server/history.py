@@ -1,0 +1,75 @@
+"""What a run has measured so far: the part of `progress` that the summary and the report are made of."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.evaluation import Counts, pooled
+from server.metrics import average_accuracy, balanced_accuracy, task_accuracies
+from strategies.base import RoundOutcome
+
+
+class History:
+    """A view of one JSON-able dict, so that the checkpoint stores it as it is."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._data = data
+        data.setdefault("boundaries", [0])
+        for name in ("central", "federated", "federated_sizes", "sizes", "balanced"):
+            data.setdefault(name, [])
+        data.setdefault("sites", {})
+        for name in ("bytes_up", "bytes_down"):
+            data.setdefault(name, 0)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return self._data
+
+    @property
+    def known_sites(self) -> list[str]:
+        return list(self._data["sites"])
+
+    def site(self, name: str) -> dict[str, Any]:
+        """Counters of one site."""
+        return self._data["sites"].setdefault(name, {"samples": 0, "rounds": 0, "rejected": 0, "refused": 0})
+
+    def round_done(self, outcome: RoundOutcome) -> None:
+        """Count one round."""
+        for site, reply in outcome.participants.items():
+            counters = self.site(site)
+            counters["rounds"] += 1
+            counters["samples"] = reply.num_examples
+        for site, _ in outcome.dropped:
+            self.site(site)["rejected"] += 1
+        for site, _ in outcome.refused:
+            self.site(site)["refused"] += 1
+        self._data["bytes_up"] += outcome.bytes_up
+        self._data["bytes_down"] += outcome.bytes_down
+
+    def task_begun(self, boundary: int) -> None:
+        """Classes up to boundary are known from now on."""
+        if self._data["boundaries"][-1] < boundary:
+            self._data["boundaries"].append(boundary)
+
+    def task_done(
+        self, boundaries: Sequence[int], central: Counts | None, federated: Mapping[str, Counts]
+    ) -> dict[str, Any]:
+        """Add a row of the accuracy matrix; returns what the journal says of it.
+
+        boundaries: 0, M_1, ..., M_t. federated: counts of each site that answered.
+        """
+        together = pooled(federated.values(), boundaries[-1])
+        at_sites, site_sizes = task_accuracies(*together, boundaries)
+        counts = central or together
+        row, sizes = task_accuracies(*counts, boundaries)
+        self._data["central"].append(row)
+        self._data["sizes"] = sizes
+        self._data["balanced"].append(balanced_accuracy(*counts))
+        self._data["federated"].append(at_sites if federated else None)
+        self._data["federated_sizes"] = site_sizes
+        for site, (correct, total) in federated.items():
+            self.site(site)["accuracy"] = sum(correct) / sum(total) if sum(total) else None
+        return {
+            "accuracy": row,
+            "average_accuracy": average_accuracy(row, sizes),
+            "federated": at_sites if federated else None,
+        }

@@ -1,0 +1,178 @@
+"""The bricks of a report page: escaped text, numbers in words, tables, and figures with their numbers.
+
+Names of sites and classes and reasons of refusals come from other institutions: none of them reaches the
+page except through `escape`, or a chart except through `label`.
+"""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MISSING = "\N{EN DASH}"
+THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
+PRINTABLE_ROWS = 40
+"""Tables of numbers up to this length are opened when the page is printed."""
+
+
+class Markup(str):
+    """HTML that is safe to put on the page."""
+
+    __slots__ = ()
+
+
+def escape(value: object) -> Markup:
+    """value as HTML text; Markup passes as it is."""
+    return value if isinstance(value, Markup) else Markup(html.escape(str(value), quote=True))
+
+
+def label(value: object, limit: int = 28) -> str:
+    """value as chart text: shortened, and without meaning to plotly, which reads tags in its labels."""
+    text = str(value)
+    return html.escape(text if len(text) <= limit else text[: limit - 1] + "…", quote=False)
+
+
+def join(parts: Sequence[str], separator: str = "") -> Markup:
+    """Parts, escaped where they are not Markup, as one piece."""
+    return Markup(separator.join(escape(part) for part in parts))
+
+
+def element(tag: str, content: object, css_class: str = "") -> Markup:
+    """One HTML element around content."""
+    opening = f'{tag} class="{escape(css_class)}"' if css_class else tag
+    return Markup(f"<{opening}>{escape(content)}</{tag}>")
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share as '86.3 %'."""
+    return MISSING if value is None else f"{100 * value:.{digits}f}{THIN_SPACE}%"
+
+
+def points(value: float | None) -> str:
+    """A difference of shares in percentage points, with its sign: '+3.2'."""
+    return MISSING if value is None else f"{100 * value:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def decimal(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits."""
+    return MISSING if value is None else f"{value:.{digits}g}"
+
+
+def size(count: float) -> str:
+    """Bytes as '12.4 MB'; 1 MB is 1,000,000 bytes."""
+    unit, factor = size_unit(count)
+    digits = 0 if factor == 1 else 1
+    return f"{count / factor:,.{digits}f}{THIN_SPACE}{unit}"
+
+
+def size_unit(largest: float) -> tuple[str, float]:
+    """The unit in which figures up to `largest` bytes read well, and its bytes."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if largest >= factor:
+            return unit, factor
+    return "bytes", 1
+
+
+def duration(seconds: float) -> str:
+    """Seconds as '41.2 s', '3 min 12 s' or '2 h 05 min'."""
+    if seconds < 60:
+        return f"{seconds:.{1 if seconds >= 1 else 2}f}{THIN_SPACE}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}{THIN_SPACE}min {rest}{THIN_SPACE}s"
+    return f"{minutes // 60}{THIN_SPACE}h {minutes % 60:02d}{THIN_SPACE}min"
+
+
+def plural(count: int, noun: str) -> str:
+    """'1 round', '1,200 rounds'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def bar(text: object, share: float) -> Markup:
+    """A table cell's text over a bar of that share (0 to 1) of the cell's width."""
+    width = 100 * min(max(share, 0.0), 1.0)
+    return Markup(f'<span class="bar" style="--share:{width:.1f}%">{escape(text)}</span>')
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], align: str, caption: str) -> Markup:
+    """A table whose first column heads its rows.
+
+    align: one letter a column, l or r. caption: said by screen readers, not shown.
+    """
+    head = "".join(
+        f'<th scope="col" class="{side}">{escape(name)}</th>'
+        for name, side in zip(columns, align, strict=True)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<th scope="row" class="{side}">{escape(cell)}</th>'
+            if index == 0
+            else f'<td class="{side}">{escape(cell)}</td>'
+            for index, (cell, side) in enumerate(zip(row, align, strict=True))
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return Markup(
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
+        f'<caption class="unseen">{escape(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def folded(summary: str, content: Markup, rows: int) -> Markup:
+    """content behind a line that opens it. rows: its length, which decides whether it is printed."""
+    printed = ' class="printed"' if rows <= PRINTABLE_ROWS else ""
+    return Markup(f"<details{printed}><summary>{escape(summary)}</summary>{content}</details>")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One chart.
+
+    name: its id on the page, [a-z-]. description: what a person who cannot see it should know.
+    data, layout: plotly's JSON; a colour is "var(--name)", looked up in the page's style, light or dark.
+    height: pixels. numbers: the table behind the chart.
+    """
+
+    name: str
+    title: str
+    description: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    height: int = 340
+    wide: bool = False
+    numbers: Markup | None = None
+
+    def markup(self) -> Markup:
+        title, description = escape(self.title), escape(self.description)
+        return Markup(
+            f'<figure class="{"wide" if self.wide else "half"}">'
+            f"<figcaption><h3>{title}</h3><p>{description}</p></figcaption>"
+            f'<div class="chart" id="chart-{self.name}" style="height:{self.height}px" '
+            f'role="img" aria-label="{title}. {description}"></div>{self.numbers or ""}</figure>'
+        )
+
+
+@dataclass(frozen=True)
+class Section:
+    """One heading of the page and what stands under it."""
+
+    title: str
+    parts: Sequence[Figure | Markup]
+    lead: str = ""
+
+    @property
+    def anchor(self) -> str:
+        return "".join(letter if letter.isalnum() else "-" for letter in self.title.lower())
+
+    def markup(self) -> Markup:
+        parts = "".join(part.markup() if isinstance(part, Figure) else part for part in self.parts)
+        lead = element("p", self.lead, "lead") if self.lead else ""
+        anchor = escape(self.anchor)
+        return Markup(
+            f'<section id="{anchor}" aria-labelledby="{anchor}-title">'
+            f'<h2 id="{anchor}-title">{escape(self.title)}</h2>'
+            f'{lead}<div class="parts">{parts}</div></section>'
+        )

@@ -1,0 +1,199 @@
+"""How a report looks, light, dark and on paper, and the script that draws its charts in those colours."""
+
+LIGHT = """
+  --page: #fbfaf7; --surface: #ffffff; --ink: #1c2621; --quiet: #5c6862; --rule: #e3e1d9; --band: #f4f2ec;
+  --accent: #17694b; --wash: #e6f0ea;
+  --c1: #0072b2; --c2: #d55e00; --c3: #009e73; --c4: #b0558d; --c5: #b98300; --c6: #3a96cc;
+  --scale-0: #f5f7f3; --scale-1: #c9e2d3; --scale-2: #79b698; --scale-3: #2f8561; --scale-4: #0c4a33;
+  --under: #b0558d; --idle: #eeece5; --away: #d3d0c6; --joined: #4f9c7c;
+  --shadow: 0 1px 2px rgb(28 38 33 / 5%), 0 4px 16px rgb(28 38 33 / 4%);
+"""
+DARK = """
+  --page: #101512; --surface: #171e1a; --ink: #e5ebe7; --quiet: #9caaa2; --rule: #2b3630; --band: #1b231f;
+  --accent: #7fcfa8; --wash: #1d2f26;
+  --c1: #5ab4f0; --c2: #f58b4c; --c3: #3cc79b; --c4: #e29ac4; --c5: #f0b840; --c6: #a6dcfa;
+  --scale-0: #19221d; --scale-1: #21463a; --scale-2: #2f7458; --scale-3: #55b088; --scale-4: #b4ecd0;
+  --under: #e29ac4; --idle: #1d2521; --away: #3d4942; --joined: #4a9d7b;
+  --shadow: none;
+"""
+
+RULES = """
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; scroll-behavior: smooth; scroll-padding-top: 3.5rem; }
+body {
+  margin: 0; background: var(--page); color: var(--ink); font-size: 1rem; line-height: 1.55;
+  font-family: Inter, ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
+  font-feature-settings: "tnum" 1, "cv11" 1; -webkit-font-smoothing: antialiased; overflow-wrap: break-word;
+}
+header, main, footer { max-width: 72rem; margin: 0 auto; padding: 0 1.5rem; }
+header { padding-top: 3.5rem; }
+.brand {
+  display: flex; align-items: center; gap: .5rem; margin: 0 0 1.1rem; color: var(--accent);
+  font-size: .8rem; font-weight: 600; letter-spacing: .04em;
+}
+.brand svg { width: 1.15rem; height: 1.15rem; }
+h1 { margin: 0; font-size: clamp(1.9rem, 5vw, 2.9rem); line-height: 1.1; letter-spacing: -.025em;
+  font-weight: 650; }
+.facts { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; margin: .8rem 0 0; padding: 0;
+  list-style: none; color: var(--quiet); font-size: .92rem; }
+.story { max-width: 46rem; margin: 1.6rem 0 0; font-size: 1.16rem; line-height: 1.5; text-wrap: pretty; }
+.cards {
+  display: grid; grid-template-columns: repeat(4, 1fr); gap: 1px; margin: 2rem 0 0; padding: 0;
+    overflow: hidden;
+  border: 1px solid var(--rule); border-radius: 14px; background: var(--rule); box-shadow: var(--shadow);
+}
+.card { padding: 1.05rem 1.2rem 1.1rem; background: var(--surface); }
+.card dt { color: var(--quiet); font-size: .84rem; }
+.card dd { margin: .2rem 0 0; }
+.card .value { display: block; font-size: 1.65rem; line-height: 1.2; font-weight: 600;
+  letter-spacing: -.02em; }
+.card .value small { font-size: .58em; font-weight: 500; letter-spacing: 0; color: var(--quiet); }
+.card .note { display: block; margin-top: .3rem; color: var(--quiet); font-size: .82rem; line-height: 1.4; }
+.card.chief .value { color: var(--accent); }
+nav {
+  position: sticky; top: 0; z-index: 5; margin-top: 2rem;
+    background: color-mix(in srgb, var(--page) 92%, transparent);
+  backdrop-filter: blur(8px); border-bottom: 1px solid var(--rule);
+}
+nav ul {
+  display: flex; gap: 1.4rem; max-width: 72rem; margin: 0 auto; padding: .65rem 1.5rem; list-style: none;
+  overflow-x: auto; white-space: nowrap; font-size: .9rem; scrollbar-width: none;
+}
+nav a { color: var(--quiet); text-decoration: none; }
+nav a:hover, nav a:focus-visible { color: var(--accent); }
+section { margin-top: 3rem; }
+h2 { margin: 0 0 .3rem; font-size: 1.45rem; letter-spacing: -.015em; font-weight: 640; }
+h3 { margin: 0; font-size: 1rem; font-weight: 620; }
+.lead { max-width: 46rem; margin: 0; color: var(--quiet); text-wrap: pretty; }
+.parts { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1.25rem;
+  margin-top: 1.1rem; align-items: start; }
+.parts > * { grid-column: 1 / -1; }
+.parts > .half { grid-column: auto; align-self: stretch; }
+figure, .panel {
+  margin: 0; padding: 1.2rem 1.3rem 1rem; background: var(--surface); border: 1px solid var(--rule);
+  border-radius: 14px; box-shadow: var(--shadow); min-width: 0;
+}
+figcaption p, .panel > p { margin: .15rem 0 .7rem; color: var(--quiet); font-size: .88rem;
+  line-height: 1.45; }
+.panel > h3 + .scroll { margin-top: .6rem; }
+.chart { width: 100%; }
+details { margin-top: .6rem; font-size: .88rem; }
+summary { width: fit-content; color: var(--quiet); cursor: pointer; border-radius: 4px; }
+summary:hover { color: var(--accent); }
+details[open] > summary { margin-bottom: .5rem; }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+.scroll { overflow: auto; max-height: 34rem; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; line-height: 1.4;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .42rem .8rem .42rem 0; border-bottom: 1px solid var(--rule); vertical-align: top;
+  unicode-bidi: isolate; }
+th:last-child, td:last-child { padding-right: .2rem; }
+tr:last-child > * { border-bottom: 0; }
+thead th { position: sticky; top: 0; background: var(--surface); color: var(--quiet); font-weight: 500;
+  font-size: .84rem; vertical-align: bottom; z-index: 1; }
+tbody th { font-weight: 500; max-width: 16rem; overflow-wrap: anywhere; }
+.l { text-align: left; } .r { text-align: right; white-space: nowrap; }
+.bar { display: block; min-width: 5.5rem; padding-bottom: .3rem; position: relative; }
+.bar::before, .bar::after { content: ""; position: absolute; right: 0; bottom: 0; height: 3px;
+  border-radius: 2px; width: 100%; background: var(--idle); }
+.bar::after { width: var(--share); background: var(--joined); }
+.flag { padding: .05rem .45rem; border-radius: 99px; border: 1px solid var(--c2); color: var(--c2);
+  font-size: .8rem; }
+.quiet { color: var(--quiet); }
+.unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%);
+  white-space: nowrap; }
+pre {
+  margin: 0; overflow: auto; max-height: 34rem; font-size: .82rem; line-height: 1.55; tab-size: 2;
+  font-family: ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
+}
+.gallery { display: flex; flex-wrap: wrap; gap: 1rem; margin: .8rem 0 0; }
+.gallery img { max-width: 100%; min-width: min(16rem, 100%); border-radius: 8px;
+  border: 1px solid var(--rule); background: #fff; image-rendering: pixelated; }
+.journal { margin: 0; padding-left: 1.1rem; }
+footer { margin-top: 3rem; padding-top: 1.2rem; padding-bottom: 3rem; color: var(--quiet);
+  font-size: .84rem; }
+footer code { overflow-wrap: anywhere; }
+@media (max-width: 60rem) { .cards { grid-template-columns: repeat(2, 1fr);
+  } .parts > .half { grid-column: 1 / -1; } }
+@media (max-width: 30rem) {
+  header, main, footer { padding-left: 1rem; padding-right: 1rem; } header { padding-top: 2rem; }
+  nav ul { padding-left: 1rem; padding-right: 1rem; }
+  .card { padding: .85rem .9rem; } .card .value { font-size: 1.35rem; } .story { font-size: 1.05rem; }
+  figure, .panel { padding: 1rem .9rem .8rem; border-radius: 12px; }
+}
+@media (prefers-reduced-motion: reduce) { html { scroll-behavior: auto; } }
+@media print {
+  @page { margin: 14mm; }
+  body { background: #fff; font-size: 10pt; -webkit-print-color-adjust: exact; print-color-adjust: exact; }
+  header, main, footer { max-width: none; padding: 0; } header { padding-top: 0; } nav { display: none; }
+  .cards { grid-template-columns: repeat(4, 1fr); } .card .value { font-size: 1.25rem; }
+  .parts > .half { grid-column: 1 / -1; }
+  figure, .panel, .cards { box-shadow: none; break-inside: avoid; } .panel.long { break-inside: auto; }
+  section { margin-top: 1.6rem; } h2, h3, figcaption { break-after: avoid; }
+  .scroll, pre { max-height: none; overflow: visible; white-space: pre-wrap; }
+  .scroll { white-space: normal; } details:not([open]) { display: none; }
+}
+"""
+
+STYLE = (
+    ":root { color-scheme: light;" + LIGHT + "}\n"
+    '@media (prefers-color-scheme: dark) { :root:not([data-theme="light"]) { color-scheme: dark;'
+    + DARK
+    + "} }"
+    + RULES
+)
+
+SCRIPT = """
+"use strict";
+(() => {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const root = document.documentElement;
+  const coloured = (value, style) => {
+    if (typeof value === "string") {
+      const match = /^var\\((--[a-z0-9-]+)\\)$/.exec(value);
+      return match ? style.getPropertyValue(match[1]).trim() : value;
+    }
+    if (Array.isArray(value)) return value.map((item) => coloured(item, style));
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, coloured(item, style)]));
+  };
+  const axis = {
+    automargin: true, fixedrange: true, zeroline: false, gridcolor: "var(--rule)", linecolor: "var(--rule)",
+    tickfont: {color: "var(--quiet)"}, title: {standoff: 8, font: {color: "var(--quiet)", size: 12}},
+  };
+  const template = {layout: {
+    font: {family: getComputedStyle(document.body).fontFamily, size: 12.5, color: "var(--ink)"},
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    margin: {l: 4, r: 6, t: 8, b: 4}, xaxis: axis, yaxis: axis, dragmode: false, bargap: 0.25,
+    colorway: ["var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)"],
+    legend: {orientation: "h", x: 0, xref: "paper", xanchor: "left", y: 1, yref: "container", yanchor: "top"},
+    hoverlabel: {
+      bgcolor: "var(--surface)", bordercolor: "var(--rule)", align: "left", font: {color: "var(--ink)"},
+    },
+  }};
+  const draw = () => {
+    const style = getComputedStyle(root);
+    for (const [name, figure] of Object.entries(figures)) {
+      const layout = coloured({...figure.layout, template}, style);
+      Plotly.react("chart-" + name, coloured(figure.data, style), layout, {
+        responsive: true, displaylogo: false, modeBarButtons: [["toImage"]],
+        toImageButtonOptions: {format: "svg", filename: name},
+      });
+    }
+  };
+  draw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  // paper is white and narrow, whatever the screen was
+  addEventListener("beforeprint", () => {
+    root.dataset.theme = "light";
+    document.querySelectorAll("details.printed").forEach((details) => { details.open = true; });
+    draw();
+    for (const name of Object.keys(figures)) Plotly.relayout("chart-" + name, {width: 620});
+  });
+  addEventListener("afterprint", () => {
+    delete root.dataset.theme;
+    draw();
+    for (const name of Object.keys(figures)) Plotly.relayout("chart-" + name, {width: null, autosize: true});
+  });
+})();
+"""

@@ -1,0 +1,92 @@
+"""Which sites are there: node ids come and go, a site's name stays.
+
+A node says its name once, when it first connects. Two connected nodes with one name are a mistake or a lie: the first
+keeps the name, the second is not asked.
+"""
+
+import re
+import time
+from collections.abc import Callable
+
+from flwr.serverapp import Grid
+
+from foundation.errors import ProtocolError, StateError
+from protocol.messages import VERSION, DescribeReply, DescribeRequest
+from server.ask import ask
+from strategies.exchange import Exchange
+
+DESCRIBE_DEADLINE = 120.0
+WAIT_POLL = 0.5
+
+
+def canonical(name: str) -> tuple[object, ...]:
+    """Sort key under which site-2 comes before site-10."""
+    return tuple(
+        (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part
+    )
+
+
+class Roster:
+    """The connected sites. note: told what the operator should know, once for each node."""
+
+    def __init__(self, grid: Grid, experiment: str, note: Callable[[str], None]) -> None:
+        self._grid = grid
+        self._experiment = experiment
+        self._note = note
+        self._names: dict[int, str] = {}
+        self._turned_away: set[int] = set()
+
+    def connected(self) -> dict[str, int]:
+        """name -> node id of every usable site, in canonical order; new nodes are asked who they are."""
+        online = set(self._grid.get_node_ids())
+        unknown = sorted(online - self._names.keys() - self._turned_away)
+        if unknown:
+            self._describe(unknown, online)
+        sites = {name: node for node, name in self._names.items() if node in online}
+        return {name: sites[name] for name in sorted(sites, key=canonical)}
+
+    def wait(self, count: int, timeout: float) -> dict[str, int]:
+        """connected(), once at least count sites are. Raises StateError naming who is there after timeout seconds."""
+        deadline = time.monotonic() + timeout
+        while len(sites := self.connected()) < count:
+            if time.monotonic() >= deadline:
+                raise StateError(
+                    f"{len(sites)} of {count} sites connected after {timeout:.0f} s ({', '.join(sites) or 'none'}); "
+                    "start the missing sites and resume, or lower rounds.wait_for or rounds.quorum"
+                )
+            time.sleep(WAIT_POLL)
+        return sites
+
+    def _describe(self, nodes: list[int], online: set[int]) -> None:
+        request = DescribeRequest(version=VERSION, experiment=self._experiment)
+        replies = ask(
+            self._grid,
+            Exchange(),
+            [(str(node), node, request) for node in nodes],
+            DescribeReply,
+            DESCRIBE_DEADLINE,
+            lambda node, reason: self._note(f"node {node}: could not be asked its name: {reason}"),
+        )
+        # in the order of node ids, not of arrival, so that of two nodes with one name the same one wins every time
+        for node, reply in replies.items():
+            try:
+                self._admit(int(node), reply, online)
+            except ProtocolError as error:
+                self._turned_away.add(int(node))
+                self._note(f"node {node}: not asked to take part: {error}")
+
+    def _admit(self, node: int, reply: DescribeReply, online: set[int]) -> None:
+        if reply.version != VERSION:
+            raise ProtocolError(
+                f"site {reply.site!r} speaks protocol version {reply.version}, this server {VERSION}"
+            )
+        if reply.experiment != self._experiment:
+            raise ProtocolError(
+                f"site {reply.site!r} has experiment {reply.experiment:.12}, this run {self._experiment:.12}"
+            )
+        for other, name in list(self._names.items()):
+            if name == reply.site:
+                if other in online:
+                    raise ProtocolError(f"site name {name!r} is already taken by connected node {other}")
+                del self._names[other]
+        self._names[node] = reply.site

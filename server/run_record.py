@@ -1,0 +1,186 @@
+"""What a finished run left in its folder, read back and checked: all that reports and comparisons know."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from foundation.errors import StateError
+from server.journal import EVENTS, read_events
+
+Model = TypeVar("Model", bound=BaseModel)
+
+Measured = Annotated[
+    float | None, AfterValidator(lambda value: value if value is not None and math.isfinite(value) else None)
+]
+"""A figure that may be absent; NaN and infinity mean that nothing was measured."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, coerce_numbers_to_str=True)
+
+
+class SiteSummary(_Record):
+    samples: int = 0
+    rounds: int = 0
+    """Rounds whose model holds an update of this site."""
+    rejected: int = 0
+    refused: int = 0
+
+
+class Epsilon(_Record):
+    """Privacy loss; value is the worst case over sites."""
+
+    value: float
+    unit: str
+    delta: Measured = None
+    accountant: str = ""
+    per_site: dict[str, float] = {}
+
+
+class Summary(_Record):
+    """summary.json. Blocks of single methods stay as they are, in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, coerce_numbers_to_str=True)
+    experiment: str
+    seed: int
+    engine: str
+    accuracy_matrix: list[list[Measured]] = Field(min_length=1)
+    """Row t, column i: accuracy on task i after task t; row t has t columns."""
+    average_accuracy: list[Measured]
+    average_incremental_accuracy: Measured
+    final_accuracy: Measured
+    forgetting: Measured
+    backward_transfer: Measured
+    rounds: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    model_sha256: str
+    sites: dict[str, SiteSummary]
+    epsilon: Epsilon | None
+    classes: list[str] = []
+    tasks: list[list[str]] = []
+    federated_accuracy: list[Measured] = []
+    versions: dict[str, str] = {}
+
+
+class SiteReason(_Record):
+    site: str
+    reason: str = ""
+
+
+class RoundEvent(_Record):
+    """One `round` line of events.jsonl; `round` counts over all tasks."""
+
+    task: int
+    round: int
+    participants: list[str] = []
+    dropped: list[SiteReason] = []
+    refused: list[SiteReason] = []
+    absent: list[str] = []
+    skipped: bool = False
+    train_loss: Measured = None
+    accuracy: Measured = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: Measured = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. rounds: in order, each once. notes: what the journal says in words, in order."""
+
+    folder: Path
+    summary: Summary
+    rounds: Sequence[RoundEvent]
+    notes: Sequence[str]
+    started: datetime | None
+    experiment_text: str
+
+    @property
+    def blocks(self) -> Mapping[str, Any]:
+        """Blocks of summary.json that only some methods write."""
+        return self.summary.model_extra or {}
+
+
+def read_run(folder: Path) -> Run:
+    """The run in a folder. Raises StateError naming the file that is missing or damaged, and what to do."""
+    if not folder.is_dir():
+        raise StateError(f"{folder}: no such run folder; name one that `perennial run` has written")
+    summary = read_summary(folder)
+    experiment_text = _read(folder / "experiment.yaml").decode("utf-8", errors="replace")
+    path = folder / EVENTS
+    _read(path)
+    rounds: dict[int, RoundEvent] = {}
+    notes: list[str] = []
+    started = None
+    for event in read_events(folder):
+        match event:
+            case {"event": "run_started", **facts} if started is None:
+                started = _time(facts.get("time"))
+            case {"event": "round", **facts}:
+                entry = checked(RoundEvent, facts, f"{path}, round {facts.get('round')}")
+                rounds[entry.round] = entry
+            case {"event": "note", **facts}:
+                notes.append(str(facts.get("text", "")))
+            case {"event": "resumed", **facts}:
+                notes.append(f"Resumed at round {facts['round']}." if "round" in facts else "Resumed.")
+    in_order = [rounds[number] for number in sorted(rounds)]
+    return Run(folder, summary, in_order, notes, started, experiment_text)
+
+
+def read_summary(folder: Path) -> Summary:
+    """summary.json of a run folder. Raises StateError as read_run."""
+    path = folder / "summary.json"
+    data = _read(path)
+    try:
+        content = json.loads(data)
+    except ValueError as error:
+        raise StateError(
+            f"{path}: damaged or cut short ({error}); resume the run to write it again"
+        ) from None
+    return checked(Summary, content, str(path))
+
+
+def checked(model: type[Model], content: Any, where: str) -> Model:
+    """content as a typed record. Raises StateError naming where, the faulty fields and what was found."""
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}, found {str(fault['input'])[:60]!r}"
+            for fault in error.errors(include_url=False)[:3]
+        )
+        raise StateError(
+            f"{where}: not as a run writes it ({faults}); resume the run to write it again"
+        ) from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise StateError(
+            f"{path}: missing, so the run has not finished; "
+            f"finish it with `perennial run --resume {path.parent}`"
+        ) from None
+    except OSError as error:
+        raise StateError(
+            f"{path}: cannot be read ({error.strerror}); check the path and its permissions"
+        ) from None
+
+
+def _time(value: Any) -> datetime | None:
+    """A journal time: seconds since 1970, or ISO 8601; None when it is neither."""
+    try:
+        if isinstance(value, int | float):
+            return datetime.fromtimestamp(value, UTC)
+        return datetime.fromisoformat(str(value))
+    except (ValueError, OverflowError, OSError):
+        return None

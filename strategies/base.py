@@ -1,0 +1,208 @@
+"""What every strategy of Perennial shares: the gate, streaming aggregation, hooks for tasks, and durable state.
+
+A method is a subclass that says what it does with one admitted reply (`fold`) and what the round comes to
+(`finish_round`). It works under Flower's own `start()` with any ClientApp that follows Flower's convention, and under
+the curriculum, which calls `begin_task`, `train_round`, `state_dict` and `load_state_dict`.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from torch import Tensor
+
+from protocol.fields import Tensors
+from protocol.messages import Stamp, TrainRequest
+from protocol.tensors import byte_count, pack, unpack
+from strategies.exchange import Exchange
+from strategies.gate import Admitted, Gate, Refused, Rejected
+
+Arrays = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class TaskStart:
+    """What a strategy learns when a task begins. reference: the grown model's travelling tensors."""
+
+    task: int
+    num_classes: int
+    new_classes: range
+    reference: Arrays
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """One round, as the curriculum orders it. sites: name -> node id of those to ask, in canonical order."""
+
+    stamp: Stamp
+    arrays: Arrays
+    sites: Mapping[str, int]
+    deadline: float
+    quorum: int = 1
+    progress: float = 0.0
+    previous: str = ""
+    previous_arrays: Arrays | None = None
+    holders: frozenset[str] = frozenset()
+    """Sites known to hold the previous task's model already."""
+
+
+@dataclass
+class RoundOutcome:
+    """What a round came to. arrays: the new global model, or None when the round was skipped."""
+
+    arrays: dict[str, Tensor] | None = None
+    participants: dict[str, Admitted] = field(default_factory=dict)
+    dropped: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+
+    @property
+    def skipped(self) -> bool:
+        return self.arrays is None
+
+    @property
+    def train_loss(self) -> float | None:
+        """Mean of the sites' losses, weighted by samples; None when no site told one."""
+        told = [(r.train_loss, r.num_examples) for _, r in sorted(self.participants.items()) if r.train_loss is not None]
+        return sum(loss * n for loss, n in told) / sum(n for _, n in told) if told else None
+
+
+class IncrementalStrategy(FlowerFedAvg):
+    """Base of all strategies.
+
+    max_update_norm: L2 norm above which an update is dropped; None: no bound.
+    flower: keywords of Flower's FedAvg, for use under start(); every minimum is 1 unless given.
+    """
+
+    staleness = 0
+    """Rounds by which a reply may be late and still be used."""
+
+    def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
+        minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+        super().__init__(**{**minima, **flower})
+        self.max_update_norm = max_update_norm
+        self.reference: Arrays = {}
+        self.outcome = RoundOutcome()
+        self._quorum = 1
+        self._stamp: Stamp | None = None
+        self._names: dict[int, str] = {}
+        self._integers: dict[str, Array] = {}
+        self._exchange = Exchange()
+
+    # what a method changes
+
+    def begin_task(self, task: TaskStart) -> None:
+        """A task begins; state that has the model's shape grows here. Default: nothing."""
+
+    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
+        """The request for one site; default: the same for all."""
+        return request
+
+    def begin_round(self) -> None:
+        """A round begins; self.reference is the model that goes out."""
+        raise NotImplementedError
+
+    def fold(self, reply: Admitted) -> None:
+        """Take one reply into the aggregate, and keep nothing of its size."""
+        raise NotImplementedError
+
+    def finish_round(self) -> dict[str, Tensor]:
+        """The new global model. Called only with a quorum of replies folded."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed server needs: tensors and JSON-able values by name."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore state_dict()."""
+
+    # a round under the curriculum
+
+    def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
+        """Send, receive and aggregate one round."""
+        start = time.monotonic()
+        self.reference = request.arrays
+        self._stamp, self._quorum, self._integers = request.stamp, request.quorum, {}
+        common = TrainRequest(
+            **request.stamp.stamp_fields,
+            arrays=Tensors(request.arrays),
+            previous=request.previous,
+            progress=request.progress,
+        )
+        full = common
+        if request.previous_arrays is not None and set(request.sites) - request.holders:
+            full = TrainRequest(**{**vars(common), "previous_arrays": Tensors(request.previous_arrays)})
+        asked = {site: node for site, node in request.sites.items() if not self._exchange.busy(site)}
+        self._names = {node: site for site, node in asked.items()}
+        requests = [
+            (site, node, self.personalise(site, common if site in request.holders else full))
+            for site, node in asked.items()
+        ]
+        bytes_down = sum(_request_bytes(message) for _, _, message in requests)
+        arrays, _ = self.aggregate_train(
+            request.stamp.round,
+            (reply for _, reply in self._exchange.run(grid, requests, request.deadline)),
+        )
+        outcome = self.outcome
+        answered = {*outcome.participants, *(s for s, _ in outcome.dropped), *(s for s, _ in outcome.refused)}
+        outcome.absent = [site for site in request.sites if site not in answered]
+        outcome.bytes_down = bytes_down
+        outcome.seconds = time.monotonic() - start
+        if arrays is not None:
+            outcome.arrays = unpack(arrays, "aggregate")
+        return outcome
+
+    # Flower's own hooks
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Flower's own round: remembers the model that goes out."""
+        self.reference = {
+            name: tensor for name, tensor in unpack(arrays, "model").items() if tensor.is_floating_point()
+        }
+        self._integers = {name: array for name, array in arrays.items() if name not in self.reference}
+        self._stamp, self._quorum, self._names = None, 1, {}
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Gate and fold replies as they come; (None, None) when fewer than a quorum pass, and the model stays."""
+        self.outcome = outcome = RoundOutcome()
+        gate = Gate(self.reference, self._stamp, self.max_update_norm, self.staleness)
+        self.begin_round()
+        for message in replies:
+            node = message.metadata.src_node_id
+            site = self._names.get(node, f"node-{node}")
+            try:
+                reply = gate.admit(message, site)
+                self.fold(reply)
+            except Refused as refusal:
+                outcome.refused.append((site, str(refusal)))
+            except (Rejected, OverflowError) as rejection:
+                outcome.dropped.append((site, str(rejection)))
+            else:
+                outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
+                # the update itself is not kept: memory must not grow with the number of sites
+                outcome.participants[site] = Admitted(**{**vars(reply), "update": {}, "method": {}})
+        if len(outcome.participants) < self._quorum:
+            return None, None
+        record = pack(self.finish_round())
+        for name, array in self._integers.items():
+            record[name] = array
+        loss = outcome.train_loss
+        return record, MetricRecord({} if loss is None else {"train_loss": loss})
+
+
+def _request_bytes(request: TrainRequest) -> int:
+    return sum(byte_count(part) for part in (request.arrays, request.previous_arrays, request.method) if part)

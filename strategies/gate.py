@@ -1,0 +1,160 @@
+"""The one gate that every reply passes before any arithmetic.
+
+A reply that does not pass is dropped, counted and named, and never reaches the model; the round goes on with the rest.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from foundation.errors import ProtocolError
+from protocol.fields import arrays_of, read_kind
+from protocol.messages import MAX_EXAMPLES, Refusal, Stamp, TrainReply
+from protocol.tensors import unpack
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A reply that passed. update: name -> tensor, after minus before; norm: its L2 norm over all tensors."""
+
+    site: str
+    update: Mapping[str, Tensor]
+    norm: float
+    num_examples: int
+    train_loss: float | None = None
+    steps: int = 0
+    base_round: int = 0
+    """Round of the model that the site started from."""
+    method: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Rejected(Exception):
+    """This reply is dropped; the message says why, for the journal."""
+
+
+class Refused(Exception):
+    """The site answered that it will not; the message is its reason."""
+
+
+@dataclass
+class Gate:
+    """The conditions of one round.
+
+    reference: the model that was sent. stamp: the round's; None under Flower's own start(), which stamps nothing.
+    max_update_norm: L2 norm above which an update is dropped; None: no bound.
+    staleness: rounds by which a reply may be late.
+    """
+
+    reference: Mapping[str, Tensor]
+    stamp: Stamp | None
+    max_update_norm: float | None = None
+    staleness: int = 0
+
+    def __post_init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def admit(self, message: Message, site: str) -> Admitted:
+        """The reply's content. Raises Rejected or Refused with the reason."""
+        if message.has_error():
+            raise Rejected(f"error at the site or on the way: {message.error.reason}")
+        try:
+            kind = read_kind(message.content)
+            if kind == Refusal.__name__:
+                refusal = Refusal.from_record(message.content)
+                raise Refused(f"{refusal.kind}: {refusal.reason}")
+            reply = self._ours(message, site) if kind else self._flower(message, site)
+        except (ProtocolError, ValueError, TypeError, KeyError) as error:
+            raise Rejected(str(error)) from error
+        if site in self._seen:
+            raise Rejected("a second reply in the same round; the first one counts")
+        self._seen.add(site)
+        return reply
+
+    def _ours(self, message: Message, site: str) -> Admitted:
+        reply = TrainReply.from_record(message.content)
+        self._check_round(reply)
+        metrics = json.loads(reply.metrics)
+        if not isinstance(metrics, dict):
+            raise Rejected("metrics: not a JSON object")
+        return Admitted(
+            site,
+            reply.update,
+            self._check_tensors(reply.update),
+            reply.num_examples,
+            reply.train_loss,
+            reply.steps,
+            reply.round,
+            reply.method or {},
+            metrics,
+        )
+
+    def _flower(self, message: Message, site: str) -> Admitted:
+        """A reply by Flower's convention: the whole model after training, and `num-examples` among the metrics."""
+        arrays = arrays_of(message.content)
+        metrics = next(iter(message.content.metric_records.values()), None)
+        if arrays is None or metrics is None:
+            raise Rejected("a reply needs one ArrayRecord and one MetricRecord")
+        after = unpack(arrays, "reply")
+        # integer buffers (BatchNorm's counters) are never averaged: the server keeps its own
+        floats = {name: tensor for name, tensor in after.items() if tensor.is_floating_point()}
+        self._check_shapes(floats)
+        update = {name: floats[name] - tensor for name, tensor in self.reference.items()}
+        loss = metrics.get("train_loss", metrics.get("loss"))
+        return Admitted(
+            site,
+            update,
+            self._check_norm(update),
+            _checked_examples(metrics.get("num-examples")),
+            float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None,
+        )
+
+    def _check_round(self, reply: Stamp) -> None:
+        assert self.stamp is not None
+        difference = self.stamp.mismatch(reply)
+        late_by = self.stamp.round - reply.round
+        if difference.startswith("round:") and 0 < late_by <= self.staleness:
+            return
+        if difference:
+            raise Rejected(f"stale or foreign reply: {difference}")
+
+    def _check_tensors(self, update: Mapping[str, Tensor]) -> float:
+        self._check_shapes(update)
+        return self._check_norm(update)
+
+    def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors.keys() != self.reference.keys():
+            missing = sorted(self.reference.keys() - tensors.keys())
+            extra = sorted(tensors.keys() - self.reference.keys())
+            raise Rejected(f"tensors: missing {missing[:3] or 'none'}, unexpected {extra[:3] or 'none'}")
+        for name, tensor in tensors.items():
+            expected = self.reference[name]
+            # exact shapes: broadcasting would otherwise hide a (M, 1) in place of (M, d)
+            if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+                raise Rejected(
+                    f"tensor {name!r}: found {tensor.dtype} {tuple(tensor.shape)}, "
+                    f"expected {expected.dtype} {tuple(expected.shape)}"
+                )
+
+    def _check_norm(self, update: Mapping[str, Tensor]) -> float:
+        norms = [torch.linalg.vector_norm(tensor) for tensor in update.values()]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        if not math.isfinite(norm):
+            raise Rejected("update: norm is not finite")
+        if self.max_update_norm is not None and norm > self.max_update_norm:
+            raise Rejected(f"update: norm {norm:.4g} is above max_update_norm {self.max_update_norm:.4g}")
+        return norm
+
+
+def _checked_examples(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or not 1 <= value <= MAX_EXAMPLES:
+        raise Rejected(f"num-examples: found {value!r}, allowed an integer from 1 to {MAX_EXAMPLES}")
+    return value

@@ -1,0 +1,127 @@
+"""The fifth number of a budget, always on the safe side; and noise for digests from a stated epsilon."""
+
+from dataclasses import replace
+
+import pytest
+from scipy.stats import norm
+
+from foundation.errors import PrivacyError
+from privacy.accountants import make_accountant
+from privacy.budget import Budget, Solved
+from privacy.calibration import (
+    digest_l1_sensitivity,
+    digest_l2_sensitivity,
+    gaussian_multiplier,
+    laplace_epsilon,
+    sparsity_l2_sensitivity,
+)
+from privacy.config import AccountantName
+
+KNOWN = Budget(epsilon=8.0, delta=1e-5, noise_multiplier=None, sample_rate=1.0, steps=50)
+WHOLE: dict[str, float] = {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "noise_multiplier": 4.3,
+    "sample_rate": 1.0,
+    "steps": 50,
+}
+
+
+def cost(solved: Solved, accountant: AccountantName) -> float:
+    history = [(solved.noise_multiplier, solved.sample_rate, solved.steps)]
+    return make_accountant(accountant, history).epsilon(solved.delta)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+@pytest.mark.parametrize(
+    ("missing", "stricter"),
+    [("noise_multiplier", 1 / 1.02), ("delta", 1 / 1.2), ("steps", 1.05)],
+)
+def test_the_answer_holds_and_is_tight(missing: str, stricter: float, accountant: AccountantName) -> None:
+    solved = Budget(**(WHOLE | {missing: None})).solve(accountant)  # pyright: ignore[reportArgumentType]
+    assert cost(solved, accountant) <= 8.0
+    value = getattr(solved, missing) * stricter
+    less = replace(solved, **{missing: round(value) if missing == "steps" else value})
+    assert cost(less, accountant) > 8.0 - 0.02
+
+
+def test_sample_rate_for_a_budget() -> None:
+    solved = Budget(epsilon=2.0, delta=1e-5, noise_multiplier=1.0, sample_rate=None, steps=20).solve("rdp")
+    assert cost(solved, "rdp") <= 2.0 < cost(replace(solved, sample_rate=solved.sample_rate * 1.01), "rdp")
+
+
+def test_epsilon_is_the_accountants_figure() -> None:
+    budget = Budget(delta=1e-5, noise_multiplier=1.0, sample_rate=0.1, steps=100)
+    assert budget.solve("prv").epsilon == pytest.approx(7.057, rel=0.01)
+    assert budget.solve("rdp").epsilon == pytest.approx(7.899, rel=0.01)
+
+
+def test_solutions_agree_with_each_other() -> None:
+    noise = KNOWN.solve("rdp").noise_multiplier
+    again = Budget(epsilon=8.0, delta=1e-5, noise_multiplier=noise, sample_rate=1.0, steps=None).solve("rdp")
+    assert again.steps == 50
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (WHOLE, "0 of epsilon"),
+        (WHOLE | {"epsilon": None, "steps": None}, "epsilon, steps"),
+        (WHOLE | {"steps": None, "epsilon": 0.0}, "epsilon is 0.0"),
+        (WHOLE | {"steps": None, "epsilon": float("inf")}, "epsilon is inf"),
+        (WHOLE | {"steps": None, "delta": 1.0}, "delta is 1.0"),
+        (WHOLE | {"steps": None, "noise_multiplier": -1.0}, "noise_multiplier is -1.0"),
+        (WHOLE | {"steps": None, "sample_rate": 1.5}, "sample_rate is 1.5"),
+        (WHOLE | {"epsilon": None, "steps": 0}, "steps is 0"),
+    ],
+)
+def test_badly_posed_budgets_are_refused(values: dict[str, float], reason: str) -> None:
+    with pytest.raises(PrivacyError, match=reason):
+        Budget(**values)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_budget_that_nothing_reaches_is_refused() -> None:
+    with pytest.raises(PrivacyError, match="single step already costs more"):
+        Budget(epsilon=0.5, delta=1e-5, noise_multiplier=0.5, sample_rate=1.0, steps=None).solve("rdp")
+
+
+@pytest.mark.parametrize(("epsilon", "expected"), [(1.0, 3.731), (2.0, 1.994), (4.0, 1.081), (8.0, 0.600)])
+def test_analytic_gaussian_anchors(epsilon: float, expected: float) -> None:
+    multiplier = gaussian_multiplier(epsilon, 1e-5)
+    assert multiplier == pytest.approx(expected, abs=6e-4)
+    mu = 1 / multiplier
+    delta = norm.cdf(mu / 2 - epsilon / mu) - pow(2.718281828459045, epsilon) * norm.cdf(
+        -mu / 2 - epsilon / mu
+    )
+    assert delta == pytest.approx(1e-5, rel=1e-5)
+
+
+def test_analytic_gaussian_is_what_prv_charges_for_it() -> None:
+    assert make_accountant("prv", [(gaussian_multiplier(4.0, 1e-5), 1.0, 1)]).epsilon(1e-5) == pytest.approx(
+        4.0, abs=0.02
+    )
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (1.0, 0.0), (1.0, 1.0)])
+def test_analytic_gaussian_refuses_what_no_noise_gives(epsilon: float, delta: float) -> None:
+    with pytest.raises(PrivacyError):
+        gaussian_multiplier(epsilon, delta)
+
+
+def test_digest_claims_by_hand() -> None:
+    """Laplace scale tau / 100 on 256 features of a mixture of 4: a nominal 0.005 is an honest 6400."""
+    sensitivity = digest_l1_sensitivity(length=256, largest_value=1.0, largest_weight=0.25)
+    assert laplace_epsilon(sensitivity, scale=0.01) == pytest.approx(6400)
+    assert laplace_epsilon(sensitivity, scale=8.0) == pytest.approx(8.0)
+    assert laplace_epsilon(sensitivity, scale=0.0) == float("inf")
+    assert digest_l2_sensitivity(1.0, 0.25, non_negative=False) * gaussian_multiplier(
+        8.0, 1e-5
+    ) == pytest.approx(0.30, abs=0.002)
+    assert digest_l2_sensitivity(1.0, 0.25, non_negative=True) == pytest.approx(0.3536, abs=1e-4)
+
+
+def test_sparsity_claim_by_hand() -> None:
+    assert sparsity_l2_sensitivity(32, 1000) == pytest.approx(0.005657, abs=1e-6)
+    assert sparsity_l2_sensitivity(32, 1000) * gaussian_multiplier(1.0, 1e-5) == pytest.approx(
+        0.0211, abs=1e-4
+    )

@@ -1,0 +1,82 @@
+"""The privacy block accepts what can be kept and refuses the rest with a reason."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from privacy.config import AdaptiveClippingConfig, BayesianConfig, PrivacyConfig
+
+LOCAL: dict[str, Any] = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0}
+CENTRAL = LOCAL | {"mode": "client_central"}
+SAMPLE = LOCAL | {"mode": "sample"}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"mode": "client_local", "clip_norm": 1.0}, "noise_multiplier is missing"),
+        ({"mode": "sample", "noise_multiplier": 1.0}, "clip_norm is missing"),
+        (LOCAL | {"clip_norm": 0.0}, "clip_norm is 0.0"),
+        (LOCAL | {"clip_norm": float("inf")}, "clip_norm is inf"),
+        (LOCAL | {"clip_norm": float("nan")}, "clip_norm is nan"),
+        (LOCAL | {"noise_multiplier": -1.0}, "noise_multiplier is -1.0"),
+        (LOCAL | {"noise_multiplier": float("nan")}, "noise_multiplier is nan"),
+        (LOCAL | {"delta": 0.0}, "delta is 0.0"),
+        (LOCAL | {"delta": 1.0}, "delta is 1.0"),
+        ({"mode": "none", "noise_multiplier": 1.0}, "protect nothing"),
+        ({"mode": "none", "ghost": True}, "ghost is set"),
+        (LOCAL | {"physical_batch": 8}, "belong to mode sample"),
+        (CENTRAL | {"ghost": True}, "belong to mode sample"),
+        (SAMPLE | {"physical_batch": 0}, "physical_batch"),
+        (LOCAL | {"adaptive_clipping": {"count_noise_multiplier": 5.0}}, "needs mode client_central"),
+        (CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 1.0}}, "below twice"),
+        (
+            CENTRAL | {"noise_multiplier": 0, "adaptive_clipping": {"count_noise_multiplier": 1.0}},
+            "below twice",
+        ),
+        (LOCAL | {"noise_multiplier": 0, "bayesian": {"pairs": 3, "planned_rounds": 1}}, "needs noise"),
+        (LOCAL | {"bayesian": {"pairs": 2, "planned_rounds": 1}}, "pairs"),
+        (
+            LOCAL | {"bayesian": {"pairs": 3, "planned_rounds": 1, "failure_probability": 1e-17}},
+            "failure_probability",
+        ),
+        (LOCAL | {"noise_source": "numpy"}, "noise_source"),
+        (LOCAL | {"accountant": "moments"}, "accountant"),
+        (LOCAL | {"clipnorm": 1.0}, "clipnorm"),
+        ({"mode": "local"}, "mode"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        PrivacyConfig.model_validate(values)
+
+
+def test_nothing_is_protected_by_default() -> None:
+    privacy = PrivacyConfig()
+    assert not privacy.enabled
+    assert privacy.unit is None
+
+
+def test_headline_defaults() -> None:
+    privacy = PrivacyConfig.model_validate(LOCAL)
+    assert (privacy.delta, privacy.accountant, privacy.noise_source) == (1e-5, "prv", "secure")
+    assert not privacy.allow_unaccounted_metrics
+
+
+@pytest.mark.parametrize(("values", "unit"), [(LOCAL, "site"), (CENTRAL, "site"), (SAMPLE, "sample")])
+def test_unit_of_each_mode(values: dict[str, Any], unit: str) -> None:
+    assert PrivacyConfig.model_validate(values).unit == unit
+
+
+def test_optional_blocks() -> None:
+    privacy = PrivacyConfig.model_validate(
+        CENTRAL
+        | {
+            "adaptive_clipping": {"count_noise_multiplier": 4.0},
+            "bayesian": {"pairs": 10, "planned_rounds": 30},
+        }
+    )
+    assert privacy.adaptive_clipping == AdaptiveClippingConfig(count_noise_multiplier=4.0)
+    assert privacy.bayesian == BayesianConfig(pairs=10, planned_rounds=30)
+    assert PrivacyConfig.model_validate(privacy.model_dump(mode="json")) == privacy

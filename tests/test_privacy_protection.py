@@ -1,0 +1,172 @@
+"""Clipping and the two protected releases, with the cases in which other libraries got them wrong."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from foundation.errors import PrivacyError
+from foundation.streams import stream
+from privacy.clipping import AdaptiveClipping, clip, clip_tensors
+from privacy.config import AdaptiveClippingConfig
+from privacy.noise import SecureNoise, SeededNoise
+from privacy.protection import central_noise_std, effective_multiplier, protect_update
+
+vectors = st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=50).map(torch.tensor)
+norms = st.floats(1e-6, 1e6)
+
+
+def true_norm(*tensors: Tensor) -> float:
+    values = torch.cat([tensor.double().reshape(-1) for tensor in tensors]).tolist()
+    return math.sqrt(math.fsum(value * value for value in values))
+
+
+def test_hand_case() -> None:
+    vector = torch.tensor([3.0, 4.0])
+    assert clip(vector, 1.0) == 5.0
+    assert vector.tolist() == pytest.approx([0.6, 0.8], rel=1e-6)
+
+
+@given(vectors, norms)
+def test_clip_bounds_the_rounded_vector_and_keeps_its_direction(vector: Tensor, clip_norm: float) -> None:
+    before = vector.clone()
+    norm = clip(vector, clip_norm)
+    assert norm == pytest.approx(true_norm(before), rel=1e-12)
+    if norm <= clip_norm:
+        assert torch.equal(vector, before)
+    else:
+        assert true_norm(vector) <= clip_norm
+        assert true_norm(vector) == pytest.approx(clip_norm, rel=1e-5)
+        expected = before.double() * (clip_norm / norm)
+        assert torch.allclose(vector.double(), expected, rtol=1e-6, atol=1e-30)
+
+
+def test_within_the_bound_the_bits_stay() -> None:
+    vector = torch.tensor([0.1, -0.0, 1e-42, 0.3])
+    before = vector.view(torch.int32).clone()
+    clip(vector, 1.0)
+    assert torch.equal(vector.view(torch.int32), before)
+
+
+def test_zero_update_stays_zero() -> None:
+    vector = torch.zeros(10)
+    assert clip(vector, 1.0) == 0.0
+    assert torch.equal(vector, torch.zeros(10))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_updates_are_not_released(value: float) -> None:
+    with pytest.raises(PrivacyError, match="NaN or infinite"):
+        protect_update(torch.tensor([1.0, value]), 1.0, 1.0, SecureNoise())
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, float("nan"), float("inf")])
+def test_clip_norms_that_bound_nothing_are_refused(clip_norm: float) -> None:
+    with pytest.raises(PrivacyError, match="clip norm"):
+        clip(torch.ones(2), clip_norm)
+
+
+def test_integer_buffers_are_neither_measured_nor_changed() -> None:
+    weight, counter = torch.tensor([3.0, 4.0]), torch.tensor(10_000)
+    assert clip_tensors([weight, counter], 10.0) == 5.0
+    assert clip_tensors([weight, counter], 1.0) == 5.0
+    assert counter.item() == 10_000
+    assert true_norm(weight) == pytest.approx(1.0)
+
+
+def test_zero_dimensional_tensors_are_clipped_with_the_rest() -> None:
+    scalar, weight = torch.tensor(12.0), torch.tensor([3.0, 4.0])
+    assert clip_tensors([scalar, weight], 1.3) == 13.0
+    assert scalar.item() == pytest.approx(1.2, rel=1e-6)
+    assert true_norm(scalar, weight) <= 1.3
+
+
+def test_views_of_one_vector_are_clipped_in_it() -> None:
+    vector = torch.tensor([3.0, 0.0, 0.0, 4.0])
+    assert clip_tensors([vector[:1], vector[1:].view(1, 3)], 1.0) == 5.0
+    assert vector.tolist() == pytest.approx([0.6, 0.0, 0.0, 0.8], rel=1e-6)
+
+
+def test_protected_update_has_the_noise_of_its_setting() -> None:
+    vector = torch.full((40_000,), 1.0)
+    release = protect_update(vector, 0.5, 2.0, SeededNoise(stream(1, "dp-noise")))
+    assert release.norm_before == pytest.approx(200.0)
+    assert (release.clipped, release.noise_std, release.noise_source) == (True, 1.0, "seeded")
+    assert vector.std().item() == pytest.approx(1.0, rel=0.02)
+
+
+def test_zero_update_leaves_as_noise() -> None:
+    vector = torch.zeros(40_000)
+    release = protect_update(vector, 1.0, 1.0, SecureNoise())
+    assert (release.norm_before, release.clipped, release.noise_source) == (0.0, False, "secure")
+    assert vector.std().item() == pytest.approx(1.0, rel=0.03)
+
+
+def test_without_noise_the_update_is_only_clipped() -> None:
+    vector = torch.tensor([3.0, 4.0])
+    protect_update(vector, 1.0, 0.0, SecureNoise())
+    assert vector.tolist() == pytest.approx([0.6, 0.8], rel=1e-6)
+
+
+def test_negative_multiplier_is_refused() -> None:
+    with pytest.raises(PrivacyError, match="noise multiplier"):
+        protect_update(torch.ones(2), 1.0, -0.1, SecureNoise())
+
+
+def test_central_noise_is_sized_for_the_largest_weight() -> None:
+    """Weights 900/50/50: noise for the mean weight has 0.37 of the stated multiplier, for the largest all."""
+    samples = [900, 50, 50]
+    largest = max(samples) / sum(samples)
+    std = central_noise_std(clip_norm=2.0, noise_multiplier=1.5, largest_weight=largest)
+    most_one_site_can_move = largest * 2.0
+    assert std / most_one_site_can_move == pytest.approx(1.5)
+    sized_for_equal_weights = 1.5 * 2.0 / len(samples)
+    assert sized_for_equal_weights / most_one_site_can_move == pytest.approx(0.37 * 1.5, rel=0.01)
+
+
+@pytest.mark.parametrize(("clip_norm", "weight"), [(0.0, 0.5), (1.0, 0.0), (1.0, -0.1), (1.0, float("nan"))])
+def test_central_noise_needs_both_bounds(clip_norm: float, weight: float) -> None:
+    with pytest.raises(PrivacyError):
+        central_noise_std(clip_norm, 1.0, weight)
+
+
+def test_effective_multiplier_of_each_mode() -> None:
+    assert effective_multiplier("client_local", 3.0) == 1.5
+    assert effective_multiplier("client_central", 3.0) == 3.0
+    assert effective_multiplier("sample", 3.0) == 3.0
+    with pytest.raises(PrivacyError):
+        effective_multiplier("none", 3.0)
+
+
+class TestAdaptiveClipping:
+    def clipping(self, count_noise: float = 10.0, clip_norm: float = 0.1) -> AdaptiveClipping:
+        settings = AdaptiveClippingConfig(quantile=0.5, learning_rate=0.2, count_noise_multiplier=count_noise)
+        return AdaptiveClipping(settings, noise_multiplier=1.0, clip_norm=clip_norm)
+
+    def test_sum_and_count_together_cost_the_stated_multiplier(self) -> None:
+        """Two Gaussians composed: 1 / z^2 adds up, the count having sensitivity 1/2."""
+        adaptive = self.clipping(count_noise=0.8)
+        count_multiplier = 0.8 / 0.5
+        assert adaptive.update_noise_multiplier**-2 + count_multiplier**-2 == pytest.approx(1.0)
+        assert adaptive.update_noise_multiplier > 1.0
+
+    def test_a_count_that_costs_everything_is_refused(self) -> None:
+        with pytest.raises(PrivacyError, match="count alone"):
+            _ = self.clipping(count_noise=0.5).update_noise_multiplier
+
+    @pytest.mark.parametrize("start", [0.01, 100.0])
+    def test_norm_reaches_the_median(self, start: float) -> None:
+        adaptive = self.clipping(clip_norm=start)
+        sizes = torch.linspace(1.0, 3.0, 200)
+        source = SeededNoise(stream(2, "dp-noise"))
+        for _ in range(150):
+            adaptive.step(int((sizes <= adaptive.clip_norm).sum()), len(sizes), source)
+        assert adaptive.clip_norm == pytest.approx(2.0, rel=0.15)
+
+    def test_step_by_hand(self) -> None:
+        """15 of 20 below the norm, quantile 0.5, no noise to speak of: C <- C exp(-0.2 * 0.25)."""
+        adaptive = self.clipping(count_noise=1e-9, clip_norm=2.0)
+        assert adaptive.step(15, 20, SecureNoise()) == pytest.approx(2.0 * math.exp(-0.05))
