@@ -19,7 +19,7 @@ MEAN, STD = 0.3053, 0.3760
 
 
 def load_digits(config: DataConfig) -> Source:
-    """1797 samples, uint8 (N, 1, 8, 8), 0..16 stretched to 0..255; classes "0".."9"; no official test part."""
+    """1797 samples, uint8 (N, 1, 8, 8), 0..16 stretched to 0..255; classes "0".."9"; no test part."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise DataError("data.source: 'digits' comes with scikit-learn, which is not installed")

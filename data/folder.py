@@ -1,7 +1,7 @@
 """Images in class folders, or named by a CSV manifest.
 
 A site's root holds one folder a class, and images at any depth inside; or `train` and `test`, each with
-class folders. With a natural partition, the path holds one such root a site. A manifest is a CSV file with the
+class folders. With a natural partition, the path holds one such root a site. A manifest is a CSV file with
 columns path (relative to the manifest), label, and optionally site and split ("train" or "test").
 """
 

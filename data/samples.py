@@ -113,3 +113,9 @@ def select_classes(source: Source, names: tuple[str, ...] | None) -> Source:
         test=selected(source.test) if source.test is not None else None,
         classes=names,
     )
+
+
+def fill_missing(x: Tensor, mean: Tensor) -> None:
+    """Put the mean where a number of a table is missing (NaN), in place: it is 0 once it is standardised."""
+    if x.ndim == 2 and x.is_floating_point():
+        torch.where(x.isnan(), mean, x, out=x)

@@ -1,0 +1,80 @@
+"""Who this process answers as, found out from the node's and the run's configuration without reading any data."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.app import Context
+
+from config.experiment import Experiment
+from config.run import RunSettings
+from config.site import ANSWERS, SiteConfig, SitePolicy, load_site_config
+from data.config import DataConfig
+from foundation.errors import ConfigError, PolicyRefusal
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A site's name and machine. own_data: a deployed site's data block; None: a share of the experiment's data.
+
+    shared_models: folder that simulated sites share for the models of earlier tasks; None: in the site's own state.
+    """
+
+    name: str
+    experiment: Experiment
+    policy: SitePolicy
+    state_dir: Path
+    device: str
+    threads: int
+    own_data: DataConfig | None = None
+    shared_models: Path | None = None
+    deployed: bool = False
+
+
+@lru_cache(maxsize=4)
+def _experiment(settings: RunSettings) -> Experiment:
+    return settings.load()
+
+
+@lru_cache(maxsize=4)
+def _site_config(path: Path, changed: int) -> SiteConfig:
+    return load_site_config(path)
+
+
+def identify(context: Context) -> Identity:
+    """The site of this node. Raises ConfigError when the node's configuration names neither a site.yaml nor a partition."""
+    settings = RunSettings.from_run_config(context.run_config)
+    experiment = _experiment(settings)
+    site_file = context.node_config.get("site")
+    if site_file is not None:
+        path = Path(str(site_file))
+        config = _site_config(path, path.stat().st_mtime_ns if path.exists() else 0)
+        return Identity(
+            config.site,
+            experiment,
+            config.policy,
+            config.state_dir,
+            config.device,
+            config.threads,
+            own_data=config.data,
+            deployed=True,
+        )
+    partition = context.node_config.get("partition-id")
+    if not isinstance(partition, int):
+        raise ConfigError(
+            "node config: needs site=\"/path/to/site.yaml\" (a real site) or partition-id=K (a simulated one); "
+            f"found {sorted(context.node_config) or 'nothing'}"
+        )
+    names = experiment.data.site_names
+    if not 0 <= partition < len(names):
+        raise PolicyRefusal(f"partition-id {partition}: the experiment has {len(names)} sites; this node takes no part")
+    run_folder = settings.folder(experiment)
+    return Identity(
+        names[partition],
+        experiment,
+        SitePolicy(answers=list(ANSWERS)),
+        run_folder / "sites" / names[partition],
+        settings.device,
+        settings.threads,
+        shared_models=run_folder / "sites" / "models",
+    )

@@ -1,0 +1,135 @@
+"""A site that exists: it has its own data and nothing else, and needs nothing else to make its parts.
+
+Given the samples that a natural site of a simulation has, in the same order, its parts are the same.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from data.config import DataConfig, PartitionConfig
+from data.samples import Samples, fill_missing
+from data.site import SiteData
+from data.sources import load
+from data.splits import LEAST_AT_SITE, Strata
+from data.table import feature_names
+from foundation.errors import ConfigError, DataError, nearest
+
+SITE_KEYS = ("source", "path", "dataset", "download", "labels", "label_column", "site_column", "arrays")
+"""What a site says about its own data; everything else is the experiment's to say."""
+
+
+def site_config(experiment: DataConfig, site: DataConfig) -> DataConfig:
+    """The data block that a site works by: where its data lies, and how, as the site says; the rest as the
+    experiment says.
+
+    Raises ConfigError where the site's block sets what the experiment decides, or the two do not fit.
+    """
+    for key in sorted(site.model_fields_set - set(SITE_KEYS)):
+        if getattr(site, key) not in (type(site).model_fields[key].get_default(), getattr(experiment, key)):
+            raise ConfigError(
+                f"data.{key}: found {getattr(site, key)!r} in the site's file, but the experiment "
+                f"decides it; a site may say {', '.join(SITE_KEYS)}"
+            )
+    merged = dict(experiment) | {key: getattr(site, key) for key in SITE_KEYS}
+    merged |= {"partition": PartitionConfig(), "sites": None}
+    try:
+        return DataConfig.model_validate(merged)
+    except ValidationError as error:
+        reasons = "; ".join(str(fault["msg"]) for fault in error.errors())
+        raise ConfigError(f"data: the site's file and the experiment do not fit: {reasons}") from error
+
+
+def load_site(
+    config: DataConfig, registry: Sequence[str], site_name: str, seed: int, cache: Path | None = None
+) -> SiteData:
+    """The samples of one site and its parts, by the same streams as in simulation.
+
+    config: as site_config makes it. registry: class names in class order. Where the data says who holds each
+    sample, only those of site_name count. cache: a private folder for decoded images, or None.
+    Raises ConfigError or DataError naming the key, file, row or label that is wrong.
+    """
+    if config.source == "csv" and config.columns is None:
+        raise ConfigError(
+            "data.columns: missing; sites that discovered columns for themselves would disagree"
+        )
+    alone = config.model_copy(
+        update={
+            "classes": tuple(registry),
+            "partition": PartitionConfig(),
+            "sites": None,
+        }
+    )
+    source = load(alone, seed, cache)
+    if source.mean.isnan().any():
+        raise ConfigError("data.normalise: missing; a site alone cannot know what all sites standardise by")
+    train = _held_by(source.train, site_name)
+    if len(train) == 0:
+        raise DataError(f"site {site_name!r}: no sample in {config.path}")
+    parts = [train] + ([_held_by(source.test, site_name)] if source.test is not None else [])
+    x = torch.cat([part.x for part in parts]) if len(parts) > 1 else train.x
+    y = torch.cat([part.y for part in parts])
+    fill_missing(x, source.mean)
+    strata = Strata(y.numpy(), registry, seed)
+    rows = np.arange(len(y))
+    if len(parts) > 1:
+        rest, test = np.split(rows, [len(train)])
+    else:
+        test, rest = strata.hold_out(rows, config.test_fraction, LEAST_AT_SITE, "test-split", site_name)
+    validation, rest = strata.hold_out(
+        rest, config.validation_fraction, LEAST_AT_SITE, "validation", site_name
+    )
+    notes = list(source.notes)
+    absent = [
+        name
+        for name, count in zip(registry, np.bincount(strata.labels, minlength=len(registry)), strict=True)
+        if count == 0
+    ]
+    if absent:
+        notes.append(f"site {site_name!r} holds no sample of {', '.join(absent)}")
+    if config.samples_limit is not None or config.test_limit is not None:
+        notes.append(
+            "data.samples_limit and test_limit are for simulation; this site uses all of its samples"
+        )
+    return SiteData(
+        site_name,
+        x,
+        y,
+        train=torch.from_numpy(rest),
+        validation=torch.from_numpy(validation),
+        test=torch.from_numpy(test),
+        mean=source.mean,
+        std=source.std,
+        notes=tuple(notes),
+    )
+
+
+def declared_input_shape(config: DataConfig) -> tuple[int, ...]:
+    """(C, H, W) or (D,) of the inputs, as far as an experiment without data of its own says it.
+
+    Raises ConfigError naming the key that it leaves open.
+    """
+    if config.source == "csv":
+        if config.columns is None:
+            raise ConfigError(
+                "data.columns: missing; an experiment without data of its own must list the features"
+            )
+        return (len(feature_names(config.columns)),)
+    if config.size is None:
+        raise ConfigError("data.image_size: missing; an experiment without data of its own must say it")
+    return (1 if config.color == "gray" else 3, *config.size)
+
+
+def _held_by(samples: Samples, site_name: str) -> Samples:
+    if samples.site is None:
+        return samples
+    if site_name not in samples.site_names:
+        hint = nearest(site_name, samples.site_names)
+        raise DataError(
+            f"site {site_name!r}: the data names other sites only{hint}: {', '.join(samples.site_names)}"
+        )
+    wanted = samples.site_names.index(site_name)
+    return samples.pick(torch.nonzero(samples.site == wanted).squeeze(1))

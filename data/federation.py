@@ -1,0 +1,263 @@
+"""A whole simulated federation: one tensor of samples, and who holds which of them.
+
+The test set is the official one, or is held out before anything is divided. Sites that exist (a natural
+partition) hold out their own, as they would in deployment, and the test set of the server is all of these
+together. Where the division is simulated, each site's test part is its share of the test set, in proportion to
+its training samples of each class: what all sites measure together is what the server measures.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.apportion import apportion
+from data.config import DataConfig, NormaliseConfig, TasksConfig
+from data.deployed import declared_input_shape, load_site, site_config
+from data.partition import partition
+from data.registry import Registry, build_registry
+from data.samples import Source, fill_missing
+from data.schedule import TaskSchedule
+from data.site import SiteData
+from data.sources import load
+from data.splits import LEAST_AT_SITE, LEAST_CENTRAL, Strata, joined
+from data.table import feature_names
+from foundation.errors import ConfigError, DataError, nearest
+
+__all__ = [
+    "Federation",
+    "Registry",
+    "SiteData",
+    "build",
+    "build_registry",
+    "declared_input_shape",
+    "load_site",
+    "site_config",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """registry: classes in order, and tasks. raw_classes: the same names in the order of the source.
+
+    sites: name -> data, all views by index into one tensor. test: the server's test set, as its part "test";
+    None without one. mean, std: as in SiteData. columns: of a table, as used. notes: for the journal.
+    """
+
+    registry: Registry
+    raw_classes: tuple[str, ...]
+    sites: dict[str, SiteData]
+    test: SiteData | None
+    mean: Tensor
+    std: Tensor
+    input_shape: tuple[int, ...]
+    columns: dict[str, str | tuple[str, ...]] | None
+    notes: tuple[str, ...]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.registry.classes
+
+    @property
+    def order_hash(self) -> str:
+        return self.registry.order_hash
+
+    @property
+    def schedule(self) -> TaskSchedule:
+        return self.registry.schedule
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        return tuple(self.sites)
+
+    def site(self, name: str) -> SiteData:
+        """Raises ConfigError on a site that is not there."""
+        if name not in self.sites:
+            raise ConfigError(
+                f"no site {name!r} in the data{nearest(name, self.sites)}; it has {len(self.sites)}"
+            )
+        return self.sites[name]
+
+    def resolved(self, config: DataConfig) -> DataConfig:
+        """config with everything that was discovered written out, so that other data is read the same way."""
+        mean, std = self.mean.tolist(), self.std.tolist()
+        normalise: dict[str, object] = {"mean": mean, "std": std}
+        found: dict[str, object] = {"classes": self.raw_classes}
+        if self.columns is not None:
+            numeric = {name for name, kind in self.columns.items() if isinstance(kind, str)}
+            names = feature_names(self.columns)
+            normalise = {
+                key: {name: value for name, value in zip(names, values, strict=True) if name in numeric}
+                for key, values in (("mean", mean), ("std", std))
+            }
+            found["columns"] = self.columns
+        elif config.source == "folder":
+            found |= {"image_size": self.input_shape[1:], "color": config.color or "rgb"}
+        found["normalise"] = NormaliseConfig.model_validate(normalise)
+        return DataConfig.model_validate({**dict(config), **found})
+
+
+def build(config: DataConfig, tasks: TasksConfig, seed: int, earlier: Registry | None = None) -> Federation:
+    """Read the data of an experiment, order and cut its classes, and divide it among the simulated sites.
+
+    earlier: the registry of the run that is continued, which stays the prefix of this one.
+    Raises ConfigError or DataError naming what is wrong with the experiment or its data.
+    """
+    source = load(config, seed)
+    registry = build_registry(source.classes, tasks, seed, earlier)
+    return _Builder(config, source, registry, seed).federation()
+
+
+class _Builder:
+    def __init__(self, config: DataConfig, source: Source, registry: Registry, seed: int) -> None:
+        self.config, self.source, self.registry, self.seed = config, source, registry, seed
+        self.notes = list(source.notes)
+        self.natural = config.partition.kind == "natural"
+        self.official = source.test is not None
+        parts = [source.train] + ([source.test] if source.test is not None else [])
+        self.x = torch.cat([part.x for part in parts]) if self.official else source.train.x
+        position = {name: index for index, name in enumerate(registry.classes)}
+        internal = torch.tensor([position[name] for name in source.classes])
+        self.y = internal[torch.cat([part.y for part in parts])]
+        self.labels = self.y.numpy()
+        self.strata = Strata(self.labels, registry.classes, seed)
+        held = [part.site for part in parts]
+        known = [site.numpy() for site in held if site is not None]
+        self.site_of = np.concatenate(known) if len(known) == len(parts) else None
+        self.names = self._site_names()
+
+    def federation(self) -> Federation:
+        train, test = self._train_and_test()
+        self._require_classes(train, "training set")
+        if len(test):
+            self._require_classes(test, "test set")
+        train, test = self._capped(train, test)
+        shares = self._shares(train)
+        tests = self._test_shares(shares, test)
+        mean, std = self._standardised(train)
+        none = np.empty(0, dtype=np.int64)
+        frame = SiteData("test", self.x, self.y, _index(none), _index(none), _index(test), mean, std)
+        sites = {}
+        for name, share, test_share in zip(self.names, shares, tests, strict=True):
+            if len(share) == 0:
+                self.notes.append(f"site {name!r} holds no training sample and takes no part")
+                continue
+            fraction = self.config.validation_fraction
+            validation, rest = self.strata.hold_out(share, fraction, LEAST_AT_SITE, "validation", name)
+            sites[name] = replace(
+                frame, name=name, train=_index(rest), validation=_index(validation), test=_index(test_share)
+            )
+        return Federation(
+            self.registry,
+            self.source.classes,
+            sites,
+            frame if len(test) else None,
+            mean,
+            std,
+            tuple(self.x.shape[1:]),
+            self.source.columns,
+            tuple(self.notes),
+        )
+
+    def _site_names(self) -> tuple[str, ...]:
+        if self.natural:
+            found = self.source.train.site_names
+            if self.source.train.site is None:
+                raise ConfigError("data.partition.kind: 'natural', but the data names no sites")
+            if self.config.sites not in (None, len(found)):
+                raise ConfigError(
+                    f"data.sites: {self.config.sites}, but the data has {len(found)} of its own; leave it out"
+                )
+            return found
+        if self.config.sites is None:
+            raise ConfigError(
+                f"data.sites: missing; partition {self.config.partition.kind!r} needs their number"
+            )
+        return tuple(f"site-{index}" for index in range(self.config.sites))
+
+    def _train_and_test(self) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.arange(len(self.labels))
+        if self.official:
+            train, test = np.split(rows, [len(self.source.train)])
+            return train, test
+        if not self.natural:
+            test, train = self.strata.hold_out(rows, self.config.test_fraction, LEAST_CENTRAL, "test-split")
+            return train, test
+        assert self.site_of is not None
+        pairs = [
+            self.strata.hold_out(
+                np.flatnonzero(self.site_of == index),
+                self.config.test_fraction,
+                LEAST_AT_SITE,
+                "test-split",
+                name,
+            )
+            for index, name in enumerate(self.names)
+        ]
+        return joined([train for _, train in pairs]), joined([test for test, _ in pairs])
+
+    def _require_classes(self, rows: np.ndarray, what: str) -> None:
+        counts = np.bincount(self.labels[rows], minlength=len(self.registry.classes))
+        absent = [self.registry.classes[label] for label in np.flatnonzero(counts == 0)]
+        if absent:
+            raise DataError(
+                f"the {what} has no sample of {', '.join(map(repr, absent))}; add samples, take the class out of "
+                "data.classes" + (", or set data.test_fraction to 0" if what == "test set" else "")
+            )
+
+    def _capped(self, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        limit = self.config.samples_limit
+        if limit is not None and self.natural and len(train) > limit:
+            assert self.site_of is not None
+            held = [train[self.site_of[train] == index] for index in range(len(self.names))]
+            limits = apportion(np.array([limit]), np.array([[len(rows) for rows in held]]))[0]
+            train = joined(
+                [
+                    self.strata.cap(rows, max(1, int(most)), "samples-limit", name)
+                    for rows, most, name in zip(held, limits, self.names, strict=True)
+                ]
+            )
+        elif limit is not None:
+            train = self.strata.cap(train, limit, "samples-limit")
+        if self.config.test_limit is not None:
+            test = self.strata.cap(test, self.config.test_limit, "test-limit")
+        return train, test
+
+    def _shares(self, train: np.ndarray) -> list[np.ndarray]:
+        """Training rows of each site."""
+        divided = partition(
+            self.config.partition,
+            self.labels[train],
+            len(self.names),
+            self.seed,
+            self.registry.schedule.boundaries,
+            names=self.registry.classes,
+            site_of=self.site_of[train] if self.natural and self.site_of is not None else None,
+        )
+        self.notes += divided.notes
+        return [train[indices] for indices in divided.indices]
+
+    def _test_shares(self, shares: list[np.ndarray], test: np.ndarray) -> list[np.ndarray]:
+        if self.natural and self.site_of is not None:
+            return [test[self.site_of[test] == index] for index in range(len(shares))]
+        classes = len(self.registry.classes)
+        held = np.stack([np.bincount(self.labels[share], minlength=classes) for share in shares], axis=1)
+        return self.strata.share_out(test, held)
+
+    def _standardised(self, train: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Constants, those that nobody has said taken from the training rows; fills missing numbers in x."""
+        mean, std = self.source.mean.clone(), self.source.std.clone()
+        unknown = mean.isnan()
+        if unknown.any():
+            values = self.x[_index(train)].transpose(0, 1).flatten(1)[unknown].double()
+            center = values.nanmean(dim=1).nan_to_num(0.0)
+            spread = (values - center[:, None]).square().nanmean(dim=1).sqrt().nan_to_num(0.0)
+            mean[unknown] = center.float()
+            std[unknown] = torch.where(spread > 0, spread, torch.ones_like(spread)).float()
+        fill_missing(self.x, mean)
+        return mean, std
+
+
+def _index(rows: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))

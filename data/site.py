@@ -1,0 +1,53 @@
+"""What one site holds, simulated or real: places in a tensor of samples, divided into three parts."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Part = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True, eq=False)
+class SiteData:
+    """x: all samples, uint8 (N, C, H, W) or float32; simulated sites share one. y: (N,) int64 internal labels.
+
+    train, validation, test: sorted int64 places of this site's samples in x and y, disjoint.
+    mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
+    notes: what a person should know about this data.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+    mean: Tensor
+    std: Tensor
+    notes: tuple[str, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, H, W) of images, (D,) of tables."""
+        return tuple(self.x.shape[1:])
+
+    def part(self, part: Part) -> Tensor:
+        """Places of the samples of one part."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}[part]
+
+    def task_indices(self, part: Part, low: int, high: int) -> Tensor:
+        """Places of the samples of one part whose internal label is in low .. high - 1."""
+        places = self.part(part)
+        labels = self.y[places]
+        return places[(labels >= low) & (labels < high)]
+
+    def counts(self, part: Part, num_classes: int) -> Tensor:
+        """(num_classes,) int64 samples of each of the first classes in one part."""
+        return torch.bincount(self.y[self.task_indices(part, 0, num_classes)], minlength=num_classes)
+
+    def sample_hash(self, place: int) -> str:
+        """sha256 (hex) of a sample's raw bytes: the same wherever the sample is found again."""
+        return hashlib.sha256(self.x[place].cpu().contiguous().numpy().data).hexdigest()
