@@ -23,6 +23,7 @@ class TrainingSet:
     mean: Tensor
     std: Tensor
     exemplars: int = 0
+    channels_last: bool = False
 
     def __len__(self) -> int:
         return len(self.y)
@@ -33,7 +34,8 @@ class TrainingSet:
 
     def inputs(self, rows: Tensor | slice) -> Tensor:
         """Floats of some rows, normalised, on the device."""
-        return to_float(self.x[rows], self.mean, self.std)
+        inputs = to_float(self.x[rows], self.mean, self.std)
+        return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else inputs
 
 
 def shuffled(

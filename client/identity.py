@@ -37,6 +37,14 @@ def _experiment(settings: RunSettings) -> Experiment:
 
 
 @lru_cache(maxsize=4)
+def _simulated_names(settings: RunSettings) -> tuple[str, ...]:
+    # imported here: a deployed site never reads simulated data
+    from config.simulation import simulated_site_names
+
+    return simulated_site_names(_experiment(settings))
+
+
+@lru_cache(maxsize=4)
 def _site_config(path: Path, changed: int) -> SiteConfig:
     return load_site_config(path)
 
@@ -65,7 +73,7 @@ def identify(context: Context) -> Identity:
             "node config: needs site=\"/path/to/site.yaml\" (a real site) or partition-id=K (a simulated one); "
             f"found {sorted(context.node_config) or 'nothing'}"
         )
-    names = experiment.data.site_names
+    names = _simulated_names(settings)
     if not 0 <= partition < len(names):
         raise PolicyRefusal(f"partition-id {partition}: the experiment has {len(names)} sites; this node takes no part")
     run_folder = settings.folder(experiment)

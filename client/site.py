@@ -1,14 +1,11 @@
 """One site as this process sees it: its data, its models, its policy and its durable state.
 
-In deployment the node's configuration names a site.yaml; in simulation it holds a partition number, and the site is a
-share of the experiment's data. Simulated sites of one process share data and models, one after the other.
+Simulated sites of one process share the data and the models, one after the other.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import torch
-from flwr.app import Context
 from torch import Tensor
 
 from client.batches import TrainingSet
@@ -17,50 +14,55 @@ from client.identity import Identity
 from client.state import SiteState
 from client.workbench import Workbench, choose_device
 from config.experiment import Experiment
-from config.site import SitePolicy
-from data.federation import Federation, SiteData, build, load_site
-from data.registry import Registry
-from foundation.errors import ProtocolError
+from config.simulation import simulated_federation
+from data.deployed import load_site, site_config
+from data.registry import Registry, build_registry
+from data.site import SiteData
+from foundation.errors import ConfigError, ProtocolError
 from protocol.messages import Stamp
 from protocol.tensors import content_sha256
+
+HELD_MODELS = 2
 
 
 @dataclass
 class Process:
-    """What the sites of one process share for one experiment: the registry, the constants of inputs, models, tensors."""
+    """What the sites of one process share for one experiment. data: by site; models: of earlier tasks, by content."""
 
     registry: Registry
-    mean: Tensor
-    std: Tensor
+    data: dict[str, SiteData]
     sites: int
     bench: Workbench
-    federation: Federation | None
-    placed: dict[int, Tensor]
-    models: dict[str, dict[str, Tensor]]
+    models: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    _placed: dict[int, Tensor] = field(default_factory=dict)
 
     def on_device(self, tensor: Tensor) -> Tensor:
         """tensor on the workbench's device, moved there once."""
-        if self.bench.device.type == "cpu":
+        if tensor.device.type == self.bench.device.type:
             return tensor
-        key = id(tensor)
-        if key not in self.placed:
-            self.placed[key] = tensor.to(self.bench.device)
-        return self.placed[key]
-
-
-_processes: dict[tuple[str, str, str], Process] = {}
+        if id(tensor) not in self._placed:
+            self._placed[id(tensor)] = tensor.to(self.bench.device)
+        return self._placed[id(tensor)]
 
 
 @dataclass
 class Site:
-    """A site ready to answer. folder: where this run's durable records go."""
+    """A site ready to answer."""
 
-    name: str
-    experiment: Experiment
-    policy: SitePolicy
-    data: SiteData
-    process: Process
     identity: Identity
+    process: Process
+
+    @property
+    def name(self) -> str:
+        return self.identity.name
+
+    @property
+    def experiment(self) -> Experiment:
+        return self.identity.experiment
+
+    @property
+    def data(self) -> SiteData:
+        return self.process.data[self.name]
 
     @property
     def bench(self) -> Workbench:
@@ -75,10 +77,16 @@ class Site:
 
     def samples(self, places: Tensor, exemplars: int = 0) -> TrainingSet:
         """The samples at some places of the site's data, on the device; the last `exemplars` of them are exemplars."""
-        process = self.process
-        places = places.to(process.bench.device)
-        x, y = self.data.gather(process.on_device(self.data.x), process.on_device(self.data.y), places)
-        return TrainingSet(x, y, process.mean, process.std, exemplars)
+        place = self.process.on_device
+        places = places.to(self.bench.device)
+        return TrainingSet(
+            place(self.data.x)[places],
+            place(self.data.y)[places],
+            place(self.data.mean),
+            place(self.data.std),
+            exemplars,
+            self.experiment.learner.channels_last,
+        )
 
     def check_stamp(self, stamp: Stamp) -> None:
         """Raises ProtocolError when a request is of another experiment or class order."""
@@ -105,53 +113,51 @@ class Site:
             tensors = arrays if arrays is not None else self.state(run).get_model(sha256)
             if tensors is None:
                 raise ProtocolError(f"previous: this site does not hold model {sha256:.12}; send it along")
-            found = content_sha256(tensors)
-            if found != sha256:
-                raise ProtocolError(f"previous: content {found:.12}, promised {sha256:.12}")
             self.keep_model(run, sha256, tensors)
         return sha256, held[sha256]
 
     def keep_model(self, run: str, sha256: str, tensors: dict[str, Tensor]) -> None:
         """Keep a model for the next task: on disk, and in this process for the other simulated sites."""
+        found = content_sha256(tensors)
+        if found != sha256:
+            raise ProtocolError(f"previous: content {found:.12}, promised {sha256:.12}")
         self.state(run).put_model(sha256, tensors)
         held = self.process.models
-        while len(held) >= 2:
+        while len(held) >= HELD_MODELS:
             del held[next(iter(held))]
-        held[sha256] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        held[sha256] = {name: tensor.detach().to(self.bench.device, copy=True) for name, tensor in tensors.items()}
 
 
-def open_site(context: Context, identity: Identity) -> Site:
-    """The site that identity names, with its data read and its models ready (once per process)."""
-    experiment = identity.experiment
+_processes: dict[tuple[str, str, str], Process] = {}
+
+
+def open_site(identity: Identity) -> Site:
+    """The site that identity names, with its data read and its models at hand (once per process)."""
     torch.set_num_threads(identity.threads)
     device = choose_device(identity.device)
-    key = (experiment.digest, str(device), identity.name if identity.own_data else "")
-    process = _processes.get(key)
-    if process is None:
-        # one experiment at a time: a resumed run with more classes must not find the data of the shorter list
+    own = identity.name if identity.own_data is not None else ""
+    key = (identity.experiment.digest, str(device), own)
+    if key not in _processes:
+        # one experiment at a time: a continued run must not keep the data of the shorter class list in memory
         _processes.clear()
-        process = _processes[key] = _open_process(identity, device)
-    if process.federation is None:
-        data = _own_site[identity.name]
-    else:
-        data = process.federation.site(identity.name)
-    return Site(identity.name, experiment, identity.policy, data, process, identity)
-
-
-_own_site: dict[str, SiteData] = {}
+        _processes[key] = _open_process(identity, device)
+    return Site(identity, _processes[key])
 
 
 def _open_process(identity: Identity, device: torch.device) -> Process:
     experiment = identity.experiment
     if identity.own_data is None:
-        federation = build(experiment.data, experiment.tasks, experiment.seed)
-        registry, mean, std, shape = federation.registry, federation.mean, federation.std, federation.input_shape
-        sites = len(federation.site_names)
+        federation = simulated_federation(experiment)
+        registry, data, shape = federation.registry, federation.sites, federation.input_shape
+        sites = len(data)
+        if identity.name not in data:
+            raise ConfigError(f"site {identity.name!r} holds no training sample in this experiment and takes no part")
     else:
-        federation = None
-        local = load_site(identity.own_data, experiment.data, experiment.tasks, experiment.seed, identity.name)
-        _own_site[identity.name] = local.data
-        registry, mean, std, shape = local.registry, local.mean, local.std, local.input_shape
-        sites = experiment.data.sites
-    bench = Workbench(experiment, shape, device)
-    return Process(registry, mean.to(device), std.to(device), sites, bench, federation, {}, {})
+        if experiment.data.classes is None:
+            raise ConfigError("data.classes: missing; a site with data of its own needs the registry of class names")
+        registry = build_registry(experiment.data.classes, experiment.tasks, experiment.seed)
+        own = load_site(
+            site_config(experiment.data, identity.own_data), registry.classes, identity.name, experiment.seed
+        )
+        data, shape, sites = {identity.name: own}, own.input_shape, experiment.data.sites or 1
+    return Process(registry, data, sites, Workbench(experiment, shape, device))

@@ -5,16 +5,15 @@ sites of one process share them, one after the other.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from config.experiment import Experiment
 from foundation.errors import ProtocolError, StateError
-from models.dual_backbone import load_complete
 from models.flat import FlatParameters
-from models.incremental import IncrementalModel
+from models.incremental import IncrementalModel, load_complete
 from models.registry import build_model
 
 
@@ -38,7 +37,6 @@ class Workbench:
     _flat: FlatParameters | None = None
     _previous_in_model: str = ""
     _teacher: tuple[str, IncrementalModel] | None = None
-    _built: dict[int, int] = field(default_factory=dict)
 
     def load(
         self, num_classes: int, arrays: Mapping[str, Tensor], previous: tuple[str, dict[str, Tensor]] | None
@@ -76,6 +74,4 @@ class Workbench:
         return self._teacher[1]
 
     def _placed(self, model: IncrementalModel) -> IncrementalModel:
-        if self.experiment.learner.channels_last:
-            return model.to(self.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         return model.to(self.device)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -98,7 +99,7 @@ class Experiment(BaseModel):
             )
         return self
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of the resolved settings: the experiment id on the wire."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()

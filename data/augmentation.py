@@ -26,7 +26,7 @@ def to_float(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 def augment(
     x_BCHW: Tensor, config: AugmentationConfig, generator: np.random.Generator | torch.Generator
 ) -> Tensor:
-    """Each image moved by up to crop_padding pixels up or down and left or right, and mirrored or not; 0 fills.
+    """Each image moved by up to crop_padding pixels both ways and mirrored or not; what comes in is 0.
 
     A NumPy generator gives the same choices on every device; a torch generator must be of x's device.
     He et al. 2016 (arXiv 1512.03385), section 4.2.

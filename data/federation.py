@@ -2,8 +2,8 @@
 
 The test set is the official one, or is held out before anything is divided. Sites that exist (a natural
 partition) hold out their own, as they would in deployment, and the test set of the server is all of these
-together. Where the division is simulated, each site's test part is its share of the test set, in proportion to
-its training samples of each class: what all sites measure together is what the server measures.
+together. Where the division is simulated, each site's test part is its share of the test set, in proportion
+to its training samples of each class: what all sites measure together is what the server measures.
 """
 
 from dataclasses import dataclass, replace
@@ -94,7 +94,8 @@ class Federation:
             found["columns"] = self.columns
         elif config.source == "folder":
             found |= {"image_size": self.input_shape[1:], "color": config.color or "rgb"}
-        found["normalise"] = NormaliseConfig.model_validate(normalise)
+        if config.normalise is None:
+            found["normalise"] = NormaliseConfig.model_validate(normalise)
         return DataConfig.model_validate({**dict(config), **found})
 
 
@@ -202,7 +203,7 @@ class _Builder:
         absent = [self.registry.classes[label] for label in np.flatnonzero(counts == 0)]
         if absent:
             raise DataError(
-                f"the {what} has no sample of {', '.join(map(repr, absent))}; add samples, take the class out of "
+                f"the {what} has no sample of {', '.join(map(repr, absent))}; add samples, take it out of "
                 "data.classes" + (", or set data.test_fraction to 0" if what == "test set" else "")
             )
 

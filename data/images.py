@@ -25,8 +25,8 @@ _LUMA = (19595, 38470, 7471)
 def read_images(paths: Sequence[Path], size: tuple[int, int] | None, color: Color) -> np.ndarray:
     """(N, C, H, W) uint8 of image files, in the order of paths; C is 3 for "rgb", 1 for "gray".
 
-    Palettes become colours, 16 bits become 8, alpha is ignored, camera rotation is applied, an animation is its
-    first frame. size: (H, W), aspect not kept; None asks that all files have the same.
+    Palettes become colours, 16 bits become 8, alpha is ignored, camera rotation is applied, an animation is
+    its first frame. size: (H, W), aspect not kept; None asks that all files have the same.
     Raises DataError naming up to ten files that cannot be used.
     """
     bad: list[str] = []

@@ -1,4 +1,4 @@
-"""Arrays in a NumPy .npz file: x, y and, where given, site, x_test, y_test, site_test, classes, site_names."""
+"""Arrays in a NumPy .npz file: x, y and, if given, site, x_test, y_test, site_test, classes, site_names."""
 
 import zipfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Benchmark packs: a ZIP of lossless WebP contact sheets, .npy arrays, and meta.json with each array's sha256.
+"""Benchmark packs: a ZIP of lossless WebP contact sheets, .npy arrays, meta.json with each array's sha256.
 
 An image array NAME is kept as sheets NAME_000.webp, NAME_001.webp, ..., each a grid of tiles in row order. A
 pack holds x_train, y_train, x_test and y_test; or x and y, with is_test for an official split, and site.

@@ -145,33 +145,33 @@ def _capped(totals: np.ndarray, shares: np.ndarray) -> np.ndarray:
 def _class_subset(
     config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int
 ) -> np.ndarray:
-    """Each site holds s of the task's classes and each class is cut equally among its holders.
+    """Each site holds s of the C classes of the task; each class is cut equally among its holders.
 
-    Classes go round the sites first, so that none is left out; then every site takes, up to s, the classes
-    with the fewest holders so far, at random among equals.
-    "disjoint" stops after the first step.
+    The classes are dealt like cards, s to a site, and shuffled anew when all are dealt: no class is left out,
+    and each has floor(N s / C) or ceil(N s / C) holders. "disjoint" deals them once, one by one.
     """
-    classes = len(totals)
+    classes, wanted = len(totals), config.classes_per_site
     generator = stream(seed, "class-subset", task)
     holds = np.zeros((classes, sites), dtype=bool)
-    holds[generator.permutation(classes), np.resize(generator.permutation(sites), classes)] = True
-    wanted = config.classes_per_site
+    key = "data.partition.classes_per_site"
     if wanted == "disjoint":
         if classes < sites:
-            raise ConfigError(
-                f"data.partition.classes_per_site: 'disjoint', but the {classes} classes of task {task} "
-                f"cannot be divided among {sites} sites"
-            )
+            raise ConfigError(f"{key}: 'disjoint', but task {task} has {classes} classes for {sites} sites")
+        holds[generator.permutation(classes), np.resize(generator.permutation(sites), classes)] = True
         return _equal_parts(totals, holds, task)
     assert wanted is not None
-    if not -(-classes // sites) <= wanted <= classes:
+    least = -(-classes // sites)
+    if not least <= wanted <= classes:
         raise ConfigError(
-            f"data.partition.classes_per_site: {wanted}, but task {task} has {classes} classes for {sites} "
-            f"sites; allowed: {-(-classes // sites)} to {classes}"
+            f"{key}: {wanted}, but task {task} has {classes} classes for {sites} sites; "
+            f"allowed: {least} to {classes}"
         )
-    for site in generator.permutation(sites).tolist():
-        lacking = np.flatnonzero(~holds[:, site])
-        tie_break = generator.random(len(lacking))
-        order = np.lexsort((tie_break, holds[lacking].sum(axis=1)))
-        holds[lacking[order[: wanted - int(holds[:, site].sum())]], site] = True
+    deck = np.empty(0, dtype=np.int64)
+    for site in generator.permutation(sites):
+        hand, deck = deck[:wanted], deck[wanted:]
+        if len(hand) < wanted:
+            shuffled = generator.permutation(classes)
+            more = shuffled[~np.isin(shuffled, hand)][: wanted - len(hand)]
+            hand, deck = np.concatenate([hand, more]), shuffled[~np.isin(shuffled, more)]
+        holds[hand, site] = True
     return _equal_parts(totals, holds, task)

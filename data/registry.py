@@ -5,6 +5,7 @@ It needs no data, so a server without any can build it; it is all that a continu
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from data.config import TasksConfig
 from data.schedule import TaskSchedule, build_schedule, class_order, class_order_hash
@@ -28,6 +29,12 @@ class Registry:
     @property
     def order_hash(self) -> str:
         return class_order_hash(self.classes, range(len(self.classes)))
+
+    def as_tasks(self) -> TasksConfig:
+        """The tasks block that says this registry outright, whatever run it was continued from."""
+        boundaries = self.schedule.boundaries
+        sizes = tuple(high - low for low, high in pairwise(boundaries))
+        return TasksConfig(increments=sizes, order=self.classes, rounds=self.schedule.rounds)
 
 
 def build_registry(

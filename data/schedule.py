@@ -7,6 +7,7 @@ counted from 1, owns the internal labels boundaries[t-1] .. boundaries[t] - 1.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class TaskSchedule:
     rounds: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        sizes = [high - low for low, high in zip(self.boundaries, self.boundaries[1:], strict=False)]
+        sizes = [high - low for low, high in pairwise(self.boundaries)]
         if not sizes or self.boundaries[0] != 0 or min(sizes) < 1:
             raise ConfigError(
                 f"tasks: boundaries must start at 0 and increase; found {list(self.boundaries)}"

@@ -12,7 +12,7 @@ Part = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True, eq=False)
 class SiteData:
-    """x: all samples, uint8 (N, C, H, W) or float32; simulated sites share one. y: (N,) int64 internal labels.
+    """x: all samples, uint8 (N, C, H, W) or float32; simulated sites share it. y: (N,) internal labels.
 
     train, validation, test: sorted int64 places of this site's samples in x and y, disjoint.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.

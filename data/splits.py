@@ -20,7 +20,7 @@ LEAST_AT_SITE = 5
 
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """labels: (N,) internal; names: of the classes. Rows are int64 indices into labels, here always sorted."""
+    """labels: (N,) internal; names: of the classes. Rows are int64 indices into labels, sorted."""
 
     labels: np.ndarray
     names: Sequence[str]

@@ -1,7 +1,7 @@
 """FedDig's networks: digests of features that stand in for an absent site, and the model that reads them.
 
-A digest is a mixture of fixed random features of several samples. The server turns it into guidance, an input of
-the model, with a network that it trains; the model reads input and digest in two branches.
+A digest is a mixture of fixed random features of several samples. The server turns it into guidance, an
+input of the model, with a network that it trains; the model reads input and digest in two branches.
 
 Shapes: x (B, *input_shape); r (B, *digest_shape); digest_shape is (4, h, w) for images and (64,) for tables.
 """
@@ -38,7 +38,8 @@ def digest_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:
 class FeatureEncoder(nn.Module):
     """P_R: x -> r >= 0. Random, fixed by its seed, never trained, the same bits everywhere.
 
-    input_shape: (C, H, W) or (D,). Public random weights hold nothing of anybody's data, unlike a trained encoder.
+    input_shape: (C, H, W) or (D,). Public random weights hold nothing of anybody's data, unlike those of a
+    trained encoder.
     """
 
     def __init__(self, input_shape: tuple[int, ...], seed: int) -> None:
@@ -70,7 +71,8 @@ def encoder_hash(encoder: FeatureEncoder) -> str:
 class GuidanceProducer(nn.Module):
     """P_G: digest (B, *digest_shape) -> guidance (B, *input_shape). Lives and is trained at the server only.
 
-    Images come out in [0, 1], as pixels do: normalise them as any image before the model. Tables are unbounded.
+    Images come out in [0, 1], as pixels do: normalise them as any image before the model. Tables are
+    unbounded.
     """
 
     def __init__(self, input_shape: tuple[int, ...], seed: int) -> None:
@@ -175,7 +177,7 @@ def _digest_branch(shape: tuple[int, ...], width: int) -> nn.Sequential:
 
 
 def _to_canvas(x: Tensor) -> Tensor:
-    """Images above 16 pixels on a 32x32 canvas: padded with zeros where smaller, averaged down where larger."""
+    """Images above 16 pixels on a 32x32 canvas: padded with zeros if smaller, averaged down if larger."""
     height, width = x.shape[2:]
     if max(height, width) <= SMALL_SIDE:
         return x

@@ -1,6 +1,7 @@
-"""PP-FCIL's dual backbone: frozen features of the task before, trainable features of this one, and a gate between.
+"""PP-FCIL's dual backbone: frozen features of the task before, trainable ones of this task, a gate between them.
 
-Varalakshmi et al. 2026 (doi 10.38124/ijisrt/26apr1499), after Xiao, Tang and Lu 2024 (doi 10.1109/TMLCN.2023.3344074).
+Varalakshmi et al. 2026 (doi 10.38124/ijisrt/26apr1499), after Xiao, Tang and Lu 2024
+(doi 10.1109/TMLCN.2023.3344074).
 Shapes: x (B, ...) float32 input; old, new, fused (B, d) features.
 """
 
@@ -96,8 +97,8 @@ class DualBackboneModel(IncrementalModel):
     def begin_task(self, previous: Mapping[str, Tensor] | None) -> None:
         """The previous task's new backbone becomes the old one, and the gate starts afresh.
 
-        previous: complete_state of the previous global model, None at the first task. Raises StateError naming the
-        key when its backbone is not this model's. FlatParameters must be built after this.
+        previous: complete_state of the previous global model, None at the first task. FlatParameters must be
+        built after this. Raises StateError naming the key when its backbone is not this model's.
         """
         super().begin_task(previous)
         self.restructure({} if previous is None else {_OLD: torch.empty(0)})

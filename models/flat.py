@@ -13,18 +13,18 @@ from models.incremental import IncrementalModel, check_state, travelling
 
 
 class FlatParameters:
-    """Re-homes a model's travelling tensors in one float32 vector; the model goes on as before, on views of it.
+    """Re-homes a model's travelling tensors in one float32 vector; the model goes on, on views of it.
 
-    vector (P,): trainable parameters in the model's order, then float buffers, each in row-major order whatever the
-    memory format was, so that vectors of different sites can be added.
-    trainable (T,): view of the parameters, whose .grad is gradient; an optimiser over [trainable] steps the model.
-    gradient (T,): the parameters' .grad are views of it. Clear it with gradient.zero_() and never set .grad to None,
-    nor call backward with create_graph=True, which replaces .grad: autograd accumulates into the views.
+    vector (P,): trainable parameters in the model's order, then float buffers, each in row-major order whatever
+    the memory format was, so that vectors of different sites can be added.
+    trainable (T,): view of the parameters, whose .grad is gradient; an optimiser over [trainable] steps the
+    model.
+    gradient (T,): the parameters' .grad are views of it, into which autograd accumulates. Clear it with
+    gradient.zero_(); never set a .grad to None, nor call backward with create_graph=True, which replaces it.
 
-    Build it last: after the model is on its device and has grown, because moving, growing or converting the model
-    to channels_last afterwards gives its parameters new memory (load notices). For channels_last convert the inputs
-    only: convolutions follow the layout of their input, and weights stay row-major.
-    Integer buffers and frozen parameters stay where they are.
+    Build it last: moving or growing the model, or converting it to channels_last, gives its parameters new
+    memory (load notices). For channels_last convert the inputs only: convolutions follow the layout of their
+    input, and weights stay row-major. Integer buffers and frozen parameters stay where they are.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -56,21 +56,24 @@ class FlatParameters:
         """The named tensors inside vector (P,), without a copy. Raises StateError on another size."""
         if vector.shape != self.vector.shape:
             raise StateError(
-                f"vector: found shape {tuple(vector.shape)}, allowed {tuple(self.vector.shape)} for this model"
+                f"vector: found shape {tuple(vector.shape)}, allowed {tuple(self.vector.shape)} with this model"
             )
         parts = vector.split(self._sizes)
         return {key: part.view(shape) for (key, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A new vector (P,) on this model's device with the named tensors. Raises StateError as check_state does."""
+        """A new vector (P,) on this model's device with the named tensors.
+
+        Raises StateError naming the key that is missing, unknown, or of another shape or dtype.
+        """
         check_state(self.shapes, tensors)
         return torch.cat([tensors[key].reshape(-1).to(self.vector.device) for key in self.keys])
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the named tensors into the model.
 
-        Raises StateError naming the key that is missing, unknown, or of another shape or dtype, and when the model's
-        parameters no longer live in this vector; the model is unchanged.
+        Raises StateError as flatten does, and when the model's parameters no longer live in this vector; the
+        model is unchanged.
         """
         values = self.flatten(tensors)
         current = travelling(self._model)
@@ -83,7 +86,7 @@ class FlatParameters:
         self.vector.copy_(values)
 
     def keep_frozen_rows(self, before: Tensor) -> None:
-        """Give the head's frozen rows the values that they have in before (P,); call it after each optimiser step.
+        """Give the head's frozen rows the values that they have in before (P,). Call it after each step.
 
         It undoes weight decay and momentum as well as gradients. No-op for a model without frozen rows.
         """

@@ -62,7 +62,8 @@ class IncrementalModel(nn.Module):
         """Add rows to the head up to num_classes. Old rows keep their bits.
 
         New weights are uniform in +-1/sqrt(d), new biases 0, so that no new class starts with a prior.
-        generator: the stream of this task's rows. Raises StateError when num_classes is below the present number.
+        generator: the stream of this task's rows. Raises StateError when num_classes is below the present
+        number.
         """
         old = self.head
         if num_classes < old.out_features:
@@ -82,8 +83,8 @@ class IncrementalModel(nn.Module):
 
         previous: complete_state of the global model at the end of the previous task; None at the first task.
         """
-        held = previous is not None and self.freeze_old_rows
-        self.frozen_rows = previous["head.weight"].shape[0] if held else 0
+        old_rows = 0 if previous is None else previous["head.weight"].shape[0]
+        self.frozen_rows = old_rows if self.freeze_old_rows else 0
 
     def restructure(self, state: Mapping[str, Tensor]) -> None:
         """Gain or lose the modules that only some states have. An ordinary model always has the same."""
@@ -96,10 +97,10 @@ class IncrementalModel(nn.Module):
 
 
 def travelling(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors that cross the wire in a round, detached and shared: trainable parameters, then float buffers.
+    """What crosses the wire in a round, detached and shared: trainable parameters, then float buffers.
 
-    Integer buffers (BatchNorm's counter) do not travel, because a weighted mean would turn them into floats. Frozen
-    parameters, and buffers of modules whose own parameters are all frozen, do not travel either.
+    Integer buffers (BatchNorm's counter) do not travel, because a weighted mean would turn them into floats.
+    Frozen parameters, and buffers of modules whose own parameters are all frozen, do not travel either.
     """
     tensors = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
     for prefix, module in model.named_modules():
@@ -120,9 +121,9 @@ def complete_state(model: nn.Module) -> dict[str, Tensor]:
 def load_complete(model: IncrementalModel, state: Mapping[str, Tensor]) -> None:
     """Make model the one that complete_state described.
 
-    The model must have been built with as many classes as the state has head rows. Modules that only one of the two
-    has (a dual backbone's old one) appear or go; FlatParameters must then be built anew.
-    Raises StateError naming the key that is missing, unknown, or of another shape or dtype; no value is then copied.
+    The model must have been built with as many classes as the state has head rows. Modules that only one of the
+    two has (a dual backbone's old one) appear or go; FlatParameters must then be built anew.
+    Raises StateError naming the key that is missing, unknown, or of another shape or dtype; no value is copied.
     """
     model.restructure(state)
     copy_state(complete_state(model), state)

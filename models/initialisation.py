@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod, sqrt
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,10 +17,10 @@ LINEAR_SLOPE = sqrt(5)
 
 @contextmanager
 def seeded_initialisation(seed: int, *ids: int | str) -> Iterator[None]:
-    """Modules built inside get the same values whatever was drawn before, and leave PyTorch's generator as it was.
+    """Modules built inside get the same values whatever was drawn before.
 
-    Layers of PyTorch and torchvision draw from the global CPU generator and take no other; this lends them a fresh
-    one. Build on the CPU and move the module afterwards.
+    Layers of PyTorch and torchvision draw from the global CPU generator and take no other; this lends them a
+    fresh one and then puts it back as it was. Build on the CPU and move the module afterwards.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(torch_seed(stream(seed, "init", *ids)))
@@ -29,7 +30,9 @@ def seeded_initialisation(seed: int, *ids: int | str) -> Iterator[None]:
 def kaiming_uniform(shape: tuple[int, ...], slope: float, generator: np.random.Generator) -> Tensor:
     """Weights uniform in +-sqrt(6 / ((1 + slope^2) fan in)), fan in being the product of shape[1:].
 
-    slope: of the leaky ReLU that follows. Drawn in float64 and rounded once, so that every machine gets the same bits.
+    slope: of the leaky ReLU that follows. Drawn in float64 and rounded once, so that every machine gets the same
+    bits.
+
     He et al. 2015 (arXiv 1502.01852).
     """
     bound = sqrt(6 / ((1 + slope**2) * prod(shape[1:])))
@@ -38,4 +41,4 @@ def kaiming_uniform(shape: tuple[int, ...], slope: float, generator: np.random.G
 
 def empty_linear(inputs: int, outputs: int) -> nn.Linear:
     """A linear layer with unset values, which draws from no generator."""
-    return nn.utils.skip_init(nn.Linear, inputs, outputs)
+    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs))

@@ -23,7 +23,8 @@ def build_model(
 ) -> IncrementalModel:
     """A model with its first values, on the CPU.
 
-    input_shape: (C, H, W) of images or (D,) of tables, without the batch. num_classes: of the first task, at least 1.
+    input_shape: (C, H, W) of images or (D,) of tables, without the batch. num_classes: rows of the head, at
+    least 1.
     The same arguments give the same bits, whatever any global generator was used for before.
     Raises ConfigError naming the key when the network cannot read such inputs.
     """

@@ -1,10 +1,9 @@
 """Renames the hidden neurons of a model without changing what it computes.
 
-A ring that relabels before each hand-over breaks the naive, index by index comparison of successive models. It is
-obfuscation and no privacy guarantee: weight matching undoes it.
+A ring that relabels before each hand-over breaks the naive, index by index comparison of successive models. It
+is obfuscation and no privacy guarantee: weight matching undoes it (Ainsworth et al. 2023, arXiv 2209.04836).
 
-TriCon-SF leaves its "layer shuffle" undefined; this is the one reading that keeps a shared network intact. The symmetry
-and its undoing: Ainsworth et al. 2023 (arXiv 2209.04836).
+TriCon-SF leaves its "layer shuffle" undefined; this is a reading that keeps a shared network intact.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,8 +42,8 @@ class _Hidden:
 def relabel(model: IncrementalModel, generator: np.random.Generator) -> dict[str, Tensor]:
     """Rename all hidden neurons in place; outputs change only in the order of float sums.
 
-    Returns, by hidden layer, (size,) int64: position i now holds the neuron that was at permutation[i]. Classes are
-    never renamed. Channels under group normalisation move with their group.
+    Returns, by hidden layer, (size,) int64: position i now holds the neuron that was at permutation[i]. Classes
+    are never renamed. Channels under group normalisation move with their group.
     Raises ConfigError when the model has no known labelling.
     """
     layers = _hidden_layers(model)
@@ -85,8 +84,7 @@ def _hidden_layers(model: IncrementalModel) -> list[_Hidden]:
         if isinstance(backbone, MultilayerPerceptron):
             return list(_of_perceptron(backbone))
         if isinstance(backbone, SmallCNN):
-            chain = ["conv1", "conv2", "fc"]
-            return list(_of_chain(backbone, chain))
+            return list(_of_chain(backbone, ["conv1", "conv2", "fc"]))
         if isinstance(backbone, SECNN):
             return list(_of_chain(backbone, ["conv1", "conv2", "conv3", "fc3", "fc4"]))
         if isinstance(backbone, torchvision().models.ResNet):
@@ -108,7 +106,7 @@ def _of_perceptron(backbone: MultilayerPerceptron) -> Iterator[_Hidden]:
 
 
 def _of_chain(backbone: SmallCNN | SECNN, names: list[str]) -> Iterator[_Hidden]:
-    """Layers that feed one another; norms are called norm1, norm2 ... and the attention follows the first layer."""
+    """Layers that feed one another; norms are norm1, norm2 ..., and the attention follows the first layer."""
     for number, name in enumerate(names, start=1):
         layer = backbone.get_submodule(name)
         norm = getattr(backbone, f"norm{number}", None)
@@ -120,14 +118,15 @@ def _of_chain(backbone: SmallCNN | SECNN, names: list[str]) -> Iterator[_Hidden]
             axes.append(_Axis("head.weight", 1))
         else:
             following = backbone.get_submodule(names[number])
-            flattened = isinstance(layer, nn.Conv2d) and isinstance(following, nn.Linear)
-            block = following.in_features // layer.out_channels if flattened else 1
+            block = 1
+            if isinstance(layer, nn.Conv2d) and isinstance(following, nn.Linear):
+                block = following.in_features // layer.out_channels
             axes.append(_Axis(f"backbone.{names[number]}.weight", 1, block))
         yield _Hidden(name, _size(layer), _groups(norm), tuple(axes))
 
 
 def _of_resnet(backbone: nn.Module) -> Iterator[_Hidden]:
-    """Each stage's residual stream is one layer, because every block adds to it; each block has one layer inside."""
+    """Each stage's residual stream is one layer, because its blocks add to it; each block has one inside."""
     stem = backbone.get_submodule("bn1")
     streams: list[tuple[str, int, nn.Module, list[_Axis]]] = []
     axes = [_Axis("backbone.conv1.weight", 0)]

@@ -1,4 +1,7 @@
-"""Channel attention, and the network of Incre-FL that is built around it (Hu et al. 2022, Appl. Sci. 12(19):10025)."""
+"""Channel attention, and the network of Incre-FL that is built around it.
+
+Hu et al. 2022 (Appl. Sci. 12(19):10025).
+"""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,7 +15,7 @@ FEATURE_WIDTH = 512
 class SqueezeExcitation(nn.Module):
     """Scales each channel by a factor in (0, 1) computed from the means of all channels.
 
-    u_BCHW -> u_BCHW * e_BC, e = sigmoid(W_b relu(W_a mean_HW(u) + a) + b), hidden width channels // reduction.
+    u_BCHW -> u_BCHW * e_BC with e = sigmoid(W_b relu(W_a mean_HW(u) + a) + b); hidden width channels // reduction.
     Raises ValueError unless 1 <= reduction < channels.
 
     Hu et al. 2018 (arXiv 1709.01507).
@@ -34,10 +37,10 @@ class SqueezeExcitation(nn.Module):
 
 
 class SECNN(nn.Module):
-    """1x1 convolution, channel attention, two 3x3 convolutions with pooling, two fully connected layers; d = 512.
+    """1x1 convolution, channel attention, two 3x3 convolutions with pooling, two fully connected layers; d 512.
 
-    The paper gives the first convolution, the attention (16 to 8 channels for 32x32 images, reduction 2) and the
-    512 features; the widths between them are ours. No non-linearity but the attention follows the first convolution.
+    The paper gives the first convolution, the attention (16 to 8 channels, reduction 2) and the 512 features; the
+    widths between them are ours. No non-linearity but the attention follows the first convolution.
     """
 
     def __init__(self, input_shape: tuple[int, int, int], norm: Norm, se_reduction: int) -> None:

@@ -1,4 +1,4 @@
-"""ResNet and MobileNetV2 of torchvision, fitted to small images, any number of colours, and group normalisation.
+"""ResNet and MobileNetV2 of torchvision, fitted to small images, any number of colours and group norms.
 
 He et al. 2016 (arXiv 1512.03385); Sandler et al. 2018 (arXiv 1801.04381).
 """
@@ -14,7 +14,7 @@ from models.normalisation import group_norm
 from models.se_cnn import SqueezeExcitation
 
 SMALL_IMAGE = 64
-"""Below this many pixels a side, halving the image before the first block loses most of it (He et al., 4.2)."""
+"""Below this many pixels a side, reducing the image before the first block loses most of it (He et al., 4.2)."""
 
 
 def resnet(

@@ -10,6 +10,7 @@ Shapes: B samples in the Poisson batch, P trainable parameters.
 Abadi et al. 2016 (arXiv 1607.00133); ghost clipping: Li et al. 2022 (arXiv 2110.05679).
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -136,7 +137,10 @@ class PrivateGradient:
                     "DP-SGD needs one loss for each sample, not their mean"
                 )
             total += loss.detach().sum()
-            vector += self._clipped_sum(loss)
+            with warnings.catch_warnings():
+                # Opacus hooks the first layer too, whose input needs no gradient; PyTorch remarks on that.
+                warnings.filterwarnings("ignore", message="Full backward hook is firing")
+                vector += self._clipped_sum(loss)
             self._forget_gradients()
         return total.item()
 

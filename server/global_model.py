@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from config.experiment import Experiment
-from data.federation import Registry
+from data.registry import Registry
 from foundation.streams import stream
-from models.dual_backbone import complete_state, load_complete
 from models.flat import FlatParameters
-from models.incremental import IncrementalModel, travelling
+from models.incremental import IncrementalModel, complete_state, load_complete, travelling
 from models.registry import build_model
 
 
@@ -18,10 +17,11 @@ class GlobalModel:
     """arrays: the travelling tensors, replaced as a whole after each round and never written to."""
 
     def __init__(self, experiment: Experiment, registry: Registry, input_shape: tuple[int, ...], device: torch.device) -> None:
-        self._experiment, self._registry, self._shape, self._device = experiment, registry, input_shape, device
+        self._experiment, self._registry, self._device = experiment, registry, device
+        self.input_shape = input_shape
         self._model = self._build(registry.schedule.num_classes(1))
         self.arrays: dict[str, Tensor] = {}
-        self._adopt(self._model)
+        self._adopt(self._model.to(device))
 
     def begin_task(self, task: int, previous: Mapping[str, Tensor] | None) -> None:
         """Grow the head for task's classes, from the complete model of the task before (None in task 1).
@@ -53,7 +53,7 @@ class GlobalModel:
         return self._model.eval()
 
     def _build(self, num_classes: int) -> IncrementalModel:
-        return build_model(self._experiment.model, self._shape, num_classes, self._experiment.seed)
+        return build_model(self._experiment.model, self.input_shape, num_classes, self._experiment.seed)
 
     def _complete(self, tensors: Mapping[str, Tensor]) -> IncrementalModel:
         model = self._build(len(tensors["head.weight"]))

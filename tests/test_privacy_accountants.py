@@ -13,7 +13,7 @@ from foundation.errors import PrivacyError
 from privacy.accountants import ORDERS, make_accountant
 from privacy.protection import effective_multiplier
 
-# (noise multiplier, sample rate, steps): epsilon at delta 1e-5 by Opacus RDP and PRV, dp-accounting RDP and PLD
+# (noise multiplier, sample rate, steps): epsilon at delta 1e-5 by Opacus RDP, PRV, dp-accounting RDP, PLD
 ANCHORS = {
     (1.0, 1.0, 1): (4.7285, 4.387, 4.7285, 4.3772),
     (1.0, 1.0, 50): (57.302, 54.388, 57.302, 54.377),
@@ -136,7 +136,7 @@ def test_a_lower_rate_costs_less(name: str) -> None:
 
 
 def test_site_noise_counts_half() -> None:
-    """client_local(sigma) is a Gaussian with sigma / 2: replacing a site's data moves its clipped update by 2 C."""
+    """client_local(sigma) is a Gaussian with sigma / 2: replacing a site's data moves its update by 2 C."""
     local = epsilon("prv", (effective_multiplier("client_local", 8.0), 1.0, 50))
     assert local == epsilon("prv", (4.0, 1.0, 50)) == pytest.approx(8.606, rel=0.01)
     assert local > 1.9 * epsilon("prv", (8.0, 1.0, 50))

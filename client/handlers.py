@@ -1,0 +1,139 @@
+"""What a site does for each kind of request. Imported only when a request needs data and a model."""
+
+import json
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
+from client.exemplars import ExemplarStore
+from client.policy import check_answer, check_protection, check_samples
+from client.release import release_update
+from client.site import Site
+from client.training import train
+from foundation.errors import DataError
+from foundation.streams import stream
+from models.incremental import IncrementalModel, complete_state
+from protocol.fields import Tensors
+from protocol.messages import (
+    EvaluateReply,
+    EvaluateRequest,
+    FinishTaskReply,
+    FinishTaskRequest,
+    Stamp,
+    TrainReply,
+    TrainRequest,
+)
+from protocol.tensors import content_sha256
+
+Previous = tuple[str, dict[str, Tensor]] | None
+Request = TypeVar("Request", TrainRequest, FinishTaskRequest, EvaluateRequest)
+
+
+def answer_train(site: Site, request: TrainRequest) -> TrainReply:
+    """Train on this task's data and the exemplars of earlier ones; release the protected update."""
+    check_answer(site.identity.policy, "train")
+    check_protection(site.identity.policy, site.experiment)
+    site.check_stamp(request)
+    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
+    low, high = _task_range(site, request)
+    new = site.data.task_indices("train", low, high)
+    old = torch.empty(0, dtype=torch.int64)
+    if site.experiment.learner.memory is not None and request.task > 1:
+        store = site.exemplars(request.run)
+        _catch_up(site, store, request, previous)
+        old = store.indices(before_round=request.round)
+    places = torch.cat([new, old])
+    if len(places) == 0:
+        raise DataError("no samples to train on in this task: no new data and no exemplars")
+    check_samples(site.identity.policy, len(places))
+    model, flat = site.bench.load(request.num_classes, request.arrays, previous)
+    learner = site.experiment.learner
+    result = train(
+        learner,
+        model,
+        flat,
+        site.samples(places, exemplars=len(old)),
+        stream(site.experiment.seed, "batches", site.name, request.round),
+        teacher=site.bench.teacher(previous) if previous is not None and learner.needs_previous else None,
+        augmentation=site.experiment.data.augmentation,
+        progress=request.progress,
+    )
+    release_update(site, request, result.update)
+    private = site.experiment.privacy.mode != "none" and not site.experiment.privacy.allow_unaccounted_metrics
+    return TrainReply(
+        **request.stamp_fields,
+        update=Tensors(flat.views(result.update)),
+        num_examples=1 if private else len(places),
+        train_loss=None if private else result.loss,
+        steps=result.steps,
+        metrics=json.dumps({}),
+    )
+
+
+def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply:
+    """Keep the finished task's model, and choose exemplars with it. Doing it twice gives the same as once."""
+    check_answer(site.identity.policy, "train")
+    site.check_stamp(request)
+    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
+    model, _ = site.bench.load(request.num_classes, request.arrays, previous)
+    finished = {name: tensor.detach().clone() for name, tensor in complete_state(model).items()}
+    sha256 = content_sha256(finished)
+    site.keep_model(request.run, sha256, finished)
+    if site.experiment.learner.memory is not None:
+        low, high = _task_range(site, request)
+        _choose(site, site.exemplars(request.run), model, low, high, version=request.round)
+    return FinishTaskReply(**request.stamp_fields, model=sha256)
+
+
+def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
+    """Count right answers on the site's test samples, or where it has none on its validation samples."""
+    check_answer(site.identity.policy, "evaluate")
+    site.check_stamp(request)
+    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
+    model, _ = site.bench.load(request.num_classes, request.arrays, previous)
+    model.eval()
+    part = "test" if len(site.data.test) else "validation"
+    data = site.samples(site.data.task_indices(part, 0, request.num_classes))
+    predict = by_head(model)
+    if site.experiment.learner.classifier == "nearest_mean":
+        kept = site.exemplars(request.run).indices(before_round=request.round + 1)
+        if len(kept):
+            predict = by_nearest_mean(model, site.samples(kept))
+    correct, total = count_correct(predict, data, request.num_classes)
+    return EvaluateReply(**request.stamp_fields, correct=correct, total=total)
+
+
+def _task_range(site: Site, stamp: Stamp) -> tuple[int, int]:
+    classes = site.process.registry.schedule.classes_of(stamp.task)
+    return classes.start, classes.stop
+
+
+def _catch_up(site: Site, store: ExemplarStore, request: TrainRequest, previous: Previous) -> None:
+    """A site that was away when a task ended chooses that task's exemplars now, with the model of the task before."""
+    if previous is None:
+        return
+    held = set(site.data.y[store.indices(before_round=request.round)].tolist())
+    low, _ = _task_range(site, request)
+    missed = [label for label in range(low) if label not in held]
+    missed = [label for label in missed if len(site.data.task_indices("train", label, label + 1))]
+    if missed:
+        model = site.bench.teacher(previous)
+        for label in missed:
+            _choose(site, store, model, label, label + 1, version=request.round - 1)
+
+
+def _choose(site: Site, store: ExemplarStore, model: IncrementalModel, low: int, high: int, version: int) -> None:
+    memory = site.experiment.learner.memory
+    assert memory is not None
+    quota = memory.quota(high, site.process.sites)
+    members: dict[int, Tensor] = {}
+    features: dict[int, Tensor] = {}
+    for label in range(low, high):
+        places = site.data.task_indices("train", label, label + 1)
+        if len(places):
+            members[label] = places
+            if memory.selection != "random":
+                features[label] = unit_features(model, site.samples(places))
+    store.choose(memory, quota, features, members, version, site.experiment.seed)

@@ -1,0 +1,23 @@
+"""The simulated data of an experiment, read once per process and shared by its server and its sites."""
+
+from config.experiment import Experiment
+from data.federation import Federation, build
+
+_built: dict[str, Federation] = {}
+
+
+def simulated_federation(experiment: Experiment) -> Federation:
+    """All sites' data and the central test set. Raises ConfigError or DataError naming what is wrong with them."""
+    digest = experiment.digest
+    if digest not in _built:
+        _built.clear()
+        _built[digest] = build(experiment.data, experiment.tasks, experiment.seed)
+    return _built[digest]
+
+
+def simulated_site_names(experiment: Experiment) -> tuple[str, ...]:
+    """Names of the simulated sites, in order; reads the data only where the data names them."""
+    data = experiment.data
+    if data.partition.kind != "natural" and data.sites is not None:
+        return tuple(f"site-{index}" for index in range(data.sites))
+    return simulated_federation(experiment).site_names

@@ -1,0 +1,93 @@
+"""A Flower Grid whose nodes are calls of the ClientApp in this process."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supercore.run import Run
+
+FIRST_NODE = 1
+"""Node ids of simulated sites count from here; 0 is the server."""
+
+
+class InProcessGrid(Grid):
+    """Messages wait in a queue; pulling runs the next one. Models are shared as tensors and never serialised.
+
+    client: the ClientApp. contexts: one for each site, by node id.
+    """
+
+    def __init__(self, client: ClientApp, contexts: dict[int, Context]) -> None:
+        self._client = client
+        self._contexts = contexts
+        self._queue: deque[Message] = deque()
+        self._numbers = count(1)
+        self._run: Run | None = None
+        set_task_identity()
+
+    def set_run(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        if self._run is None:
+            raise ValueError("the in-process engine was given no Run")
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        message.metadata.__dict__["_message_id"] = f"message-{next(self._numbers)}"
+        self._queue.append(message)
+        return message.metadata.message_id
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Run the oldest waiting message and return its reply; [] when none is waiting."""
+        if not self._queue:
+            return []
+        message = self._queue.popleft()
+        return [self._client(message, self._contexts[message.metadata.dst_node_id])]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        for message in messages:
+            self._push(message)
+        while self._queue:
+            yield from self.pull_messages([])
+
+    def close(self) -> None:
+        """Nothing to release here; workers have something."""
+
+
+def site_contexts(sites: int, run_config: dict[str, Any]) -> dict[int, Context]:
+    """One Context for each simulated site, as Flower's simulation would make it."""
+    return {
+        FIRST_NODE + index: Context(
+            run_id=1,
+            node_id=FIRST_NODE + index,
+            node_config={"partition-id": index, "num-partitions": sites},
+            state=RecordDict(),
+            run_config=dict(run_config),
+        )
+        for index in range(sites)
+    }
+
+
+def set_task_identity() -> None:
+    """Flower builds a Message only where a task identity is set; its own runtimes set it, and so do we."""
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
+
+
+Listener = Callable[[dict[str, Any]], None]

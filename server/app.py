@@ -1,0 +1,40 @@
+"""The ServerApp: opens the run's folder and drives the curriculum over whatever grid it is given."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from config.run import RunSettings
+from foundation.files import sole_owner
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Flower's entry point."""
+    name = type(grid).__name__
+    engine = "ray" if name == "InMemoryGrid" else "grpc"
+    serve(grid, context, engine)
+
+
+def serve(
+    grid: Grid, context: Context, engine: str, listener: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Run the experiment that the run config names, to its end; returns the summary.
+
+    engine: in-process, ray or grpc, for the record. listener: told every event of the journal.
+    """
+    import torch
+
+    from server.assembly import assemble
+
+    settings = RunSettings.from_run_config(context.run_config)
+    experiment = settings.load()
+    torch.set_num_threads(settings.threads)
+    folder = settings.folder(experiment)
+    with sole_owner(folder, f"server of {experiment.name}"):
+        run = assemble(grid, experiment, settings, folder, engine, listener)
+        return run.to_the_end()

@@ -1,0 +1,125 @@
+"""From an experiment to a run that is ready to go: data facts, model, strategy, folder and journal."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+
+from client.batches import TrainingSet
+from client.workbench import choose_device
+from config.experiment import Experiment
+from config.run import RunSettings
+from config.simulation import simulated_federation
+from data.deployed import declared_input_shape
+from data.registry import Registry, build_registry
+from data.site import SiteData
+from foundation.errors import ConfigError
+from privacy.combinations import refuse_false_claims
+from server.curriculum import Curriculum
+from server.global_model import GlobalModel
+from server.journal import Journal
+from server.run_folder import RunFolder, open_run_folder
+from server.summary import write_results
+from strategies.registry import build_strategy
+
+
+@dataclass
+class ReadyRun:
+    """A run with everything opened. engine: in-process, ray or grpc."""
+
+    curriculum: Curriculum
+    expected_sites: int
+    folder: RunFolder
+    engine: str
+
+    def to_the_end(self) -> dict[str, Any]:
+        """Drive the curriculum, then write model, summary, metrics and report; returns the summary."""
+        try:
+            self.curriculum.run(self.expected_sites)
+            return write_results(self.curriculum, self.engine)
+        finally:
+            self.curriculum.journal.close()
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the server needs to know of the data. test: central test samples, or None; sites: how many to expect."""
+
+    registry: Registry
+    input_shape: tuple[int, ...]
+    test: SiteData | None
+    sites: int
+    notes: tuple[str, ...]
+
+
+def assemble(
+    grid: Grid,
+    experiment: Experiment,
+    settings: RunSettings,
+    path: Path,
+    engine: str,
+    listener: Callable[[dict[str, Any]], None] | None,
+) -> ReadyRun:
+    """Check everything that can be checked before anything starts. Raises a PerennialError that says what is wrong."""
+    check_privacy(experiment)
+    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+    facts = data_facts(experiment)
+    device = choose_device(settings.device if engine == "in-process" else "cpu")
+    model = GlobalModel(experiment, facts.registry, facts.input_shape, device)
+    folder = open_run_folder(path, experiment, facts.registry.schedule, bool(settings.resume))
+    position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
+    journal = Journal(path, position, listener)
+    journal.write(
+        "resumed" if folder.checkpoint else "run_started",
+        experiment=experiment.name,
+        seed=experiment.seed,
+        engine=engine,
+        device=str(device),
+        noise_source=experiment.privacy.noise_source if experiment.privacy.enabled else None,
+    )
+    for note in (folder.note, *facts.notes):
+        if note:
+            journal.write("note", text=note)
+    test = None
+    if facts.test is not None and experiment.evaluation.central:
+        data = facts.test
+        test = TrainingSet(
+            data.x[data.test].to(device), data.y[data.test].to(device), data.mean.to(device), data.std.to(device)
+        )
+    curriculum = Curriculum(grid, experiment, facts.registry, model, strategy, folder, journal, test)
+    return ReadyRun(curriculum, facts.sites, folder, engine)
+
+
+def data_facts(experiment: Experiment) -> DataFacts:
+    """From the data where the server has it, else from what the experiment declares."""
+    data = experiment.data
+    if data.source in ("folder", "csv", "npz") and data.path is None:
+        if data.classes is None:
+            raise ConfigError("data.classes: missing; a server without data needs the registry of class names")
+        registry = build_registry(data.classes, experiment.tasks, experiment.seed)
+        return DataFacts(registry, declared_input_shape(data), None, data.sites or 1, ())
+    federation = simulated_federation(experiment)
+    return DataFacts(
+        federation.registry, federation.input_shape, federation.test, len(federation.sites), federation.notes
+    )
+
+
+def check_privacy(experiment: Experiment) -> None:
+    """Raises PrivacyError with every reason for which the experiment's privacy claim would be false."""
+    learner = experiment.learner
+    if experiment.privacy.mode in ("client_central", "sample"):
+        raise ConfigError(
+            f"privacy.mode: found {experiment.privacy.mode!r}; the learner and strategies of this version offer "
+            "none and client_local"
+        )
+    refuse_false_claims(
+        experiment.privacy,
+        norm=experiment.model.norm or "none",
+        memory_selection=learner.memory.selection if learner.memory else None,
+        balanced_replay=learner.memory is not None and learner.memory.balanced,
+        classification_uses_counts=learner.classification.name == "balanced_softmax",
+        loss_couples_samples=learner.contrastive is not None,
+    )

@@ -1,0 +1,226 @@
+"""Every way to divide samples among simulated sites, and the arithmetic beneath."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.apportion import apportion
+from data.config import PartitionConfig
+from data.partition import Partition, partition
+from data.splits import Strata
+from foundation.errors import ConfigError
+
+BOUNDARIES = (0, 3, 5)
+NAMES = tuple("abcde")
+
+kinds = st.sampled_from(
+    [
+        {"kind": "iid"},
+        {"kind": "dirichlet", "alpha": 0.5, "min_samples": 1},
+        {"kind": "dirichlet", "alpha": 2.0, "min_samples": 0, "balance": True},
+        {"kind": "class_subset", "classes_per_site": 2},
+        {"kind": "quantity", "ratios": (0.6, 0.25, 0.15)},
+    ]
+)
+
+
+def divide(options: dict[str, Any], labels: np.ndarray, sites: int = 3, seed: int = 0) -> Partition:
+    config = PartitionConfig.model_validate(options)
+    return partition(config, labels, sites, seed, BOUNDARIES, names=NAMES)
+
+
+def class_counts(found: Partition, labels: np.ndarray, classes: int = 5) -> np.ndarray:
+    """(sites, classes)."""
+    return np.stack([np.bincount(labels[rows], minlength=classes) for rows in found.indices])
+
+
+def some_labels(sizes: list[int], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(options=kinds, sizes=st.lists(st.integers(6, 40), min_size=5, max_size=5), seed=st.integers(0, 1000))
+def test_a_division_is_a_partition_that_its_seed_decides(
+    options: dict[str, Any], sizes: list[int], seed: int
+) -> None:
+    labels = some_labels(sizes)
+    found = divide(options, labels, seed=seed)
+    assert np.array_equal(np.sort(np.concatenate(found.indices)), np.arange(len(labels)))
+    assert all(rows.dtype == np.int64 and np.all(np.diff(rows) > 0) for rows in found.indices)
+    again = divide(options, labels, seed=seed)
+    assert all(np.array_equal(a, b) for a, b in zip(found.indices, again.indices, strict=True))
+
+
+@settings(max_examples=40, deadline=None)
+@given(options=kinds, seed=st.integers(0, 1000))
+def test_a_task_is_divided_the_same_whatever_other_tasks_there_are(
+    options: dict[str, Any], seed: int
+) -> None:
+    labels = some_labels([20, 15, 30, 12, 25])
+    first = np.flatnonzero(labels < 3)
+    config = PartitionConfig.model_validate(options)
+    alone = partition(config, labels[first], 3, seed, (0, 3), names=NAMES)
+    whole = divide(options, labels, seed=seed)
+    for rows_alone, rows in zip(alone.indices, whole.indices, strict=True):
+        assert np.array_equal(first[rows_alone], rows[labels[rows] < 3])
+
+
+@given(sizes=st.lists(st.integers(0, 50), min_size=5, max_size=5), sites=st.integers(1, 7))
+def test_iid_parts_differ_by_at_most_one_in_each_class_and_task(sizes: list[int], sites: int) -> None:
+    labels = some_labels(sizes)
+    counts = class_counts(divide({"kind": "iid"}, labels, sites), labels)
+    assert np.ptp(counts, axis=0).max() <= 1
+    for low, high in ((0, 3), (3, 5)):
+        assert np.ptp(counts[:, low:high].sum(axis=1)) <= 1
+
+
+def test_dirichlet_goes_from_uniform_to_one_holder() -> None:
+    labels = some_labels([300] * 5)
+    uniform = class_counts(divide({"kind": "dirichlet", "alpha": 1e6}, labels), labels)
+    assert np.abs(uniform - 100).max() <= 2
+    options = {"kind": "dirichlet", "alpha": 1e-3, "min_samples": 0}
+    single = [class_counts(divide(options, labels, seed=seed), labels).max(axis=0) for seed in range(10)]
+    assert np.mean(np.stack(single) >= 299) > 0.9
+
+
+def test_dirichlet_gives_every_site_its_least_in_every_task() -> None:
+    labels = some_labels([60] * 5)
+    for seed in range(5):
+        counts = class_counts(
+            divide({"kind": "dirichlet", "alpha": 0.5, "min_samples": 12}, labels, 5, seed), labels
+        )
+        assert counts[:, :3].sum(axis=1).min() >= 12
+        assert counts[:, 3:].sum(axis=1).min() >= 12
+
+
+def test_a_balanced_dirichlet_gives_nothing_to_a_site_that_is_full() -> None:
+    labels = some_labels([50] * 5)
+    options = {"kind": "dirichlet", "alpha": 0.3, "min_samples": 0}
+    for seed in range(10):
+        plain = class_counts(divide(options, labels, 4, seed), labels)[:, :3].sum(axis=1)
+        capped = class_counts(divide({**options, "balance": True}, labels, 4, seed), labels)[:, :3]
+        before_last = np.cumsum(capped, axis=1)
+        full = before_last[:, :2] >= 150 / 4
+        assert not (capped[:, 1:][full] > 0).any()
+        assert capped.sum() == plain.sum() == 150
+
+
+def test_an_impossible_dirichlet_names_alpha_and_min_samples() -> None:
+    labels = some_labels([60] * 5)
+    with pytest.raises(ConfigError, match=r"alpha 0\.001 and min_samples 30: none of 1000 draws"):
+        divide({"kind": "dirichlet", "alpha": 1e-3, "min_samples": 30}, labels, 5)
+    with pytest.raises(ConfigError, match="task 2 has 120 training samples, but 5 sites need 150"):
+        divide({"kind": "dirichlet", "alpha": 0.5, "min_samples": 30}, labels, 5)
+
+
+@settings(deadline=None)
+@given(sites=st.integers(2, 8), classes=st.integers(1, 9), data=st.data())
+def test_class_subsets_leave_no_class_out_and_spread_the_holders(
+    sites: int, classes: int, data: st.DataObject
+) -> None:
+    wanted = data.draw(st.integers(-(-classes // sites), classes))
+    labels = some_labels([40] * classes)
+    config = PartitionConfig(kind="class_subset", classes_per_site=wanted)
+    found = partition(
+        config, labels, sites, data.draw(st.integers(0, 99)), (0, classes), names=range(classes)
+    )
+    counts = class_counts(found, labels, classes)
+    holders = (counts > 0).sum(axis=0)
+    assert ((counts > 0).sum(axis=1) == wanted).all()
+    assert set(holders) <= {sites * wanted // classes, -(-sites * wanted // classes)}
+    for column in counts.T:
+        assert np.ptp(column[column > 0]) <= 1
+
+
+def test_disjoint_subsets_share_no_class() -> None:
+    labels = some_labels([20] * 10)
+    config = PartitionConfig(kind="class_subset", classes_per_site="disjoint")
+    counts = class_counts(partition(config, labels, 4, 3, (0, 10), names=range(10)), labels, 10)
+    assert ((counts > 0).sum(axis=0) == 1).all()
+    assert sorted((counts > 0).sum(axis=1)) == [2, 2, 3, 3]
+
+
+def test_impossible_subsets_say_what_is_possible() -> None:
+    labels = some_labels([20] * 5)
+    with pytest.raises(ConfigError, match="4, but task 1 has 3 classes for 2 sites; allowed: 2 to 3"):
+        divide({"kind": "class_subset", "classes_per_site": 4}, labels, 2)
+    with pytest.raises(ConfigError, match="1, but task 1 has 3 classes for 2 sites; allowed: 2 to 3"):
+        divide({"kind": "class_subset", "classes_per_site": 1}, labels, 2)
+    with pytest.raises(ConfigError, match="'disjoint', but task 1 has 3 classes for 4 sites"):
+        divide({"kind": "class_subset", "classes_per_site": "disjoint"}, labels, 4)
+
+
+def test_quantities_follow_their_ratios_in_every_class() -> None:
+    labels = some_labels([100] * 5)
+    counts = class_counts(divide({"kind": "quantity", "ratios": (0.9, 0.1)}, labels, 2), labels)
+    assert counts.tolist() == [[90] * 5, [10] * 5]
+    with pytest.raises(ConfigError, match="2 entries for 3 sites"):
+        divide({"kind": "quantity", "ratios": (0.9, 0.1)}, labels, 3)
+
+
+def test_a_class_too_small_for_its_holders_goes_to_fewer_with_a_note() -> None:
+    labels = some_labels([20, 20, 2, 20, 20])
+    found = divide({"kind": "iid"}, labels, 4)
+    assert found.notes == ("class 'c': 2 samples, so only 2 of 4 sites hold it",)
+    assert np.array_equal(np.sort(np.concatenate(found.indices)), np.arange(len(labels)))
+
+
+def test_a_natural_division_is_what_the_data_says() -> None:
+    labels, site_of = some_labels([4] * 5), np.arange(20) % 3
+    found = partition(PartitionConfig(kind="natural"), labels, 3, 0, BOUNDARIES, names=NAMES, site_of=site_of)
+    assert [rows.tolist() for rows in found.indices] == [list(range(site, 20, 3)) for site in range(3)]
+    with pytest.raises(ConfigError, match="does not say which site"):
+        partition(PartitionConfig(kind="natural"), labels, 3, 0, BOUNDARIES, names=NAMES)
+
+
+@given(
+    totals=st.lists(st.integers(0, 1000), min_size=1, max_size=5),
+    shares=st.lists(st.floats(0.001, 10), min_size=1, max_size=9),
+)
+def test_apportioned_numbers_sum_exactly_and_stay_within_one(totals: list[int], shares: list[float]) -> None:
+    found = apportion(np.array(totals), np.tile(shares, (len(totals), 1)))
+    exact = np.outer(totals, np.array(shares) / sum(shares))
+    assert found.sum(axis=1).tolist() == totals
+    assert np.abs(found - exact).max() < 1 + 1e-6
+
+
+def test_apportion_by_hand() -> None:
+    assert apportion(np.array([10, 1]), np.array([[0.45, 0.34, 0.21], [1, 1, 1]])).tolist() == [
+        [5, 3, 2],
+        [1, 0, 0],
+    ]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=5), fraction=st.sampled_from([0.0, 0.1, 0.2, 0.5])
+)
+def test_a_hold_out_is_stratified_and_leaves_every_class_a_sample(sizes: list[int], fraction: float) -> None:
+    labels = some_labels(sizes)
+    held, kept = Strata(labels, NAMES, 3).hold_out(
+        np.arange(len(labels)), fraction, 5, "validation", "site-0"
+    )
+    assert np.array_equal(np.sort(np.concatenate([held, kept])), np.arange(len(labels)))
+    for label, size in enumerate(sizes):
+        taken = int((labels[held] == label).sum())
+        assert (
+            taken == min(size - 1, max(int(fraction * size + 0.5), int(fraction > 0 and size >= 5)))
+            or size == 0
+        )
+
+
+def test_a_hold_out_of_a_class_does_not_know_the_others() -> None:
+    labels = some_labels([20, 30, 25])
+    strata = Strata(labels, NAMES, 3)
+    whole, _ = strata.hold_out(np.arange(75), 0.2, 2, "test-split")
+    alone, _ = strata.hold_out(np.flatnonzero(labels == 1), 0.2, 2, "test-split")
+    assert np.array_equal(whole[labels[whole] == 1], alone)
+
+
+def test_a_cap_keeps_proportions_and_every_class() -> None:
+    labels = some_labels([600, 300, 100, 1])
+    rows = Strata(labels, NAMES, 0).cap(np.arange(1001), 100, "samples-limit")
+    assert np.bincount(labels[rows]).tolist() == [60, 30, 10, 1]
+    assert len(Strata(labels, NAMES, 0).cap(np.arange(1001), 2000, "samples-limit")) == 1001

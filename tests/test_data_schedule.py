@@ -1,0 +1,179 @@
+"""Class order, tasks, and what a continued run keeps of both."""
+
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.config import TasksConfig
+from data.registry import Registry, build_registry
+from data.schedule import TaskSchedule, build_schedule, class_order, class_order_hash
+from foundation.errors import ConfigError
+
+NAMES = tuple(f"class {letter}" for letter in "abcdefghijkl")
+orders = st.sampled_from(["seeded", "natural", "1993"])
+
+
+@given(order=orders, count=st.integers(1, 12), seed=st.integers(0, 2**32))
+def test_an_order_is_a_permutation_that_its_seed_decides(order: str, count: int, seed: int) -> None:
+    found = class_order(order, NAMES[:count], seed)
+    assert sorted(found) == list(range(count))
+    assert found == class_order(order, NAMES[:count], seed)
+
+
+def test_the_three_named_orders() -> None:
+    assert class_order("natural", NAMES, 5) == tuple(range(12))
+    assert class_order("1993", NAMES, 5) == tuple(np.random.RandomState(1993).permutation(12).tolist())
+    assert len({class_order("seeded", NAMES, seed) for seed in range(20)}) == 20
+
+
+def test_an_explicit_order_is_taken_as_it_is() -> None:
+    assert class_order(("c", "a", "b"), ("a", "b", "c"), 0) == (2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        (("b", "a"), "missing c"),
+        (("b", "a", "c", "d"), "unknown class 'd'"),
+        (("b", "a", "a"), "listed twice"),
+    ],
+)
+def test_an_explicit_order_must_be_a_permutation(order: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        class_order(order, ("a", "b", "c"), 0)
+
+
+def test_the_hash_is_of_names_in_order() -> None:
+    expected = hashlib.sha256(b"cat,ant,bee").hexdigest()
+    assert class_order_hash(("ant", "bee", "cat"), (2, 0, 1)) == expected
+    assert class_order_hash(("bee", "cat", "ant"), (1, 2, 0)) == expected
+    assert class_order_hash(("ant", "bee", "cat"), (0, 1, 2)) != expected
+
+
+def test_two_processes_agree_on_the_hash() -> None:
+    program = (
+        "from data.config import TasksConfig; from data.registry import build_registry;"
+        f"print(build_registry({NAMES!r}, TasksConfig(count=3, rounds=1), 7).order_hash)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == build_registry(NAMES, TasksConfig(count=3, rounds=1), 7).order_hash
+    assert found.strip() != build_registry(NAMES, TasksConfig(count=3, rounds=1), 8).order_hash
+
+
+@given(classes=st.integers(1, 60), data=st.data())
+def test_tasks_partition_the_classes_evenly(classes: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, classes))
+    schedule = build_schedule(TasksConfig(count=count, rounds=3), classes)
+    owned = [list(schedule.classes_of(task)) for task in range(1, count + 1)]
+    sizes = [len(task) for task in owned]
+    assert [label for task in owned for label in task] == list(range(classes))
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+    assert schedule.total_rounds == 3 * count
+
+
+@pytest.mark.parametrize(
+    ("tasks", "boundaries"),
+    [
+        (TasksConfig(increments=10, base_classes=50, rounds=1), (0, 50, 60, 70, 80, 90, 100)),
+        (TasksConfig(increments=(40, 60), rounds=1), (0, 40, 100)),
+        (TasksConfig(count=3, base_classes=50, rounds=1), (0, 50, 75, 100)),
+        (TasksConfig(count=1, base_classes=100, rounds=1), (0, 100)),
+        (TasksConfig(count=1, rounds=1), (0, 100)),
+    ],
+)
+def test_ways_to_cut_a_hundred_classes(tasks: TasksConfig, boundaries: tuple[int, ...]) -> None:
+    assert build_schedule(tasks, 100).boundaries == boundaries
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"),
+    [
+        (TasksConfig(increments=(3, 3), rounds=1), r"\[3, 3\] sum to 6, but there are 10 classes"),
+        (TasksConfig(increments=3, rounds=1), "10 classes cannot be cut into increments of 3"),
+        (TasksConfig(count=2, base_classes=11, rounds=1), "base_classes: 11, but the data has 10 classes"),
+        (TasksConfig(count=11, rounds=1), "11 tasks cannot share 10 classes"),
+        (TasksConfig(count=2, base_classes=10, rounds=1), "cannot share 0 classes"),
+        (TasksConfig(count=2, rounds=(1, 2, 3)), r"needs 2 positive numbers, one a task; found \[1, 2, 3\]"),
+    ],
+)
+def test_a_cut_that_does_not_fit_is_refused(tasks: TasksConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_schedule(tasks, 10)
+
+
+def test_a_schedule_answers_by_task() -> None:
+    schedule = TaskSchedule((0, 2, 5), (4, 1))
+    assert (schedule.count, schedule.num_classes(1), schedule.num_classes(2)) == (2, 2, 5)
+    assert schedule.classes_of(2) == range(2, 5)
+    for task in (0, 3):
+        with pytest.raises(ValueError, match=f"task {task} is not one of 1..2"):
+            schedule.num_classes(task)
+    for boundaries in ((0,), (1, 2), (0, 2, 2)):
+        with pytest.raises(ConfigError, match="boundaries must start at 0 and increase"):
+            TaskSchedule(boundaries, (1,) * (len(boundaries) - 1))
+
+
+@given(order=orders, known=st.integers(1, 11), seed=st.integers(0, 1000), shuffled=st.permutations(NAMES))
+def test_a_continued_run_keeps_its_order_and_tasks_as_a_prefix(
+    order: str, known: int, seed: int, shuffled: list[str]
+) -> None:
+    tasks = TasksConfig.model_validate({"increments": 1, "order": order, "rounds": 2})
+    earlier = build_registry(sorted(shuffled[:known]), tasks, seed)
+    longer = build_registry(sorted(shuffled), tasks, seed, earlier)
+    assert longer.classes[:known] == earlier.classes
+    assert sorted(longer.classes) == sorted(NAMES)
+    assert longer.schedule.boundaries[: known + 1] == earlier.schedule.boundaries
+    assert build_registry(sorted(shuffled), tasks, seed, longer) == longer
+    assert build_registry(sorted(shuffled), longer.as_tasks(), seed + 1) == longer
+
+
+def test_new_classes_are_shared_by_the_tasks_that_are_new() -> None:
+    earlier = TaskSchedule((0, 4, 6), (3, 3))
+    longer = build_schedule(TasksConfig(count=4, rounds=5), 11, earlier)
+    assert longer == TaskSchedule((0, 4, 6, 9, 11), (3, 3, 5, 5))
+    assert build_schedule(TasksConfig(increments=(4, 2, 5), rounds=(3, 3, 9)), 11, earlier).rounds == (
+        3,
+        3,
+        9,
+    )
+
+
+@pytest.mark.parametrize(
+    ("tasks", "classes", "words"),
+    [
+        (TasksConfig(count=2, rounds=3), 8, "2 tasks, of which 2 are done, and 2 new classes cannot share 2"),
+        (TasksConfig(count=3, rounds=3), 5, "5 classes, but the earlier tasks hold 6"),
+        (
+            TasksConfig(increments=(2, 4, 2), rounds=3),
+            8,
+            r"must start with those of the earlier tasks, \[4, 2\]",
+        ),
+        (TasksConfig(count=3, rounds=(3, 4, 3)), 8, r"must start with the earlier tasks' \[3, 3\]"),
+    ],
+)
+def test_a_continuation_that_contradicts_the_past_is_refused(
+    tasks: TasksConfig, classes: int, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_schedule(tasks, classes, TaskSchedule((0, 4, 6), (3, 3)))
+
+
+def test_a_continuation_must_keep_the_earlier_classes_and_their_order() -> None:
+    earlier = build_registry(("a", "b"), TasksConfig(count=1, rounds=1, order="natural"), 0)
+    with pytest.raises(ConfigError, match="b belonged to the earlier tasks"):
+        build_registry(("a", "c", "d"), TasksConfig(count=2, rounds=1), 0, earlier)
+    with pytest.raises(ConfigError, match="must start with the order of the earlier tasks: a, b"):
+        build_registry(("a", "b", "c"), TasksConfig(count=2, rounds=1, order=("b", "a", "c")), 0, earlier)
+
+
+def test_a_registry_fits_its_schedule() -> None:
+    with pytest.raises(ConfigError, match="3 classes, but 2 in the schedule"):
+        Registry(("a", "b", "c"), TaskSchedule((0, 2), (1,)))
+    with pytest.raises(ConfigError, match="occurs twice"):
+        Registry(("a", "a"), TaskSchedule((0, 2), (1,)))

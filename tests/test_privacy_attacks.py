@@ -1,0 +1,296 @@
+"""The attacks succeed on what leaves in the clear, which is what makes their failure on protected releases mean something."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foundation.streams import stream
+from privacy.attacks.digest_reconstruction import reconstruct_digest
+from privacy.attacks.gradient_inversion import infer_labels, invert_gradient
+from privacy.attacks.linkage import Layers, align, link_models, match_neurons, reorder_inputs
+from privacy.attacks.membership import likelihood_ratio, logit_confidence, loss_threshold, strength
+from privacy.attacks.similarity import structural_similarity
+from privacy.noise import SeededNoise
+from privacy.protection import protect_update
+
+VICTIMS = (0, 3, 11)
+
+
+class SmallCnn(nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        self.head = nn.Linear(512, 10)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                bound = 1 / math.sqrt(parameter[0].numel())
+                parameter.uniform_(-bound, bound, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x))
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return torch.tensor(data.images, dtype=torch.float32)[:, None] / 16, torch.tensor(data.target)
+
+
+def gradient_of(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    names = [name for name, _ in model.named_parameters()]
+    return dict(
+        zip(names, torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters())), strict=True)
+    )
+
+
+class TestSimilarity:
+    def test_equal_images_and_negatives(self, digits: tuple[Tensor, Tensor]) -> None:
+        images = digits[0][:5]
+        assert structural_similarity(images, images).tolist() == pytest.approx([1.0] * 5, abs=1e-6)
+        assert structural_similarity(images, 1 - images).max().item() < 0
+
+    def test_unrelated_noise_is_near_zero(self) -> None:
+        noise = torch.rand(2, 50, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        assert abs(structural_similarity(noise[0], noise[1]).mean().item()) < 0.02
+
+    def test_symmetry_and_falling_with_noise(self, digits: tuple[Tensor, Tensor]) -> None:
+        images = digits[0][:20]
+        noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(1))
+        found = [
+            structural_similarity(images, images + std * noise).mean().item() for std in (0.02, 0.1, 0.5)
+        ]
+        assert found == sorted(found, reverse=True)
+        assert torch.allclose(
+            structural_similarity(images, images + noise), structural_similarity(images + noise, images)
+        )
+
+    def test_constant_images_by_hand(self) -> None:
+        """No contrast: the luminance term alone, (2 a b + c) / (a^2 + b^2 + c), c = 1e-4."""
+        first, second = torch.full((1, 1, 16, 16), 0.2), torch.full((1, 1, 16, 16), 0.6)
+        expected = (2 * 0.2 * 0.6 + 1e-4) / (0.04 + 0.36 + 1e-4)
+        assert structural_similarity(first, second).item() == pytest.approx(expected, rel=1e-4)
+
+    def test_different_shapes_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="expected equal"):
+            structural_similarity(torch.zeros(1, 1, 8, 8), torch.zeros(2, 1, 8, 8))
+
+
+class TestGradientInversion:
+    def test_labels_of_a_batch(self, digits: tuple[Tensor, Tensor]) -> None:
+        x, y = digits
+        model = SmallCnn()
+        for index in range(20):
+            gradient = gradient_of(model, x[index : index + 1], y[index : index + 1])
+            assert infer_labels(gradient["head.weight"], 1).item() == y[index].item()
+        gradient = gradient_of(model, x[[0, 3, 5]], y[[0, 3, 5]])
+        assert set(infer_labels(gradient["head.weight"], 3).tolist()) == {0, 3, 5}
+
+    def test_a_single_samples_gradient_gives_the_image_back(self, digits: tuple[Tensor, Tensor]) -> None:
+        found = [self.attack(digits, victim, noise_multiplier=None) for victim in VICTIMS]
+        assert np.mean([similarity for similarity, _ in found]) > 0.8
+        assert all(right for _, right in found)
+
+    def test_a_clipped_and_noised_one_does_not(self, digits: tuple[Tensor, Tensor]) -> None:
+        found = [self.attack(digits, victim, noise_multiplier=1.0) for victim in VICTIMS]
+        assert np.mean([similarity for similarity, _ in found]) < 0.2
+
+    def test_clipping_alone_protects_nothing(self, digits: tuple[Tensor, Tensor]) -> None:
+        assert self.attack(digits, VICTIMS[0], noise_multiplier=0.0)[0] > 0.8
+
+    def attack(
+        self, digits: tuple[Tensor, Tensor], victim: int, noise_multiplier: float | None
+    ) -> tuple[float, bool]:
+        x, y = digits[0][victim : victim + 1], digits[1][victim : victim + 1]
+        model = SmallCnn()
+        gradient = gradient_of(model, x, y)
+        if noise_multiplier is not None:
+            vector = torch.cat([part.reshape(-1) for part in gradient.values()])
+            protect_update(vector, 1.0, noise_multiplier, SeededNoise(stream(victim, "dp-noise")))
+            parts = vector.split([part.numel() for part in gradient.values()])
+            gradient = {
+                name: part.view_as(old) for (name, old), part in zip(gradient.items(), parts, strict=True)
+            }
+        generator = torch.Generator().manual_seed(victim)
+        inversion = invert_gradient(model, gradient, (1, 8, 8), generator, steps=200)
+        return structural_similarity(inversion.images, x).item(), bool((inversion.labels == y).all())
+
+    def test_more_restarts_never_end_worse(self, digits: tuple[Tensor, Tensor]) -> None:
+        gradient = gradient_of(SmallCnn(), digits[0][:1], digits[1][:1])
+
+        def distance(restarts: int) -> float:
+            generator = torch.Generator().manual_seed(7)
+            return invert_gradient(
+                SmallCnn(), gradient, (1, 8, 8), generator, steps=10, restarts=restarts
+            ).distance
+
+        assert distance(3) <= distance(1)
+
+
+class TestDigestReconstruction:
+    encoder = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 4, 3, stride=2, padding=1), nn.ReLU()
+    )
+
+    def attack(self, images: Tensor, noise: float) -> float:
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for parameter in self.encoder.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+            digest = self.encoder(images).mean(dim=0)
+            digest += noise * torch.randn(digest.shape, generator=generator)
+        weights = torch.full((len(images),), 1 / len(images))
+        found = reconstruct_digest(self.encoder, digest, (1, 8, 8), weights, generator, steps=300)
+        return structural_similarity(found, images).mean().item()
+
+    def test_an_unmixed_digest_gives_the_image_back(self, digits: tuple[Tensor, Tensor]) -> None:
+        clear = self.attack(digits[0][:1], noise=0.0)
+        assert clear > 0.6
+        assert self.attack(digits[0][:1], noise=3.0) < clear - 0.3
+
+    def test_a_mixture_hides_its_members(self, digits: tuple[Tensor, Tensor]) -> None:
+        assert self.attack(digits[0][:4], noise=0.0) < self.attack(digits[0][:1], noise=0.0) - 0.2
+
+
+class TestMembership:
+    def test_guessing_and_certainty(self) -> None:
+        draws = torch.randn(2, 4000, generator=torch.Generator().manual_seed(0))
+        guessing = strength(draws[0], draws[1])
+        assert guessing.auc == pytest.approx(0.5, abs=0.03)
+        assert guessing.tpr_at_1_percent_fpr < 0.03
+        sure = strength(draws[0] + 100, draws[1])
+        assert (sure.auc, sure.tpr_at_1_percent_fpr) == (1.0, 1.0)
+
+    def test_by_hand(self) -> None:
+        """Of 3 x 2 pairs the member is above in 4 and equal in 1; above all non-members: one member of three."""
+        found = strength(torch.tensor([3.0, 2.0, 0.5]), torch.tensor([2.0, 1.0]))
+        assert found.auc == pytest.approx((2 + 1.5 + 0) / 6)
+        assert found.tpr_at_1_percent_fpr == pytest.approx(1 / 3)
+
+    def test_equal_scores_tell_nothing(self) -> None:
+        found = strength(torch.zeros(50), torch.zeros(50))
+        assert (found.auc, found.tpr_at_1_percent_fpr) == (0.5, 0.0)
+
+    def test_nobody_to_compare_with_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="at least one"):
+            strength(torch.zeros(3), torch.zeros(0))
+
+    def test_logit_confidence(self) -> None:
+        logits, labels = torch.tensor([[2.0, 0.0, -1.0], [0.0, 0.0, 0.0]]), torch.tensor([0, 2])
+        p = logits.softmax(dim=1)[torch.arange(2), labels]
+        assert torch.allclose(logit_confidence(logits, labels), (p / (1 - p)).log(), atol=1e-6)
+
+    def test_an_overfitted_model_gives_its_members_away(self, digits: tuple[Tensor, Tensor]) -> None:
+        x, y = digits[0].flatten(1), digits[1]
+        order = torch.from_numpy(stream(6, "split").permutation(len(x)))
+        members, others, reference = order[:60], order[60:460], order[460:1460]
+        noisy = y.clone()
+        noisy[members[:20]] = (y[members[:20]] + 1) % 10
+        model = nn.Linear(64, 10)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        for _ in range(300):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[members]), noisy[members]).backward()
+            optimizer.step()
+
+        def answers(of: Tensor) -> tuple[Tensor, Tensor]:
+            return model(x[of]).detach(), noisy[of]
+
+        def losses(of: Tensor) -> Tensor:
+            logits, labels = answers(of)
+            return F.cross_entropy(logits, labels, reduction="none")
+
+        by_loss = loss_threshold(losses(members), losses(others))
+        by_ratio = likelihood_ratio(answers(members), answers(others), answers(reference))
+        assert by_loss.auc > 0.65
+        assert by_ratio.auc > 0.65
+        split = len(others) // 2
+        nothing = likelihood_ratio(answers(others[:split]), answers(others[split:]), answers(reference))
+        assert nothing.auc == pytest.approx(0.5, abs=0.1)
+
+    def test_the_ratio_beats_the_loss_where_classes_differ(self) -> None:
+        """Class 0 is easy, class 1 hard: a member of class 1 has a larger loss than any non-member of class 0."""
+        generator = torch.Generator().manual_seed(5)
+
+        def answers(shift: float) -> tuple[Tensor, Tensor]:
+            labels = torch.arange(2000) % 2
+            margin = torch.where(labels == 0, 8.0, 0.0) + shift + torch.randn(2000, generator=generator)
+            logits = torch.zeros(2000, 2)
+            logits[torch.arange(2000), labels] = margin
+            return logits, labels
+
+        members, others, reference = answers(3.0), answers(0.0), answers(0.0)
+        plain = loss_threshold(
+            F.cross_entropy(*members, reduction="none"), F.cross_entropy(*others, reduction="none")
+        )
+        ratio = likelihood_ratio(members, others, reference)
+        assert ratio.auc > 0.95
+        assert ratio.tpr_at_1_percent_fpr > plain.tpr_at_1_percent_fpr + 0.2
+
+
+class TestLinkage:
+    def model(self, seed: int) -> list[Tensor]:
+        """conv (8, 1, 3, 3) -> conv (16, 8, 3, 3) -> flattened 2 x 2 map -> linear (32, 64) -> head (10, 32)."""
+        generator = torch.Generator().manual_seed(seed)
+        shapes = [(8, 1, 3, 3), (16, 8, 3, 3), (32, 64), (10, 32)]
+        return [torch.randn(shape, generator=generator) for shape in shapes]
+
+    def permuted(self, layers: Layers, seed: int, drift: float = 0.05) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        trained = [weight + drift * torch.randn(weight.shape, generator=generator) for weight in layers]
+        orders = [torch.randperm(len(weight), generator=generator) for weight in layers[:-1]]
+        result = []
+        for layer, weight in enumerate(trained):
+            rows = weight[orders[layer]] if layer < len(orders) else weight
+            result.append(rows if layer == 0 else reorder_inputs(rows, orders[layer - 1]))
+        return result
+
+    def test_matching_undoes_a_permutation(self) -> None:
+        layers = self.model(0)
+        aligned = align(layers, self.permuted(layers, seed=9, drift=0.0))
+        assert all(torch.equal(one, other) for one, other in zip(layers, aligned, strict=True))
+
+    def test_reordering_keeps_the_function(self) -> None:
+        first, second = torch.randn(6, 3, dtype=torch.float64), torch.randn(4, 12, dtype=torch.float64)
+        order = torch.tensor([5, 2, 0, 1, 4, 3])
+        x = torch.randn(7, 3, dtype=torch.float64)
+        hidden = (x @ first.T).repeat_interleave(2, dim=1)
+        moved = (x @ first[order].T).repeat_interleave(2, dim=1)
+        assert torch.allclose(hidden @ second.T, moved @ reorder_inputs(second, order).T)
+
+    def test_successive_models_are_linked_although_relabelled(self) -> None:
+        before = [self.model(seed) for seed in range(4)]
+        shuffle = [2, 0, 3, 1]
+        after = [self.permuted(before[source], seed=20 + source, drift=0.2) for source in shuffle]
+        assert link_models(before, after).tolist() == shuffle
+
+    def test_index_by_index_comparison_sees_nothing(self) -> None:
+        layers = self.model(0)
+        relabelled = self.permuted(layers, seed=5)
+        aligned = align(layers, relabelled)
+
+        def cosine(other: Layers) -> float:
+            one, two = (torch.cat([weight.flatten() for weight in model]) for model in (layers, other))
+            return F.cosine_similarity(one, two, dim=0).item()
+
+        assert cosine(relabelled) < 0.2
+        assert cosine(aligned) > 0.99
+
+    def test_different_shapes_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="different shapes"):
+            match_neurons(self.model(0), self.model(0)[:-1])

@@ -1,0 +1,142 @@
+"""What would be a false claim is refused with its reason, and the claim that stays says what it is."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from foundation.errors import PrivacyError
+from privacy.combinations import refuse_false_claims
+from privacy.config import PrivacyConfig
+from privacy.statement import describe
+
+LOCAL = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=8.0)
+CENTRAL = PrivacyConfig(mode="client_central", clip_norm=1.0, noise_multiplier=4.0)
+SAMPLE = PrivacyConfig(mode="sample", clip_norm=1.0, noise_multiplier=1.0)
+PLANNED = PrivacyConfig.model_validate(
+    LOCAL.model_dump() | {"bayesian": {"pairs": 10, "planned_rounds": 20, "failure_probability": 1e-10}}
+)
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {"norm": "group", "memory_selection": "random", "planned_rounds": 20} | changes
+
+
+@pytest.mark.parametrize(
+    ("privacy", "changes", "reason"),
+    [
+        (SAMPLE, {"memory_selection": "herding"}, "selection: random"),
+        (SAMPLE, {"memory_selection": "nearest"}, "selection: random"),
+        (SAMPLE, {"balanced_replay": True}, "opacus#813"),
+        (SAMPLE, {"norm": "batch"}, "no gradient of one sample"),
+        (SAMPLE, {"classification_uses_counts": True}, "classification: ce"),
+        (SAMPLE, {"loss_couples_samples": True}, "learner.contrastive"),
+        (LOCAL, {"norm": "batch"}, "negative"),
+        (CENTRAL, {"norm": "batch"}, "negative"),
+        (LOCAL, {"weights_use_metrics": True}, "report in the clear"),
+        (SAMPLE, {"weights_use_metrics": True}, "report in the clear"),
+        (
+            LOCAL,
+            {"clear_uploads": ["control variate", "label histogram"]},
+            "control variate, label histogram",
+        ),
+        (LOCAL, {"digest": "none"}, "digest would leave without"),
+        (SAMPLE, {"sparsity": "none"}, "sparsity vector would leave without"),
+        (LOCAL, {"digest": "sample"}, "hides one sample"),
+        (CENTRAL, {"sparsity": "sample"}, "hides one sample"),
+        (PLANNED, {"planned_rounds": 21}, "21 rounds"),
+    ],
+)
+def test_false_claims_are_refused(privacy: PrivacyConfig, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(PrivacyError, match=reason):
+        refuse_false_claims(privacy, **settings(**changes))
+
+
+@pytest.mark.parametrize(
+    ("privacy", "changes"),
+    [
+        (SAMPLE, {}),
+        (SAMPLE, {"memory_selection": None}),
+        (SAMPLE, {"digest": "sample", "sparsity": "sample"}),
+        (LOCAL, {"memory_selection": "herding", "balanced_replay": True}),
+        (LOCAL, {"classification_uses_counts": True, "loss_couples_samples": True}),
+        (LOCAL, {"digest": "site"}),
+        (PLANNED, {}),
+        (
+            PrivacyConfig(mode="sample", clip_norm=1.0, noise_multiplier=1.0, allow_unaccounted_metrics=True),
+            {"weights_use_metrics": True},
+        ),
+        (
+            PrivacyConfig(),
+            {"norm": "batch", "weights_use_metrics": True, "digest": "none", "memory_selection": "herding"},
+        ),
+    ],
+)
+def test_true_claims_pass(privacy: PrivacyConfig, changes: dict[str, Any]) -> None:
+    refuse_false_claims(privacy, **settings(**changes))
+
+
+def test_all_reasons_are_told_at_once() -> None:
+    with pytest.raises(PrivacyError) as refusal:
+        refuse_false_claims(
+            SAMPLE, **settings(norm="batch", memory_selection="herding", balanced_replay=True)
+        )
+    for part in ("BatchNorm", "herding", "class-balanced"):
+        assert part in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "rounds", "expected"),
+    [(LOCAL, 50, 8.606), (CENTRAL, 50, 8.606), (SAMPLE, 100, 7.057)],
+)
+def test_statement_figures(privacy: PrivacyConfig, rounds: int, expected: float) -> None:
+    statement = describe(privacy, rounds, sample_rate=0.1)
+    assert statement.epsilon == pytest.approx(expected, rel=0.01)
+    assert (statement.delta, statement.accountant) == (1e-5, "prv")
+    assert f"{statement.epsilon:.4g}" in statement.text()
+
+
+def test_statements_name_unit_adversary_and_relation() -> None:
+    local, central, sample = (describe(privacy, 1) for privacy in (LOCAL, CENTRAL, SAMPLE))
+    assert "one site" in local.unit
+    assert "replaced" in local.relation
+    assert "server" in local.adversary
+    assert "server is trusted" in central.adversary
+    assert any("without noise" in item for item in central.not_covered)
+    assert "one training sample" in sample.unit
+    assert "added or removed" in sample.relation
+    for statement in (local, central, sample):
+        for line in (statement.unit, statement.adversary, statement.relation, statement.mechanism):
+            assert line in statement.text()
+
+
+def test_nothing_is_claimed_without_protection() -> None:
+    statement = describe(PrivacyConfig(), 10)
+    assert statement.epsilon == math.inf
+    assert "no protection" in statement.text()
+    values = json.loads(json.dumps(statement.to_json(), allow_nan=False))
+    assert (values["epsilon"], values["protected"]) == (None, False)
+
+
+def test_warnings() -> None:
+    seeded = PrivacyConfig(
+        mode="sample",
+        clip_norm=1.0,
+        noise_multiplier=0.0,
+        noise_source="seeded",
+        allow_unaccounted_metrics=True,
+        delta=1e-3,
+    )
+    warnings = " ".join(describe(seeded, 5, units=1000).warnings)
+    for part in ("seed", "noise_multiplier is 0", "outside the guarantee", "1 / 1000"):
+        assert part in warnings
+    assert describe(LOCAL, 5, units=10).warnings == ()
+
+
+def test_the_typical_record_stands_beside_the_worst_case() -> None:
+    statement = describe(PLANNED, 20, typical_epsilon=1.234)
+    text = statement.text()
+    assert statement.epsilon > 1.234
+    assert "typical record: 1.234" in text
+    assert text.index(f"epsilon: {statement.epsilon:.4g}") < text.index("typical record")

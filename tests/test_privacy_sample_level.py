@@ -1,0 +1,213 @@
+"""DP-SGD: per-sample clipping equals the definition, noise once, Poisson batches, no trace left behind."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foundation.errors import PrivacyError
+from foundation.streams import stream
+from privacy.config import PrivacyConfig
+from privacy.noise import SecureNoise, SeededNoise
+from privacy.sample_level import PrivateGradient, poisson_batches
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    layers = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layers.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return layers.train()
+
+
+def samples(count: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(count, 1, 8, 8, generator=generator), torch.randint(
+        0, 10, (count,), generator=generator
+    )
+
+
+def config(**changes: Any) -> PrivacyConfig:
+    return PrivacyConfig(**({"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 0.0} | changes))
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+
+
+def by_definition(model: nn.Module, x: Tensor, y: Tensor, clip_norm: float, expected_batch: float) -> Tensor:
+    total = torch.zeros(sum(p.numel() for p in model.parameters()))
+    for i in range(len(x)):
+        gradients = torch.autograd.grad(
+            F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), list(model.parameters())
+        )
+        vector = torch.cat([g.reshape(-1) for g in gradients])
+        total += vector * min(1.0, clip_norm / vector.norm().item())
+    return total / expected_batch
+
+
+@pytest.mark.parametrize("ghost", [False, True])
+@pytest.mark.parametrize("physical_batch", [None, 5, 1])
+@pytest.mark.parametrize("clip_norm", [0.5, 1e6])
+def test_gradient_equals_the_definition(ghost: bool, physical_batch: int | None, clip_norm: float) -> None:
+    model, (x, y) = network(), samples(12)
+    privacy = config(ghost=ghost, physical_batch=physical_batch, clip_norm=clip_norm)
+    with PrivateGradient(model, privacy, 10.0, SecureNoise()) as private:
+        loss = private.compute(12, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
+    assert loss == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-5)
+    assert torch.allclose(flat(model), by_definition(model, x, y, clip_norm, 10.0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("ghost", [False, True])
+def test_one_sample_moves_the_sum_by_at_most_the_clip_norm(ghost: bool) -> None:
+    model, (x, y) = network(), samples(6)
+    x[5] *= 1000
+    with PrivateGradient(model, config(clip_norm=0.3, ghost=ghost), 1.0, SecureNoise()) as private:
+        sums = []
+        for count in (5, 6):
+            private.compute(count, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
+            sums.append(flat(model).clone())
+    assert (sums[1] - sums[0]).norm().item() <= 0.3 * (1 + 1e-5)
+
+
+def test_noise_is_added_once_however_the_batch_is_split() -> None:
+    x, y = samples(16)
+    gradients = []
+    for physical_batch in (None, 3):
+        model = network()
+        source = SeededNoise(stream(1, "dp-noise"))
+        with PrivateGradient(
+            model, config(noise_multiplier=2.0, physical_batch=physical_batch), 16.0, source
+        ) as private:
+            private.compute(16, lambda rows, m=model: F.cross_entropy(m(x[rows]), y[rows], reduction="none"))
+        gradients.append(flat(model))
+    assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("ghost", [False, True])
+def test_an_empty_batch_is_noise_of_the_stated_size(ghost: bool) -> None:
+    model = network()
+    privacy = config(noise_multiplier=3.0, clip_norm=0.5, ghost=ghost)
+    with PrivateGradient(model, privacy, 8.0, SecureNoise()) as private:
+        loss = private.compute(0, lambda rows: torch.empty(0))
+    assert math.isnan(loss)
+    assert flat(model).std().item() == pytest.approx(3.0 * 0.5 / 8, rel=0.05)
+
+
+@pytest.mark.parametrize("ghost", [False, True])
+def test_a_flat_gradient_vector_stays_one(ghost: bool) -> None:
+    model, (x, y) = network(), samples(4)
+    parameters = list(model.parameters())
+    home = torch.full((sum(p.numel() for p in parameters),), 7.0)
+    for parameter, part in zip(parameters, home.split([p.numel() for p in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)
+    with PrivateGradient(model, config(ghost=ghost), 4.0, SecureNoise()) as private:
+        private.compute(4, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
+    assert torch.allclose(home, by_definition(network(), x, y, 1.0, 4.0), rtol=1e-4, atol=1e-6)
+    assert parameters[0].grad is not None
+    assert parameters[0].grad.data_ptr() == home.data_ptr()
+
+
+class Gated(nn.Module):
+    """Has a part that the loss does not always use, as a gate before the second task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(4, 3)
+        self.unused = nn.Linear(4, 3)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(self.frozen(x))
+
+
+@pytest.mark.parametrize("ghost", [False, True])
+def test_unused_and_frozen_parameters(ghost: bool) -> None:
+    model = Gated()
+    x, y = torch.rand(5, 4, generator=torch.Generator().manual_seed(2)), torch.tensor([0, 1, 2, 0, 1])
+    with PrivateGradient(model, config(ghost=ghost), 5.0, SecureNoise()) as private:
+        for _ in range(2):
+            private.compute(5, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
+    assert model.used.weight.grad is not None
+    assert model.used.weight.grad.abs().sum() > 0
+    assert model.unused.weight.grad is not None
+    assert model.unused.weight.grad.abs().sum() == 0
+    assert model.frozen.weight.grad is None
+
+
+@pytest.mark.parametrize("ghost", [False, True])
+def test_nothing_of_opacus_stays_on_the_model(ghost: bool) -> None:
+    model, (x, y) = network(), samples(3)
+    keys = list(model.state_dict())
+    with PrivateGradient(model, config(ghost=ghost), 3.0, SecureNoise()) as private:
+        private.compute(3, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
+    assert list(model.state_dict()) == keys
+    assert all(not vars(parameter) for parameter in model.parameters())
+    assert all(not module._forward_hooks and not module._backward_hooks for module in model.modules())
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    assert flat(model).norm() > 0
+
+
+def test_training_learns() -> None:
+    model, (x, y) = network(), samples(64)
+    y = (x.mean(dim=(1, 2, 3)) > 0.5).long()
+    source = SeededNoise(stream(4, "dp-noise"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    before = F.cross_entropy(model(x), y).item()
+    with PrivateGradient(model, config(noise_multiplier=0.5), 32.0, source) as private:
+        for batch in poisson_batches(64, 0.5, 30, source):
+            private.compute(
+                len(batch),
+                lambda rows, b=batch: F.cross_entropy(model(x[b[rows]]), y[b[rows]], reduction="none"),
+            )
+            optimizer.step()
+    assert F.cross_entropy(model(x), y).item() < 0.7 * before
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(8), nn.SyncBatchNorm(8)])
+def test_batch_norm_is_refused_with_its_remedy(norm: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Sequential(norm))
+    with pytest.raises(PrivacyError, match=r"BatchNorm in 1\.0: .*norm: group"):
+        PrivateGradient(model, config(), 8.0, SecureNoise())
+
+
+def test_wrong_uses_are_refused() -> None:
+    model, (x, y) = network(), samples(4)
+    with pytest.raises(PrivacyError, match="mode is client_local"):
+        PrivateGradient(model, config(mode="client_local"), 4.0, SecureNoise())
+    with pytest.raises(PrivacyError, match="expected batch"):
+        PrivateGradient(model, config(), 0.0, SecureNoise())
+    with PrivateGradient(model, config(), 4.0, SecureNoise()) as private:
+        with pytest.raises(PrivacyError, match="one loss for each sample"):
+            private.compute(4, lambda rows: F.cross_entropy(model(x[rows]), y[rows]))
+        model.eval()
+        with pytest.raises(PrivacyError, match="evaluation mode"):
+            private.compute(4, lambda rows: F.cross_entropy(model(x[rows]), y[rows], reduction="none"))
+
+
+def test_poisson_batches_draw_each_sample_on_its_own() -> None:
+    source = SeededNoise(stream(5, "poisson"))
+    presence = torch.zeros(400, 200)
+    for step, batch in enumerate(poisson_batches(200, 0.05, 400, source)):
+        presence[step, batch] = 1
+    sizes = presence.sum(dim=1)
+    deviation = math.sqrt(200 * 0.05 * 0.95)
+    assert sizes.mean().item() == pytest.approx(10, abs=4 * deviation / math.sqrt(400))
+    assert sizes.std().item() == pytest.approx(deviation, rel=0.15)
+    assert presence.mean(dim=0).max().item() < 0.05 + 5 * math.sqrt(0.05 * 0.95 / 400)
+
+
+def test_poisson_batches_at_the_ends() -> None:
+    source = SecureNoise()
+    assert all(len(batch) == 7 for batch in poisson_batches(7, 1.0, 3, source))
+    assert [len(batch) for batch in poisson_batches(1, 1e-9, 3, source)] == [0, 0, 0]
+    for rate, count in ((0.0, 5), (1.1, 5), (0.5, 0)):
+        with pytest.raises(PrivacyError):
+            next(poisson_batches(count, rate, 1, source))
