@@ -101,8 +101,9 @@ class Experiment(BaseModel):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the resolved settings: the experiment id on the wire."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+        """SHA-256 of the resolved settings: the experiment id on the wire. Where data lies on a disk is not part of it."""
+        settings = self.model_dump(mode="json", exclude={"data": {"path"}})
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     @property
     def needs_previous(self) -> bool:
@@ -124,4 +125,13 @@ def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | 
     content = apply_overrides(read_yaml(path), overrides or [])
     if seed is not None:
         content["seed"] = seed
+    _locate_data(content.get("data"), path.parent)
     return validate(Experiment, content, str(path))
+
+
+def _locate_data(data: Any, folder: Path) -> None:
+    """Make data.path absolute, so that the run can be resumed from anywhere."""
+    where = data.get("path") if isinstance(data, dict) else None
+    if isinstance(where, str) and not Path(where).is_absolute():
+        beside = folder / where
+        data["path"] = str((beside if beside.exists() else Path.cwd() / where).resolve())

@@ -1,4 +1,4 @@
-"""PP-FCIL's dual backbone: frozen features of the task before, trainable ones of this task, a gate between them.
+"""PP-FCIL's dual backbone: frozen features of the task before, trainable ones of this task, and a gate.
 
 Varalakshmi et al. 2026 (doi 10.38124/ijisrt/26apr1499), after Xiao, Tang and Lu 2024
 (doi 10.1109/TMLCN.2023.3344074).

@@ -15,8 +15,8 @@ from models.incremental import IncrementalModel, check_state, travelling
 class FlatParameters:
     """Re-homes a model's travelling tensors in one float32 vector; the model goes on, on views of it.
 
-    vector (P,): trainable parameters in the model's order, then float buffers, each in row-major order whatever
-    the memory format was, so that vectors of different sites can be added.
+    vector (P,): trainable parameters in the model's order, then float buffers, each in row-major order
+    whatever the memory format was, so that vectors of different sites can be added.
     trainable (T,): view of the parameters, whose .grad is gradient; an optimiser over [trainable] steps the
     model.
     gradient (T,): the parameters' .grad are views of it, into which autograd accumulates. Clear it with
@@ -55,9 +55,7 @@ class FlatParameters:
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors inside vector (P,), without a copy. Raises StateError on another size."""
         if vector.shape != self.vector.shape:
-            raise StateError(
-                f"vector: found shape {tuple(vector.shape)}, allowed {tuple(self.vector.shape)} with this model"
-            )
+            raise StateError(f"vector: found shape {tuple(vector.shape)}, allowed {tuple(self.vector.shape)}")
         parts = vector.split(self._sizes)
         return {key: part.view(shape) for (key, shape), part in zip(self.shapes.items(), parts, strict=True)}
 

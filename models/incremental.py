@@ -121,9 +121,10 @@ def complete_state(model: nn.Module) -> dict[str, Tensor]:
 def load_complete(model: IncrementalModel, state: Mapping[str, Tensor]) -> None:
     """Make model the one that complete_state described.
 
-    The model must have been built with as many classes as the state has head rows. Modules that only one of the
-    two has (a dual backbone's old one) appear or go; FlatParameters must then be built anew.
-    Raises StateError naming the key that is missing, unknown, or of another shape or dtype; no value is copied.
+    The model must have been built with as many classes as the state has head rows. Modules that only one of
+    the two has (a dual backbone's old one) appear or go; FlatParameters must then be built anew.
+    Raises StateError naming the key that is missing, unknown, or of another shape or dtype; no value is
+    copied.
     """
     model.restructure(state)
     copy_state(complete_state(model), state)

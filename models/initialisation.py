@@ -30,8 +30,8 @@ def seeded_initialisation(seed: int, *ids: int | str) -> Iterator[None]:
 def kaiming_uniform(shape: tuple[int, ...], slope: float, generator: np.random.Generator) -> Tensor:
     """Weights uniform in +-sqrt(6 / ((1 + slope^2) fan in)), fan in being the product of shape[1:].
 
-    slope: of the leaky ReLU that follows. Drawn in float64 and rounded once, so that every machine gets the same
-    bits.
+    slope: of the leaky ReLU that follows. Drawn in float64 and rounded once, so that every machine gets the
+    same bits.
 
     He et al. 2015 (arXiv 1502.01852).
     """

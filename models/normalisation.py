@@ -11,8 +11,8 @@ from models.config import Norm
 def group_norm(channels: int) -> nn.GroupNorm:
     """Eight groups, or the greatest common divisor of eight and channels where eight does not divide them.
 
-    It holds no statistics of the data and sees one sample at a time, which suits sites with different classes and
-    per-sample privacy.
+    It holds no statistics of the data and sees one sample at a time, which suits sites with different
+    classes and per-sample privacy.
 
     Wu and He 2018 (arXiv 1803.08494).
     """

@@ -1,7 +1,8 @@
 """Renames the hidden neurons of a model without changing what it computes.
 
-A ring that relabels before each hand-over breaks the naive, index by index comparison of successive models. It
-is obfuscation and no privacy guarantee: weight matching undoes it (Ainsworth et al. 2023, arXiv 2209.04836).
+A ring that relabels before each hand-over breaks the naive, index by index comparison of successive models.
+It is obfuscation and no privacy guarantee: weight matching undoes it (Ainsworth et al. 2023, arXiv
+2209.04836).
 
 TriCon-SF leaves its "layer shuffle" undefined; this is a reading that keeps a shared network intact.
 """
@@ -42,8 +43,8 @@ class _Hidden:
 def relabel(model: IncrementalModel, generator: np.random.Generator) -> dict[str, Tensor]:
     """Rename all hidden neurons in place; outputs change only in the order of float sums.
 
-    Returns, by hidden layer, (size,) int64: position i now holds the neuron that was at permutation[i]. Classes
-    are never renamed. Channels under group normalisation move with their group.
+    Returns, by hidden layer, (size,) int64: position i now holds the neuron that was at permutation[i].
+    Classes are never renamed. Channels under group normalisation move with their group.
     Raises ConfigError when the model has no known labelling.
     """
     layers = _hidden_layers(model)

@@ -4,9 +4,10 @@ He et al. 2016 (arXiv 1512.03385); Sandler et al. 2018 (arXiv 1801.04381).
 """
 
 from collections import OrderedDict
+from functools import cache
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from foundation.torchvision_import import torchvision
 from models.config import FIRST_CHANNELS, Norm
@@ -14,7 +15,10 @@ from models.normalisation import group_norm
 from models.se_cnn import SqueezeExcitation
 
 SMALL_IMAGE = 64
-"""Below this many pixels a side, reducing the image before the first block loses most of it (He et al., 4.2)."""
+"""Below this many pixels a side, reducing the image before the first block loses most of it."""
+
+BLOCKS = {"resnet18": [2, 2, 2, 2], "resnet34": [3, 4, 6, 3]}
+"""Residual blocks in each stage (He et al., table 1)."""
 
 
 def resnet(
@@ -25,7 +29,9 @@ def resnet(
     name: resnet18 or resnet34. input_shape: (C, H, W). se_reduction: None leaves out the channel attention.
     Images below 64 pixels get a 3x3 first convolution of stride 1 and no pooling after it.
     """
-    network = getattr(torchvision().models, name)(weights=None, num_classes=1, norm_layer=_norm_layer(norm))
+    network = torchvision().models.ResNet(
+        _residual_block(), BLOCKS[name], num_classes=1, norm_layer=_norm_layer(norm)
+    )
     colours = input_shape[0]
     channels = FIRST_CHANNELS[name]
     if _is_small(input_shape):
@@ -63,6 +69,19 @@ def mobilenet_v2(
     network.classifier = nn.Identity()
     _keep_inputs(network)
     return network, features
+
+
+@cache
+def _residual_block() -> type[nn.Module]:
+    """torchvision's block, whose sum overwrites no tensor: hooks for per-sample gradients forbid that."""
+
+    class ResidualBlock(torchvision().models.resnet.BasicBlock):
+        def forward(self, x: Tensor) -> Tensor:
+            shortcut = x if self.downsample is None else self.downsample(x)
+            inner = self.relu(self.bn1(self.conv1(x)))
+            return self.relu(self.bn2(self.conv2(inner)) + shortcut)
+
+    return ResidualBlock
 
 
 def _norm_layer(norm: Norm) -> Any:

@@ -34,25 +34,30 @@ class ReadyRun:
     expected_sites: int
     folder: RunFolder
     engine: str
+    constants: tuple[list[float], list[float]] | None
 
     def to_the_end(self) -> dict[str, Any]:
         """Drive the curriculum, then write model, summary, metrics and report; returns the summary."""
         try:
             self.curriculum.run(self.expected_sites)
-            return write_results(self.curriculum, self.engine)
+            return write_results(self.curriculum, self.engine, self.constants)
         finally:
             self.curriculum.journal.close()
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the server needs to know of the data. test: central test samples, or None; sites: how many to expect."""
+    """What the server needs to know of the data.
+
+    test: central test samples, or None; sites: how many to expect; constants: (mean, std) of inputs, where known.
+    """
 
     registry: Registry
     input_shape: tuple[int, ...]
     test: SiteData | None
     sites: int
     notes: tuple[str, ...]
+    constants: tuple[list[float], list[float]] | None = None
 
 
 def assemble(
@@ -90,7 +95,7 @@ def assemble(
             data.x[data.test].to(device), data.y[data.test].to(device), data.mean.to(device), data.std.to(device)
         )
     curriculum = Curriculum(grid, experiment, facts.registry, model, strategy, folder, journal, test)
-    return ReadyRun(curriculum, facts.sites, folder, engine)
+    return ReadyRun(curriculum, facts.sites, folder, engine, facts.constants)
 
 
 def data_facts(experiment: Experiment) -> DataFacts:
@@ -103,7 +108,12 @@ def data_facts(experiment: Experiment) -> DataFacts:
         return DataFacts(registry, declared_input_shape(data), None, data.sites or 1, ())
     federation = simulated_federation(experiment)
     return DataFacts(
-        federation.registry, federation.input_shape, federation.test, len(federation.sites), federation.notes
+        federation.registry,
+        federation.input_shape,
+        federation.test,
+        len(federation.sites),
+        federation.notes,
+        (federation.mean.tolist(), federation.std.tolist()),
     )
 
 

@@ -167,8 +167,8 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise StateError(
-            f"{path}: missing, so the run has not finished; "
-            f"finish it with `perennial run --resume {path.parent}`"
+            f"{path}: missing; a report needs a finished run: "
+            f"`perennial run EXPERIMENT --resume {path.parent}` finishes it"
         ) from None
     except OSError as error:
         raise StateError(

@@ -20,12 +20,14 @@ from server.metrics import average_accuracy, average_incremental_accuracy, backw
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
 
 
-def write_results(curriculum: Curriculum, engine: str) -> dict[str, Any]:
-    """Write everything that a finished run leaves; returns the summary."""
+def write_results(
+    curriculum: Curriculum, engine: str, constants: tuple[list[float], list[float]] | None
+) -> dict[str, Any]:
+    """Write everything that a finished run leaves; returns the summary. constants: (mean, std) of inputs, where known."""
     folder = curriculum.folder.path
     summary = summarise(curriculum, engine)
     curriculum.journal.write("run_finished", final_accuracy=summary["final_accuracy"], seconds=summary["seconds"])
-    write_model(curriculum)
+    write_model(curriculum, constants)
     replace_file(folder / "metrics.csv", metrics_csv(read_events(folder)).encode(), mode=0o644)
     replace_file(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
     from server.report import write_report
@@ -100,12 +102,13 @@ def metrics_csv(events: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def write_model(curriculum: Curriculum) -> None:
+def write_model(curriculum: Curriculum, constants: tuple[list[float], list[float]] | None) -> None:
     """model.safetensors: the complete final model, with what is needed to use it alone in its metadata."""
     metadata = {
         "experiment": curriculum.experiment.model_dump_json(),
         "classes": json.dumps(curriculum.registry.classes),
         "input_shape": json.dumps(curriculum.model.input_shape),
+        "constants": json.dumps(constants),
     }
     tensors = {name: tensor.cpu().contiguous() for name, tensor in curriculum.model.frozen().items()}
     replace_file(curriculum.folder.path / "model.safetensors", save(tensors, metadata), mode=0o600)

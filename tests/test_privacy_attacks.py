@@ -1,4 +1,4 @@
-"""The attacks succeed on what leaves in the clear, which is what makes their failure on protected releases mean something."""
+"""The attacks succeed on what leaves in the clear, so their failure on protected releases means something."""
 
 import math
 
@@ -17,7 +17,7 @@ from privacy.attacks.similarity import structural_similarity
 from privacy.noise import SeededNoise
 from privacy.protection import protect_update
 
-VICTIMS = (0, 3, 11)
+VICTIMS = (0, 3)
 
 
 class SmallCnn(nn.Module):
@@ -124,7 +124,7 @@ class TestGradientInversion:
                 name: part.view_as(old) for (name, old), part in zip(gradient.items(), parts, strict=True)
             }
         generator = torch.Generator().manual_seed(victim)
-        inversion = invert_gradient(model, gradient, (1, 8, 8), generator, steps=200)
+        inversion = invert_gradient(model, gradient, (1, 8, 8), generator, steps=150)
         return structural_similarity(inversion.images, x).item(), bool((inversion.labels == y).all())
 
     def test_more_restarts_never_end_worse(self, digits: tuple[Tensor, Tensor]) -> None:

@@ -1,7 +1,8 @@
-"""Each mechanism against a distinguishing attack: the proven floor stays below the claim, under-noising is caught.
+"""Each mechanism against a distinguishing attack: the floor stays below the claim, under-noising is caught.
 
-Every run hides or shows one record whose contribution has the largest norm that clipping lets through, and the attacker
-looks along it, which is the best that any attacker can do against Gaussian noise.
+Every run hides or shows one record whose contribution has the largest norm that clipping lets through, and the
+attacker looks along it, which is the best that any attacker can do against Gaussian noise. Claims are audited at
+delta 0.01, where some thousand runs already come near them.
 """
 
 import math
@@ -18,7 +19,7 @@ from privacy.noise import SecureNoise
 from privacy.protection import central_noise_std, effective_multiplier, protect_update
 from privacy.sample_level import PrivateGradient
 
-DELTA = 1e-5
+DELTA = 1e-2
 SOURCE = SecureNoise()
 
 
@@ -31,7 +32,7 @@ def floor(with_record: Tensor, without: Tensor) -> float:
 
 
 def local_scores(sign: float, noise_multiplier: float, runs: int) -> Tensor:
-    """One coordinate of `runs` releases of an update that points along it, or away from it, far beyond the clip norm."""
+    """One coordinate of releases of an update far beyond the clip norm that points along it, or away from it."""
     scores = torch.empty(runs)
     for run in range(runs):
         update = torch.tensor([sign * 50.0, 0.0, 0.0])
@@ -47,7 +48,7 @@ def central_scores(present: bool, std: float, weights: list[float], runs: int) -
 
 
 def sample_scores(present: bool, noise_multiplier: float, runs: int) -> Tensor:
-    """One DP-SGD step of a linear model for each run, along the gradient of a record that only some runs hold."""
+    """One DP-SGD step of a linear model for each run, along the gradient of a record that some runs hold."""
     model = nn.Linear(3, 1, bias=False).train()
     privacy = PrivacyConfig(mode="sample", clip_norm=1.0, noise_multiplier=noise_multiplier)
     x = torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 5.0], [100.0, 0.0, 0.0]])[: 3 if present else 2]
@@ -89,7 +90,7 @@ def test_nothing_released_proves_nothing() -> None:
 
 @pytest.mark.parametrize("noise_multiplier", [0.5, 1.0, 3.0])
 def test_the_floor_approaches_a_gaussians_true_epsilon_from_below(noise_multiplier: float) -> None:
-    draws = SOURCE.normal((2, 100_000), noise_multiplier)
+    draws = SOURCE.normal((2, 20_000), noise_multiplier)
     found = floor(draws[0] + 1.0, draws[1])
     assert 0.2 * claimed(noise_multiplier) < found < claimed(noise_multiplier)
 
@@ -107,26 +108,21 @@ def test_too_few_runs_are_refused() -> None:
 
 
 def test_client_local_keeps_its_claim_and_needs_the_factor_two() -> None:
-    sigma, runs = 2.0, 3000
-    found = floor(local_scores(1, sigma, runs), local_scores(-1, sigma, runs))
-    assert 0.5 < found < claimed(effective_multiplier("client_local", sigma))
-
-
-def test_client_local_accounted_without_the_factor_two_is_caught() -> None:
-    sigma, runs = 1.0, 8000
+    """Accounted with sigma instead of sigma / 2 the claim would be below what the attack proves."""
+    sigma, runs = 2.0, 4000
     found = floor(local_scores(1, sigma, runs), local_scores(-1, sigma, runs))
     assert claimed(sigma) < found < claimed(effective_multiplier("client_local", sigma))
 
 
 def test_client_central_keeps_its_claim_whatever_the_weights() -> None:
-    weights, sigma, runs = [0.9, 0.05, 0.05], 1.0, 100_000
+    weights, sigma, runs = [0.9, 0.05, 0.05], 1.0, 20_000
     std = central_noise_std(1.0, sigma, max(weights))
     found = floor(central_scores(True, std, weights, runs), central_scores(False, std, weights, runs))
     assert 1.0 < found < claimed(sigma)
 
 
 def test_noise_for_equal_weights_is_caught_under_unequal_ones() -> None:
-    weights, sigma, runs = [0.9, 0.05, 0.05], 1.0, 100_000
+    weights, sigma, runs = [0.9, 0.05, 0.05], 1.0, 20_000
     std = central_noise_std(1.0, sigma, 1 / len(weights))
     found = floor(central_scores(True, std, weights, runs), central_scores(False, std, weights, runs))
     assert found > claimed(sigma)
@@ -134,7 +130,7 @@ def test_noise_for_equal_weights_is_caught_under_unequal_ones() -> None:
 
 def test_adaptive_clipping_keeps_its_claim_with_the_count_released() -> None:
     """The attacker sees the noised sum and the noised count, and weighs both as well as it can."""
-    runs, sigma = 100_000, 1.0
+    runs, sigma = 20_000, 1.0
     settings = AdaptiveClippingConfig(count_noise_multiplier=0.7)
     adaptive = AdaptiveClipping(settings, noise_multiplier=sigma, clip_norm=1.0)
     z_sum, z_count = adaptive.update_noise_multiplier, settings.count_noise_multiplier / 0.5
@@ -148,12 +144,12 @@ def test_adaptive_clipping_keeps_its_claim_with_the_count_released() -> None:
 
 
 def test_sample_level_keeps_its_claim() -> None:
-    runs = 1200
+    runs = 500
     found = floor(sample_scores(True, 1.0, runs), sample_scores(False, 1.0, runs))
-    assert 0.3 < found < claimed(1.0)
+    assert 0.2 < found < claimed(1.0)
 
 
 def test_under_noised_sample_level_is_caught() -> None:
-    runs = 2000
+    runs = 400
     found = floor(sample_scores(True, 0.2, runs), sample_scores(False, 0.2, runs))
     assert found > claimed(1.0)

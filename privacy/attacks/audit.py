@@ -16,6 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 
+_THRESHOLDS = 512
+
+
 @dataclass(frozen=True)
 class Audit:
     """epsilon_floor holds with the given confidence, at the claim's delta."""
@@ -51,7 +54,8 @@ def audit(with_record: Tensor, without: Tensor, delta: float, confidence: float 
     (chosen_with, counted_with), (chosen_without, counted_without) = (
         scores.tensor_split(2) for scores in (with_record, without)
     )
-    thresholds = torch.cat([chosen_with, chosen_without]).unique()
+    every = torch.cat([chosen_with, chosen_without]).unique()
+    thresholds = every[torch.linspace(0, len(every) - 1, _THRESHOLDS).long()]
     floors = _floors(chosen_with, chosen_without, thresholds, delta, error)
     direction, position = np.unravel_index(int(np.argmax(floors)), floors.shape)
     floor = _floors(counted_with, counted_without, thresholds[position : position + 1], delta, error)[

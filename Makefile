@@ -1,0 +1,33 @@
+PYTHON ?= python3.11
+BIN := .venv/bin
+
+.PHONY: install demo test test-fast bench lint clean
+
+# The environment is built once, and again when what it is built from changes.
+.venv/installed: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $$(command -v $(PYTHON) || command -v python3) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: .venv/installed
+
+demo: install
+	@rm -rf runs/quickstart
+	$(BIN)/perennial run experiments/quickstart.yaml
+
+test: install
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow
+
+bench: install
+	$(BIN)/python -m benchmarks.bench
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+clean:
+	rm -rf .venv runs build *.egg-info

@@ -1,0 +1,69 @@
+"""perennial check."""
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from config.experiment import Experiment, load_experiment
+from config.site import SiteConfig, load_site_config
+from config.yaml_file import read_yaml
+from foundation.errors import ConfigError
+
+
+def check_command(path: Path, experiment: Path | None) -> None:
+    """Validate path and what it points at; print what would happen."""
+    console = Console(highlight=False)
+    if "site" in (content := read_yaml(path)) and "tasks" not in content:
+        site = load_site_config(path)
+        _check_site(console, site, load_experiment(experiment) if experiment else None)
+    else:
+        _check_experiment(console, load_experiment(path))
+
+
+def _check_experiment(console: Console, experiment: Experiment) -> None:
+    from models.registry import build_model
+    from server.assembly import check_privacy, data_facts
+    from strategies.registry import build_strategy
+
+    check_privacy(experiment)
+    build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+    facts = data_facts(experiment)
+    schedule = facts.registry.schedule
+    model = build_model(experiment.model, facts.input_shape, schedule.num_classes(schedule.count), experiment.seed)
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    console.print(f"{experiment.name}: {facts.sites} sites, inputs {facts.input_shape}, {parameters} trained parameters")
+    for task in range(1, schedule.count + 1):
+        names = ", ".join(facts.registry.classes[label] for label in schedule.classes_of(task))
+        console.print(f"  task {task}: {names} ({schedule.rounds[task - 1]} rounds)")
+    for note in facts.notes:
+        console.print(f"  note: {note}", markup=False)
+    console.print("ok")
+
+
+def _check_site(console: Console, site: SiteConfig, experiment: Experiment | None) -> None:
+    from client.workbench import choose_device
+
+    device = choose_device(site.device)
+    folder = site.state_dir
+    while not folder.exists():
+        folder = folder.parent
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"state_dir: {site.state_dir} cannot be written; allowed: a folder that this user owns")
+    policy = site.policy
+    budget = "no lifetime budget" if policy.max_epsilon is None else f"lifetime epsilon {policy.max_epsilon:g}"
+    console.print(f"site {site.site} on {device}: answers {', '.join(policy.answers)}; {budget}")
+    if experiment is None or site.data is None:
+        console.print("data not read: give --experiment to read it as that experiment would")
+    else:
+        from data.deployed import load_site, site_config
+        from server.continuation import registry_of
+
+        registry = registry_of(experiment)
+        data = load_site(site_config(experiment.data, site.data), registry.classes, site.site, experiment.seed)
+        counts = data.counts("train", len(registry.classes)).tolist()
+        for name, count in zip(registry.classes, counts, strict=True):
+            console.print(f"  {name}: {count} training samples")
+        for note in data.notes:
+            console.print(f"  note: {note}", markup=False)
+    console.print("ok")

@@ -1,0 +1,40 @@
+"""perennial export."""
+
+import json
+import shutil
+from pathlib import Path
+
+import typer
+
+from foundation.errors import PerennialError
+from foundation.files import replace_file
+
+
+def export_command(run: Path, output: Path, onnx: bool) -> None:
+    """Write model.safetensors and model.json (and model.onnx) to output."""
+    from models.saved import load_saved
+
+    saved = load_saved(run / "model.safetensors")
+    output.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(run / "model.safetensors", output / "model.safetensors")
+    facts = {
+        "classes": saved.classes,
+        "input_shape": saved.input_shape,
+        "mean": saved.mean.tolist(),
+        "std": saved.std.tolist(),
+        "input": "8-bit values / 255, then (x - mean) / std" if len(saved.input_shape) == 3 else "(x - mean) / std",
+        "model": saved.settings["model"],
+    }
+    replace_file(output / "model.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o644)
+    if onnx:
+        import torch
+
+        try:
+            import onnxscript  # noqa: F401  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise PerennialError("export --onnx: needs packages onnx and onnxscript: pip install onnx onnxscript") from None
+        example = torch.zeros(2, *saved.input_shape)
+        torch.onnx.export(
+            saved.model, (example,), str(output / "model.onnx"), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},)
+        )
+    typer.echo(output)

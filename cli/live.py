@@ -1,0 +1,117 @@
+"""The live display of a run: a table that fills as tasks and rounds go by; plain lines where there is no terminal."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from config.experiment import Experiment
+
+
+class LiveDisplay:
+    """Told every journal event; shows one row for each task."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._console = Console()
+        self._name = experiment.name
+        self._rows: list[dict[str, str]] = []
+        self._accuracies: list[list[float]] = []
+        self._live = Live(self._table(), console=self._console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+            self._console.print(self._table())
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """One journal event."""
+        match event["event"]:
+            case "task_started":
+                self._rows.append({"classes": ", ".join(event["classes"]), "round": "", "loss": "", "seen": ""})
+            case "round":
+                self._round(event)
+            case "task_finished":
+                self._accuracies.append(event["accuracy"])
+                self._row["seen"] = _percent(event["average_accuracy"])
+                if not self._console.is_terminal:
+                    self._console.print(
+                        f"task {event['task']} learnt: {self._row['seen']} on all classes seen so far", highlight=False
+                    )
+            case "note":
+                self._console.print(f"note: {event['text']}", style="yellow", markup=False)
+        if self._console.is_terminal:
+            self._live.update(self._table())
+
+    @property
+    def _row(self) -> dict[str, str]:
+        if not self._rows:
+            # resumed in the middle of a task, whose start was shown before the stop
+            self._rows.append({"classes": "(resumed)", "round": "", "loss": "", "seen": ""})
+        return self._rows[-1]
+
+    def _round(self, event: dict[str, Any]) -> None:
+        loss = "" if event["train_loss"] is None else f"{event['train_loss']:.3f}"
+        self._row.update(round=str(event["round"]), loss=loss)
+        if event["accuracy"] is not None:
+            self._row["seen"] = _percent(event["accuracy"])
+        for kind in ("dropped", "refused"):
+            for entry in event[kind]:
+                self._console.print(f"{kind}: {entry['site']}: {entry['reason']}", style="yellow", markup=False)
+        if event["skipped"]:
+            self._console.print(f"round {event['round']} skipped: too few valid replies", style="red")
+        if not self._console.is_terminal:
+            seen = f", accuracy {self._row['seen']}" if event["accuracy"] is not None else ""
+            sites = len(event["participants"])
+            self._console.print(
+                f"task {event['task']} round {event['round']}: loss {loss or '-'}{seen}, {sites} sites, "
+                f"{event['seconds']:.2f} s",
+                highlight=False,
+            )
+
+    def _table(self) -> Table:
+        table = Table(title=self._name, title_justify="left", header_style="bold")
+        for column in ("task", "classes", "round", "loss", "accuracy so far"):
+            table.add_column(column, justify="left" if column == "classes" else "right")
+        for number, row in enumerate(self._rows, start=1):
+            table.add_row(str(number), row["classes"], row["round"], row["loss"], row["seen"])
+        return table
+
+    def show_result(self, summary: dict[str, Any], folder: Path) -> None:
+        """The accuracy matrix, the headline numbers and the path of the report."""
+        matrix = summary["accuracy_matrix"]
+        table = Table(title="accuracy matrix: row = after task, column = on the classes of task", title_justify="left")
+        table.add_column("after", justify="right")
+        for task in range(1, len(matrix) + 1):
+            table.add_column(str(task), justify="right")
+        for task, row in enumerate(matrix, start=1):
+            table.add_row(str(task), *[_percent(value) for value in row])
+        self._console.print(table)
+        forgetting = summary["forgetting"]
+        self._console.print(
+            f"final accuracy {_percent(summary['final_accuracy'])}, "
+            f"average incremental accuracy {_percent(summary['average_incremental_accuracy'])}"
+            + ("" if forgetting is None else f", forgetting {100 * forgetting:.1f} points"),
+            highlight=False,
+        )
+        epsilon = summary["epsilon"]
+        if epsilon is not None:
+            self._console.print(
+                f"epsilon {epsilon['value']:.3g} for each {epsilon['unit']}, delta {epsilon['delta']:g} "
+                f"({epsilon['accountant']})",
+                highlight=False,
+            )
+        self._console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"

@@ -1,0 +1,126 @@
+"""perennial: run, check, report, compare, predict, export, epsilon, ledger."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foundation.errors import PerennialError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated class-incremental learning that hospitals can run.",
+)
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path | None, typer.Argument(help="experiment.yaml; may be left out with --resume")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, e.g. learner.epochs=3")] = None,
+    seed: Annotated[int | None, typer.Option(help="replaces the experiment's seed")] = None,
+    name: Annotated[str, typer.Option(help="of the run folder; default: the experiment's name")] = "",
+    runs: Annotated[Path, typer.Option(help="folder of run folders")] = Path("runs"),
+    workers: Annotated[int, typer.Option(min=1, help="processes that the sites are spread over")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    resume: Annotated[Path | None, typer.Option(help="run folder to go on with; with a longer class list too")] = None,
+) -> None:
+    """Run an experiment in the in-process engine."""
+    from cli.run import run_command
+
+    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume)
+
+
+@app.command()
+def check(
+    path: Annotated[Path, typer.Argument(help="experiment.yaml or site.yaml")],
+    experiment: Annotated[Path | None, typer.Option(help="for a site.yaml: the experiment it will take part in")] = None,
+) -> None:
+    """Validate a file and what it points at, and say what would happen."""
+    from cli.check import check_command
+
+    check_command(path, experiment)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+    """Write report.html of a run again."""
+    from server.report import write_report
+
+    typer.echo(write_report(run))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="run folders; seeds of one experiment are put together")],
+    output: Annotated[Path, typer.Option(help="page to write")] = Path("compare.html"),
+) -> None:
+    """Table and plot over runs: mean and deviation over seeds."""
+    from server.compare import compare as compare_runs
+
+    typer.echo(compare_runs(runs, output))
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    paths: Annotated[list[Path], typer.Argument(help="image files, or a CSV table")],
+) -> None:
+    """Class and confidence for images or rows, one tab-separated line each."""
+    from cli.predict import predict_command
+
+    predict_command(run, paths)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    output: Annotated[Path, typer.Option(help="folder to write to")] = Path("export"),
+    onnx: Annotated[bool, typer.Option(help="write model.onnx too (needs the onnx and onnxscript packages)")] = False,
+) -> None:
+    """Copy the model out: safetensors, class names and input facts; ONNX on request."""
+    from cli.export import export_command
+
+    export_command(run, output, onnx)
+
+
+@app.command()
+def epsilon(
+    noise_multiplier: Annotated[float | None, typer.Option(help="standard deviation over sensitivity")] = None,
+    sample_rate: Annotated[float, typer.Option(help="Poisson sampling rate; 1 without sampling")] = 1.0,
+    steps: Annotated[int | None, typer.Option(help="releases")] = None,
+    delta: Annotated[float | None, typer.Option()] = None,
+    target: Annotated[float | None, typer.Option("--epsilon", help="leave out to solve for it")] = None,
+    accountant: Annotated[str, typer.Option(help="prv or rdp")] = "prv",
+) -> None:
+    """Solve for the one that is left out of epsilon, delta, noise multiplier, steps; prints one number."""
+    from cli.privacy import epsilon_command
+
+    typer.echo(epsilon_command(target, delta, noise_multiplier, sample_rate, steps, accountant))
+
+
+@app.command()
+def ledger(
+    state_dir: Annotated[Path, typer.Argument(help="the site's state_dir")],
+    delta: Annotated[float, typer.Option()] = 1e-5,
+    max_epsilon: Annotated[float | None, typer.Option(help="lifetime budget, to see what is left")] = None,
+) -> None:
+    """What a site has released, to whom, at what cost."""
+    from cli.privacy import ledger_command
+
+    ledger_command(state_dir, delta, max_epsilon)
+
+
+def main() -> None:
+    """Entry point: a person's errors are printed as they are, everything else keeps its traceback."""
+    try:
+        app()
+    except PerennialError as error:
+        typer.echo(f"perennial: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""perennial epsilon and perennial ledger."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from foundation.errors import PrivacyError, StateError
+from privacy.budget import Budget
+from privacy.ledger import Ledger
+
+
+def epsilon_command(
+    epsilon: float | None,
+    delta: float | None,
+    noise_multiplier: float | None,
+    sample_rate: float,
+    steps: int | None,
+    accountant: str,
+) -> str:
+    """The value of the one that is None, as a number."""
+    if accountant not in ("prv", "rdp"):
+        raise PrivacyError(f"--accountant: found {accountant!r}, allowed prv or rdp")
+    budget = Budget(epsilon, delta, noise_multiplier, sample_rate, steps)
+    given = vars(budget)
+    (missing,) = [name for name, value in given.items() if value is None]
+    return f"{getattr(budget.solve(accountant), missing):.6g}"
+
+
+def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
+    """Print every release of a site, and what they cost together."""
+    ledger = Ledger(state_dir)
+    if not ledger.path.exists():
+        raise StateError(f"{ledger.path}: no ledger here; allowed: the state_dir of a site that has released something")
+    console = Console()
+    table = Table("time", "run", "recipient", "kind", "unit", "mechanism", "multiplier", "rate", "steps")
+    entries = ledger.entries()
+    for entry in entries:
+        numbers = (entry.noise_multiplier, entry.sample_rate, entry.steps)
+        table.add_row(
+            entry.time,
+            entry.run[:12],
+            entry.recipient,
+            entry.kind,
+            entry.unit,
+            entry.mechanism,
+            *["" if number is None else f"{number:g}" for number in numbers],
+        )
+    console.print(table)
+    cost = ledger.cost(delta)
+    console.print(f"{len(entries)} releases, epsilon {cost.epsilon:.4g} at delta {delta:g}", highlight=False)
+    if max_epsilon is not None:
+        console.print(f"left of {max_epsilon:g}: {max(0.0, max_epsilon - cost.epsilon):.4g}", highlight=False)
