@@ -30,9 +30,13 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
     build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     facts = data_facts(experiment)
     schedule = facts.registry.schedule
-    model = build_model(experiment.model, facts.input_shape, schedule.num_classes(schedule.count), experiment.seed)
+    model = build_model(
+        experiment.model, facts.input_shape, schedule.num_classes(schedule.count), experiment.seed
+    )
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    console.print(f"{experiment.name}: {facts.sites} sites, inputs {facts.input_shape}, {parameters} trained parameters")
+    console.print(
+        f"{experiment.name}: {facts.sites} sites, inputs {facts.input_shape}, {parameters} trained parameters"
+    )
     for task in range(1, schedule.count + 1):
         names = ", ".join(facts.registry.classes[label] for label in schedule.classes_of(task))
         console.print(f"  task {task}: {names} ({schedule.rounds[task - 1]} rounds)")
@@ -49,9 +53,13 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
     while not folder.exists():
         folder = folder.parent
     if not os.access(folder, os.W_OK):
-        raise ConfigError(f"state_dir: {site.state_dir} cannot be written; allowed: a folder that this user owns")
+        raise ConfigError(
+            f"state_dir: {site.state_dir} cannot be written; allowed: a folder that this user owns"
+        )
     policy = site.policy
-    budget = "no lifetime budget" if policy.max_epsilon is None else f"lifetime epsilon {policy.max_epsilon:g}"
+    budget = (
+        "no lifetime budget" if policy.max_epsilon is None else f"lifetime epsilon {policy.max_epsilon:g}"
+    )
     console.print(f"site {site.site} on {device}: answers {', '.join(policy.answers)}; {budget}")
     if experiment is None or site.data is None:
         console.print("data not read: give --experiment to read it as that experiment would")
@@ -60,7 +68,9 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         from server.continuation import registry_of
 
         registry = registry_of(experiment)
-        data = load_site(site_config(experiment.data, site.data), registry.classes, site.site, experiment.seed)
+        data = load_site(
+            site_config(experiment.data, site.data), registry.classes, site.site, experiment.seed
+        )
         counts = data.counts("train", len(registry.classes)).tolist()
         for name, count in zip(registry.classes, counts, strict=True):
             console.print(f"  {name}: {count} training samples")

@@ -22,7 +22,9 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
         "input_shape": saved.input_shape,
         "mean": saved.mean.tolist(),
         "std": saved.std.tolist(),
-        "input": "8-bit values / 255, then (x - mean) / std" if len(saved.input_shape) == 3 else "(x - mean) / std",
+        "input": "8-bit values / 255, then (x - mean) / std"
+        if len(saved.input_shape) == 3
+        else "(x - mean) / std",
         "model": saved.settings["model"],
     }
     replace_file(output / "model.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o644)
@@ -32,9 +34,15 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
         try:
             import onnxscript  # noqa: F401  # pyright: ignore[reportMissingImports]
         except ImportError:
-            raise PerennialError("export --onnx: needs packages onnx and onnxscript: pip install onnx onnxscript") from None
+            raise PerennialError(
+                "export --onnx: needs packages onnx and onnxscript: pip install onnx onnxscript"
+            ) from None
         example = torch.zeros(2, *saved.input_shape)
         torch.onnx.export(
-            saved.model, (example,), str(output / "model.onnx"), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},)
+            saved.model,
+            (example,),
+            str(output / "model.onnx"),
+            dynamo=True,
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
         )
     typer.echo(output)

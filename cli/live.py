@@ -1,4 +1,5 @@
-"""The live display of a run: a table that fills as tasks and rounds go by; plain lines where there is no terminal."""
+"""The live display of a run: a table that fills as tasks and rounds go by; plain lines where there is no
+terminal."""
 
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +38,9 @@ class LiveDisplay:
         """One journal event."""
         match event["event"]:
             case "task_started":
-                self._rows.append({"classes": ", ".join(event["classes"]), "round": "", "loss": "", "seen": ""})
+                self._rows.append(
+                    {"classes": ", ".join(event["classes"]), "round": "", "loss": "", "seen": ""}
+                )
             case "round":
                 self._round(event)
             case "task_finished":
@@ -45,7 +48,8 @@ class LiveDisplay:
                 self._row["seen"] = _percent(event["average_accuracy"])
                 if not self._console.is_terminal:
                     self._console.print(
-                        f"task {event['task']} learnt: {self._row['seen']} on all classes seen so far", highlight=False
+                        f"task {event['task']} learnt: {self._row['seen']} on all classes seen so far",
+                        highlight=False,
                     )
             case "note":
                 self._console.print(f"note: {event['text']}", style="yellow", markup=False)
@@ -66,7 +70,9 @@ class LiveDisplay:
             self._row["seen"] = _percent(event["accuracy"])
         for kind in ("dropped", "refused"):
             for entry in event[kind]:
-                self._console.print(f"{kind}: {entry['site']}: {entry['reason']}", style="yellow", markup=False)
+                self._console.print(
+                    f"{kind}: {entry['site']}: {entry['reason']}", style="yellow", markup=False
+                )
         if event["skipped"]:
             self._console.print(f"round {event['round']} skipped: too few valid replies", style="red")
         if not self._console.is_terminal:
@@ -89,7 +95,9 @@ class LiveDisplay:
     def show_result(self, summary: dict[str, Any], folder: Path) -> None:
         """The accuracy matrix, the headline numbers and the path of the report."""
         matrix = summary["accuracy_matrix"]
-        table = Table(title="accuracy matrix: row = after task, column = on the classes of task", title_justify="left")
+        table = Table(
+            title="accuracy matrix: row = after task, column = on the classes of task", title_justify="left"
+        )
         table.add_column("after", justify="right")
         for task in range(1, len(matrix) + 1):
             table.add_column(str(task), justify="right")

@@ -18,14 +18,20 @@ app = typer.Typer(
 
 @app.command()
 def run(
-    experiment: Annotated[Path | None, typer.Argument(help="experiment.yaml; may be left out with --resume")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, e.g. learner.epochs=3")] = None,
+    experiment: Annotated[
+        Path | None, typer.Argument(help="experiment.yaml; may be left out with --resume")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE, e.g. learner.epochs=3")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="replaces the experiment's seed")] = None,
     name: Annotated[str, typer.Option(help="of the run folder; default: the experiment's name")] = "",
     runs: Annotated[Path, typer.Option(help="folder of run folders")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=1, help="processes that the sites are spread over")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    resume: Annotated[Path | None, typer.Option(help="run folder to go on with; with a longer class list too")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="run folder to go on with; with a longer class list too")
+    ] = None,
 ) -> None:
     """Run an experiment in the in-process engine."""
     from cli.run import run_command
@@ -36,7 +42,9 @@ def run(
 @app.command()
 def check(
     path: Annotated[Path, typer.Argument(help="experiment.yaml or site.yaml")],
-    experiment: Annotated[Path | None, typer.Option(help="for a site.yaml: the experiment it will take part in")] = None,
+    experiment: Annotated[
+        Path | None, typer.Option(help="for a site.yaml: the experiment it will take part in")
+    ] = None,
 ) -> None:
     """Validate a file and what it points at, and say what would happen."""
     from cli.check import check_command
@@ -78,7 +86,9 @@ def predict(
 def export(
     run: Annotated[Path, typer.Argument(help="run folder")],
     output: Annotated[Path, typer.Option(help="folder to write to")] = Path("export"),
-    onnx: Annotated[bool, typer.Option(help="write model.onnx too (needs the onnx and onnxscript packages)")] = False,
+    onnx: Annotated[
+        bool, typer.Option(help="write model.onnx too (needs the onnx and onnxscript packages)")
+    ] = False,
 ) -> None:
     """Copy the model out: safetensors, class names and input facts; ONNX on request."""
     from cli.export import export_command
@@ -88,7 +98,9 @@ def export(
 
 @app.command()
 def epsilon(
-    noise_multiplier: Annotated[float | None, typer.Option(help="standard deviation over sensitivity")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="standard deviation over sensitivity")
+    ] = None,
     sample_rate: Annotated[float, typer.Option(help="Poisson sampling rate; 1 without sampling")] = 1.0,
     steps: Annotated[int | None, typer.Option(help="releases")] = None,
     delta: Annotated[float | None, typer.Option()] = None,

@@ -31,7 +31,9 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
     """Print every release of a site, and what they cost together."""
     ledger = Ledger(state_dir)
     if not ledger.path.exists():
-        raise StateError(f"{ledger.path}: no ledger here; allowed: the state_dir of a site that has released something")
+        raise StateError(
+            f"{ledger.path}: no ledger here; allowed: the state_dir of a site that has released something"
+        )
     console = Console()
     table = Table("time", "run", "recipient", "kind", "unit", "mechanism", "multiplier", "rate", "steps")
     entries = ledger.entries()

@@ -32,7 +32,11 @@ def run_command(
         if seed is not None:
             overrides = [*overrides, f"seed={seed}"]
         settings = RunSettings(
-            experiment=str(experiment.resolve()), overrides=";".join(overrides), name=name, runs=str(runs), device=device
+            experiment=str(experiment.resolve()),
+            overrides=";".join(overrides),
+            name=name,
+            runs=str(runs),
+            device=device,
         )
     loaded = settings.load()
     folder = settings.folder(loaded)

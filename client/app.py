@@ -1,4 +1,5 @@
-"""The ClientApp: one handler for each kind of request. A failure becomes a typed refusal, so the operator reads the reason.
+"""The ClientApp: one handler for each kind of request. A failure becomes a typed refusal, so the operator
+reads the reason.
 
 A site starts one process for each message, so nothing is imported here that a request may not need.
 """
@@ -46,9 +47,13 @@ KINDS: dict[type[PerennialError], str] = {
 
 
 def _answer(
-    message: Message, context: Context, expected: type[Request], handle: Callable[[Identity, Request], WireMessage]
+    message: Message,
+    context: Context,
+    expected: type[Request],
+    handle: Callable[[Identity, Request], WireMessage],
 ) -> Message:
-    """Validate, handle, reply; any error becomes a Refusal. Samples and paths of the site never enter a reason."""
+    """Validate, handle, reply; any error becomes a Refusal. Samples and paths of the site never enter a
+    reason."""
     site = "unknown"
     try:
         identity = identify(context)

@@ -15,7 +15,8 @@ from data.config import AugmentationConfig
 class TrainingSet:
     """Samples of one round: new data first, then exemplars.
 
-    x: (n, C, H, W) uint8 or (n, D) float32 on the device; y: (n,) int64. exemplars: how many of the n are exemplars.
+    x: (n, C, H, W) uint8 or (n, D) float32 on the device; y: (n,) int64. exemplars: how many of the n are
+    exemplars.
     """
 
     x: Tensor

@@ -1,4 +1,5 @@
-"""Measuring a model: right answers and samples of each class, by the head or by the nearest mean of exemplars."""
+"""Measuring a model: right answers and samples of each class, by the head or by the nearest mean of
+exemplars."""
 
 from collections.abc import Callable
 
@@ -12,8 +13,11 @@ from models.incremental import IncrementalModel
 
 
 @torch.no_grad()
-def count_correct(predict: Callable[[Tensor], Tensor], data: TrainingSet, num_classes: int) -> tuple[list[int], list[int]]:
-    """(correct, total), each num_classes long. predict: (B, ...) inputs -> (B,) classes. Empty data gives zeros."""
+def count_correct(
+    predict: Callable[[Tensor], Tensor], data: TrainingSet, num_classes: int
+) -> tuple[list[int], list[int]]:
+    """(correct, total), each num_classes long. predict: (B, ...) inputs -> (B,) classes. Empty data gives
+    zeros."""
     correct = torch.zeros(num_classes, dtype=torch.int64, device=data.y.device)
     for start in range(0, len(data), EVALUATION_BATCH):
         rows = slice(start, start + EVALUATION_BATCH)

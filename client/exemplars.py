@@ -1,7 +1,8 @@
-"""A site's exemplars across tasks: chosen at the end of a task, found again in the site's own data ever after.
+"""A site's exemplars across tasks: chosen at the end of a task, found again in the site's own data ever
+after.
 
-What is stored is which samples, not the samples: their place in the data, their label and a hash of their content, so
-that data that was moved or added to in between is noticed and followed.
+What is stored is which samples, not the samples: their place in the data, their label and a hash of their
+content, so that data that was moved or added to in between is noticed and followed.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ class ExemplarStore:
         self._classes = list(classes)
 
     def indices(self, before_round: int) -> Tensor:
-        """(k,) places in the site's data of the exemplars chosen before a round; classes in order, lists in order.
+        """(k,) places in the site's data of the exemplars chosen before a round; classes in order, lists in
+        order.
 
         Raises StateError when the record is of another class order, DataError when a sample is gone.
         """
@@ -44,9 +46,16 @@ class ExemplarStore:
         return self._located(tensors["index"], facts["hashes"])
 
     def choose(
-        self, memory: Memory, quota: int, features: dict[int, Tensor], members: dict[int, Tensor], version: int, seed: int
+        self,
+        memory: Memory,
+        quota: int,
+        features: dict[int, Tensor],
+        members: dict[int, Tensor],
+        version: int,
+        seed: int,
     ) -> None:
-        """Keep exemplars of the task's classes, shorten the older lists to the quota, and store both as one record.
+        """Keep exemplars of the task's classes, shorten the older lists to the quota, and store both as one
+        record.
 
         features, members: for each new class, (n_c, d) features and the (n_c,) places in the site's data.
         version: the round after which this holds.
@@ -83,8 +92,8 @@ class ExemplarStore:
         gone = [position for position in moved if hashes[position] not in where]
         if gone:
             raise DataError(
-                f"site {self._state.site!r}: {len(gone)} of {len(hashes)} exemplars are no longer in the data "
-                f"(first: sample {hashes[gone[0]][:12]}); put the samples back, or remove {self._state.folder} "
+                f"site {self._state.site!r}: {len(gone)} of {len(hashes)} exemplars are gone from the data "
+                f"(first: sample {hashes[gone[0]][:12]}); put them back, or remove {self._state.folder} "
                 "to go on without exemplars"
             )
         index = index.clone()

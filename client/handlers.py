@@ -111,7 +111,8 @@ def _task_range(site: Site, stamp: Stamp) -> tuple[int, int]:
 
 
 def _catch_up(site: Site, store: ExemplarStore, request: TrainRequest, previous: Previous) -> None:
-    """A site that was away when a task ended chooses that task's exemplars now, with the model of the task before."""
+    """A site that was away when a task ended chooses that task's exemplars now, with the model of the task
+    before."""
     if previous is None:
         return
     held = set(site.data.y[store.indices(before_round=request.round)].tolist())
@@ -124,7 +125,9 @@ def _catch_up(site: Site, store: ExemplarStore, request: TrainRequest, previous:
             _choose(site, store, model, label, label + 1, version=request.round - 1)
 
 
-def _choose(site: Site, store: ExemplarStore, model: IncrementalModel, low: int, high: int, version: int) -> None:
+def _choose(
+    site: Site, store: ExemplarStore, model: IncrementalModel, low: int, high: int, version: int
+) -> None:
     memory = site.experiment.learner.memory
     assert memory is not None
     quota = memory.quota(high, site.process.sites)

@@ -1,4 +1,5 @@
-"""Who this process answers as, found out from the node's and the run's configuration without reading any data."""
+"""Who this process answers as, found out from the node's and the run's configuration without reading any
+data."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,9 +16,11 @@ from foundation.errors import ConfigError, PolicyRefusal
 
 @dataclass(frozen=True)
 class Identity:
-    """A site's name and machine. own_data: a deployed site's data block; None: a share of the experiment's data.
+    """A site's name and machine. own_data: a deployed site's data block; None: a share of the experiment's
+    data.
 
-    shared_models: folder that simulated sites share for the models of earlier tasks; None: in the site's own state.
+    shared_models: folder that simulated sites share for the models of earlier tasks; None: in the site's own
+    state.
     """
 
     name: str
@@ -50,7 +53,8 @@ def _site_config(path: Path, changed: int) -> SiteConfig:
 
 
 def identify(context: Context) -> Identity:
-    """The site of this node. Raises ConfigError when the node's configuration names neither a site.yaml nor a partition."""
+    """The site of this node. Raises ConfigError when the node's configuration names neither a site.yaml nor a
+    partition."""
     settings = RunSettings.from_run_config(context.run_config)
     experiment = _experiment(settings)
     site_file = context.node_config.get("site")
@@ -70,12 +74,14 @@ def identify(context: Context) -> Identity:
     partition = context.node_config.get("partition-id")
     if not isinstance(partition, int):
         raise ConfigError(
-            "node config: needs site=\"/path/to/site.yaml\" (a real site) or partition-id=K (a simulated one); "
+            'node config: needs site="/path/to/site.yaml" (a real site) or partition-id=K (a simulated one); '
             f"found {sorted(context.node_config) or 'nothing'}"
         )
     names = _simulated_names(settings)
     if not 0 <= partition < len(names):
-        raise PolicyRefusal(f"partition-id {partition}: the experiment has {len(names)} sites; this node takes no part")
+        raise PolicyRefusal(
+            f"partition-id {partition}: the experiment has {len(names)} sites; this node takes no part"
+        )
     run_folder = settings.folder(experiment)
     return Identity(
         names[partition],

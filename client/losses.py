@@ -1,4 +1,5 @@
-"""The loss terms of the local learner: classification, distillation, contrastive. Batch means, natural logarithms.
+"""The loss terms of the local learner: classification, distillation, contrastive. Batch means, natural
+logarithms.
 
 Shapes: logits (B, M) over all M classes seen so far, labels (B,) int64, features (B, d).
 """
@@ -11,11 +12,13 @@ from foundation.errors import ConfigError
 
 
 def log_prior(counts: Tensor, scale: float, sign: int) -> Tensor:
-    """What balanced softmax adds to the logits in training: scale * sign * log n_j, and -inf for a class without samples.
+    """What balanced softmax adds to the logits in training: scale * sign * log n_j, and -inf for a class
+    without samples.
 
-    counts: (M,) samples of each class in the site's own training set, exemplars included. Returns (M,) float32.
-    A class that the site does not hold is left out of its softmax, so that the site cannot push that class down
-    (the limit of log n_j for n_j to 0; compare Li and Zhan 2021, FedRS).
+    counts: (M,) samples of each class in the site's own training set, exemplars included. Returns (M,)
+    float32.
+    A class that the site does not hold is left out of its softmax, so that the site cannot push that class
+    down (the limit of log n_j for n_j to 0; compare Li and Zhan 2021, FedRS).
     Raises ConfigError for sign -1 with an empty class, whose prior would be +inf.
 
     Ren et al. 2020 (arXiv 2007.10740), equation 4: added in training, raw logits in testing.
@@ -23,7 +26,7 @@ def log_prior(counts: Tensor, scale: float, sign: int) -> Tensor:
     if sign < 0 and bool((counts == 0).any()):
         missing = (counts == 0).nonzero().flatten().tolist()
         raise ConfigError(
-            f"learner.classification.sign: -1 needs samples of every class seen so far; this site has none of {missing}"
+            f"learner.classification.sign: -1 needs samples of every class; this site has none of {missing}"
         )
     prior = counts.float().log() * (scale * sign)
     return torch.where(counts == 0, torch.full_like(prior, -torch.inf), prior)
@@ -35,7 +38,8 @@ def balanced_softmax(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
 
 
 def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None) -> Tensor:
-    """Binary cross entropy over all classes, mean over batch and classes; old columns aim at the previous model's outputs.
+    """Binary cross entropy over all classes, mean over batch and classes; old columns aim at the previous
+    model's outputs.
 
     old_logits: (B, M_old) of the previous task's global model, or None in task 1.
     Rebuffi et al. 2017 (arXiv 1611.07725), algorithm 3.
@@ -57,9 +61,11 @@ def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tens
 
 
 def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float, form: str = "out") -> Tensor:
-    """Pulls features of one class together; mean over anchors that have another sample of their class in the batch.
+    """Pulls features of one class together; mean over anchors that have another sample of their class in the
+    batch.
 
-    Features are scaled to unit length. form "out" averages over positives outside the logarithm, "in" sums them inside.
+    Features are scaled to unit length. form "out" averages over positives outside the logarithm, "in" sums
+    them inside.
     Without any such anchor the loss is 0 with zero gradient.
     Khosla et al. 2020 (arXiv 2004.11362), equations 2 and 3; the denominator leaves the anchor out.
     """

@@ -1,7 +1,7 @@
 """Local optimisers over one flat vector: PyTorch's own update rules, called through their functional form.
 
-torch.optim's classes import the compiler stack when the first one is built, which costs a site several seconds in every
-process; the functional forms are the same rules without it.
+torch.optim's classes import the compiler stack when the first one is built, which costs a site several
+seconds in every process; the functional forms are the same rules without it.
 """
 
 import math
@@ -17,11 +17,13 @@ from config.learner import Optimizer
 class FlatOptimizer:
     """One step is one tensor operation or a few, whatever the model's number of layers.
 
-    parameters, gradient: (P,) float32, the same memory in every step. progress: share of the task's rounds done,
-    for the cosine schedule (Loshchilov and Hutter 2017, arXiv 1608.03983).
+    parameters, gradient: (P,) float32, the same memory in every step. progress: share of the task's rounds
+    done, for the cosine schedule (Loshchilov and Hutter 2017, arXiv 1608.03983).
     """
 
-    def __init__(self, config: Optimizer, parameters: Tensor, gradient: Tensor, progress: float = 0.0) -> None:
+    def __init__(
+        self, config: Optimizer, parameters: Tensor, gradient: Tensor, progress: float = 0.0
+    ) -> None:
         self._config = config
         self._parameters = [parameters]
         self._gradient = [gradient]

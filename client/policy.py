@@ -8,7 +8,9 @@ from foundation.errors import PolicyRefusal
 def check_answer(policy: SitePolicy, kind: Answer) -> None:
     """Raises PolicyRefusal when the site does not answer this kind of request."""
     if kind not in policy.answers:
-        raise PolicyRefusal(f"policy.answers: {kind!r} is not answered here; answered: {', '.join(policy.answers) or 'nothing'}")
+        raise PolicyRefusal(
+            f"policy.answers: {kind!r} is not answered here; answered: {', '.join(policy.answers) or 'none'}"
+        )
 
 
 def check_protection(policy: SitePolicy, experiment: Experiment) -> None:
@@ -23,4 +25,6 @@ def check_protection(policy: SitePolicy, experiment: Experiment) -> None:
 def check_samples(policy: SitePolicy, found: int) -> None:
     """Raises PolicyRefusal below the site's least number of samples; the number itself is not told."""
     if found < policy.min_samples:
-        raise PolicyRefusal(f"policy.min_samples: fewer than {policy.min_samples} samples to train on in this task")
+        raise PolicyRefusal(
+            f"policy.min_samples: fewer than {policy.min_samples} samples to train on in this task"
+        )

@@ -27,7 +27,8 @@ HELD_MODELS = 2
 
 @dataclass
 class Process:
-    """What the sites of one process share for one experiment. data: by site; models: of earlier tasks, by content."""
+    """What the sites of one process share for one experiment. data: by site; models: of earlier tasks, by
+    content."""
 
     registry: Registry
     data: dict[str, SiteData]
@@ -76,7 +77,8 @@ class Site:
         return ExemplarStore(self.state(run), self.data, self.process.registry.classes)
 
     def samples(self, places: Tensor, exemplars: int = 0) -> TrainingSet:
-        """The samples at some places of the site's data, on the device; the last `exemplars` of them are exemplars."""
+        """The samples at some places of the site's data, on the device; the last `exemplars` of them are
+        exemplars."""
         place = self.process.on_device
         places = places.to(self.bench.device)
         return TrainingSet(
@@ -102,7 +104,8 @@ class Site:
     def previous_model(
         self, run: str, sha256: str, arrays: dict[str, Tensor] | None
     ) -> tuple[str, dict[str, Tensor]] | None:
-        """(hash, tensors) of the model of the task before, from the message or from this site's disk; None in task 1.
+        """(hash, tensors) of the model of the task before, from the message or from this site's disk; None in
+        task 1.
 
         Raises ProtocolError when the tensors do not have the promised hash, or the site holds no such model.
         """
@@ -125,7 +128,9 @@ class Site:
         held = self.process.models
         while len(held) >= HELD_MODELS:
             del held[next(iter(held))]
-        held[sha256] = {name: tensor.detach().to(self.bench.device, copy=True) for name, tensor in tensors.items()}
+        held[sha256] = {
+            name: tensor.detach().to(self.bench.device, copy=True) for name, tensor in tensors.items()
+        }
 
 
 _processes: dict[tuple[str, str, str], Process] = {}
@@ -151,10 +156,14 @@ def _open_process(identity: Identity, device: torch.device) -> Process:
         registry, data, shape = federation.registry, federation.sites, federation.input_shape
         sites = len(data)
         if identity.name not in data:
-            raise ConfigError(f"site {identity.name!r} holds no training sample in this experiment and takes no part")
+            raise ConfigError(
+                f"site {identity.name!r} holds no training sample in this experiment and takes no part"
+            )
     else:
         if experiment.data.classes is None:
-            raise ConfigError("data.classes: missing; a site with data of its own needs the registry of class names")
+            raise ConfigError(
+                "data.classes: missing; a site with data of its own needs the registry of class names"
+            )
         registry = build_registry(experiment.data.classes, experiment.tasks, experiment.seed)
         own = load_site(
             site_config(experiment.data, identity.own_data), registry.classes, identity.name, experiment.seed

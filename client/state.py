@@ -1,8 +1,9 @@
 """What a site keeps on its own disk between messages, and across restarts.
 
-Each record is one safetensors file of a version (the round it belongs to), written in one atomic step with mode 0600.
-A request of round r reads the newest record older than r, so a round that is repeated after a crash reads what it
-read the first time and gives the same bits.
+Each record is one safetensors file of a version (the round it belongs to), written in one atomic step with
+mode 0600.
+A request of round r reads the newest record older than r, so a round that is repeated after a crash reads
+what it read the first time and gives the same bits.
 """
 
 import json
@@ -24,7 +25,8 @@ KEPT_MODELS = 2
 class SiteState:
     """Durable records of one site in one run.
 
-    folder: state_dir/<run token>. models: where global models of earlier tasks are kept by content; simulated sites share it.
+    folder: state_dir/<run token>. models: where global models of earlier tasks are kept by content; simulated
+    sites share it.
     """
 
     def __init__(self, folder: Path, site: str, models: Path | None = None) -> None:
@@ -54,7 +56,10 @@ class SiteState:
         path = self._path(name, versions[-1])
         tensors, metadata = read_safetensors(path)
         if metadata.get("site") != self.site:
-            raise StateError(f"{path}: belongs to site {metadata.get('site')!r}, this is {self.site!r}; give each site its own state_dir")
+            raise StateError(
+                f"{path}: belongs to site {metadata.get('site')!r}, this is {self.site!r}; "
+                "give each site its own state_dir"
+            )
         return tensors, json.loads(metadata["facts"])
 
     def put_model(self, sha256: str, tensors: Mapping[str, "Tensor"]) -> None:
@@ -85,7 +90,8 @@ class SiteState:
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
-    """Tensors and metadata of a safetensors file. Raises StateError naming the file when it is cut short or damaged."""
+    """Tensors and metadata of a safetensors file. Raises StateError naming the file when it is cut short or
+    damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -73,9 +73,13 @@ class Objective:
             case _:
                 loss = F.cross_entropy(logits, labels)
         if config.distillation is not None and old_logits is not None:
-            loss = loss + config.distillation.weight * distillation(logits, old_logits, config.distillation.temperature)
+            loss = loss + config.distillation.weight * distillation(
+                logits, old_logits, config.distillation.temperature
+            )
         if config.contrastive is not None:
-            term = supervised_contrastive(features, labels, config.contrastive.temperature, config.contrastive.form)
+            term = supervised_contrastive(
+                features, labels, config.contrastive.temperature, config.contrastive.form
+            )
             loss = loss + config.contrastive.weight * term
         return loss
 
@@ -91,7 +95,9 @@ class Objective:
 @torch.no_grad()
 def outputs(model: nn.Module, data: TrainingSet) -> Tensor:
     """(n, M) logits of a frozen model on all samples, in batches."""
-    return torch.cat([model(data.inputs(slice(i, i + EVALUATION_BATCH))) for i in range(0, len(data), EVALUATION_BATCH)])
+    return torch.cat(
+        [model(data.inputs(slice(i, i + EVALUATION_BATCH))) for i in range(0, len(data), EVALUATION_BATCH)]
+    )
 
 
 def train(
@@ -111,7 +117,9 @@ def train(
     """
     if len(data) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")
-    normalises_batches = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    normalises_batches = any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
+    )
     if normalises_batches and len(data) == 1:
         raise DataError("one sample only, and batch normalisation needs two; use model.norm: group")
     before = flat.vector.clone()
@@ -128,7 +136,12 @@ def train(
             epoch_loss.zero_()
             seen = 0
             for rows, inputs, labels in shuffled(
-                data, config.batch_size, generator, augmentation, balanced=balanced, drop_single=normalises_batches
+                data,
+                config.batch_size,
+                generator,
+                augmentation,
+                balanced=balanced,
+                drop_single=normalises_batches,
             ):
                 with _autocast(config, before.device):
                     loss = objective(rows, inputs, labels)
@@ -145,8 +158,11 @@ def train(
 
 @contextmanager
 def seeded_dropout(model: nn.Module, generator: np.random.Generator) -> Iterator[None]:
-    """Dropout layers draw from PyTorch's global generator; here they get a stream of their own, and leave it as it was."""
-    if not any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules()):
+    """Dropout layers draw from PyTorch's global generator; here they get a stream of their own, and leave it
+    as it was."""
+    if not any(
+        isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules()
+    ):
         yield
         return
     with torch.random.fork_rng():

@@ -1,7 +1,7 @@
 """The models that this process works with: the one in training and the frozen one of the task before.
 
-Building a model costs more than a small site's whole round, so each is built once and reloaded from then on; simulated
-sites of one process share them, one after the other.
+Building a model costs more than a small site's whole round, so each is built once and reloaded from then on;
+simulated sites of one process share them, one after the other.
 """
 
 from collections.abc import Mapping
@@ -43,8 +43,9 @@ class Workbench:
     ) -> tuple[IncrementalModel, FlatParameters]:
         """The trainable model holding arrays, and its flat vector.
 
-        previous: hash and complete tensors of the model at the end of the task before, for models that keep a frozen
-        part of it. Raises ProtocolError naming the tensor when arrays do not fit the experiment's model.
+        previous: hash and complete tensors of the model at the end of the task before, for models that keep a
+        frozen part of it. Raises ProtocolError naming the tensor when arrays do not fit the experiment's
+        model.
         """
         sha256, tensors = previous or ("", None)
         if self._model is None or self._model.num_classes != num_classes or self._previous_in_model != sha256:

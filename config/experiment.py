@@ -38,17 +38,17 @@ class RoundsConfig(BaseModel):
     """Who takes part in a round, and how long the server waits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    fraction: float = Field(1.0, gt=0, le=1)
+    fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the connected sites that is asked in each round."""
-    quorum: int = Field(1, ge=1)
+    quorum: int = Field(default=1, ge=1)
     """Valid replies without which the round is skipped and the model stays as it was."""
-    deadline: float = Field(3600.0, gt=0)
+    deadline: float = Field(default=3600.0, gt=0)
     """Seconds after which a round goes on without the sites that have not answered."""
-    wait_for: int | None = Field(None, ge=1)
+    wait_for: int | None = Field(default=None, ge=1)
     """Sites that must be connected before the run starts; default: all of them in simulation, 1 otherwise."""
-    join_timeout: float = Field(600.0, gt=0)
+    join_timeout: float = Field(default=600.0, gt=0)
     """Seconds to wait for them, and for a quorum of sites to come back when a round finds fewer connected."""
-    max_skipped: int = Field(3, ge=1)
+    max_skipped: int = Field(default=3, ge=1)
     """Skipped rounds in a row after which the run stops with an error (it can be resumed)."""
 
 
@@ -69,7 +69,7 @@ class AbsenceConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     site: str
     first_round: int = Field(ge=1)
-    last_round: int | None = Field(None, ge=1)
+    last_round: int | None = Field(default=None, ge=1)
     """None: for good."""
 
 
@@ -78,7 +78,7 @@ class Experiment(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    seed: int = Field(1, ge=0)
+    seed: int = Field(default=1, ge=0)
     data: DataConfig
     tasks: TasksConfig
     model: ModelConfig
@@ -91,7 +91,11 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _private_metrics(self) -> "Experiment":
-        if self.privacy.mode != "none" and self.evaluation.federated and not self.privacy.allow_unaccounted_metrics:
+        if (
+            self.privacy.mode != "none"
+            and self.evaluation.federated
+            and not self.privacy.allow_unaccounted_metrics
+        ):
             raise ValueError(
                 "evaluation.federated: sites would release counts that no accountant covers; with "
                 f"privacy.mode {self.privacy.mode!r} set evaluation.federated to false, "
@@ -101,13 +105,15 @@ class Experiment(BaseModel):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the resolved settings: the experiment id on the wire. Where data lies on a disk is not part of it."""
+        """SHA-256 of the resolved settings: the experiment id on the wire. Where data lies on a disk is not
+        part of it."""
         settings = self.model_dump(mode="json", exclude={"data": {"path"}})
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     @property
     def needs_previous(self) -> bool:
-        """Whether sites need the global model of the task before: to distil from it, to build on it, or to choose exemplars."""
+        """Whether sites need the global model of the task before: to distil from it, to build on it, or to
+        choose exemplars."""
         learner = self.learner
         return learner.needs_previous or learner.memory is not None or self.model.name == "dual_backbone"
 
@@ -119,7 +125,8 @@ class Experiment(BaseModel):
 def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | None = None) -> Experiment:
     """The experiment in a YAML file, with overrides (KEY=VALUE) and seed applied.
 
-    Relative paths in `data` are relative to the file's folder when they exist there, else to the working folder.
+    Relative paths in `data` are relative to the file's folder when they exist there, else to the working
+    folder.
     Raises ConfigError naming the file, each faulty key, what was found and what is allowed.
     """
     content = apply_overrides(read_yaml(path), overrides or [])

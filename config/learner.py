@@ -21,8 +21,8 @@ class Optimizer(Part):
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: float = Field(gt=0)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
     schedule: Literal["constant", "cosine"] = "constant"
     """cosine: from lr at the first round of a task towards 0 at its last."""
 
@@ -37,17 +37,20 @@ class Classification(Part):
     """The loss over the labels."""
 
     name: Literal["ce", "balanced_softmax", "icarl_bce"] = "ce"
-    scale: float = Field(1.0, ge=0)
-    """balanced_softmax: multiplies the log-prior; 0 is plain cross entropy over the classes that the site holds."""
+    scale: float = Field(default=1.0, ge=0)
+    """balanced_softmax: multiplies the log-prior; 0 is plain cross entropy over the classes that the site
+    holds."""
     sign: Literal[1, -1] = 1
-    """balanced_softmax: -1 subtracts the log-prior in training, as printed in PP-FCIL; for the ablation only."""
+    """balanced_softmax: -1 subtracts the log-prior in training, as printed in PP-FCIL; for the ablation
+    only."""
 
 
 class Distillation(Part):
-    """Keeps the logits of old classes close to the previous task's global model (Li and Hoiem 2016, arXiv 1606.09282)."""
+    """Keeps the logits of old classes close to the previous task's global model (Li and Hoiem 2016, arXiv
+    1606.09282)."""
 
-    weight: float = Field(1.0, gt=0)
-    temperature: float = Field(2.0, gt=0)
+    weight: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=2.0, gt=0)
     teacher: Literal["full", "old_backbone"] = "full"
     """old_backbone: the old head on the old backbone of a dual backbone, which saves two forward passes."""
 
@@ -55,8 +58,8 @@ class Distillation(Part):
 class Contrastive(Part):
     """Supervised contrastive term over the features of a batch (Khosla et al. 2020, arXiv 2004.11362)."""
 
-    weight: float = Field(0.1, gt=0)
-    temperature: float = Field(0.1, gt=0)
+    weight: float = Field(default=0.1, gt=0)
+    temperature: float = Field(default=0.1, gt=0)
     form: Literal["out", "in"] = "out"
     """out: mean over positives outside the logarithm; in: inside, as printed in PP-FCIL."""
 
@@ -65,9 +68,9 @@ class Memory(Part):
     """Exemplars that a site keeps of classes it has seen; exactly one budget."""
 
     selection: Literal["herding", "nearest", "random"] = "herding"
-    per_class: int | None = Field(None, ge=1)
+    per_class: int | None = Field(default=None, ge=1)
     """Samples of each class at each site; never shrinks."""
-    fixed_total: int | None = Field(None, ge=1)
+    fixed_total: int | None = Field(default=None, ge=1)
     """Samples of all classes at all sites together; each class's share shrinks as classes arrive."""
     balanced: bool = False
     """Draw every class equally often while training, instead of every sample."""
@@ -75,7 +78,9 @@ class Memory(Part):
     @model_validator(mode="after")
     def _one_budget(self) -> "Memory":
         if (self.per_class is None) == (self.fixed_total is None):
-            raise ValueError("allowed exactly one budget: per_class (each site) or fixed_total (all sites together)")
+            raise ValueError(
+                "allowed exactly one budget: per_class (each site) or fixed_total (all sites together)"
+            )
         return self
 
     def quota(self, num_classes: int, sites: int) -> int:
@@ -90,15 +95,15 @@ class Correction(Part):
     """A term that pulls local training towards the global model."""
 
     name: Literal["fedprox"]
-    mu: float = Field(0.01, ge=0)
+    mu: float = Field(default=0.01, ge=0)
     """Li et al. 2020 (arXiv 1812.06127): adds mu/2 times the squared distance to the model received."""
 
 
 class LearnerConfig(Part):
     """The local learner. A published method is a choice of these parts."""
 
-    epochs: int = Field(1, ge=1)
-    batch_size: int = Field(32, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=32, ge=1)
     optimizer: Optimizer
     classification: Annotated[Classification, BeforeValidator(_name_only)] = Classification()
     distillation: Distillation | None = None

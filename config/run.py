@@ -1,4 +1,5 @@
-"""The settings of one run that are not the experiment: where its file is, the run's name and folder, the machine.
+"""The settings of one run that are not the experiment: where its file is, the run's name and folder, the
+machine.
 
 They travel as Flower's run config, so the same settings reach ServerApp and ClientApps in every engine.
 """
@@ -17,10 +18,12 @@ APP_ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class RunSettings:
-    """experiment: path, relative to the app's root or absolute. overrides: KEY=VALUE, separated by semicolons.
+    """experiment: path, relative to the app's root or absolute. overrides: KEY=VALUE, separated by
+    semicolons.
 
-    name: of the run folder, '' for the experiment's. runs: folder of run folders. resume: '' or 'yes', to go on with
-    the run folder of that name. device: auto, cpu or cuda. threads: processor threads of each process.
+    name: of the run folder, '' for the experiment's. runs: folder of run folders. resume: '' or 'yes', to go
+    on with the run folder of that name. device: auto, cpu or cuda. threads: processor threads of each
+    process.
     """
 
     experiment: str = "experiments/quickstart.yaml"
@@ -37,7 +40,9 @@ class RunSettings:
         fields = cls.__dataclass_fields__
         for key, value in run_config.items():
             if key not in fields:
-                raise ConfigError(f"run config: unknown key {key!r}{nearest(key, fields)}; allowed: {', '.join(fields)}")
+                raise ConfigError(
+                    f"run config: unknown key {key!r}{nearest(key, fields)}; allowed: {', '.join(fields)}"
+                )
             expected = int if key == "threads" else str
             if not isinstance(value, expected):
                 raise ConfigError(f"run config: {key}: found {value!r}, allowed a {expected.__name__}")

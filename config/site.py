@@ -19,12 +19,13 @@ class SitePolicy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     answers: list[Answer] = ["train", "evaluate"]
-    min_samples: int = Field(1, ge=1)
+    min_samples: int = Field(default=1, ge=1)
     """Fewer samples to train on than this, and the site does not answer."""
     require_privacy: Literal["none", "client_central", "client_local", "sample"] = "none"
-    max_epsilon: float | None = Field(None, gt=0)
-    """Lifetime budget of this site, over all runs; None: no budget, which require_privacy other than none forbids."""
-    delta: float = Field(1e-5, gt=0, lt=1)
+    max_epsilon: float | None = Field(default=None, gt=0)
+    """Lifetime budget of this site, over all runs; None: no budget, which require_privacy other than none
+    forbids."""
+    delta: float = Field(default=1e-5, gt=0, lt=1)
 
 
 class SiteConfig(BaseModel):
@@ -33,9 +34,10 @@ class SiteConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     site: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     data: DataConfig | None = None
-    """This site's own data; None: the share of this name in the experiment's data (for trials without data)."""
+    """This site's own data; None: the share of this name in the experiment's data (for trials without
+    data)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = Field(1, ge=1)
+    threads: int = Field(default=1, ge=1)
     """Processor threads for training; results repeat bit for bit with 1."""
     state_dir: Path
     policy: SitePolicy = SitePolicy()

@@ -1,7 +1,7 @@
 """Reading a YAML file into a typed model, with errors that a person can act on.
 
-An error names the file, the key, what was found and what is allowed; a misspelt key is an error with the nearest
-right one.
+An error names the file, the key, what was found and what is allowed; a misspelt key is an error with the
+nearest right one.
 """
 
 import types
@@ -21,7 +21,9 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML lets a later key silently replace an earlier one; a person who wrote both meant neither."""
 
 
-def _mapping_without_duplicates(loader: _UniqueKeyLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+def _mapping_without_duplicates(
+    loader: _UniqueKeyLoader, node: yaml.MappingNode, deep: bool = False
+) -> dict[Any, Any]:
     keys = [loader.construct_object(key, deep=True) for key, _ in node.value]  # pyright: ignore[reportUnknownMemberType]
     for index, key in enumerate(keys):
         if key in keys[:index]:

@@ -63,8 +63,8 @@ def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
     assert config.path is not None
     root = Path(config.path).expanduser()
     if root.suffix.lower() == ".csv":
-        listing = _manifest(root)
-        where: Callable[[int], str] = lambda row: f"{root}, {listing.paths[row].name}"  # noqa: E731
+        listing, lines = _manifest(root)
+        where: Callable[[int], str] = lambda row: f"{root}, line {lines[row]}"  # noqa: E731
         y, classes = encode_labels(np.array(listing.labels), config.classes, config.labels, where)
     else:
         listing = _tree(root, natural=config.partition.kind == "natural")
@@ -155,7 +155,8 @@ def _is_image(path: Path, listing: _Listing) -> bool:
     return False
 
 
-def _manifest(path: Path) -> _Listing:
+def _manifest(path: Path) -> tuple[_Listing, list[int]]:
+    """The images that a manifest names, and the line of each."""
     columns, lines = read_columns(path)
     for name in ("path", "label"):
         if name not in columns:
@@ -170,6 +171,6 @@ def _manifest(path: Path) -> _Listing:
             raise DataError(f"{path}, line {lines[values.index('')]}: the {name} is empty")
     odd = np.flatnonzero((split != "train") & (split != "test"))
     if len(odd):
-        raise DataError(f"{path}, line {lines[odd[0]]}: split {split[odd[0]]!r} must be train or test")
+        raise DataError(f"{path}, line {lines[odd[0]]}: split {str(split[odd[0]])!r} must be train or test")
     listing.is_test = (split == "test").tolist()
-    return listing
+    return listing, lines

@@ -116,13 +116,14 @@ def _numbers(texts: np.ndarray, where: str, lines: Sequence[int]) -> np.ndarray:
     """float32, NaN where missing."""
     absent = np.isin(texts, MISSING)
     try:
-        values = np.where(absent, "nan", texts).astype(np.float64).astype(np.float32)
+        with np.errstate(over="ignore"):
+            values = np.where(absent, "nan", texts).astype(np.float64).astype(np.float32)
     except ValueError:
         row = next(i for i, text in enumerate(texts.tolist()) if not absent[i] and not _is_number(text))
-        raise DataError(f"{where}, line {lines[row]}: {texts[row]!r} is not a number") from None
+        raise DataError(f"{where}, line {lines[row]}: {str(texts[row])!r} is not a number") from None
     odd = np.flatnonzero(~absent & ~np.isfinite(values))
     if len(odd):
-        raise DataError(f"{where}, line {lines[odd[0]]}: {texts[odd[0]]!r} is not a finite number")
+        raise DataError(f"{where}, line {lines[odd[0]]}: {str(texts[odd[0]])!r} is not a finite number")
     return values
 
 

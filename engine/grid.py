@@ -8,8 +8,8 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
 
 FIRST_NODE = 1
 """Node ids of simulated sites count from here; 0 is the server."""
@@ -39,7 +39,12 @@ class InProcessGrid(Grid):
         return self._run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
@@ -61,7 +66,9 @@ class InProcessGrid(Grid):
         message = self._queue.popleft()
         return [self._client(message, self._contexts[message.metadata.dst_node_id])]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         for message in messages:
             self._push(message)
         while self._queue:

@@ -7,8 +7,11 @@ from config.simulation import simulated_site_names
 from engine.grid import InProcessGrid, Listener, set_task_identity, site_contexts
 
 
-def run_in_process(settings: RunSettings, workers: int = 1, listener: Listener | None = None) -> dict[str, object]:
-    """Run (or resume) to the end; returns the summary. settings.experiment must be an absolute path or in the app.
+def run_in_process(
+    settings: RunSettings, workers: int = 1, listener: Listener | None = None
+) -> dict[str, object]:
+    """Run (or resume) to the end; returns the summary. settings.experiment must be an absolute path or in the
+    app.
 
     workers: processes that the sites are spread over; the result is the same for any number.
     """

@@ -13,7 +13,8 @@ class PerennialError(Exception):
 
 
 class ConfigError(PerennialError):
-    """A YAML file or a command-line setting is wrong: names the file, the key, what was found, what is allowed."""
+    """A YAML file or a command-line setting is wrong: names the file, the key, what was found, what is
+    allowed."""
 
 
 class DataError(PerennialError):
@@ -33,7 +34,8 @@ class PrivacyError(PerennialError):
 
 
 class StateError(PerennialError):
-    """Durable state (run folder, checkpoint, state_dir) is missing, damaged, locked or belongs to something else."""
+    """Durable state (run folder, checkpoint, state_dir) is missing, damaged, locked or belongs to something
+    else."""
 
 
 def nearest(found: str, allowed: Iterable[str]) -> str:

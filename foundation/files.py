@@ -29,7 +29,9 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
         flush_folder(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise StateError(f"{path}: could not be written ({error.strerror}); the previous file is unchanged") from error
+        raise StateError(
+            f"{path}: could not be written ({error.strerror}); the previous file is unchanged"
+        ) from error
 
 
 def flush_folder(folder: Path) -> None:

@@ -44,7 +44,9 @@ class FeatureEncoder(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], seed: int) -> None:
         super().__init__()
-        self.layers = _encoder_layers(input_shape)
+        with seeded_initialisation(seed, "encoder"):
+            self.layers = _encoder_layers(input_shape)
+        # PyTorch's normal and uniform draws may differ in the last bit between processors; the hash would too
         generator = stream(seed, "init", "encoder")
         with torch.no_grad():
             for name, parameter in self.layers.named_parameters():

@@ -28,7 +28,8 @@ class SavedModel:
 
 
 def load_saved(path: Path) -> SavedModel:
-    """The model in a model.safetensors. Raises StateError naming the file when it is missing, damaged or incomplete."""
+    """The model in a model.safetensors. Raises StateError naming the file when it is missing, damaged or
+    incomplete."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

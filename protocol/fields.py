@@ -1,7 +1,8 @@
 """How a frozen dataclass becomes a RecordDict and back, field by field, with nothing left unchecked.
 
-Scalars go into one ConfigRecord named "fields"; each field of type Tensors goes into an ArrayRecord of the field's
-name. A field may be `X | None`: None travels as absence. Bounds are declared next to the field, by `bounded`.
+Scalars go into one ConfigRecord named "fields"; each field of type Tensors goes into an ArrayRecord of the
+field's name. A field may be `X | None`: None travels as absence. Bounds are declared next to the field, by
+`bounded`.
 """
 
 import dataclasses
@@ -88,7 +89,8 @@ def _check(cls: type, field: _Field, value: Any) -> Any:
 
 
 class WireMessage:
-    """Base of every message; a subclass is a frozen dataclass and declares the Flower message type it travels as."""
+    """Base of every message; a subclass is a frozen dataclass and declares the Flower message type it travels
+    as."""
 
     message_type: ClassVar[str]
 
@@ -111,7 +113,8 @@ class WireMessage:
 
     @classmethod
     def from_record(cls, record: RecordDict) -> Self:
-        """The message in record. Raises ProtocolError naming the first unknown, missing, mistyped or non-finite field."""
+        """The message in record. Raises ProtocolError naming the first unknown, missing, mistyped or
+        non-finite field."""
         layout = _layout(cls)
         found = read_kind(record)
         if found != cls.__name__:

@@ -1,7 +1,8 @@
 """Every message between the server and a site. What is not in this file does not leave a site.
 
-Each message is stamped with the experiment, task, round and class order it belongs to, so that both sides refuse
-what is stale or foreign. Units: bytes and losses are plain numbers; labels are positions in the class order.
+Each message is stamped with the experiment, task, round and class order it belongs to, so that both sides
+refuse what is stale or foreign. Units: bytes and losses are plain numbers; labels are positions in the class
+order.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ STAMP_FIELDS = ("run", "experiment", "class_order", "task", "round", "num_classe
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp(WireMessage):
-    """What every request and reply about training repeats: whose message this is and which round it is for."""
+    """What every request and reply about training repeats: whose message this is and which round it is
+    for."""
 
     run: str
     """Token of the run, drawn when it was first started; a resumed run keeps it."""
@@ -35,7 +37,8 @@ class Stamp(WireMessage):
     """Classes known in this task: rows of the classifier."""
 
     def mismatch(self, other: "Stamp") -> str:
-        """'' when other belongs to the same round; otherwise the first field that differs, with both values."""
+        """'' when other belongs to the same round; otherwise the first field that differs, with both
+        values."""
         theirs = other.stamp_fields
         for name, value in self.stamp_fields.items():
             if theirs[name] != value:
@@ -167,7 +170,8 @@ class Refusal(WireMessage):
 
 
 def require_same_round(expected: Stamp, found: Stamp) -> None:
-    """Raises ProtocolError naming the field when found is of another experiment, task, round or class order."""
+    """Raises ProtocolError naming the field when found is of another experiment, task, round or class
+    order."""
     difference = expected.mismatch(found)
     if difference:
         raise ProtocolError(f"{type(found).__name__}: stale or foreign message: {difference}")

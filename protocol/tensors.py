@@ -27,7 +27,8 @@ _NUMPY_SERIALISED = "numpy.ndarray"
 class TensorArray(Array):
     """A Flower Array that holds a tensor and becomes .npy bytes only on demand.
 
-    tensor: detached, any device, contiguous or not. It is shared, not copied: whoever receives it must not write to it.
+    tensor: detached, any device, contiguous or not. It is shared, not copied: whoever receives it must not
+    write to it.
     """
 
     def __init__(self, tensor: "Tensor") -> None:
@@ -110,8 +111,9 @@ def unpack(record: ArrayRecord, where: str) -> dict[str, "Tensor"]:
                     f"{where}: tensor {name!r}: declared {array.dtype} {tuple(array.shape)}, "
                     f"found {values.dtype} {values.shape}"
                 )
-            # torch has no read-only tensors and warns about that; the contract above is what protects the bytes
-            values.flags.writeable or _silence_read_only_warning()
+            # torch has no read-only tensors and warns about that; the contract above is what protects the
+            # bytes
+            _silence_read_only_warning()
             tensor = torch.from_numpy(values)
         # a sum is finite only if every term is, so one pass finds NaN and both infinities
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum())):
@@ -136,5 +138,5 @@ def content_sha256(tensors: Mapping[str, "Tensor"]) -> str:
     """SHA-256 (hex) of the tensors' bytes in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        digest.update(tensors[name].detach().cpu().contiguous().numpy())
+        digest.update(tensors[name].detach().cpu().contiguous().numpy().data)
     return digest.hexdigest()

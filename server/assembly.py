@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.serverapp import Grid
 
 from client.batches import TrainingSet
@@ -49,7 +48,8 @@ class ReadyRun:
 class DataFacts:
     """What the server needs to know of the data.
 
-    test: central test samples, or None; sites: how many to expect; constants: (mean, std) of inputs, where known.
+    test: central test samples, or None; sites: how many to expect; constants: (mean, std) of inputs, where
+    known.
     """
 
     registry: Registry
@@ -68,7 +68,8 @@ def assemble(
     engine: str,
     listener: Callable[[dict[str, Any]], None] | None,
 ) -> ReadyRun:
-    """Check everything that can be checked before anything starts. Raises a PerennialError that says what is wrong."""
+    """Check everything that can be checked before anything starts. Raises a PerennialError that says what is
+    wrong."""
     check_privacy(experiment)
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     facts = data_facts(experiment)
@@ -92,7 +93,10 @@ def assemble(
     if facts.test is not None and experiment.evaluation.central:
         data = facts.test
         test = TrainingSet(
-            data.x[data.test].to(device), data.y[data.test].to(device), data.mean.to(device), data.std.to(device)
+            data.x[data.test].to(device),
+            data.y[data.test].to(device),
+            data.mean.to(device),
+            data.std.to(device),
         )
     curriculum = Curriculum(grid, experiment, facts.registry, model, strategy, folder, journal, test)
     return ReadyRun(curriculum, facts.sites, folder, engine, facts.constants)
@@ -103,7 +107,9 @@ def data_facts(experiment: Experiment) -> DataFacts:
     data = experiment.data
     if data.source in ("folder", "csv", "npz") and data.path is None:
         if data.classes is None:
-            raise ConfigError("data.classes: missing; a server without data needs the registry of class names")
+            raise ConfigError(
+                "data.classes: missing; a server without data needs the registry of class names"
+            )
         registry = build_registry(data.classes, experiment.tasks, experiment.seed)
         return DataFacts(registry, declared_input_shape(data), None, data.sites or 1, ())
     federation = simulated_federation(experiment)
@@ -122,8 +128,7 @@ def check_privacy(experiment: Experiment) -> None:
     learner = experiment.learner
     if experiment.privacy.mode in ("client_central", "sample"):
         raise ConfigError(
-            f"privacy.mode: found {experiment.privacy.mode!r}; the learner and strategies of this version offer "
-            "none and client_local"
+            f"privacy.mode: found {experiment.privacy.mode!r}; this version offers none and client_local"
         )
     refuse_false_claims(
         experiment.privacy,

@@ -1,9 +1,11 @@
 """Everything that a resumed run needs, in one file, replaced in one atomic step after each round.
 
-The file is safetensors: model arrays and the strategy's tensors, and in its metadata one JSON object with the position in
-the curriculum, the strategy's other state, the history, the journal's length and a checksum. The file before it is kept,
-so that one damaged file costs one round. The frozen model of the task before, which does not change from round to round,
-has a file of its own, written before the checkpoint that names it.
+The file is safetensors: model arrays and the strategy's tensors, and in its metadata one JSON object with the
+position in the curriculum, the strategy's other state, the history, the journal's length and a checksum. The
+file before
+it is kept, so that one damaged file costs one round. The frozen model of the task before, which does not
+change from
+round to round, has a file of its own, written before the checkpoint that names it.
 """
 
 import json
@@ -56,7 +58,8 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Replace the run's checkpoint. Raises StateError when it cannot be written; the one before stays valid."""
+    """Replace the run's checkpoint. Raises StateError when it cannot be written; the one before stays
+    valid."""
     tensors = {f"model/{name}": tensor for name, tensor in checkpoint.arrays.items()}
     values = {}
     for name, value in checkpoint.strategy.items():
@@ -104,7 +107,8 @@ def load_checkpoint(folder: Path) -> tuple[Checkpoint, str]:
 
 
 def save_previous(folder: Path, sha256: str, arrays: Mapping[str, Tensor]) -> None:
-    """Keep the complete model of the task before, under its content hash; those of older tasks but one are removed."""
+    """Keep the complete model of the task before, under its content hash; those of older tasks but one are
+    removed."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / f"previous-{sha256}.safetensors"
     if not path.exists():
@@ -151,5 +155,5 @@ def _read(path: Path) -> Checkpoint:
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
     checksum = 0
     for name in sorted(tensors):
-        checksum = zlib.crc32(tensors[name].numpy(), zlib.crc32(name.encode(), checksum))
+        checksum = zlib.crc32(tensors[name].numpy().data, zlib.crc32(name.encode(), checksum))
     return checksum

@@ -1,8 +1,10 @@
 """Continuing a finished run with new classes: the old order stays, the new classes follow it.
 
-The result is an experiment that says everything by itself (class order, increments, rounds), so that every site of every
-engine comes to the same registry from the file alone.
+The result is an experiment that says everything by itself (class order, increments, rounds), so that every
+site of every engine comes to the same registry from the file alone.
 """
+
+from itertools import pairwise
 
 from config.experiment import Experiment
 from data.federation import build
@@ -15,13 +17,16 @@ def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Regi
     data = experiment.data
     if data.source in ("folder", "csv", "npz") and data.path is None:
         if data.classes is None:
-            raise ConfigError("data.classes: missing; a server without data needs the registry of class names")
+            raise ConfigError(
+                "data.classes: missing; a server without data needs the registry of class names"
+            )
         return build_registry(data.classes, experiment.tasks, experiment.seed, earlier)
     return build(data, experiment.tasks, experiment.seed, earlier).registry
 
 
 def continued(old: Experiment, new: Experiment) -> Experiment:
-    """new with its class order and schedule written out, the old ones first. Raises ConfigError when they do not fit."""
+    """new with its class order and schedule written out, the old ones first. Raises ConfigError when they do
+    not fit."""
     registry = registry_of(new, registry_of(old))
     bounds = registry.schedule.boundaries
     content = new.model_dump(mode="json")
@@ -29,7 +34,7 @@ def continued(old: Experiment, new: Experiment) -> Experiment:
         "order": list(registry.classes),
         "count": None,
         "base_classes": 0,
-        "increments": [high - low for low, high in zip(bounds, bounds[1:], strict=False)],
+        "increments": [high - low for low, high in pairwise(bounds)],
         "rounds": list(registry.schedule.rounds),
     }
     return Experiment.model_validate(content)

@@ -1,12 +1,13 @@
 """The run itself: tasks in order, rounds in each, exemplars and evaluation at the end of each task.
 
-What comes next is decided by `progress` and the model's arrays alone, which one checkpoint stores together after each
-round; whatever else is here can be built again from the experiment.
+What comes next is decided by `progress` and the model's arrays alone, which one checkpoint stores together
+after each round; whatever else is here can be built again from the experiment.
 """
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -60,7 +61,13 @@ class Curriculum:
         test: TrainingSet | None,
     ) -> None:
         self.experiment, self.registry, self.schedule = experiment, registry, registry.schedule
-        self.model, self.strategy, self.folder, self.journal, self.test = model, strategy, folder, journal, test
+        self.model, self.strategy, self.folder, self.journal, self.test = (
+            model,
+            strategy,
+            folder,
+            journal,
+            test,
+        )
         self._grid = grid
         self._exchange = Exchange()
         self._clock = time.monotonic()
@@ -72,9 +79,11 @@ class Curriculum:
             self._restore(folder.checkpoint)
 
     def run(self, expected_sites: int) -> None:
-        """Go on until every task of the schedule is learnt. A stop at any moment loses at most the round in progress.
+        """Go on until every task of the schedule is learnt. A stop at any moment loses at most the round in
+        progress.
 
-        Raises StateError when too few sites connect, or when rounds.max_skipped rounds in a row had no quorum.
+        Raises StateError when too few sites connect, or when rounds.max_skipped rounds in a row had no
+        quorum.
         """
         rounds = self.experiment.rounds
         sites = self.roster.wait(rounds.wait_for or expected_sites, rounds.join_timeout)
@@ -108,7 +117,9 @@ class Curriculum:
             TaskStart(task, classes.stop, classes, self.model.arrays, tuple(self.roster.connected()))
         )
         self.history.task_begun(classes.stop)
-        self.journal.write("task_started", task=task, classes=[self.registry.classes[label] for label in classes])
+        self.journal.write(
+            "task_started", task=task, classes=[self.registry.classes[label] for label in classes]
+        )
 
     def _round(self, task: int) -> None:
         started = time.monotonic()
@@ -144,19 +155,22 @@ class Curriculum:
         if progress.skipped_in_a_row >= rounds.max_skipped:
             reasons = [f"{site}: {reason}" for site, reason in (*outcome.dropped, *outcome.refused)]
             raise StateError(
-                f"{progress.skipped_in_a_row} rounds in a row without {rounds.quorum} valid replies; last round: "
-                f"{'; '.join(reasons) or 'no site answered'}; the model is as it was, and the run can be resumed"
+                f"{progress.skipped_in_a_row} rounds in a row without {rounds.quorum} valid replies; last: "
+                f"{'; '.join(reasons) or 'no site answered'}; the model is as it was; the run can be resumed"
             )
 
     def _finish_task(self, task: int) -> None:
-        """Freeze the model, let sites choose exemplars, measure, and step to the next task in one checkpoint."""
+        """Freeze the model, let sites choose exemplars, measure, and step to the next task in one
+        checkpoint."""
         progress = self.progress
         arrays = self.model.frozen()
         finished = Previous(content_sha256(arrays), arrays)
         sites = self._available(progress.round)
         holders = self._send_finish(sites, finished.sha256) if self.experiment.needs_previous else []
         federated = self._federated_counts(sites) if self.experiment.evaluation.federated else {}
-        facts = self.history.task_done(self.schedule.boundaries[: task + 1], self._central_counts(task), federated)
+        facts = self.history.task_done(
+            self.schedule.boundaries[: task + 1], self._central_counts(task), federated
+        )
         save_previous(self.folder.checkpoint_folder, finished.sha256, arrays)
         self._previous = finished
         progress.previous, progress.holders = finished.sha256, holders
@@ -196,8 +210,9 @@ class Curriculum:
         )
         return {site: (reply.correct, reply.total) for site, reply in replies.items()}
 
-    def _with_previous(self, site: str) -> dict[str, object]:
-        """Fields that finish-task and evaluate requests share; the previous model goes along only where it is not held."""
+    def _with_previous(self, site: str) -> dict[str, Any]:
+        """Fields that finish-task and evaluate requests share; the previous model goes along only where it is
+        not held."""
         previous = self._previous if self.experiment.needs_previous else Previous()
         send = previous.arrays is not None and site not in self.progress.holders
         return {
@@ -224,9 +239,12 @@ class Curriculum:
         )
 
     def _available(self, number: int) -> dict[str, int]:
-        """Connected sites that the experiment does not declare absent in this round; waits for a quorum of them."""
+        """Connected sites that the experiment does not declare absent in this round; waits for a quorum of
+        them."""
         rounds = self.experiment.rounds
-        away = {a.site for a in self.experiment.absence if a.first_round <= number <= (a.last_round or number)}
+        away = {
+            a.site for a in self.experiment.absence if a.first_round <= number <= (a.last_round or number)
+        }
         sites = self.roster.connected()
         if len(sites) < rounds.quorum:
             sites = self.roster.wait(rounds.quorum, rounds.join_timeout)
@@ -249,7 +267,8 @@ class Curriculum:
         return evaluate_centrally(self.model.loaded(), self.test, self.schedule.num_classes(task))
 
     def _update_holders(self, outcome: RoundOutcome) -> None:
-        """A site that trained holds the previous model; one that failed may have lost it, and gets it again."""
+        """A site that trained holds the previous model; one that failed may have lost it, and gets it
+        again."""
         failed = {site for site, _ in (*outcome.dropped, *outcome.refused)}
         self.progress.holders = sorted(({*self.progress.holders} | {*outcome.participants}) - failed)
 
@@ -277,6 +296,9 @@ class Curriculum:
         self._clock = now
         self.progress.journal_position = self.journal.position
         checkpoint = Checkpoint(
-            self.progress, self.experiment.model_dump(mode="json"), self.model.arrays, self.strategy.state_dict()
+            self.progress,
+            self.experiment.model_dump(mode="json"),
+            self.model.arrays,
+            self.strategy.state_dict(),
         )
         save_checkpoint(self.folder.checkpoint_folder, checkpoint)

@@ -22,7 +22,9 @@ def evaluate_centrally(model: IncrementalModel, test: TrainingSet, num_classes: 
 def check_counts(reply: EvaluateReply) -> None:
     """Raises ProtocolError when a site's counts cannot be true."""
     if not len(reply.correct) == len(reply.total) == reply.num_classes:
-        raise ProtocolError(f"EvaluateReply: counts of {len(reply.total)} classes, expected {reply.num_classes}")
+        raise ProtocolError(
+            f"EvaluateReply: counts of {len(reply.total)} classes, expected {reply.num_classes}"
+        )
     if any(right > samples for right, samples in zip(reply.correct, reply.total, strict=True)):
         raise ProtocolError("EvaluateReply: more right answers than samples")
 

@@ -27,7 +27,7 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 
 
 def style(index: int) -> dict[str, Any]:
-    """Line and marker of the index-th curve: told apart by colour, dash and symbol, so never by colour alone."""
+    """Line and marker of the index-th curve, which differ in dash and symbol too, not in colour alone."""
     return {
         "line": {"width": 2, "color": f"var(--c{index % 6 + 1})", "dash": DASHES[index % len(DASHES)]},
         "marker": {"size": 7, "color": f"var(--c{index % 6 + 1})", "symbol": SYMBOLS[index % len(SYMBOLS)]},
@@ -47,7 +47,7 @@ def heat_map(
     texts: Sequence[Sequence[str]],
     largest: float,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(data, layout) of a grid of values from 0 to `largest`, first row at the top; texts stand in the cells."""
+    """(data, layout) of a grid of values from 0 to largest, first row on top; texts stand in the cells."""
     trace = {
         "type": "heatmap",
         "z": [list(row) for row in values],
@@ -115,7 +115,7 @@ def accuracy_matrix(run: Run) -> Figure:
     return Figure(
         name="accuracy-matrix",
         title="Accuracy matrix",
-        description="Each row is the model after one task; each column is how well it knows the classes of one task.",
+        description="Each row is the model after one task, each column how well it knows one task's classes.",
         data=data,
         layout=layout,
         height=max(220, min(90 + 56 * count, 560)),

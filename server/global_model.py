@@ -1,4 +1,5 @@
-"""The global model at the server: begun, grown, measured, frozen. Between rounds it is its travelling arrays."""
+"""The global model at the server: begun, grown, measured, frozen. Between rounds it is its travelling
+arrays."""
 
 from collections.abc import Mapping
 
@@ -16,7 +17,9 @@ from models.registry import build_model
 class GlobalModel:
     """arrays: the travelling tensors, replaced as a whole after each round and never written to."""
 
-    def __init__(self, experiment: Experiment, registry: Registry, input_shape: tuple[int, ...], device: torch.device) -> None:
+    def __init__(
+        self, experiment: Experiment, registry: Registry, input_shape: tuple[int, ...], device: torch.device
+    ) -> None:
         self._experiment, self._registry, self._device = experiment, registry, device
         self.input_shape = input_shape
         self._model = self._build(registry.schedule.num_classes(1))
@@ -44,7 +47,8 @@ class GlobalModel:
         self.arrays = {name: tensor.to(self._device) for name, tensor in arrays.items()}
 
     def frozen(self) -> dict[str, Tensor]:
-        """Every tensor of the model as it is now, its own frozen parts too: the previous model of the next task."""
+        """Every tensor of the model as it is now, its own frozen parts too: the previous model of the next
+        task."""
         return {name: tensor.detach().clone() for name, tensor in complete_state(self.loaded()).items()}
 
     def loaded(self) -> IncrementalModel:

@@ -1,10 +1,11 @@
 """Measures of class-incremental learning, from the accuracy matrix.
 
-A is a list of rows; row t has t columns: A[t-1][i-1] is the accuracy on the test samples of task i after task t, predicting
-over all classes seen so far. sizes[i-1]: test samples of task i.
+A is a list of rows; row t has t columns: A[t-1][i-1] is the accuracy on the test samples of task i after task
+t, predicting over all classes seen so far. sizes[i-1]: test samples of task i.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def average_accuracy(row: Sequence[float], sizes: Sequence[int]) -> float:
@@ -19,7 +20,8 @@ def average_incremental_accuracy(matrix: Sequence[Sequence[float]], sizes: Seque
 
 
 def forgetting(matrix: Sequence[Sequence[float]]) -> float | None:
-    """Mean over earlier tasks of the best accuracy before minus the accuracy now; may be negative; None after one task.
+    """Mean over earlier tasks of the best accuracy before minus the accuracy now; may be negative; None after
+    one task.
 
     Chaudhry et al. 2018 (arXiv 1801.10112).
     """
@@ -44,9 +46,10 @@ def backward_transfer(matrix: Sequence[Sequence[float]]) -> float | None:
 def task_accuracies(
     correct: Sequence[int], total: Sequence[int], boundaries: Sequence[int]
 ) -> tuple[list[float], list[int]]:
-    """(accuracy, samples) of each task, from right answers and samples of each class; boundaries: 0, M_1, ..., M_t."""
+    """(accuracy, samples) of each task, from right answers and samples of each class; boundaries: 0, M_1,
+    ..., M_t."""
     accuracies, sizes = [], []
-    for low, high in zip(boundaries, boundaries[1:], strict=False):
+    for low, high in pairwise(boundaries):
         size = sum(total[low:high])
         accuracies.append(sum(correct[low:high]) / size if size else 0.0)
         sizes.append(size)

@@ -1,7 +1,7 @@
 """Which sites are there: node ids come and go, a site's name stays.
 
-A node says its name once, when it first connects. Two connected nodes with one name are a mistake or a lie: the first
-keeps the name, the second is not asked.
+A node says its name once, when it first connects. Two connected nodes with one name are a mistake or a lie:
+the first keeps the name, the second is not asked.
 """
 
 import re
@@ -46,12 +46,13 @@ class Roster:
         return {name: sites[name] for name in sorted(sites, key=canonical)}
 
     def wait(self, count: int, timeout: float) -> dict[str, int]:
-        """connected(), once at least count sites are. Raises StateError naming who is there after timeout seconds."""
+        """connected(), once at least count sites are. Raises StateError naming who is there after timeout
+        seconds."""
         deadline = time.monotonic() + timeout
         while len(sites := self.connected()) < count:
             if time.monotonic() >= deadline:
                 raise StateError(
-                    f"{len(sites)} of {count} sites connected after {timeout:.0f} s ({', '.join(sites) or 'none'}); "
+                    f"{len(sites)} of {count} sites connected after {timeout:.0f} s ({', '.join(sites)}); "
                     "start the missing sites and resume, or lower rounds.wait_for or rounds.quorum"
                 )
             time.sleep(WAIT_POLL)
@@ -67,7 +68,8 @@ class Roster:
             DESCRIBE_DEADLINE,
             lambda node, reason: self._note(f"node {node}: could not be asked its name: {reason}"),
         )
-        # in the order of node ids, not of arrival, so that of two nodes with one name the same one wins every time
+        # in the order of node ids, not of arrival, so that of two nodes with one name the same one wins every
+        # time
         for node, reply in replies.items():
             try:
                 self._admit(int(node), reply, online)

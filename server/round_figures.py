@@ -186,13 +186,14 @@ def traffic(run: Run) -> Figure:
         ("from the sites", "var(--c1)", [event.bytes_up for event in run.rounds]),
         ("to the sites", "var(--c5)", [event.bytes_down for event in run.rounds]),
     )
+    up, down = size(run.summary.bytes_up), size(run.summary.bytes_down)
     layout = _task_bands(run.rounds)
     layout |= {"barmode": "group", "bargap": 0.2, "margin": {"t": 48}, "hovermode": "x unified"}
     layout |= {"yaxis": {"title": {"text": unit}, "rangemode": "tozero"}}
     return Figure(
         name="traffic",
         title="Traffic in each round",
-        description=f"{size(run.summary.bytes_up)} from the sites and {size(run.summary.bytes_down)} to them in all.",
+        description=f"In all {up} from the sites and {down} to them.",
         data=[
             {
                 "type": "bar",
@@ -250,6 +251,5 @@ def rounds_table(run: Run) -> Markup:
         for event in run.rounds
     ]
     columns = ["round", "task", "sites", "", "training loss", "accuracy", "up", "down", "seconds"]
-    return folded(
-        f"All {plural(len(rows), 'round')} in numbers", table(columns, rows, "lrrlrrrrr", "Rounds"), len(rows)
-    )
+    numbers = table(columns, rows, "lrrlrrrrr", "Rounds")
+    return folded(f"All {plural(len(rows), 'round')} in numbers", numbers, len(rows))

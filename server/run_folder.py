@@ -36,8 +36,8 @@ class RunFolder:
 def open_run_folder(path: Path, experiment: Experiment, schedule: TaskSchedule, resume: bool) -> RunFolder:
     """The folder, ready to run in. Call it while holding the folder (foundation.files.sole_owner).
 
-    Raises StateError when a fresh run meets an old one, when there is nothing to resume, or when the experiment was
-    changed in a way that its past does not allow.
+    Raises StateError when a fresh run meets an old one, when there is nothing to resume, or when the
+    experiment was changed in a way that its past does not allow.
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     exists = (path / CHECKPOINT / LATEST).exists() or (path / "events.jsonl").exists()
@@ -61,7 +61,8 @@ def open_run_folder(path: Path, experiment: Experiment, schedule: TaskSchedule, 
 def _require_same_experiment(
     path: Path, old: dict[str, Any], experiment: Experiment, schedule: TaskSchedule, progress: Progress
 ) -> None:
-    """Raises StateError naming each changed key, unless all that changed is more tasks after those already begun."""
+    """Raises StateError naming each changed key, unless all that changed is more tasks after those already
+    begun."""
     new = experiment.model_dump(mode="json")
     changed = _differences(
         {k: v for k, v in old.items() if k not in (*FREE_ON_RESUME, "tasks")},
@@ -71,7 +72,7 @@ def _require_same_experiment(
     changed = [key for key in changed if key != "data.classes"]
     if changed:
         raise StateError(
-            f"{path}: the experiment differs from the one that this run was started with, in: {', '.join(changed)}; "
+            f"{path}: the experiment differs from the one this run began with, in: {', '.join(changed)}; "
             "only tasks may be added (and rounds, evaluation and absence changed)"
         )
     begun = progress.history["boundaries"]
@@ -85,5 +86,9 @@ def _require_same_experiment(
 def _differences(old: Any, new: Any, key: str) -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         names = sorted(old.keys() | new.keys())
-        return [d for name in names for d in _differences(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))]
+        return [
+            d
+            for name in names
+            for d in _differences(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))
+        ]
     return [] if old == new else [key]

@@ -23,10 +23,13 @@ METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", 
 def write_results(
     curriculum: Curriculum, engine: str, constants: tuple[list[float], list[float]] | None
 ) -> dict[str, Any]:
-    """Write everything that a finished run leaves; returns the summary. constants: (mean, std) of inputs, where known."""
+    """Write everything that a finished run leaves; returns the summary. constants: (mean, std) of inputs,
+    where known."""
     folder = curriculum.folder.path
     summary = summarise(curriculum, engine)
-    curriculum.journal.write("run_finished", final_accuracy=summary["final_accuracy"], seconds=summary["seconds"])
+    curriculum.journal.write(
+        "run_finished", final_accuracy=summary["final_accuracy"], seconds=summary["seconds"]
+    )
     write_model(curriculum, constants)
     replace_file(folder / "metrics.csv", metrics_csv(read_events(folder)).encode(), mode=0o644)
     replace_file(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
@@ -37,12 +40,14 @@ def write_results(
 
 
 def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
-    """summary.json as a dict; accuracies are central where the server has a test set, else the sites' pooled."""
+    """summary.json as a dict; accuracies are central where the server has a test set, else the sites'
+    pooled."""
     history, schedule = curriculum.history.data, curriculum.schedule
     matrix, sizes = history["central"], history["sizes"]
     classes = curriculum.registry.classes
     federated = [
-        None if row is None else average_accuracy(row, history["federated_sizes"]) for row in history["federated"]
+        None if row is None else average_accuracy(row, history["federated_sizes"])
+        for row in history["federated"]
     ]
     return {
         "experiment": curriculum.experiment.name,
@@ -64,8 +69,11 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "sites": history["sites"],
         "epsilon": epsilon(curriculum),
         "classes": list(classes),
-        "tasks": [[classes[label] for label in schedule.classes_of(task)] for task in range(1, schedule.count + 1)],
-        "versions": {name: version(name) for name in ("flwr", "torch", "numpy")} | {"python": platform.python_version()},
+        "tasks": [
+            [classes[label] for label in schedule.classes_of(task)] for task in range(1, schedule.count + 1)
+        ],
+        "versions": {name: version(name) for name in ("flwr", "torch", "numpy")}
+        | {"python": platform.python_version()},
     }
 
 
@@ -96,7 +104,7 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
 def metrics_csv(events: list[dict[str, Any]]) -> str:
     """One line for each round."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, METRICS, extrasaction="ignore", lineterminator="\n")
+    writer: csv.DictWriter[str] = csv.DictWriter(text, METRICS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(event for event in events if event["event"] == "round")
     return text.getvalue()

@@ -1,8 +1,9 @@
-"""What every strategy of Perennial shares: the gate, streaming aggregation, hooks for tasks, and durable state.
+"""What every strategy of Perennial shares: the gate, streaming aggregation, hooks for tasks, and durable
+state.
 
 A method is a subclass that says what it does with one admitted reply (`fold`) and what the round comes to
-(`finish_round`). It works under Flower's own `start()` with any ClientApp that follows Flower's convention, and under
-the curriculum, which calls `begin_task`, `train_round`, `state_dict` and `load_state_dict`.
+(`finish_round`). It works under Flower's own `start()` with any ClientApp that follows Flower's convention,
+and under the curriculum, which calls `begin_task`, `train_round`, `state_dict` and `load_state_dict`.
 """
 
 import time
@@ -71,7 +72,11 @@ class RoundOutcome:
     @property
     def train_loss(self) -> float | None:
         """Mean of the sites' losses, weighted by samples; None when no site told one."""
-        told = [(r.train_loss, r.num_examples) for _, r in sorted(self.participants.items()) if r.train_loss is not None]
+        told = [
+            (r.train_loss, r.num_examples)
+            for _, r in sorted(self.participants.items())
+            if r.train_loss is not None
+        ]
         return sum(loss * n for loss, n in told) / sum(n for _, n in told) if told else None
 
 
@@ -177,7 +182,8 @@ class IncrementalStrategy(FlowerFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Gate and fold replies as they come; (None, None) when fewer than a quorum pass, and the model stays."""
+        """Gate and fold replies as they come; (None, None) when fewer than a quorum pass, and the model
+        stays."""
         self.outcome = outcome = RoundOutcome()
         gate = Gate(self.reference, self._stamp, self.max_update_norm, self.staleness)
         self.begin_round()

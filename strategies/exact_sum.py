@@ -1,8 +1,9 @@
 """A weighted sum of updates whose bits do not depend on the order in which the updates arrive.
 
-Floating-point addition is not associative; integer addition is. Each weighted update is rounded to a grid of spacing
-2^-34 and the grid indices are added as 64-bit integers, in the memory of one accumulator. The rounding error of the
-mean is at most 2^-35, below the spacing of float32 numbers of size 0.0005.
+Floating-point addition is not associative; integer addition is. Each weighted update is rounded to a grid of
+spacing 2^-34 and the grid indices are added as 64-bit integers, in the memory of one accumulator. The
+rounding error
+of the mean is at most 2^-35, below the spacing of float32 numbers of size 0.0005.
 """
 
 import math
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor
 
 GRID = 2.0**-34
-# Adding 1.5 * 2^52 grid steps puts every |value| < 2^51 steps into one binade whose spacing is the grid: the addition
-# itself rounds to the grid, and the integer behind the float's bits counts grid steps from the anchor's own integer.
+# Adding 1.5 * 2^52 grid steps puts every |value| < 2^51 steps into one binade whose spacing is the grid: the
+# addition itself rounds to the grid, and the integer behind the float's bits counts grid steps from the
+# anchor's own
+# integer.
 _ANCHOR = 1.5 * 2.0**52 * GRID
 _ANCHOR_BITS = int(torch.tensor(_ANCHOR, dtype=torch.float64).view(torch.int64))
 _FAST_LIMIT = 2.0**50 * GRID
@@ -28,7 +31,9 @@ class ExactSum:
     """
 
     def __init__(self, like: Mapping[str, Tensor]) -> None:
-        self._steps = {name: torch.zeros(t.numel(), dtype=torch.int64, device=t.device) for name, t in like.items()}
+        self._steps = {
+            name: torch.zeros(t.numel(), dtype=torch.int64, device=t.device) for name, t in like.items()
+        }
         self._anchors = 0
         self._shapes = {name: t.shape for name, t in like.items()}
         self._largest = 0.0
@@ -48,7 +53,7 @@ class ExactSum:
             if fast:
                 self._add_fast(steps, values, weight)
             else:
-                steps += (values.double() * (weight / GRID)).round().to(torch.int64)
+                steps.add_((values.double() * (weight / GRID)).round().to(torch.int64))
         self._anchors += fast
         self._weights.append(weight)
 
@@ -85,7 +90,10 @@ class ExactSum:
         """reference + sum / divisor in the reference's dtype; divisor: by default the sum of the weights."""
         scale = 1.0 / (self.weight if divisor is None else divisor)
         total = self.value()
-        return {name: (total[name].mul_(scale).add_(tensor)).to(tensor.dtype) for name, tensor in reference.items()}
+        return {
+            name: (total[name].mul_(scale).add_(tensor)).to(tensor.dtype)
+            for name, tensor in reference.items()
+        }
 
 
 def _wrapped(value: int) -> int:

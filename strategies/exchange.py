@@ -1,4 +1,5 @@
-"""One exchange with the sites: requests go out together, replies come in as they are ready, until a deadline."""
+"""One exchange with the sites: requests go out together, replies come in as they are ready, until a
+deadline."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,8 @@ SLOWEST_POLL = 0.5
 
 @dataclass
 class Exchange:
-    """Remembers which site still owes a reply from an earlier round, so that a late one is recognised and named."""
+    """Remembers which site still owes a reply from an earlier round, so that a late one is recognised and
+    named."""
 
     owed: dict[str, tuple[str, float]] = field(default_factory=dict)
     """message id -> (site, time on the monotonic clock after which nobody waits for it)."""
@@ -32,13 +34,16 @@ class Exchange:
     ) -> Iterator[tuple[str, Message]]:
         """Send requests, (site, node id, message) each, and yield (site, reply) as replies come.
 
-        Ends when every request has its reply or after deadline seconds. Late replies of earlier exchanges are yielded
-        too, under their site's name; their stamp tells them apart.
+        Ends when every request has its reply or after deadline seconds. Late replies of earlier exchanges are
+        yielded too, under their site's name; their stamp tells them apart.
         """
         # one record for all sites that get the same message, so that a model is serialised once for a round
-        records = {id(request): request.to_record() for request in {id(r): r for _, _, r in requests}.values()}
+        records = {
+            id(request): request.to_record() for request in {id(r): r for _, _, r in requests}.values()
+        }
         messages = [
-            Message(records[id(request)], node, request.message_type, ttl=2 * deadline) for _, node, request in requests
+            Message(records[id(request)], node, request.message_type, ttl=2 * deadline)
+            for _, node, request in requests
         ]
         start = time.monotonic()
         waiting: dict[str, str] = {}

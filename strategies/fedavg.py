@@ -8,7 +8,8 @@ from strategies.gate import Admitted
 
 
 class FedAvg(IncrementalStrategy):
-    """theta + sum_k n_k update_k / sum_k n_k, in the memory of one accumulator and in any order of arrival."""
+    """theta + sum_k n_k update_k / sum_k n_k, in the memory of one accumulator and in any order of
+    arrival."""
 
     def begin_round(self) -> None:
         self._sum = ExactSum(self.reference)

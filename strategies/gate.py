@@ -1,6 +1,7 @@
 """The one gate that every reply passes before any arithmetic.
 
-A reply that does not pass is dropped, counted and named, and never reaches the model; the round goes on with the rest.
+A reply that does not pass is dropped, counted and named, and never reaches the model; the round goes on with
+the rest.
 """
 
 import json
@@ -47,7 +48,8 @@ class Refused(Exception):
 class Gate:
     """The conditions of one round.
 
-    reference: the model that was sent. stamp: the round's; None under Flower's own start(), which stamps nothing.
+    reference: the model that was sent. stamp: the round's; None under Flower's own start(), which stamps
+    nothing.
     max_update_norm: L2 norm above which an update is dropped; None: no bound.
     staleness: rounds by which a reply may be late.
     """
@@ -96,7 +98,8 @@ class Gate:
         )
 
     def _flower(self, message: Message, site: str) -> Admitted:
-        """A reply by Flower's convention: the whole model after training, and `num-examples` among the metrics."""
+        """A reply by Flower's convention: the whole model after training, and `num-examples` among the
+        metrics."""
         arrays = arrays_of(message.content)
         metrics = next(iter(message.content.metric_records.values()), None)
         if arrays is None or metrics is None:

@@ -1,7 +1,8 @@
 """Strategies by name, built from the experiment's `strategy:` section with its keys checked.
 
-A strategy's keys are the keywords of its constructor. A keyword annotated as IncrementalStrategy takes a nested section,
-so that strategies compose: `strategy: {name: digest_synthesis, base: {name: layer_attention}}`.
+A strategy's keys are the keywords of its constructor. A keyword annotated as IncrementalStrategy takes a
+nested section, so that strategies compose: `strategy: {name: digest_synthesis, base: {name:
+layer_attention}}`.
 """
 
 import inspect
@@ -20,9 +21,13 @@ STRATEGIES = {
 
 
 def build_strategy(name: str, parameters: Mapping[str, Any], where: str = "strategy") -> IncrementalStrategy:
-    """The strategy `name` with its keys. Raises ConfigError naming the key, what was found and what is allowed."""
+    """The strategy `name` with its keys. Raises ConfigError naming the key, what was found and what is
+    allowed."""
     if name not in STRATEGIES:
-        raise ConfigError(f"{where}.name: found {name!r}{nearest(name, STRATEGIES)}; allowed: {', '.join(sorted(STRATEGIES))}")
+        raise ConfigError(
+            f"{where}.name: found {name!r}{nearest(name, STRATEGIES)}; "
+            f"allowed: {', '.join(sorted(STRATEGIES))}"
+        )
     module, _, attribute = STRATEGIES[name].partition(":")
     strategy: type[IncrementalStrategy] = getattr(import_module(module), attribute)
     hints = get_type_hints(strategy.__init__)
@@ -35,9 +40,15 @@ def build_strategy(name: str, parameters: Mapping[str, Any], where: str = "strat
     for key, value in parameters.items():
         if key not in keywords:
             allowed = ", ".join(keywords)
-            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, keywords)}; {name} takes: {allowed}")
+            raise ConfigError(
+                f"{where}: unknown key {key!r}{nearest(key, keywords)}; {name} takes: {allowed}"
+            )
         values[key] = _checked(f"{where}.{key}", hints[key], value)
-    missing = [key for key, keyword in keywords.items() if keyword.default is inspect.Parameter.empty and key not in values]
+    missing = [
+        key
+        for key, keyword in keywords.items()
+        if keyword.default is inspect.Parameter.empty and key not in values
+    ]
     if missing:
         raise ConfigError(f"{where}: {name} needs {', '.join(missing)}")
     try:
@@ -50,7 +61,9 @@ def _checked(where: str, hint: Any, value: Any) -> Any:
     if inspect.isclass(hint) and issubclass(hint, IncrementalStrategy):
         section = {"name": value} if isinstance(value, str) else value
         if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
-            raise ConfigError(f"{where}: found {value!r}, allowed a strategy: a name, or a mapping with `name`")
+            raise ConfigError(
+                f"{where}: found {value!r}, allowed a strategy: a name, or a mapping with `name`"
+            )
         return build_strategy(section["name"], {k: v for k, v in section.items() if k != "name"}, where)
     try:
         return TypeAdapter(hint, config=ConfigDict(strict=False)).validate_python(value)

@@ -41,7 +41,7 @@ def some_labels(sizes: list[int], seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(options=kinds, sizes=st.lists(st.integers(6, 40), min_size=5, max_size=5), seed=st.integers(0, 1000))
 def test_a_division_is_a_partition_that_its_seed_decides(
     options: dict[str, Any], sizes: list[int], seed: int
@@ -54,7 +54,7 @@ def test_a_division_is_a_partition_that_its_seed_decides(
     assert all(np.array_equal(a, b) for a, b in zip(found.indices, again.indices, strict=True))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(options=kinds, seed=st.integers(0, 1000))
 def test_a_task_is_divided_the_same_whatever_other_tasks_there_are(
     options: dict[str, Any], seed: int
@@ -68,6 +68,7 @@ def test_a_task_is_divided_the_same_whatever_other_tasks_there_are(
         assert np.array_equal(first[rows_alone], rows[labels[rows] < 3])
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(0, 50), min_size=5, max_size=5), sites=st.integers(1, 7))
 def test_iid_parts_differ_by_at_most_one_in_each_class_and_task(sizes: list[int], sites: int) -> None:
     labels = some_labels(sizes)
@@ -125,7 +126,7 @@ def test_class_subsets_leave_no_class_out_and_spread_the_holders(
     labels = some_labels([40] * classes)
     config = PartitionConfig(kind="class_subset", classes_per_site=wanted)
     found = partition(
-        config, labels, sites, data.draw(st.integers(0, 99)), (0, classes), names=range(classes)
+        config, labels, sites, data.draw(st.integers(0, 99)), (0, classes), names=tuple("abcdefghij")
     )
     counts = class_counts(found, labels, classes)
     holders = (counts > 0).sum(axis=0)
@@ -138,7 +139,7 @@ def test_class_subsets_leave_no_class_out_and_spread_the_holders(
 def test_disjoint_subsets_share_no_class() -> None:
     labels = some_labels([20] * 10)
     config = PartitionConfig(kind="class_subset", classes_per_site="disjoint")
-    counts = class_counts(partition(config, labels, 4, 3, (0, 10), names=range(10)), labels, 10)
+    counts = class_counts(partition(config, labels, 4, 3, (0, 10), names=tuple("abcdefghij")), labels, 10)
     assert ((counts > 0).sum(axis=0) == 1).all()
     assert sorted((counts > 0).sum(axis=1)) == [2, 2, 3, 3]
 
@@ -176,6 +177,7 @@ def test_a_natural_division_is_what_the_data_says() -> None:
         partition(PartitionConfig(kind="natural"), labels, 3, 0, BOUNDARIES, names=NAMES)
 
 
+@settings(deadline=None)
 @given(
     totals=st.lists(st.integers(0, 1000), min_size=1, max_size=5),
     shares=st.lists(st.floats(0.001, 10), min_size=1, max_size=9),
@@ -194,6 +196,7 @@ def test_apportion_by_hand() -> None:
     ]
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=5), fraction=st.sampled_from([0.0, 0.1, 0.2, 0.5])
 )

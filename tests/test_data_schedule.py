@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.config import TasksConfig
@@ -18,6 +18,7 @@ NAMES = tuple(f"class {letter}" for letter in "abcdefghijkl")
 orders = st.sampled_from(["seeded", "natural", "1993"])
 
 
+@settings(deadline=None)
 @given(order=orders, count=st.integers(1, 12), seed=st.integers(0, 2**32))
 def test_an_order_is_a_permutation_that_its_seed_decides(order: str, count: int, seed: int) -> None:
     found = class_order(order, NAMES[:count], seed)
@@ -65,6 +66,7 @@ def test_two_processes_agree_on_the_hash() -> None:
     assert found.strip() != build_registry(NAMES, TasksConfig(count=3, rounds=1), 8).order_hash
 
 
+@settings(deadline=None)
 @given(classes=st.integers(1, 60), data=st.data())
 def test_tasks_partition_the_classes_evenly(classes: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, classes))
@@ -119,6 +121,7 @@ def test_a_schedule_answers_by_task() -> None:
             TaskSchedule(boundaries, (1,) * (len(boundaries) - 1))
 
 
+@settings(deadline=None)
 @given(order=orders, known=st.integers(1, 11), seed=st.integers(0, 1000), shuffled=st.permutations(NAMES))
 def test_a_continued_run_keeps_its_order_and_tasks_as_a_prefix(
     order: str, known: int, seed: int, shuffled: list[str]

@@ -174,7 +174,8 @@ class TestMembership:
         assert (sure.auc, sure.tpr_at_1_percent_fpr) == (1.0, 1.0)
 
     def test_by_hand(self) -> None:
-        """Of 3 x 2 pairs the member is above in 4 and equal in 1; above all non-members: one member of three."""
+        """Of 3 x 2 pairs the member is above in 4 and equal in 1; above all non-members: one member of
+        three."""
         found = strength(torch.tensor([3.0, 2.0, 0.5]), torch.tensor([2.0, 1.0]))
         assert found.auc == pytest.approx((2 + 1.5 + 0) / 6)
         assert found.tpr_at_1_percent_fpr == pytest.approx(1 / 3)
@@ -224,7 +225,8 @@ class TestMembership:
         assert nothing.auc == pytest.approx(0.5, abs=0.1)
 
     def test_the_ratio_beats_the_loss_where_classes_differ(self) -> None:
-        """Class 0 is easy, class 1 hard: a member of class 1 has a larger loss than any non-member of class 0."""
+        """Class 0 is easy, class 1 hard: a member of class 1 has a larger loss than any non-member of class
+        0."""
         generator = torch.Generator().manual_seed(5)
 
         def answers(shift: float) -> tuple[Tensor, Tensor]:
@@ -245,7 +247,8 @@ class TestMembership:
 
 class TestLinkage:
     def model(self, seed: int) -> list[Tensor]:
-        """conv (8, 1, 3, 3) -> conv (16, 8, 3, 3) -> flattened 2 x 2 map -> linear (32, 64) -> head (10, 32)."""
+        """conv (8, 1, 3, 3) -> conv (16, 8, 3, 3) -> flattened 2 x 2 map -> linear (32, 64) -> head (10,
+        32)."""
         generator = torch.Generator().manual_seed(seed)
         shapes = [(8, 1, 3, 3), (16, 8, 3, 3), (32, 64), (10, 32)]
         return [torch.randn(shape, generator=generator) for shape in shapes]

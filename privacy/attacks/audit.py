@@ -15,7 +15,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-
 _THRESHOLDS = 512
 
 

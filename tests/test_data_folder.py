@@ -1,0 +1,262 @@
+"""Folders of images and manifests: layouts, modes of images, and everything that can be wrong with them."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.config import DataConfig
+from data.samples import Source
+from data.sources import load
+from foundation.errors import ConfigError, DataError
+
+
+def read(path: Path, cache: Path | None = None, **block: Any) -> Source:
+    return load(DataConfig.model_validate({"source": "folder", "path": str(path), **block}), 0, cache)
+
+
+def paint(path: Path, value: int = 100, size: tuple[int, int] = (6, 4), mode: str = "RGB") -> Path:
+    """A flat image of (width, height)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size, value).convert(mode).save(path)
+    return path
+
+
+def two_classes(root: Path) -> Path:
+    for name, value in (("nv/b.png", 20), ("nv/a.png", 10), ("mel/patient 7/x.png", 30), ("mel/c.PNG", 40)):
+        paint(root / name, value)
+    return root
+
+
+def test_class_folders_are_read_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    source = read(two_classes(tmp_path))
+    assert source.classes == ("mel", "nv")
+    assert source.train.keys == ("mel/c.PNG", "mel/patient 7/x.png", "nv/a.png", "nv/b.png")
+    assert source.train.x.shape == (4, 3, 4, 6)
+    assert source.train.x[:, 0, 0, 0].tolist() == [40, 30, 10, 20]
+    assert source.train.y.tolist() == [0, 0, 1, 1]
+    assert source.test is None
+    assert read(tmp_path, color="gray").train.x.shape == (4, 1, 4, 6)
+
+
+def test_train_and_test_folders_are_the_official_split(tmp_path: Path) -> None:
+    two_classes(tmp_path / "train")
+    paint(tmp_path / "test" / "nv" / "z.png", 77)
+    source = read(tmp_path)
+    assert source.test is not None
+    assert (source.classes, len(source.train), source.test.y.tolist()) == (("mel", "nv"), 4, [1])
+    assert source.test.x[0, 0, 0, 0] == 77
+
+
+def test_site_folders_are_a_natural_partition(tmp_path: Path) -> None:
+    two_classes(tmp_path / "wien")
+    paint(tmp_path / "graz" / "df" / "d.png")
+    source = read(tmp_path, partition={"kind": "natural"})
+    assert source.train.site is not None
+    assert source.classes == ("df", "mel", "nv")
+    assert source.train.site_names == ("graz", "wien")
+    assert source.train.site.tolist() == [0, 1, 1, 1, 1]
+
+
+def test_a_manifest_names_images_labels_sites_and_split(tmp_path: Path) -> None:
+    for index in range(4):
+        paint(tmp_path / "images" / f"{index}.png", index)
+    rows = [
+        "path;label;site;split",
+        "images/2.png;nv;b;train",
+        "images/0.png;mel;a;test",
+        "images/3.png;mel;b;train",
+    ]
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+    source = read(tmp_path / "list.csv", partition={"kind": "natural"})
+    assert source.test is not None and source.train.site is not None
+    assert source.train.x[:, 0, 0, 0].tolist() == [2, 3]
+    assert source.train.y.tolist() == [1, 0]
+    assert source.test.x[:, 0, 0, 0].tolist() == [0]
+    assert [source.train.site_names[site] for site in source.train.site] == ["b", "b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("path,lable\na.png,nv\n", "needs the column 'label' .did you mean 'lable'"),
+        ("path,label\n,nv\n", "line 2: the path is empty"),
+        ("path,label\na.png,\n", "the label is empty"),
+        ("path,label,split\na.png,nv,val\n", "line 2: split 'val' must be train or test"),
+        ("path,label\nb.png,nv\na.png,xx\n", "line 3: label 'xx' is not in the registry"),
+        ("path,label\ngone.png,nv\n", "gone.png: .*No such file"),
+    ],
+)
+def test_a_wrong_manifest_names_its_line(tmp_path: Path, content: str, words: str) -> None:
+    paint(tmp_path / "a.png")
+    paint(tmp_path / "b.png")
+    (tmp_path / "list.csv").write_text(content)
+    with pytest.raises(DataError, match=words):
+        read(tmp_path / "list.csv", classes=["nv", "mel"])
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I"])
+@pytest.mark.parametrize("color", ["rgb", "gray"])
+def test_images_of_every_mode_and_size_are_read_alike(tmp_path: Path, mode: str, color: str) -> None:
+    pixels = np.tile(np.repeat(np.array([0, 255], dtype=np.uint8), 8), (10, 1))
+    image = Image.fromarray(pixels)
+    if mode == "I;16":
+        image = Image.fromarray(pixels.astype(np.uint16) * 257)
+    elif mode == "I":
+        image = Image.fromarray(pixels.astype(np.int32) * 257)
+    else:
+        image = image.convert("RGB").convert(mode)
+    path = tmp_path / "a" / "image.tif"
+    path.parent.mkdir()
+    image.save(path)
+    paint(tmp_path / "b" / "other.png", 0, (31, 17))
+    x = read(tmp_path, image_size=(5, 8), color=color).train.x
+    assert x.dtype == torch.uint8
+    assert x.shape == (2, 3 if color == "rgb" else 1, 5, 8)
+    assert (x[0, :, :, :3] <= 3).all()
+    assert (x[0, :, :, 5:] >= 252).all()
+    assert (x[1] == 0).all()
+
+
+def test_a_transparent_palette_keeps_its_colours(tmp_path: Path) -> None:
+    image = Image.new("RGBA", (4, 4), (200, 100, 50, 255)).convert("P")
+    (tmp_path / "a").mkdir()
+    image.save(tmp_path / "a" / "x.png", transparency=b"\x00\xff")
+    assert read(tmp_path).train.x[0, :, 0, 0].tolist() == list(image.convert("RGB").getpixel((0, 0)) or ())
+
+
+def test_the_camera_s_rotation_is_applied(tmp_path: Path) -> None:
+    image = Image.new("RGB", (6, 4))
+    exif = image.getexif()
+    exif[0x0112] = 6
+    (tmp_path / "a").mkdir()
+    image.save(tmp_path / "a" / "x.jpg", exif=exif)
+    assert read(tmp_path).train.x.shape[2:] == (6, 4)
+
+
+def test_images_that_cannot_be_used_are_named_together(tmp_path: Path) -> None:
+    two_classes(tmp_path)
+    (tmp_path / "nv" / "empty.png").touch()
+    whole = paint(tmp_path / "nv" / "cut.jpg", size=(64, 64)).read_bytes()
+    (tmp_path / "nv" / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "mel" / "text.png").write_text("not an image")
+    Image.fromarray(np.zeros((4, 6), dtype=np.float32)).save(tmp_path / "mel" / "float.tif")
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, image_size=4)
+    message = str(caught.value)
+    for name, reason in (
+        ("empty.png", "0 bytes"),
+        ("cut.jpg", "truncated"),
+        ("text.png", "cannot identify"),
+        ("float.tif", "floating-point"),
+    ):
+        line = next(line for line in message.splitlines() if name in line)
+        assert reason in line
+    assert "c.PNG" not in message
+
+
+def test_at_most_ten_bad_images_are_named(tmp_path: Path) -> None:
+    two_classes(tmp_path)
+    for index in range(40):
+        (tmp_path / "nv" / f"bad{index:02d}.png").touch()
+    with pytest.raises(DataError, match="stopped after 10") as caught:
+        read(tmp_path)
+    assert 10 <= str(caught.value).count("0 bytes") < 10 + (os.cpu_count() or 1)
+
+
+def test_images_of_different_sizes_need_a_size(tmp_path: Path) -> None:
+    paint(tmp_path / "a" / "1.png", size=(6, 4))
+    paint(tmp_path / "a" / "2.png", size=(8, 4))
+    with pytest.raises(DataError, match=r"2.png: 8x4 where others are 6x4; set data.image_size"):
+        read(tmp_path)
+    assert read(tmp_path, image_size=4).train.x.shape == (2, 3, 4, 4)
+
+
+def test_a_folder_without_classes_or_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no class folder in it; expected"):
+        read(tmp_path)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(DataError, match="no image in it"):
+        read(tmp_path)
+    with pytest.raises(DataError, match=r"gone: the folder cannot be read .No such file"):
+        read(tmp_path / "gone")
+    with pytest.raises(DataError, match=r"file: the folder cannot be read .Not a directory"):
+        (tmp_path / "file").touch()
+        read(tmp_path / "file")
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_classes(tmp_path)
+    allowed = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "patient 7":
+            raise PermissionError(13, "Permission denied", str(path))
+        return allowed(path)
+
+    # The tests may run as root, whom no mode keeps out.
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match=r"patient 7: the folder cannot be read .Permission denied"):
+        read(tmp_path)
+
+
+def test_an_unknown_class_folder_is_named_with_the_nearest_class(tmp_path: Path) -> None:
+    two_classes(tmp_path)
+    (tmp_path / "melanomaa").mkdir()
+    with pytest.raises(
+        DataError, match=r"melanomaa: label 'melanomaa' is not in the registry .did you mean 'melanoma'"
+    ):
+        read(tmp_path, classes=["mel", "nv", "melanoma"])
+
+
+def test_a_site_s_own_labels_become_classes(tmp_path: Path) -> None:
+    source = read(
+        two_classes(tmp_path), classes=["naevus", "melanoma"], labels={"mel": "melanoma", "nv": "naevus"}
+    )
+    assert source.classes == ("naevus", "melanoma")
+    assert source.train.y.tolist() == [1, 1, 0, 0]
+    with pytest.raises(ConfigError, match="'nv' becomes 'nevus', which is no class .did you mean 'naevus'"):
+        read(tmp_path, classes=["naevus", "mel"], labels={"nv": "nevus"})
+
+
+def test_what_is_left_out_is_noted(tmp_path: Path) -> None:
+    two_classes(tmp_path)
+    (tmp_path / "nv" / "notes.txt").touch()
+    (tmp_path / "nv" / ".hidden.png").touch()
+    (tmp_path / "df").mkdir()
+    notes = read(tmp_path).notes
+    assert notes == (
+        f"{tmp_path / 'df'}: the class folder is empty",
+        f"{tmp_path}: 1 files without an image suffix left out, the first {tmp_path / 'nv' / 'notes.txt'}",
+    )
+
+
+def test_decoded_images_are_kept_until_a_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import data.folder
+
+    decoded: list[int] = []
+    decode = data.folder.read_images
+
+    def counting(paths: Any, size: Any, color: Any) -> np.ndarray:
+        decoded.append(len(paths))
+        return decode(paths, size, color)
+
+    monkeypatch.setattr(data.folder, "read_images", counting)
+    root, cache = two_classes(tmp_path / "images"), tmp_path / "cache"
+    first = read(root, cache).train.x
+    assert torch.equal(read(root, cache).train.x, first)
+    assert decoded == [4]
+    assert (cache / "images.safetensors").stat().st_mode & 0o777 == 0o600
+    read(root, cache, color="gray")
+    paint(root / "nv" / "b.png", 99, size=(6, 4), mode="L")
+    assert read(root, cache).train.x[3, 0, 0, 0] == 99
+    assert decoded == [4, 4, 4]
+    (cache / "images.safetensors").write_bytes(b"damaged")
+    assert read(root, cache).train.x[3, 0, 0, 0] == 99
+    assert decoded == [4, 4, 4, 4]

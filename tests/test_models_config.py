@@ -1,0 +1,50 @@
+"""The model block: what each network takes, and errors that name the key and the network."""
+
+import pytest
+from pydantic import ValidationError
+
+from models.config import ModelConfig
+
+
+def test_resolved_settings_are_settings_again():
+    for settings in (
+        {"name": "small_cnn"},
+        {"name": "dual_backbone", "backbone": "mlp", "hidden": [32, 16]},
+        {"name": "resnet18", "squeeze_excitation": True, "se_reduction": 16, "norm": "batch"},
+        {"name": "se_cnn", "se_reduction": 4, "freeze_old_rows": True},
+    ):
+        config = ModelConfig.model_validate(settings)
+        assert ModelConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "small_cnn", "hidden": [32]}, ["'hidden'", "small_cnn", "mlp"]),
+        ({"name": "mlp", "width": 32}, ["'width'", "mlp", "small_cnn"]),
+        ({"name": "dual_backbone", "backbone": "resnet18", "channels": [8, 8]}, ["'channels'", "resnet18"]),
+        ({"name": "mlp", "squeeze_excitation": True}, ["'squeeze_excitation'", "mlp", "resnet18"]),
+        ({"name": "se_cnn", "squeeze_excitation": True}, ["'squeeze_excitation'", "se_cnn"]),
+        ({"name": "small_cnn", "se_reduction": 4}, ["'se_reduction'", "squeeze_excitation: true"]),
+        ({"name": "se_cnn", "se_reduction": 16}, ["'se_reduction'", "1 to 15"]),
+        ({"name": "se_cnn", "se_reduction": 0}, ["se_reduction"]),
+        ({"name": "resnet18", "norm": "none"}, ["'norm'", "resnet18", "group, batch"]),
+        ({"name": "dual_backbone"}, ["'backbone'", "dual_backbone", "small_cnn"]),
+        ({"name": "mlp", "backbone": "small_cnn"}, ["'backbone'", "mlp", "dual_backbone"]),
+        ({"name": "dual_backbone", "backbone": "dual_backbone"}, ["backbone", "small_cnn"]),
+        ({"name": "mlp", "hidden": []}, ["hidden"]),
+        ({"name": "mlp", "dropout": 1.0}, ["dropout"]),
+        ({"name": "mlp", "depth": 3}, ["depth"]),
+    ],
+)
+def test_an_option_that_the_network_does_not_take_is_named(settings, words):
+    with pytest.raises(ValidationError) as error:
+        ModelConfig.model_validate(settings)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_only_torchvision_networks_normalise_unless_asked():
+    assert ModelConfig(name="small_cnn").resolved_norm == "none"
+    assert ModelConfig(name="dual_backbone", backbone="resnet34").resolved_norm == "group"
+    assert ModelConfig(name="small_cnn", norm="batch").resolved_norm == "batch"

@@ -1,0 +1,123 @@
+"""Digests: their shapes, the fixed encoder, and the model that reads them."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from foundation.streams import stream
+from models.config import ModelConfig
+from models.digest_networks import (
+    DigestTwoBranchModel,
+    FeatureEncoder,
+    GuidanceProducer,
+    digest_shape,
+    encoder_hash,
+)
+from models.flat import FlatParameters
+from models.incremental import complete_state, load_complete, travelling
+from models.registry import build_model
+
+SHAPES = {
+    (1, 8, 8): (4, 4, 4),
+    (1, 7, 5): (4, 4, 3),
+    (3, 32, 32): (4, 8, 8),
+    (1, 28, 28): (4, 8, 8),
+    (3, 64, 48): (4, 8, 8),
+    (1, 40, 6): (4, 8, 8),
+    (40,): (64,),
+}
+
+
+def _model(shape=(1, 8, 8), backbone="small_cnn", seed=1):
+    model = build_model(ModelConfig(name="digest_two_branch", backbone=backbone), shape, 3, seed)
+    assert isinstance(model, DigestTwoBranchModel)
+    return model
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_digest_and_guidance_shapes(shape):
+    x = torch.rand(2, *shape)
+    features = FeatureEncoder(shape, seed=1)(x)
+    assert features.shape == (2, *SHAPES[shape]) and digest_shape(shape) == SHAPES[shape]
+    assert features.min() == 0 and features.max() > 0
+    guidance = GuidanceProducer(shape, seed=1)(features)
+    assert guidance.shape == x.shape
+    assert len(shape) == 1 or (0 <= guidance.min() and guidance.max() <= 1)
+
+
+def test_the_encoder_sees_the_whole_of_a_large_image():
+    encoder = FeatureEncoder((1, 64, 64), seed=1)
+    blank, corner = torch.zeros(1, 1, 64, 64), torch.zeros(1, 1, 64, 64)
+    corner[0, 0, 60:, 60:] = 1
+    changed = (encoder(corner) - encoder(blank)).abs().sum(dim=(0, 1))
+    assert changed[-1, -1] > 0 and torch.count_nonzero(changed[:6, :6]) == 0
+
+
+def test_the_encoder_is_the_same_everywhere_and_its_hash_says_so():
+    torch.rand(1)
+    before = torch.random.get_rng_state()
+    one = FeatureEncoder((1, 8, 8), seed=1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert encoder_hash(one) == encoder_hash(_model().encoder)
+    assert encoder_hash(one) != encoder_hash(FeatureEncoder((1, 8, 8), seed=2))
+    assert len({encoder_hash(FeatureEncoder(shape, seed=1)) for shape in SHAPES}) == 4, (
+        "weights depend on colours"
+    )
+    with torch.no_grad():
+        next(one.parameters())[0] += 1e-6
+    assert encoder_hash(one) != encoder_hash(_model().encoder)
+
+
+@pytest.mark.parametrize(
+    ("shape", "backbone"), [((1, 8, 8), "small_cnn"), ((40,), "mlp"), ((1, 8, 8), "mlp")]
+)
+def test_an_input_and_its_own_features_are_one_path(shape, backbone):
+    model = _model(shape, backbone)
+    x = torch.rand(4, *shape)
+    assert torch.equal(model(x), model.forward_digest(x, model.encoder(x)))
+    assert model.features(x).shape == (4, model.feature_width) == (4, 128)
+    assert not torch.equal(model(x), model.forward_digest(x, torch.zeros(4, *digest_shape(shape))))
+    assert not torch.equal(model(x), model.forward_digest(torch.zeros_like(x), model.encoder(x)))
+
+
+def test_the_encoder_neither_travels_nor_learns():
+    model = _model()
+    fingerprint = encoder_hash(model.encoder)
+    assert model.frozen_keys and all(key.startswith("encoder.") for key in model.frozen_keys)
+    assert {key.split(".")[0] for key in travelling(model)} == {"backbone", "head"}
+    flat = FlatParameters(model)
+    before = flat.vector.clone()
+    optimizer = torch.optim.SGD([flat.trainable], lr=0.1, weight_decay=0.1)
+    model.train()
+    F.cross_entropy(model(torch.rand(6, 1, 8, 8)), torch.tensor([0, 1, 2, 0, 1, 2])).backward()
+    optimizer.step()
+    changed = flat.views(flat.vector - before)
+    assert all(torch.count_nonzero(tensor) > 0 for tensor in changed.values())
+    assert encoder_hash(model.encoder) == fingerprint
+
+
+def test_guidance_learns_through_the_model():
+    model, producer = _model(), GuidanceProducer((1, 8, 8), seed=1)
+    digest = torch.rand(6, *digest_shape((1, 8, 8)))
+    loss = F.cross_entropy(model.forward_digest(producer(digest), digest), torch.full((6, 3), 1 / 3))
+    loss.backward()
+    assert all(
+        parameter.grad is not None and torch.count_nonzero(parameter.grad) > 0
+        for parameter in producer.parameters()
+    )
+
+
+def test_a_producer_is_decided_by_its_seed():
+    torch.rand(3)
+    one, two, other = (GuidanceProducer((40,), seed=seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert not all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_it_grows_and_is_rebuilt_like_any_model():
+    model = _model()
+    model.grow(5, stream(1, "head", 2))
+    copy = build_model(ModelConfig(name="digest_two_branch", backbone="small_cnn"), (1, 8, 8), 5, seed=8)
+    load_complete(copy, complete_state(model))
+    x = torch.rand(2, 1, 8, 8)
+    assert torch.equal(copy(x), model(x))

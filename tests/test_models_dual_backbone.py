@@ -1,0 +1,184 @@
+"""The gate, what is frozen, and the step from one task to the next."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from foundation.errors import StateError
+from foundation.streams import stream
+from models.config import ModelConfig
+from models.dual_backbone import ChannelGate, DualBackboneModel
+from models.flat import FlatParameters
+from models.incremental import complete_state, load_complete, travelling
+from models.registry import build_model
+
+SHAPE = (1, 8, 8)
+CONFIG = ModelConfig(name="dual_backbone", backbone="small_cnn", norm="batch")
+
+
+def _build(num_classes=2, config=CONFIG, seed=1):
+    model = build_model(config, SHAPE, num_classes, seed)
+    assert isinstance(model, DualBackboneModel)
+    return model
+
+
+def _batch(classes):
+    generator = torch.Generator().manual_seed(3)
+    return torch.rand(8, *SHAPE, generator=generator), torch.arange(8) % classes
+
+
+def _train(model, steps=4):
+    flat = FlatParameters(model)
+    optimizer = torch.optim.SGD([flat.trainable], lr=0.1, momentum=0.9)
+    x, y = _batch(model.num_classes)
+    model.train()
+    for _ in range(steps):
+        flat.gradient.zero_()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def _snapshot(model):
+    return {key: tensor.clone() for key, tensor in complete_state(model).items()}
+
+
+def _next_task(model, num_classes, task):
+    previous = _snapshot(model)
+    model.grow(num_classes, stream(1, "head", task))
+    model.begin_task(previous)
+    return previous
+
+
+def test_gate_by_hand():
+    gate = ChannelGate(64, seed=1)
+    old, new = torch.randn(5, 64), torch.randn(5, 64)
+    assert gate.squeeze.out_features == 8, "max(8, 2 * 64 // 16)"
+    assert ChannelGate(512, seed=1).squeeze.out_features == 64
+    assert torch.equal(gate(old, new), torch.full((5, 64), 0.5))
+
+
+def test_fused_features_lie_between_old_and_new():
+    model = _build()
+    _train(model)
+    _next_task(model, 4, 2)
+    old, new = torch.randn(5, 64), torch.randn(5, 64)
+    torch.testing.assert_close(model.fuse(old, new), (old + new) / 2)
+    for bias, expected in ((40.0, new), (-40.0, old)):
+        with torch.no_grad():
+            model.gate.excite.bias.fill_(bias)
+        torch.testing.assert_close(model.fuse(old, new), expected, rtol=0, atol=1e-6)
+    with torch.no_grad():
+        model.gate.excite.weight.normal_(generator=torch.Generator().manual_seed(1))
+        model.gate.excite.bias.zero_()
+    fused = model.fuse(old, new)
+    assert (fused >= torch.minimum(old, new) - 1e-6).all() and (fused <= torch.maximum(old, new) + 1e-6).all()
+    assert not torch.allclose(fused, (old + new) / 2)
+
+
+def test_the_first_task_has_neither_old_backbone_nor_gate():
+    model = _build()
+    model.begin_task(None)
+    assert not any(key.startswith(("old_backbone.", "gate.")) for key in complete_state(model))
+    x, _ = _batch(2)
+    assert torch.equal(model.features(x), model.backbone(x))
+
+
+def test_the_second_task_starts_as_the_first_ended():
+    model = _build()
+    _train(model)
+    x, _ = _batch(2)
+    ended = model.eval()(x)
+    head = model.head.weight.detach().clone()
+    _next_task(model, 4, 2)
+    assert torch.equal(model.head.weight[:2], head)
+    assert torch.equal(model.eval()(x)[:, :2].contiguous(), ended)
+    with torch.no_grad():
+        model.gate.excite.weight.normal_(generator=torch.Generator().manual_seed(1))
+    assert torch.equal(model(x)[:, :2].contiguous(), ended), "old equals new, so no gate can matter"
+
+
+def test_the_old_backbone_never_learns_nor_travels():
+    model = _build()
+    _train(model)
+    _next_task(model, 4, 2)
+    frozen = {key: tensor for key, tensor in _snapshot(model).items() if key.startswith("old_backbone.")}
+    trained = _snapshot(model)
+    _train(model)
+    after = complete_state(model)
+    assert set(model.frozen_keys) == set(frozen)
+    assert any(key.endswith("running_mean") for key in frozen)
+    assert all(torch.equal(after[key], tensor) for key, tensor in frozen.items())
+    assert all(parameter.grad is None for parameter in model.old_backbone.parameters())
+    assert not any(parameter.requires_grad for parameter in model.old_backbone.parameters())
+    assert not any(module.training for module in model.old_backbone.modules()) and model.backbone.training
+    assert set(travelling(model)) == set(after) - set(frozen)
+    for key in ("backbone.conv1.weight", "gate.squeeze.weight", "gate.excite.weight", "head.weight"):
+        assert not torch.equal(after[key], trained[key]), key
+
+
+def test_each_task_freezes_the_new_backbone_and_resets_the_gate():
+    model = _build()
+    _train(model)
+    _next_task(model, 4, 2)
+    first_gate = model.gate.squeeze.weight.detach().clone()
+    _train(model)
+    previous = _next_task(model, 6, 3)
+    state = complete_state(model)
+    for key in (key for key in state if key.startswith("old_backbone.")):
+        assert torch.equal(state[key], previous[key.removeprefix("old_")]), key
+    assert torch.equal(state["gate.squeeze.weight"], first_gate)
+    assert torch.count_nonzero(state["gate.excite.weight"]) == 0
+    model.begin_task(None)
+    assert model.frozen_keys == ()
+
+
+def test_a_site_that_only_has_the_snapshot_builds_the_same_model():
+    server = _build()
+    _train(server)
+    previous = _next_task(server, 4, 2)
+    site = _build(4, seed=1)
+    site.begin_task(previous)
+    FlatParameters(site).load(travelling(server))
+    x, _ = _batch(2)
+    assert torch.equal(site.eval()(x), server.eval()(x))
+
+
+@pytest.mark.parametrize("backbone", ["small_cnn", "mlp"])
+def test_a_teacher_is_rebuilt_from_the_complete_state(backbone):
+    config = ModelConfig(name="dual_backbone", backbone=backbone)
+    model = _build(config=config)
+    _train(model)
+    first = _next_task(model, 4, 2)
+    _train(model)
+    second = _snapshot(model)
+    x, _ = _batch(2)
+    expected = model.eval()(x)
+    teacher = _build(4, config, seed=9)
+    load_complete(teacher, second)
+    assert torch.equal(teacher.eval()(x), expected)
+    rows = _build(2, config, seed=9)
+    load_complete(
+        rows, second | {"head.weight": second["head.weight"][:2], "head.bias": second["head.bias"][:2]}
+    )
+    load_complete(rows, first)
+    assert rows.old_backbone is None and rows.gate is None
+    assert complete_state(rows).keys() == first.keys()
+
+
+def test_a_snapshot_of_another_network_is_refused():
+    model = _build(4)
+    previous = _snapshot(_build(2, ModelConfig(name="dual_backbone", backbone="mlp")))
+    with pytest.raises(StateError, match="unknown to this model"):
+        model.begin_task(previous)
+
+
+def test_an_attack_on_the_input_sees_the_frozen_path():
+    model = _build()
+    _next_task(model, 4, 2)
+    x = _batch(2)[0].requires_grad_()
+    with torch.no_grad():
+        for parameter in model.backbone.parameters():
+            parameter.zero_()
+    model.eval()(x).square().sum().backward()
+    assert x.grad is not None and torch.count_nonzero(x.grad) > 0
+    assert all(parameter.grad is None for parameter in model.old_backbone.parameters())

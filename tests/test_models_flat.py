@@ -1,0 +1,214 @@
+"""A model on one vector behaves as it did before."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from foundation.errors import StateError
+from foundation.streams import stream
+from models.config import ModelConfig
+from models.flat import FlatParameters
+from models.incremental import complete_state, travelling
+from models.registry import build_model
+
+SHAPE = (2, 8, 8)
+
+
+def _model(**options):
+    return build_model(ModelConfig(**{"name": "small_cnn", "norm": "batch", **options}), SHAPE, 3, seed=1)
+
+
+def _batch():
+    generator = torch.Generator().manual_seed(5)
+    return torch.rand(6, *SHAPE, generator=generator), torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+def _train(model, optimizer, clear, steps=3, memory_format=torch.contiguous_format):
+    x, y = _batch()
+    for _ in range(steps):
+        clear()
+        F.cross_entropy(model(x.to(memory_format=memory_format)), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    ],
+)
+def test_training_on_the_vector_is_training_the_model(make):
+    plain, ours = _model(), _model()
+    optimizer = make(plain.parameters())
+    _train(plain, optimizer, optimizer.zero_grad)
+    flat = FlatParameters(ours)
+    _train(ours, make([flat.trainable]), flat.gradient.zero_)
+    for key, tensor in travelling(plain).items():
+        torch.testing.assert_close(travelling(ours)[key], tensor)
+        torch.testing.assert_close(flat.views(flat.vector)[key], tensor)
+
+
+def test_gradients_are_those_of_a_normal_model_and_accumulate_in_place():
+    plain, ours = _model(), _model()
+    flat = FlatParameters(ours)
+    x, y = _batch()
+    for model in (plain, ours):
+        for _ in range(2):
+            F.cross_entropy(model(x), y).backward()
+    expected = torch.cat([parameter.grad.reshape(-1) for parameter in plain.parameters()])
+    assert torch.equal(flat.gradient, expected)
+    assert all(
+        parameter.grad.untyped_storage().data_ptr() == flat.gradient.untyped_storage().data_ptr()
+        for parameter in ours.parameters()
+    )
+    flat.gradient.zero_()
+    assert all(torch.count_nonzero(parameter.grad) == 0 for parameter in ours.parameters())
+
+
+def test_channels_last_inputs_train_the_same_model():
+    plain, ours = _model(), _model().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    _train(plain, optimizer, optimizer.zero_grad)
+    flat = FlatParameters(ours)
+    optimizer = torch.optim.SGD([flat.trainable], lr=0.1)
+    _train(ours, optimizer, flat.gradient.zero_, memory_format=torch.channels_last)
+    for key, tensor in travelling(plain).items():
+        torch.testing.assert_close(flat.views(flat.vector)[key], tensor)
+    assert flat.views(flat.vector)["backbone.conv2.weight"].is_contiguous()
+
+
+def test_layout_is_parameters_then_float_buffers_without_counters():
+    model = _model()
+    values = {key: tensor.clone() for key, tensor in travelling(model).items()}
+    flat = FlatParameters(model)
+    assert flat.keys == tuple(values) == tuple(flat.shapes)
+    assert torch.equal(flat.vector, torch.cat([tensor.reshape(-1) for tensor in values.values()]))
+    assert flat.vector.dtype == torch.float32 and flat.vector.is_contiguous()
+    assert len(flat.trainable) == sum(parameter.numel() for parameter in model.parameters())
+    assert len(flat.vector) == len(flat.trainable) + 2 * (16 + 32)
+    assert any(key.endswith("running_var") for key in flat.keys)
+    assert not any(key.endswith("num_batches_tracked") for key in flat.keys)
+
+
+def test_buffers_follow_training():
+    model = _model()
+    flat = FlatParameters(model)
+    model(_batch()[0])
+    assert torch.equal(
+        flat.views(flat.vector)["backbone.norm1.running_mean"], model.backbone.norm1.running_mean
+    )
+    assert torch.count_nonzero(model.backbone.norm1.running_mean) > 0
+    assert model.backbone.norm1.num_batches_tracked == 1
+
+
+def test_views_load_and_flatten_are_inverse():
+    model = _model()
+    flat = FlatParameters(model)
+    other = torch.randn(len(flat.vector), generator=torch.Generator().manual_seed(1))
+    views = flat.views(other)
+    assert all(
+        view.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() for view in views.values()
+    )
+    assert torch.equal(flat.flatten(dict(reversed(views.items()))), other)
+    flat.load(views)
+    assert torch.equal(flat.vector, other)
+    assert all(torch.equal(tensor, views[key]) for key, tensor in travelling(model).items())
+    with pytest.raises(StateError, match=r"vector: found shape \(5,\)"):
+        flat.views(torch.zeros(5))
+
+
+def test_frozen_parameters_stay_outside():
+    model = _model()
+    model.backbone.conv1.requires_grad_(False)
+    before = model.backbone.conv1.weight.detach().clone()
+    flat = FlatParameters(model)
+    assert not any(key.startswith("backbone.conv1") for key in flat.keys)
+    _train(model, torch.optim.SGD([flat.trainable], lr=0.1, weight_decay=0.1), flat.gradient.zero_)
+    assert torch.equal(model.backbone.conv1.weight, before)
+    assert model.backbone.conv1.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda state: state.pop("head.bias"), "'head.bias': missing"),
+        (
+            lambda state: state.update({"head.weigth": torch.zeros(1)}),
+            "'head.weigth': unknown.*'head.weight'",
+        ),
+        (
+            lambda state: state.update({"head.bias": torch.zeros(3, 1)}),
+            r"'head.bias': found.*\(3, 1\).*\(3,\)",
+        ),
+        (
+            lambda state: state.update({"head.bias": torch.zeros(3).half()}),
+            "'head.bias': found torch.float16",
+        ),
+    ],
+)
+def test_tensors_of_another_model_are_refused(damage, words):
+    flat = FlatParameters(_model())
+    before = flat.vector.clone()
+    state = dict(flat.views(before + 1))
+    damage(state)
+    with pytest.raises(StateError, match=words):
+        flat.load(state)
+    assert torch.equal(flat.vector, before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.grow(5, stream(1, "head", 2)),
+        lambda model: model.to(memory_format=torch.channels_last),
+        lambda model: model.double().float(),
+    ],
+)
+def test_a_model_that_left_its_vector_is_noticed(change):
+    model = _model()
+    flat = FlatParameters(model)
+    change(model)
+    with pytest.raises(StateError, match="no longer lives in this vector"):
+        flat.load(flat.views(flat.vector.clone()))
+
+
+def test_a_model_in_another_precision_or_wholly_frozen_is_refused():
+    with pytest.raises(StateError, match=r"found torch\.float64"):
+        FlatParameters(_model().double())
+    with pytest.raises(StateError, match="nothing can be trained"):
+        FlatParameters(_model(norm="none").requires_grad_(False))
+
+
+def test_frozen_rows_keep_their_bits_through_decay_and_momentum():
+    model = _model(freeze_old_rows=True)
+    previous = {key: tensor.clone() for key, tensor in complete_state(model).items()}
+    model.begin_task(None)
+    assert model.frozen_rows == 0
+    model.grow(5, stream(1, "head", 2))
+    model.begin_task(previous)
+    flat = FlatParameters(model)
+    before = flat.vector.clone()
+    optimizer = torch.optim.SGD([flat.trainable], lr=0.1, momentum=0.9, weight_decay=0.1)
+    x, y = _batch()
+    for _ in range(3):
+        flat.gradient.zero_()
+        F.cross_entropy(model(x), y + 2).backward()
+        optimizer.step()
+        flat.keep_frozen_rows(before)
+    changed = flat.views(flat.vector - before)
+    assert (
+        torch.count_nonzero(changed["head.weight"][:3]) == 0
+        and torch.count_nonzero(changed["head.bias"][:3]) == 0
+    )
+    assert (changed["head.weight"][3:] != 0).any(dim=1).all() and (changed["head.bias"][3:] != 0).all()
+
+
+def test_without_freeze_old_rows_nothing_is_held():
+    model = _model()
+    model.begin_task(complete_state(model))
+    flat = FlatParameters(model)
+    before = flat.vector.clone()
+    flat.vector.add_(1)
+    flat.keep_frozen_rows(before)
+    assert torch.equal(flat.vector, before + 1)

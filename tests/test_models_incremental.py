@@ -1,0 +1,130 @@
+"""Growing heads, and what of a model travels."""
+
+import pytest
+import torch
+from torch import nn
+
+from foundation.errors import StateError
+from foundation.streams import stream
+from models.config import ModelConfig
+from models.incremental import complete_state, load_complete, travelling
+from models.registry import build_model
+
+
+def _model(**options):
+    return build_model(ModelConfig(**{"name": "small_cnn", **options}), (1, 8, 8), 3, seed=1)
+
+
+def _copy(model):
+    return {key: tensor.clone() for key, tensor in complete_state(model).items()}
+
+
+def test_growth_keeps_old_rows_and_draws_new_ones_from_the_stream():
+    model = _model()
+    with torch.no_grad():
+        model.head.bias.uniform_(-1, 1)
+    before = _copy(model)
+    model.grow(7, stream(1, "head", 2))
+    after = complete_state(model)
+    assert model.num_classes == 7
+    assert torch.equal(after["head.weight"][:3], before["head.weight"])
+    assert torch.equal(after["head.bias"][:3], before["head.bias"])
+    assert torch.count_nonzero(after["head.bias"][3:]) == 0
+    new = after["head.weight"][3:]
+    assert new.abs().max() <= 64**-0.5 and new.abs().mean() == pytest.approx(64**-0.5 / 2, rel=0.1)
+    twin = _model()
+    twin.grow(7, stream(1, "head", 2))
+    assert torch.equal(twin.head.weight[3:], new)
+    assert all(parameter.requires_grad for parameter in model.head.parameters())
+
+
+def test_growth_to_the_present_number_changes_nothing_and_below_it_is_an_error():
+    model = _model()
+    before = _copy(model)
+    model.grow(3, stream(1, "head", 2))
+    assert all(torch.equal(before[key], tensor) for key, tensor in complete_state(model).items())
+    with pytest.raises(StateError, match="found 3 classes, asked for 2"):
+        model.grow(2, stream(1, "head", 2))
+
+
+def test_parameters_travel_before_float_buffers_and_counters_never():
+    model = _model(norm="batch")
+    keys = list(travelling(model))
+    assert keys[: len(list(model.parameters()))] == [name for name, _ in model.named_parameters()]
+    assert set(keys) - {name for name, _ in model.named_parameters()} == {
+        f"backbone.norm{layer}.running_{statistic}" for layer in (1, 2) for statistic in ("mean", "var")
+    }
+    assert "backbone.norm1.num_batches_tracked" in model.state_dict()
+    assert model.frozen_keys == ()
+    assert not any(tensor.requires_grad for tensor in travelling(model).values())
+
+
+def test_a_frozen_part_does_not_travel_with_its_statistics():
+    model = _model(norm="batch")
+    model.backbone.norm1.requires_grad_(False)
+    assert set(model.frozen_keys) == {
+        f"backbone.norm1.{name}" for name in ("weight", "bias", "running_mean", "running_var")
+    }
+    assert not set(model.frozen_keys) & set(travelling(model))
+    assert set(complete_state(model)) == set(model.frozen_keys) | set(travelling(model))
+
+
+def test_a_complete_state_makes_another_model_the_same():
+    one, two = (
+        _model(norm="batch"),
+        build_model(ModelConfig(name="small_cnn", norm="batch"), (1, 8, 8), 3, seed=2),
+    )
+    one(torch.rand(8, 1, 8, 8))
+    load_complete(two, _copy(one))
+    x = torch.rand(4, 1, 8, 8)
+    assert torch.equal(one.eval()(x), two.eval()(x))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda state: state.pop("head.bias"), "'head.bias': missing"),
+        (
+            lambda state: state.update({"head.weights": torch.zeros(1)}),
+            "'head.weights': unknown.*'head.weight'",
+        ),
+        (
+            lambda state: state.update({"head.weight": torch.zeros(4, 64)}),
+            r"'head.weight': found.*\(4, 64\).*\(3, 64\)",
+        ),
+        (
+            lambda state: state.update({"head.bias": torch.zeros(3).double()}),
+            "'head.bias': found torch.float64",
+        ),
+    ],
+)
+def test_a_state_of_another_model_is_refused_and_copies_nothing(damage, words):
+    model = _model()
+    before = _copy(model)
+    state = {key: tensor + 1 for key, tensor in before.items()}
+    damage(state)
+    with pytest.raises(StateError, match=words):
+        load_complete(model, state)
+    assert all(torch.equal(before[key], tensor) for key, tensor in complete_state(model).items())
+
+
+def test_dropout_acts_before_the_head_and_only_in_training():
+    model = _model(dropout=0.5)
+    x = torch.rand(4, 1, 8, 8)
+    features = model.features(x)
+    assert torch.equal(features, model.features(x)), "features must not be dropped"
+    assert not torch.equal(model.classify(features), model.head(features))
+    assert torch.equal(model.eval().classify(features), model.head(features))
+
+
+def test_small_cnn_is_the_plain_sequence():
+    model = _model()
+    plain = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 3),
+    )  # fmt: skip
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        theirs.data.copy_(ours.data)
+    x = torch.rand(4, 1, 8, 8)
+    assert torch.equal(model(x), plain(x))

@@ -1,0 +1,162 @@
+"""Every network reads every input that it should, from the same seed with the same bits."""
+
+import pytest
+import torch
+from torch import nn
+
+from foundation.errors import ConfigError
+from models.config import ModelConfig
+from models.incremental import complete_state
+from models.registry import build_model
+from models.se_cnn import SqueezeExcitation
+
+SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (40,), (3, 64, 64)]
+SMALL = [
+    ModelConfig(name="mlp"),
+    ModelConfig(name="mlp", hidden=(16, 8), norm="batch", dropout=0.5),
+    ModelConfig(name="small_cnn"),
+    ModelConfig(name="small_cnn", norm="group", squeeze_excitation=True),
+    ModelConfig(name="dual_backbone", backbone="small_cnn"),
+    ModelConfig(name="dual_backbone", backbone="mlp"),
+    ModelConfig(name="digest_two_branch", backbone="small_cnn"),
+    ModelConfig(name="digest_two_branch", backbone="mlp"),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("config", SMALL, ids=lambda config: f"{config.name}-{config.backbone_name}")
+def test_features_and_logits_have_the_announced_shapes(config, shape):
+    if len(shape) == 1 and config.backbone_name != "mlp":
+        with pytest.raises(ConfigError, match=r"model\.(name|backbone).*small_cnn.*mlp"):
+            build_model(config, shape, 3, seed=1)
+        return
+    model = build_model(config, shape, 3, seed=1).eval()
+    x = torch.rand(2, *shape)
+    features = model.features(x)
+    assert features.shape == (2, model.feature_width)
+    assert model.num_classes == 3
+    torch.testing.assert_close(model(x), model.classify(features), rtol=0, atol=0)
+    assert model(x).shape == (2, 3)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 5, 9), (2, 8, 8)])
+def test_se_cnn_reads_any_image_from_four_pixels(shape):
+    model = build_model(ModelConfig(name="se_cnn"), shape, 2, seed=1)
+    assert model(torch.rand(2, *shape)).shape == (2, 2)
+    assert model.feature_width == 512
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "width"),
+    [
+        ("resnet18", (1, 8, 8), 512),
+        ("resnet18", (4, 64, 64), 512),
+        ("resnet34", (3, 32, 32), 512),
+        ("mobilenet_v2", (1, 28, 28), 1280),
+    ],
+)
+def test_torchvision_networks_lose_their_classifier_and_batch_norms(name, shape, width):
+    model = build_model(ModelConfig(name=name, squeeze_excitation=True), shape, 3, seed=1).eval()
+    assert model.features(torch.rand(2, *shape)).shape == (2, width)
+    kinds = {type(module) for module in model.modules()}
+    assert nn.GroupNorm in kinds and SqueezeExcitation in kinds
+    assert not kinds & {nn.BatchNorm2d, nn.BatchNorm1d}
+    assert not any(getattr(module, "inplace", False) for module in model.modules())
+    linears = [module for module in model.backbone.modules() if isinstance(module, nn.Linear)]
+    assert len(linears) == 2, "only the attention's; the classifier must be gone"
+
+
+def test_small_images_keep_their_resolution_in_the_stem():
+    small = build_model(ModelConfig(name="resnet18"), (3, 32, 32), 2, seed=1).backbone
+    large = build_model(ModelConfig(name="resnet18"), (3, 64, 64), 2, seed=1).backbone
+    assert small.conv1.stride == (1, 1) and isinstance(small.maxpool, nn.Identity)
+    assert large.conv1.stride == (2, 2) and isinstance(large.maxpool, nn.MaxPool2d)
+    mobile = build_model(ModelConfig(name="mobilenet_v2"), (3, 32, 32), 2, seed=1).backbone
+    assert mobile.features[0][0].stride == (1, 1)
+
+
+def test_resnet_computes_what_torchvisions_does():
+    from foundation.torchvision_import import torchvision
+
+    ours = build_model(ModelConfig(name="resnet18", norm="batch"), (3, 64, 64), 5, seed=1)
+    theirs = torchvision().models.resnet18(weights=None, num_classes=5)
+    ours_state = ours.state_dict()
+    theirs.load_state_dict(
+        {
+            key: ours_state[key.replace("fc.", "head.") if "fc." in key else f"backbone.{key}"]
+            for key in theirs.state_dict()
+        }
+    )
+    x = torch.rand(3, 3, 64, 64)
+    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [*SMALL, ModelConfig(name="mobilenet_v2")],
+    ids=lambda config: f"{config.name}-{config.backbone_name}",
+)
+def test_the_seed_alone_decides_the_first_values(config):
+    shape = (1, 8, 8)
+    torch.rand(1)
+    before = torch.random.get_rng_state()
+    one = complete_state(build_model(config, shape, 3, seed=7))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.rand(17)
+    two = complete_state(build_model(config, shape, 3, seed=7))
+    other = complete_state(build_model(config, shape, 3, seed=8))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert not torch.equal(one["head.weight"], other["head.weight"])
+    first = next(key for key in one if key.startswith("backbone.") and one[key].dim() > 1)
+    assert not torch.equal(one[first], other[first])
+
+
+def test_new_classes_have_no_prior():
+    assert torch.count_nonzero(build_model(ModelConfig(name="mlp"), (5,), 4, seed=1).head.bias) == 0
+
+
+def test_a_dual_backbone_starts_as_the_plain_model():
+    plain = complete_state(build_model(ModelConfig(name="small_cnn"), (1, 8, 8), 3, seed=1))
+    dual = complete_state(
+        build_model(ModelConfig(name="dual_backbone", backbone="small_cnn"), (1, 8, 8), 3, seed=1)
+    )
+    assert plain.keys() == dual.keys()
+    assert all(torch.equal(plain[key], dual[key]) for key in plain)
+
+
+def test_impossible_inputs_are_named():
+    with pytest.raises(ConfigError, match=r"model\.name.*'se_cnn'.*3x9.*4x4"):
+        build_model(ModelConfig(name="se_cnn"), (1, 3, 9), 2, seed=1)
+    with pytest.raises(ConfigError, match=r"model\.backbone.*'mlp'.*2x2"):
+        build_model(ModelConfig(name="digest_two_branch", backbone="mlp"), (1, 2, 2), 2, seed=1)
+    with pytest.raises(ConfigError, match="found 0 classes"):
+        build_model(ModelConfig(name="mlp"), (4,), 0, seed=1)
+    assert build_model(ModelConfig(name="mlp"), (1, 2, 2), 2, seed=1)(torch.rand(1, 1, 2, 2)).shape == (1, 2)
+
+
+def test_channel_attention_by_hand():
+    attention = SqueezeExcitation(16, 2)
+    assert sum(parameter.numel() for parameter in attention.parameters()) == 280, "16x8 + 8 + 8x16 + 16"
+    u = torch.randn(3, 16, 5, 7)
+    scaled = attention(u)
+    assert scaled.shape == u.shape
+    scale = scaled / u
+    torch.testing.assert_close(scale, scale[:, :, :1, :1].expand_as(u))
+    assert scale.min() > 0 and scale.max() < 1
+    with torch.no_grad():
+        attention.excite.weight.zero_()
+        attention.excite.bias.zero_()
+    assert torch.equal(attention(u), u / 2)
+    with pytest.raises(ValueError, match="found 16, allowed 1 to 15"):
+        SqueezeExcitation(16, 16)
+
+
+def test_channel_attention_follows_the_formula():
+    attention = SqueezeExcitation(4, 2)
+    u = torch.arange(16.0).reshape(1, 4, 2, 2)
+    means = torch.tensor([1.5, 5.5, 9.5, 13.5])
+    hidden = (attention.squeeze.weight @ means + attention.squeeze.bias).clamp(min=0)
+    expected = 1 / (1 + torch.exp(-(attention.excite.weight @ hidden + attention.excite.bias)))
+    torch.testing.assert_close(attention(u)[0], u[0] * expected[:, None, None])

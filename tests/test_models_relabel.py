@@ -1,0 +1,124 @@
+"""Renamed neurons compute the same, and can be renamed back to the bit."""
+
+import pytest
+import torch
+from torch import nn
+
+from foundation.errors import ConfigError, StateError
+from foundation.streams import stream
+from models.config import ModelConfig
+from models.flat import FlatParameters
+from models.incremental import complete_state
+from models.registry import build_model
+from models.relabel import invert, relabel
+
+CASES = [
+    ({"name": "mlp", "hidden": [24, 16]}, (1, 8, 8)),
+    ({"name": "mlp", "hidden": [24, 16], "norm": "batch"}, (10,)),
+    ({"name": "mlp", "hidden": [24, 16], "norm": "group"}, (10,)),
+    ({"name": "small_cnn"}, (1, 8, 8)),
+    ({"name": "small_cnn", "norm": "group", "squeeze_excitation": True}, (2, 12, 8)),
+    ({"name": "small_cnn", "norm": "batch", "channels": [12, 20]}, (1, 8, 8)),
+    ({"name": "se_cnn"}, (3, 8, 8)),
+    ({"name": "se_cnn", "norm": "group", "se_reduction": 4}, (1, 8, 8)),
+    ({"name": "resnet18"}, (3, 16, 16)),
+    ({"name": "resnet18", "norm": "batch", "squeeze_excitation": True}, (1, 16, 16)),
+    ({"name": "resnet34"}, (1, 8, 8)),
+]
+
+
+def _model(settings, shape):
+    """A model in which no two neurons are alike: affine parameters and statistics are drawn too."""
+    model = build_model(ModelConfig.model_validate(settings), shape, 3, seed=1).eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.GroupNorm | nn.BatchNorm1d | nn.BatchNorm2d):
+                for tensor in (
+                    module.weight,
+                    module.bias,
+                    *(b for b in module.buffers() if b.is_floating_point()),
+                ):
+                    tensor.uniform_(0.5, 1.5, generator=generator)
+        model.head.bias.uniform_(-1, 1, generator=generator)
+    return model
+
+
+@pytest.mark.parametrize(("settings", "shape"), CASES, ids=lambda value: str(value))
+def test_the_function_stays_and_the_inverse_restores_every_bit(settings, shape):
+    model = _model(settings, shape)
+    before = {key: tensor.clone() for key, tensor in complete_state(model).items()}
+    x = torch.rand(4, *shape, generator=torch.Generator().manual_seed(3))
+    expected = model(x)
+    permutations = relabel(model, stream(1, "relabel", 1))
+    renamed = complete_state(model)
+    # residual networks reach logits of several units, in which 1e-5 is the rounding of a handful of sums
+    assert (model(x) - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max().detach()))
+    unchanged = {key for key, tensor in before.items() if torch.equal(tensor, renamed[key])}
+    assert unchanged == {"head.bias"}, "every other tensor has a hidden axis"
+    assert all(sorted(p.tolist()) == list(range(len(p))) for p in permutations.values())
+    invert(model, permutations)
+    assert all(torch.equal(before[key], tensor) for key, tensor in complete_state(model).items())
+
+
+def test_class_rows_stay_in_their_order():
+    model = _model({"name": "small_cnn"}, (1, 8, 8))
+    before = model.head.weight.detach().clone()
+    relabel(model, stream(1, "relabel", 1))
+    assert torch.equal(model.head.weight.sort(dim=1).values, before.sort(dim=1).values)
+
+
+def test_channels_move_with_their_group():
+    model = _model({"name": "small_cnn", "norm": "group"}, (1, 8, 8))
+    permutation = relabel(model, stream(1, "relabel", 1))["conv2"]
+    groups = (permutation // 4).reshape(8, 4)
+    assert (groups == groups[:, :1]).all()
+    assert groups[:, 0].tolist() != list(range(8))
+    assert (permutation.reshape(8, 4) % 4).tolist() != [[0, 1, 2, 3]] * 8
+
+
+def test_a_model_on_one_vector_is_renamed_in_place():
+    model = _model({"name": "small_cnn"}, (1, 8, 8))
+    flat = FlatParameters(model)
+    before = flat.vector.clone()
+    permutations = relabel(model, stream(1, "relabel", 1))
+    assert not torch.equal(flat.vector, before)
+    assert torch.equal(flat.vector.sort().values, before.sort().values)
+    flat.load(flat.views(flat.vector.clone()))
+    invert(model, permutations)
+    assert torch.equal(flat.vector, before)
+
+
+def test_training_goes_on_equally_after_renaming():
+    plain, renamed = (_model({"name": "se_cnn"}, (1, 8, 8)) for _ in range(2))
+    permutations = relabel(renamed, stream(1, "relabel", 1))
+    x, y = torch.rand(8, 1, 8, 8), torch.arange(8) % 3
+    for model in (plain, renamed):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    invert(renamed, permutations)
+    for key, tensor in complete_state(plain).items():
+        torch.testing.assert_close(complete_state(renamed)[key], tensor, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "mobilenet_v2"},
+        {"name": "dual_backbone", "backbone": "small_cnn"},
+        {"name": "digest_two_branch", "backbone": "small_cnn"},
+    ],
+)
+def test_a_network_without_known_labelling_is_refused(settings):
+    model = build_model(ModelConfig.model_validate(settings), (1, 8, 8), 3, seed=1)
+    with pytest.raises(ConfigError, match="allowed the models mlp, small_cnn"):
+        relabel(model, stream(1, "relabel", 1))
+
+
+def test_permutations_of_another_model_are_refused():
+    permutations = relabel(_model({"name": "mlp"}, (10,)), stream(1, "relabel", 1))
+    with pytest.raises(StateError, match="allowed"):
+        invert(_model({"name": "small_cnn"}, (1, 8, 8)), permutations)
