@@ -1,4 +1,5 @@
-"""The demo's learner against plain replay and fine-tuning: 5 sites, 5 tasks of 2 digits, Dirichlet 0.5, several seeds.
+"""The demo's learner against plain replay and fine-tuning: 5 sites, 5 tasks of 2 digits, Dirichlet 0.5,
+several seeds.
 
 Writes benchmarks/results/learners_digits.json and .md. Run it as `python -m benchmarks.learners_digits`.
 """

@@ -44,6 +44,7 @@ class FeatureEncoder(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], seed: int) -> None:
         super().__init__()
+        self.input_shape = input_shape
         with seeded_initialisation(seed, "encoder"):
             self.layers = _encoder_layers(input_shape)
         # PyTorch's normal and uniform draws may differ in the last bit between processors; the hash would too
@@ -62,8 +63,8 @@ class FeatureEncoder(nn.Module):
 
 
 def encoder_hash(encoder: FeatureEncoder) -> str:
-    """SHA-256 of the encoder's names, shapes and bits. A digest made with another encoder is stale."""
-    digest = hashlib.sha256()
+    """SHA-256 of the encoder's input shape, names, shapes and bits. A digest of another encoder is stale."""
+    digest = hashlib.sha256(str(tuple(encoder.input_shape)).encode())
     for name, tensor in encoder.state_dict().items():
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(tensor.cpu().contiguous().numpy().tobytes())

@@ -4,9 +4,9 @@ Releases differ in what they hide, and figures that hide different things do not
 conservative:
 
 - A guarantee for a whole site also holds for each of its samples; one for a sample says nothing finite about
-the site. - A replacement is a removal and an addition. A full-participation Gaussian that hides one of them
-hides both with half its
-  multiplier; anything else pays group privacy for two: (2 epsilon, (1 + e^epsilon) delta).
+  the site.
+- A replacement is a removal and an addition. A full-participation Gaussian that hides one of them hides both
+  with half its multiplier; anything else pays group privacy for two: (2 epsilon, (1 + e^epsilon) delta).
 - A site's replacement covers any change of one sample, added, removed or replaced.
 - Gaussian releases compose through the accountant; stated (epsilon, delta) add up.
 

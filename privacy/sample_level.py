@@ -2,8 +2,7 @@
 
 Opacus takes the gradient of each sample, measures it and clips it; the noise comes from our source, once on
 the whole flat gradient, because Opacus's own secure mode needs a package that no longer builds. The learner
-keeps its model,
-optimizer and loop: it asks for a gradient where it would have called backward().
+keeps its model, optimizer and loop: it asks for a gradient where it would have called backward().
 
 Shapes: B samples in the Poisson batch, P trainable parameters.
 
@@ -28,7 +27,8 @@ def poisson_batches(samples: int, sample_rate: float, steps: int, source: NoiseS
 
     B varies and may be 0: an empty batch is a step too, and skipping it would tell that it was empty.
     source: the one of the noise. Amplification counts on nobody knowing who was in a batch, so a seed that
-    the server knows would undo it. Raises PrivacyError on a rate outside (0, 1] or no samples.
+    the server knows would undo it.
+    Raises PrivacyError on a rate outside (0, 1] or no samples.
     """
     if not 0 < sample_rate <= 1 or samples < 1:
         raise PrivacyError(
@@ -46,8 +46,8 @@ class PrivateGradient:
                 private.compute(len(batch), lambda rows: losses(x[batch[rows]], y[batch[rows]]))
                 optimizer.step()
 
-    After compute, .grad of each trainable parameter is its part of (sum_i clip(g_i) + N(0, (noise_multiplier
-    * clip_norm)^2)) / expected_batch, over the joint norm of all parameters.
+    After compute, .grad of each trainable parameter is its part of
+    (sum_i clip(g_i) + N(0, (noise_multiplier * clip_norm)^2)) / expected_batch, over the joint norm of all parameters.
     """
 
     def __init__(
@@ -99,9 +99,10 @@ class PrivateGradient:
         """Set the private gradient of one Poisson batch; returns the mean loss (private; nan when empty).
 
         batch: B, 0 allowed. losses: takes rows of the batch and returns their (rows,) losses, each depending
-        on its own sample alone; a batch above physical_batch is taken in parts. A parameter that already has
-        a .grad keeps its memory, so a flat gradient vector stays one. Raises PrivacyError on losses of
-        another shape, or a model in evaluation mode, which Opacus does not watch.
+        on its own sample alone; a batch above physical_batch is taken in parts.
+        A parameter that already has a .grad keeps its memory, so a flat gradient vector stays one.
+        Raises PrivacyError on losses of another shape, or a model in evaluation mode, which Opacus does not
+        watch.
         """
         if not self._model.training:
             raise PrivacyError("the model is in evaluation mode, in which Opacus sees no per-sample gradient")

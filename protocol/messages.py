@@ -57,6 +57,7 @@ class DescribeRequest(WireMessage):
 
     message_type = "query.describe"
     version: int = bounded(1)
+    """Version of this protocol; server and site must speak the same."""
     experiment: str
     """SHA-256 of the experiment's resolved settings as the server has them."""
 
@@ -67,6 +68,7 @@ class DescribeReply(WireMessage):
 
     message_type = "query.describe"
     version: int = bounded(1)
+    """Version of this protocol; server and site must speak the same."""
     site: str
     """The name in site.yaml; `site-K` in simulation."""
     experiment: str
@@ -121,6 +123,7 @@ class FinishTaskRequest(Stamp):
 
     message_type = "train.finish_task"
     arrays: Tensors
+    """The global model as the task's last round left it."""
     previous: str = ""
     """SHA-256 of the global model at the end of the task before; '' after task 1."""
     previous_arrays: Tensors | None = None
@@ -142,6 +145,7 @@ class EvaluateRequest(Stamp):
 
     message_type = "evaluate"
     arrays: Tensors
+    """The global model to measure."""
     previous: str = ""
     """SHA-256 of the global model at the end of the task before; '' in task 1."""
     previous_arrays: Tensors | None = None
@@ -154,7 +158,9 @@ class EvaluateReply(Stamp):
 
     message_type = "evaluate"
     correct: list[int] = bounded(0, MAX_EXAMPLES)
+    """Right answers of each class."""
     total: list[int] = bounded(0, MAX_EXAMPLES)
+    """Held-out samples of each class."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +169,7 @@ class Refusal(WireMessage):
 
     message_type = "refusal"
     site: str
+    """The site's name."""
     kind: str
     """policy, privacy, data, state, protocol or error."""
     reason: str

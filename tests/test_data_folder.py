@@ -126,7 +126,7 @@ def test_a_transparent_palette_keeps_its_colours(tmp_path: Path) -> None:
     image = Image.new("RGBA", (4, 4), (200, 100, 50, 255)).convert("P")
     (tmp_path / "a").mkdir()
     image.save(tmp_path / "a" / "x.png", transparency=b"\x00\xff")
-    assert read(tmp_path).train.x[0, :, 0, 0].tolist() == list(image.convert("RGB").getpixel((0, 0)) or ())
+    assert read(tmp_path).train.x[0, :, 0, 0].tolist() == np.asarray(image.convert("RGB"))[0, 0].tolist()
 
 
 def test_the_camera_s_rotation_is_applied(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_images_that_cannot_be_used_are_named_together(tmp_path: Path) -> None:
     message = str(caught.value)
     for name, reason in (
         ("empty.png", "0 bytes"),
-        ("cut.jpg", "truncated"),
+        ("cut.jpg", "Truncated"),
         ("text.png", "cannot identify"),
         ("float.tif", "floating-point"),
     ):
@@ -171,7 +171,7 @@ def test_at_most_ten_bad_images_are_named(tmp_path: Path) -> None:
 def test_images_of_different_sizes_need_a_size(tmp_path: Path) -> None:
     paint(tmp_path / "a" / "1.png", size=(6, 4))
     paint(tmp_path / "a" / "2.png", size=(8, 4))
-    with pytest.raises(DataError, match=r"2.png: 8x4 where others are 6x4; set data.image_size"):
+    with pytest.raises(DataError, match=r"2\.png: 8x4 where others are 6x4; set data.image_size"):
         read(tmp_path)
     assert read(tmp_path, image_size=4).train.x.shape == (2, 3, 4, 4)
 
@@ -219,7 +219,7 @@ def test_a_site_s_own_labels_become_classes(tmp_path: Path) -> None:
     )
     assert source.classes == ("naevus", "melanoma")
     assert source.train.y.tolist() == [1, 1, 0, 0]
-    with pytest.raises(ConfigError, match="'nv' becomes 'nevus', which is no class .did you mean 'naevus'"):
+    with pytest.raises(ConfigError, match=r"'nv' becomes 'nevus', which is no class .did you mean 'naevus'"):
         read(tmp_path, classes=["naevus", "mel"], labels={"nv": "nevus"})
 
 

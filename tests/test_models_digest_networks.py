@@ -39,10 +39,11 @@ def test_digest_and_guidance_shapes(shape):
     x = torch.rand(2, *shape)
     features = FeatureEncoder(shape, seed=1)(x)
     assert features.shape == (2, *SHAPES[shape]) and digest_shape(shape) == SHAPES[shape]
-    assert features.min() == 0 and features.max() > 0
+    assert features.min() == 0
+    assert features.max() > 0
     guidance = GuidanceProducer(shape, seed=1)(features)
     assert guidance.shape == x.shape
-    assert len(shape) == 1 or (0 <= guidance.min() and guidance.max() <= 1)
+    assert len(shape) == 1 or (guidance.min() >= 0 and guidance.max() <= 1)
 
 
 def test_the_encoder_sees_the_whole_of_a_large_image():
@@ -60,9 +61,7 @@ def test_the_encoder_is_the_same_everywhere_and_its_hash_says_so():
     assert torch.equal(torch.random.get_rng_state(), before)
     assert encoder_hash(one) == encoder_hash(_model().encoder)
     assert encoder_hash(one) != encoder_hash(FeatureEncoder((1, 8, 8), seed=2))
-    assert len({encoder_hash(FeatureEncoder(shape, seed=1)) for shape in SHAPES}) == 4, (
-        "weights depend on colours"
-    )
+    assert len({encoder_hash(FeatureEncoder(shape, seed=1)) for shape in SHAPES}) == len(SHAPES)
     with torch.no_grad():
         next(one.parameters())[0] += 1e-6
     assert encoder_hash(one) != encoder_hash(_model().encoder)

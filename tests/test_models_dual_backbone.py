@@ -87,14 +87,17 @@ def test_the_second_task_starts_as_the_first_ended():
     model = _build()
     _train(model)
     x, _ = _batch(2)
-    ended = model.eval()(x)
+    ended_features, ended = model.eval().features(x), model(x)
     head = model.head.weight.detach().clone()
     _next_task(model, 4, 2)
+    model.eval()
     assert torch.equal(model.head.weight[:2], head)
-    assert torch.equal(model.eval()(x)[:, :2].contiguous(), ended)
+    assert torch.equal(model.features(x), ended_features)
     with torch.no_grad():
         model.gate.excite.weight.normal_(generator=torch.Generator().manual_seed(1))
-    assert torch.equal(model(x)[:, :2].contiguous(), ended), "old equals new, so no gate can matter"
+    assert torch.equal(model.features(x), ended_features), "old equals new, so no gate can matter"
+    # a wider matrix product may add in another order, hence not torch.equal
+    torch.testing.assert_close(model(x)[:, :2], ended, rtol=0, atol=1e-6)
 
 
 def test_the_old_backbone_never_learns_nor_travels():

@@ -21,7 +21,8 @@ def match_neurons(reference: Layers, permuted: Layers, sweeps: int = 20) -> list
     """For each hidden layer the order of permuted's neurons that fits reference: permuted[order] ~ reference.
 
     Returns len(reference) - 1 index tensors. Each sweep solves one assignment for each layer, given the
-    layers beside it, and stops when none changes. Raises ValueError when the shapes of the two models differ.
+    layers beside it, and stops when none changes.
+    Raises ValueError when the shapes of the two models differ.
     """
     from scipy.optimize import linear_sum_assignment
 

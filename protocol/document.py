@@ -1,0 +1,81 @@
+"""The page docs/what_leaves_a_site.md, generated from the messages themselves: `python -m
+protocol.document`."""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import typing
+from pathlib import Path
+
+from protocol import messages
+from protocol.fields import WireMessage
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "what_leaves_a_site.md"
+UP = (
+    messages.DescribeReply,
+    messages.TrainReply,
+    messages.FinishTaskReply,
+    messages.EvaluateReply,
+    messages.Refusal,
+)
+DOWN = (
+    messages.DescribeRequest,
+    messages.TrainRequest,
+    messages.FinishTaskRequest,
+    messages.EvaluateRequest,
+)
+HEAD = """# What leaves a site
+
+Generated from `protocol/messages.py` by `python -m protocol.document`; a test fails when the two differ.
+Nothing else crosses the wire: each side refuses a message with a field that is not listed here, and no other
+part of Perennial builds the records that travel. What a site answers is decided by its own `site.yaml`.
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    parts = [HEAD, "\n## From a site to the server\n"]
+    parts += [_section(message) for message in UP]
+    parts += ["\n## From the server to a site\n"]
+    parts += [_section(message) for message in DOWN]
+    return "\n".join(parts)
+
+
+def _section(message: type[WireMessage]) -> str:
+    heading = [f"### {message.__name__}", "", inspect.getdoc(message) or "", ""]
+    lines = [*heading, "| field | type | what it is |", "| --- | --- | --- |"]
+    hints = typing.get_type_hints(message)
+    documented = _field_texts(message)
+    for field in dataclasses.fields(message):  # pyright: ignore[reportArgumentType]
+        hint = (
+            str(hints[field.name]) if not isinstance(hints[field.name], type) else hints[field.name].__name__
+        )
+        hint = hint.replace("protocol.fields.", "").replace("|", "or")
+        low, high = field.metadata.get("low"), field.metadata.get("high")
+        bounds = f", {low} to {high}" if low is not None and high not in (None, float("inf")) else ""
+        lines.append(f"| `{field.name}` | {hint}{bounds} | {documented.get(field.name, '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _field_texts(message: type[WireMessage]) -> dict[str, str]:
+    """The string under each field, of the class and of what it inherits from."""
+    texts: dict[str, str] = {}
+    for cls in reversed(message.__mro__):
+        if cls.__module__ != messages.__name__:
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in zip(tree.body, tree.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+            ):
+                assert isinstance(field.target, ast.Name)
+                texts[field.target.id] = " ".join(str(text.value.value).split())
+    return texts
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
