@@ -51,8 +51,8 @@ def invocation_cost(
 
     failure_probability: of the one-sided Student-t bound on the mean over pairs; None leaves the bare mean,
     which bounds nothing and serves comparison only. Everything stays in log space, for the terms reach
-    exp(planned * lambda * D). Raises PrivacyError on fewer than 3 distances, or one that is negative or not
-    finite.
+    exp(planned * lambda * D).
+    Raises PrivacyError on fewer than 3 distances, or one that is negative or not finite.
     """
     from scipy.special import logsumexp, stdtrit
 

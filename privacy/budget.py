@@ -54,8 +54,8 @@ class Budget:
         """The same numbers with the missing one filled in.
 
         The answer never promises too much: the accountant confirms it, so a noise multiplier or delta is
-        rounded up, steps and a sample rate are rounded down, to a relative 1e-3. Raises PrivacyError when no
-        value can reach the goal.
+        rounded up, steps and a sample rate are rounded down, to a relative 1e-3.
+        Raises PrivacyError when no value can reach the goal.
         """
 
         missing = next(field.name for field in fields(self) if getattr(self, field.name) is None)

@@ -13,8 +13,8 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     """Least standard deviation over L2 sensitivity of one Gaussian release with (epsilon, delta).
 
     The analytic Gaussian mechanism, exact for every epsilon > 0, where the textbook sqrt(2 ln(1.25 / delta))
-    / epsilon holds below 1 only. Rounded up. Raises PrivacyError when epsilon is not above 0 or delta is
-    outside (0, 1).
+    / epsilon holds below 1 only. Rounded up.
+    Raises PrivacyError when epsilon is not above 0 or delta is outside (0, 1).
 
     Balle and Wang 2018 (arXiv 1805.06530), theorem 8.
     """

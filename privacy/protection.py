@@ -26,9 +26,9 @@ def protect_update(vector: Tensor, clip_norm: float, noise_multiplier: float, so
 
     vector: (P,) float, all float parameters of the update; nothing else may leave beside it. Each coordinate
     gets N(0, (noise_multiplier * clip_norm)^2). noise_multiplier 0 clips only. The bound is on the L2 norm,
-    so two updates of one site differ by up to 2 * clip_norm: see effective_multiplier. Raises PrivacyError on
-    a clip norm that is not positive, a negative multiplier or a non-finite update; the vector is then not to
-    be sent.
+    so two updates of one site differ by up to 2 * clip_norm: see effective_multiplier.
+    Raises PrivacyError on a clip norm that is not positive, a negative multiplier or a non-finite update; the
+    vector is then not to be sent.
 
     McMahan et al. 2018 (arXiv 1710.06963) with the noise at the site.
     """
@@ -47,8 +47,8 @@ def central_noise_std(clip_norm: float, noise_multiplier: float, largest_weight:
     the mean and not 1 / number of sites. One site then moves the sum by at most largest_weight * clip_norm,
     as long as the
     weights are fixed in public or normalised by a public constant: were they normalised over those who
-    answered, one site would also move the weights of the others. Raises PrivacyError when a bound is not
-    positive.
+    answered, one site would also move the weights of the others.
+    Raises PrivacyError when a bound is not positive.
     """
     if not largest_weight > 0 or not clip_norm > 0:
         raise PrivacyError(

@@ -15,6 +15,7 @@ from server.report_markup import (
     folded,
     label,
     percent,
+    power,
     table,
 )
 from server.run_record import Epsilon, Run
@@ -62,7 +63,7 @@ def heat_map(
         "xgap": 3,
         "ygap": 3,
     }
-    axis = {"showgrid": False, "ticks": "", "showline": False}
+    axis = {"showgrid": False, "showline": False}
     layout = {
         "xaxis": named_axis(columns, **axis),
         "yaxis": named_axis(rows, autorange="reversed", **axis),
@@ -73,19 +74,27 @@ def heat_map(
 def bars_by_name(
     values: Mapping[str, float],
     axis_title: str,
+    number_format: str,
     errors: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Any], int]:
-    """(data, layout, height) of one horizontal bar for each name. errors: lengths upwards and downwards."""
+    """(data, layout, height) of one horizontal bar for each name.
+
+    number_format: d3's. errors: how far each bar's interval reaches upwards and downwards.
+    """
     trace: dict[str, Any] = {
         "type": "bar",
         "orientation": "h",
         "y": list(range(len(values))),
         "x": [value if math.isfinite(value) else None for value in values.values()],
         "marker": {"color": "var(--c1)"},
-        "hovertemplate": "%{y}: %{x:.4g}<extra></extra>",
+        "texttemplate": f"%{{x:{number_format}}}",
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertemplate": f"%{{y}}: %{{x:{number_format}}}<extra></extra>",
     }
     if errors is not None:
         up, down = errors
+        trace["textposition"] = "none"
         trace["error_x"] = {
             "type": "data",
             "array": list(up),
@@ -95,8 +104,10 @@ def bars_by_name(
             "width": 3,
         }
     layout = {
+        "bargap": 0.5,
+        "margin": {"r": 48},
         "xaxis": {"title": {"text": axis_title}, "rangemode": "tozero"},
-        "yaxis": named_axis(list(values), autorange="reversed", showgrid=False, ticks=""),
+        "yaxis": named_axis(list(values), autorange="reversed", showgrid=False),
     }
     return [trace], layout, min(70 + 30 * len(values), 1200)
 
@@ -158,8 +169,8 @@ def accuracy_over_tasks(run: Run) -> Figure:
     return Figure(
         name="accuracy-over-tasks",
         title="Accuracy and forgetting over tasks",
-        description="What the model knows of everything seen so far, how well it takes up the newest task, "
-        "and what it has lost on average of its best on each earlier task.",
+        description="How much the model knows of everything so far and of the newest task, and how far "
+        "earlier tasks have fallen from their best.",
         data=[
             {
                 "type": "scatter",
@@ -203,9 +214,8 @@ def accuracy_over_tasks(run: Run) -> Figure:
 
 def epsilon_by_site(epsilon: Epsilon) -> Figure:
     """What each site's releases have cost it."""
-    delta = "" if epsilon.delta is None else f", δ = {epsilon.delta:g}"
-    data, layout, height = bars_by_name(epsilon.per_site, f"ε for one {epsilon.unit}{delta}")
-    layout["xaxis"]["title"]["text"] = label(layout["xaxis"]["title"]["text"], 60)
+    title = label(f"ε for one {epsilon.unit}, δ = {power(epsilon.delta)}", 60)
+    data, layout, height = bars_by_name(epsilon.per_site, title, ".3~g")
     numbers = table(
         ["site", "ε", "unit"],
         [[site, decimal(value), epsilon.unit] for site, value in epsilon.per_site.items()],

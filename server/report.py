@@ -9,6 +9,7 @@ from statistics import median
 from foundation.files import replace_file
 from server.report_blocks import BLOCKS
 from server.report_markup import (
+    MISSING,
     THIN_SPACE,
     Markup,
     Section,
@@ -19,7 +20,7 @@ from server.report_markup import (
     join,
     percent,
     plural,
-    points,
+    power,
     size,
 )
 from server.report_page import page
@@ -61,14 +62,10 @@ def _header(run: Run) -> Markup:
             percent(summary.average_incremental_accuracy),
             "mean over tasks of the accuracy on all classes so far",
         ),
-        _card(
-            "Forgetting",
-            points(summary.forgetting),
+        _card("Forgetting", _points(summary.forgetting), "lost from the best on earlier tasks; less is better"),
             "points lost from the best on earlier tasks; less is better",
         ),
-        _card(
-            "Backward transfer",
-            points(summary.backward_transfer),
+        _card("Backward transfer", _points(summary.backward_transfer), "gained on earlier tasks since they were learned"),
             "points earlier tasks gained from later ones",
         ),
         _card("Rounds", f"{summary.rounds:,}", _rounds_note(run)),
@@ -100,6 +97,12 @@ def _card(name: str, value: str, note: str, chief: bool = False) -> Markup:
         "dd", Markup(element("span", Markup(number), "value") + element("span", note, "note"))
     )
     return element("div", Markup(content), "card chief" if chief else "card")
+
+
+def _points(share: float | None) -> str:
+    if share is None:
+        return MISSING
+    return f"{100 * share:.1f}{THIN_SPACE}points".replace("-", "\N{MINUS SIGN}")
 
 
 def _facts(run: Run) -> list[str]:
@@ -152,8 +155,8 @@ def _privacy_card(run: Run) -> Markup:
     epsilon = run.summary.epsilon
     if epsilon is None:
         return _card("Privacy", "none", "no formal privacy")
-    delta = "" if epsilon.delta is None else f", δ = {epsilon.delta:g}"
-    return _card("Privacy", f"ε = {decimal(epsilon.value)}", f"for one {epsilon.unit}{delta}; the worst site")
+    note = f"for one {epsilon.unit}, δ = {power(epsilon.delta)}; the worst site"
+    return _card("Privacy", f"ε = {decimal(epsilon.value)}", note)
 
 
 def _footer(run: Run) -> Markup:

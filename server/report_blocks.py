@@ -82,9 +82,8 @@ def personalised_accuracy(content: object, run: Run) -> Section:
     values = _checked(dict[str, Measured | list[Measured]], content, run, "personalised_accuracy")
     lists = {site: value if isinstance(value, list) else [value] for site, value in values.items()}
     last = {site: row[-1] for site, row in lists.items() if row and row[-1] is not None}
-    data, layout, height = bars_by_name(last, "accuracy")
+    data, layout, height = bars_by_name(last, "accuracy", ".1%")
     layout["xaxis"] |= {"tickformat": ".0%", "range": [0, 1.03]}
-    data[0]["hovertemplate"] = "%{y}: %{x:.1%}<extra></extra>"
     longest = max(map(len, lists.values()), default=1)
     columns = (
         ["site", "accuracy"] if longest == 1 else ["site", *[f"task {t}" for t in range(1, longest + 1)]]
@@ -113,10 +112,9 @@ def contribution(content: object, run: Run) -> Section:
         [max(0.0, entry.share - entry.low) for entry in shares.values()],
     )
     data, layout, height = bars_by_name(
-        {site: entry.share for site, entry in shares.items()}, "share", errors
+        {site: entry.share for site, entry in shares.items()}, "share", ".1%", errors
     )
     layout["xaxis"] |= {"tickformat": ".0%", "zeroline": True, "zerolinecolor": "var(--quiet)"}
-    data[0]["hovertemplate"] = "%{y}: %{x:.1%}<extra></extra>"
     rows = []
     for site, entry in shares.items():
         reason = entry.flag if isinstance(entry.flag, str) else "low"
@@ -152,16 +150,21 @@ def digest(content: object, run: Run) -> Section:
         if all(isinstance(value, dict) for value in group.values()):
             columns = list(dict.fromkeys(key for value in group.values() for key in value))
             rows = [[key, *[_fact(value.get(column)) for column in columns]] for key, value in group.items()]
-            numbers = table(["", *columns], rows, "l" + "r" * len(columns), name)
+            numbers = table(["", *map(_words, columns)], rows, "l" + "r" * len(columns), name)
         else:
             numbers = _facts_table(group, name)
-        parts.append(panel(name, numbers))
+        parts.append(panel(_words(name), numbers))
     lead = "Mixed, noised features that stand in for sites while they are absent."
     return Section("Digests", parts, lead)
 
 
 def _facts_table(facts: Mapping[str, object], caption: str) -> Markup:
-    return table(["", "value"], [[name, _fact(value)] for name, value in facts.items()], "lr", caption)
+    rows = [[_words(name), _fact(value)] for name, value in facts.items()]
+    return element("div", table(["", "value"], rows, "lr", caption), "facts-table")
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
 
 
 def _fact(value: object) -> str:

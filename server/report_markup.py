@@ -58,6 +58,11 @@ def decimal(value: float | None, digits: int = 3) -> str:
     return MISSING if value is None else f"{value:.{digits}g}"
 
 
+def power(value: float | None) -> str:
+    """A small number such as delta as '1e-5'."""
+    return MISSING if value is None else f"{value:.3g}".replace("e-0", "e-")
+
+
 def size(count: float) -> str:
     """Bytes as '12.4 MB'; 1 MB is 1,000,000 bytes."""
     unit, factor = size_unit(count)

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from server.figures import accuracy_matrix, accuracy_over_tasks, epsilon_by_site
 from server.report_markup import (
@@ -15,6 +16,7 @@ from server.report_markup import (
     join,
     percent,
     points,
+    power,
     table,
 )
 from server.round_figures import (
@@ -66,11 +68,11 @@ def training(run: Run) -> Section | None:
             f"Skipped for too few valid updates, so that the model stayed as it was: "
             f"{'round' if len(skipped) == 1 else 'rounds'} {', '.join(skipped)}."
         )
-    parts: list[Figure | Markup] = []
     if any(event.train_loss is not None for event in run.rounds):
-        parts.append(train_loss(run))
-    parts.append(rounds_table(run))
-    return Section("Training", parts, lead)
+        part = replace(train_loss(run), numbers=rounds_table(run))
+    else:
+        part = panel("Rounds", rounds_table(run))
+    return Section("Training", [part], lead)
 
 
 def _site_names(run: Run) -> list[str]:
@@ -94,14 +96,14 @@ def sites(run: Run) -> Section | None:
     dropped = [(event, entry) for event in run.rounds for entry in event.dropped]
     if dropped:
         rows = [[event.round, event.task, entry.site, entry.reason] for event, entry in dropped]
-        numbers = table(["round", "task", "site", "reason"], rows, "lrll", "Dropped replies")
+        numbers = table(["round", "task", "site", "reason"], rows, "llll", "Dropped replies")
         note = (
             "Replies that came too late, failed, or did not pass the server's checks; none reached the model."
         )
         parts.append(panel("Dropped replies", numbers, note, long=True))
     refusals = _refusals(run)
     if refusals:
-        numbers = table(["site", "times", "rounds", "reason"], refusals, "lrll", "Refusals")
+        numbers = table(["site", "times", "rounds", "reason"], refusals, "llll", "Refusals")
         parts.append(
             panel("Refusals", numbers, "What sites declined to do under their own policy.", long=True)
         )
@@ -158,10 +160,9 @@ def privacy(run: Run) -> Section:
             "it was, but what an update reveals about it is not bounded."
         )
         return Section("Privacy", [], lead)
-    delta = "" if epsilon.delta is None else f" at δ = {epsilon.delta:g}"
-    counted = f", counted by the {epsilon.accountant} accountant" if epsilon.accountant else ""
     lead = (
-        f"ε = {decimal(epsilon.value)} for one {epsilon.unit}{delta}, at the site with the largest{counted}."
+        f"At the site that has spent most, the privacy loss for one {epsilon.unit} is ε = {decimal(epsilon.value)} "
+        f"at δ = {power(epsilon.delta)} ({epsilon.accountant or 'unnamed'} accountant)."
     )
     return Section("Privacy", [epsilon_by_site(epsilon)] if epsilon.per_site else [], lead)
 

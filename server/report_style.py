@@ -4,7 +4,7 @@ LIGHT = """
   --page: #fbfaf7; --surface: #ffffff; --ink: #1c2621; --quiet: #5c6862; --rule: #e3e1d9; --band: #f4f2ec;
   --accent: #17694b; --wash: #e6f0ea;
   --c1: #0072b2; --c2: #d55e00; --c3: #009e73; --c4: #b0558d; --c5: #b98300; --c6: #3a96cc;
-  --scale-0: #f5f7f3; --scale-1: #c9e2d3; --scale-2: #79b698; --scale-3: #2f8561; --scale-4: #0c4a33;
+  --scale-0: #f5f7f3; --scale-1: #c9e2d3; --scale-2: #8ac3a6; --scale-3: #277a57; --scale-4: #0c4a33;
   --under: #b0558d; --idle: #eeece5; --away: #d3d0c6; --joined: #4f9c7c;
   --shadow: 0 1px 2px rgb(28 38 33 / 5%), 0 4px 16px rgb(28 38 33 / 4%);
 """
@@ -23,7 +23,7 @@ html { -webkit-text-size-adjust: 100%; scroll-behavior: smooth; scroll-padding-t
 body {
   margin: 0; background: var(--page); color: var(--ink); font-size: 1rem; line-height: 1.55;
   font-family: Inter, ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
-  font-feature-settings: "tnum" 1, "cv11" 1; -webkit-font-smoothing: antialiased; overflow-wrap: break-word;
+  -webkit-font-smoothing: antialiased; overflow-wrap: break-word;
 }
 header, main, footer { max-width: 72rem; margin: 0 auto; padding: 0 1.5rem; }
 header { padding-top: 3.5rem; }
@@ -56,7 +56,7 @@ nav {
   backdrop-filter: blur(8px); border-bottom: 1px solid var(--rule);
 }
 nav ul {
-  display: flex; gap: 1.4rem; max-width: 72rem; margin: 0 auto; padding: .65rem 1.5rem; list-style: none;
+  display: flex; gap: 1.2rem; max-width: 72rem; margin: 0 auto; padding: .65rem 1.5rem; list-style: none;
   overflow-x: auto; white-space: nowrap; font-size: .9rem; scrollbar-width: none;
 }
 nav a { color: var(--quiet); text-decoration: none; }
@@ -94,7 +94,8 @@ thead th { position: sticky; top: 0; background: var(--surface); color: var(--qu
 tbody th { font-weight: 500; max-width: 16rem; overflow-wrap: anywhere; }
 .l { text-align: left; } .r { text-align: right; white-space: nowrap; }
 .bar { display: block; min-width: 5.5rem; padding-bottom: .3rem; position: relative; }
-.bar::before, .bar::after { content: ""; position: absolute; right: 0; bottom: 0; height: 3px;
+.bar::before, .bar::after { content: ""; position: absolute; left: 0; bottom: 0;
+  height: 3px;
   border-radius: 2px; width: 100%; background: var(--idle); }
 .bar::after { width: var(--share); background: var(--joined); }
 .flag { padding: .05rem .45rem; border-radius: 99px; border: 1px solid var(--c2); color: var(--c2);
@@ -106,6 +107,9 @@ pre {
   margin: 0; overflow: auto; max-height: 34rem; font-size: .82rem; line-height: 1.55; tab-size: 2;
   font-family: ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
 }
+.modebar-btn svg { width: 14px; }
+@media (hover: none) { .modebar { display: none; } }
+.facts-table table { width: auto; min-width: min(24rem, 100%); }
 .gallery { display: flex; flex-wrap: wrap; gap: 1rem; margin: .8rem 0 0; }
 .gallery img { max-width: 100%; min-width: min(16rem, 100%); border-radius: 8px;
   border: 1px solid var(--rule); background: #fff; image-rendering: pixelated; }
@@ -128,7 +132,7 @@ footer code { overflow-wrap: anywhere; }
   header, main, footer { max-width: none; padding: 0; } header { padding-top: 0; } nav { display: none; }
   .cards { grid-template-columns: repeat(4, 1fr); } .card .value { font-size: 1.25rem; }
   .parts > .half { grid-column: 1 / -1; }
-  figure, .panel, .cards { box-shadow: none; break-inside: avoid; } .panel.long { break-inside: auto; }
+  .modebar { display: none; } figure, .panel, .cards { box-shadow: none; break-inside: avoid; } .panel.long { break-inside: auto; }
   section { margin-top: 1.6rem; } h2, h3, figcaption { break-after: avoid; }
   .scroll, pre { max-height: none; overflow: visible; white-space: pre-wrap; }
   .scroll { white-space: normal; } details:not([open]) { display: none; }
@@ -158,13 +162,15 @@ SCRIPT = """
     return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, coloured(item, style)]));
   };
   const axis = {
-    automargin: true, fixedrange: true, zeroline: false, gridcolor: "var(--rule)", linecolor: "var(--rule)",
+    automargin: true, fixedrange: true, ticks: "outside", ticklen: 6, tickcolor: "rgba(0,0,0,0)",
+    zeroline: false, gridcolor: "var(--rule)", linecolor: "var(--rule)",
     tickfont: {color: "var(--quiet)"}, title: {standoff: 8, font: {color: "var(--quiet)", size: 12}},
   };
   const template = {layout: {
     font: {family: getComputedStyle(document.body).fontFamily, size: 12.5, color: "var(--ink)"},
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     margin: {l: 4, r: 6, t: 8, b: 4}, xaxis: axis, yaxis: axis, dragmode: false, bargap: 0.25,
+    modebar: {bgcolor: "rgba(0,0,0,0)", color: "var(--quiet)", activecolor: "var(--ink)"},
     colorway: ["var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)"],
     legend: {orientation: "h", x: 0, xref: "paper", xanchor: "left", y: 1, yref: "container", yanchor: "top"},
     hoverlabel: {

@@ -169,9 +169,7 @@ def participation(run: Run, sites: Sequence[str]) -> Figure:
             "legend": {"itemclick": False, "itemdoubleclick": False},
             "showlegend": True,
             "xaxis": {"title": {"text": "round"}, "showgrid": False},
-            "yaxis": named_axis(
-                sites, autorange="reversed", showgrid=False, ticks="", showticklabels=len(sites) <= 60
-            ),
+            "yaxis": named_axis(sites, autorange="reversed", showgrid=False, showticklabels=len(sites) <= 60),
         },
         height=min(120 + 26 * len(sites), 900),
         wide=True,
@@ -184,7 +182,7 @@ def traffic(run: Run) -> Figure:
     unit, factor = size_unit(largest)
     directions = (
         ("from the sites", "var(--c1)", [event.bytes_up for event in run.rounds]),
-        ("to the sites", "var(--c5)", [event.bytes_down for event in run.rounds]),
+        ("to the sites", "var(--c6)", [event.bytes_down for event in run.rounds]),
     )
     up, down = size(run.summary.bytes_up), size(run.summary.bytes_down)
     layout = _task_bands(run.rounds)

@@ -27,7 +27,7 @@ GRID = list(
         (0.8, 1.0, 1.5, 2.5, 5.0), (1.0, 0.1, 0.03, 0.01, 0.003), (1, 2, 5, 10, 30, 100, 200, 300)
     )
 )
-SHORT_GRID = [(0.7, 0.1, 30), (1.0, 0.01, 1000), (1.5, 1.0, 10), (2.5, 0.3, 100), (5.0, 0.03, 3)]
+SHORT_GRID = [(0.7, 0.1, 10), (1.5, 1.0, 10), (2.5, 0.03, 30)]
 
 
 def epsilon(name: str, *history: tuple[float, float, int], delta: float = 1e-5) -> float:
@@ -83,7 +83,7 @@ def test_mixed_settings_compose_like_dp_accounting(name: str) -> None:
     import dp_accounting
     from dp_accounting import pld
 
-    history = [(1.0, 0.1, 50), (2.0, 1.0, 3), (0.8, 0.01, 200)]
+    history = [(1.0, 0.1, 10), (2.0, 1.0, 3), (0.8, 0.01, 20)]
     losses = pld.PLDAccountant(value_discretization_interval=1e-3)
     for noise, rate, steps in history:
         event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
@@ -97,7 +97,7 @@ def test_mixed_settings_compose_like_dp_accounting(name: str) -> None:
 def test_the_light_import_gives_the_figures_of_the_whole_of_opacus() -> None:
     from opacus.accountants import PRVAccountant, RDPAccountant
 
-    for setting in ((1.0, 0.1, 100), (4.0, 1.0, 50)):
+    for setting in ((1.0, 0.1, 2), (4.0, 1.0, 50)):
         for name, original in (("rdp", RDPAccountant()), ("prv", PRVAccountant())):
             original.history = [setting]
             assert epsilon(name, setting) == pytest.approx(original.get_epsilon(1e-5), rel=1e-6)
@@ -130,7 +130,7 @@ def test_epsilon_is_monotone(noise: float, steps: int, more: int, factor: float)
 
 @pytest.mark.parametrize("name", ["rdp", "prv"])
 def test_a_lower_rate_costs_less(name: str) -> None:
-    costs = [epsilon(name, (1.0, rate, 50)) for rate in (0.01, 0.1, 0.5, 1.0)]
+    costs = [epsilon(name, (1.0, rate, 20)) for rate in (0.02, 0.2, 1.0)]
     assert costs == sorted(costs)
     assert costs[0] < costs[-1] / 5
 
@@ -169,7 +169,7 @@ def test_ends_of_the_scale(name: str) -> None:
 
 
 def test_prv_is_never_above_rdp() -> None:
-    for setting in [(0.5, 0.5, 2), (1.0, 1.0, 1), (20.0, 0.1, 1), (0.7, 0.001, 100)]:
+    for setting in [(0.5, 0.5, 2), (1.0, 1.0, 1), (0.7, 0.001, 100)]:
         assert epsilon("prv", setting) <= epsilon("rdp", setting)
 
 

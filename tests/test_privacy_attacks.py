@@ -45,8 +45,8 @@ class SmallCnn(nn.Module):
 def digits() -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
-    data = load_digits()
-    return torch.tensor(data.images, dtype=torch.float32)[:, None] / 16, torch.tensor(data.target)
+    pixels, labels = load_digits(return_X_y=True)
+    return torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(labels)
 
 
 def gradient_of(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:

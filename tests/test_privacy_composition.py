@@ -9,14 +9,16 @@ from foundation.errors import PrivacyError
 from privacy.accountants import make_accountant
 from privacy.composition import compose
 from privacy.config import PrivacyConfig
-from privacy.entries import Entry
+from privacy.entries import Entry, Relation, Unit
 
 PLACE: dict[str, Any] = {"run": "r", "experiment": "e", "recipient": "server", "kind": "update"}
 
 
-def gaussian(unit: str, relation: str, noise: float = 4.0, rate: float = 1.0, steps: int = 1) -> Entry:
+def gaussian(unit: Unit, relation: Relation, noise: float = 4.0, rate: float = 1.0, steps: int = 1) -> Entry:
     return Entry(
-        **(PLACE | {"unit": unit, "relation": relation}),
+        **PLACE,
+        unit=unit,
+        relation=relation,
         mechanism="gaussian",
         noise_multiplier=noise,
         sample_rate=rate,
@@ -24,7 +26,9 @@ def gaussian(unit: str, relation: str, noise: float = 4.0, rate: float = 1.0, st
     )
 
 
-def stated(epsilon: float, delta: float = 0.0, unit: str = "sample", relation: str = "replace") -> Entry:
+def stated(
+    epsilon: float, delta: float = 0.0, unit: Unit = "sample", relation: Relation = "replace"
+) -> Entry:
     return Entry(
         **(PLACE | {"unit": unit, "relation": relation}), mechanism="stated", epsilon=epsilon, delta=delta
     )
@@ -144,8 +148,9 @@ def test_seeded_noise_is_noted() -> None:
     ],
 )
 def test_entries_that_do_not_say_what_they_cost_are_refused(values: dict[str, Any]) -> None:
+    fields: dict[str, Any] = PLACE | {"unit": "sample", "relation": "replace"} | values
     with pytest.raises(PrivacyError):
-        Entry(**(PLACE | {"unit": "sample", "relation": "replace"} | values))
+        Entry(**fields)
 
 
 @pytest.mark.parametrize(

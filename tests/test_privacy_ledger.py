@@ -67,7 +67,13 @@ def test_a_line_says_who_got_what(tmp_path: Path) -> None:
 
 def test_every_field_comes_back(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    place: dict[str, Any] = {"run": "r", "experiment": "e", "recipient": "server", "unit": "sample", "relation": "replace"}
+    place: dict[str, Any] = {
+        "run": "r",
+        "experiment": "e",
+        "recipient": "server",
+        "unit": "sample",
+        "relation": "replace",
+    }
     entries = [
         Entry(**place, kind="digest", mechanism="gaussian", noise_multiplier=0.0, sample_rate=1.0, steps=1),
         Entry(**place, kind="labels", mechanism="stated", epsilon=0.0, delta=0.0, note="randomised response"),

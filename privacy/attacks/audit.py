@@ -45,7 +45,8 @@ def audit(with_record: Tensor, without: Tensor, delta: float, confidence: float 
 
     with_record, without: (runs,) one score for each independent run, higher where the attack sees the record.
     The first half of the runs chooses the threshold and the direction, the second half is counted, so that
-    the choice cannot flatter the bound. Raises ValueError on fewer than 10 runs of either kind.
+    the choice cannot flatter the bound.
+    Raises ValueError on fewer than 10 runs of either kind.
     """
     if min(len(with_record), len(without)) < 10:
         raise ValueError("an audit needs at least 10 runs with the record and 10 without")
