@@ -64,8 +64,7 @@ class FlatParameters:
 
         Raises StateError naming the key that is missing, unknown, or of another shape or dtype.
         """
-        check_state(self.shapes, tensors)
-        return torch.cat([tensors[key].reshape(-1).to(self.vector.device) for key in self.keys])
+        return torch.cat(self._rows(tensors))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the named tensors into the model.
@@ -73,7 +72,7 @@ class FlatParameters:
         Raises StateError as flatten does, and when the model's parameters no longer live in this vector; the
         model is unchanged.
         """
-        values = self.flatten(tensors)
+        parts = self._rows(tensors)
         current = travelling(self._model)
         for key, view in self.views(self.vector).items():
             if key not in current or current[key].data_ptr() != view.data_ptr():
@@ -81,7 +80,11 @@ class FlatParameters:
                     f"tensor {key!r}: no longer lives in this vector; build FlatParameters after moving, "
                     "converting or growing the model"
                 )
-        self.vector.copy_(values)
+        home = self.vector.untyped_storage().data_ptr()
+        if any(part.untyped_storage().data_ptr() == home for part in parts):
+            self.vector.copy_(torch.cat(parts))
+        else:
+            torch.cat(parts, out=self.vector)
 
     def keep_frozen_rows(self, before: Tensor) -> None:
         """Give the head's frozen rows the values that they have in before (P,). Call it after each step.
@@ -90,6 +93,11 @@ class FlatParameters:
         """
         for frozen in self._frozen:
             self.vector[frozen].copy_(before[frozen])
+
+    def _rows(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """The named tensors, checked, each as one row on this model's device, in the vector's order."""
+        check_state(self.shapes, tensors)
+        return [tensors[key].reshape(-1).to(self.vector.device) for key in self.keys]
 
     def _frozen_slices(self, rows: int) -> tuple[slice, ...]:
         """Where the first rows of the head's weight and bias lie in the vector."""

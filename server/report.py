@@ -62,11 +62,9 @@ def _header(run: Run) -> Markup:
             percent(summary.average_incremental_accuracy),
             "mean over tasks of the accuracy on all classes so far",
         ),
-        _card("Forgetting", _points(summary.forgetting), "lost from the best on earlier tasks; less is better"),
-            "points lost from the best on earlier tasks; less is better",
-        ),
-        _card("Backward transfer", _points(summary.backward_transfer), "gained on earlier tasks since they were learned"),
-            "points earlier tasks gained from later ones",
+        _card("Forgetting", _points(summary.forgetting), "lost on old tasks from their best"),
+        _card(
+            "Backward transfer", _points(summary.backward_transfer), "gained on old tasks by later learning"
         ),
         _card("Rounds", f"{summary.rounds:,}", _rounds_note(run)),
         _card(

@@ -59,8 +59,8 @@ def decimal(value: float | None, digits: int = 3) -> str:
 
 
 def power(value: float | None) -> str:
-    """A small number such as delta as '1e-5'."""
-    return MISSING if value is None else f"{value:.3g}".replace("e-0", "e-")
+    """A small number such as delta as '1e-5', with a minus sign that no line breaks after."""
+    return MISSING if value is None else f"{value:.3g}".replace("e-0", "e-").replace("-", "\N{MINUS SIGN}")
 
 
 def size(count: float) -> str:

@@ -161,8 +161,8 @@ def privacy(run: Run) -> Section:
         )
         return Section("Privacy", [], lead)
     lead = (
-        f"At the site that has spent most, the privacy loss for one {epsilon.unit} is ε = {decimal(epsilon.value)} "
-        f"at δ = {power(epsilon.delta)} ({epsilon.accountant or 'unnamed'} accountant)."
+        f"At the site that has spent most, the privacy loss for one {epsilon.unit} is "
+        f"ε = {decimal(epsilon.value)} at δ = {power(epsilon.delta)} ({epsilon.accountant} accountant)."
     )
     return Section("Privacy", [epsilon_by_site(epsilon)] if epsilon.per_site else [], lead)
 

@@ -91,7 +91,7 @@ th:last-child, td:last-child { padding-right: .2rem; }
 tr:last-child > * { border-bottom: 0; }
 thead th { position: sticky; top: 0; background: var(--surface); color: var(--quiet); font-weight: 500;
   font-size: .84rem; vertical-align: bottom; z-index: 1; }
-tbody th { font-weight: 500; max-width: 16rem; overflow-wrap: anywhere; }
+tbody th { font-weight: 500; max-width: 16rem; }
 .l { text-align: left; } .r { text-align: right; white-space: nowrap; }
 .bar { display: block; min-width: 5.5rem; padding-bottom: .3rem; position: relative; }
 .bar::before, .bar::after { content: ""; position: absolute; left: 0; bottom: 0;
@@ -131,8 +131,9 @@ footer code { overflow-wrap: anywhere; }
   body { background: #fff; font-size: 10pt; -webkit-print-color-adjust: exact; print-color-adjust: exact; }
   header, main, footer { max-width: none; padding: 0; } header { padding-top: 0; } nav { display: none; }
   .cards { grid-template-columns: repeat(4, 1fr); } .card .value { font-size: 1.25rem; }
-  .parts > .half { grid-column: 1 / -1; }
-  .modebar { display: none; } figure, .panel, .cards { box-shadow: none; break-inside: avoid; } .panel.long { break-inside: auto; }
+  .parts { display: block; } .parts > * { margin-bottom: 1rem; } .lead { break-after: avoid; }
+  .modebar { display: none; } figure, .panel, .cards { box-shadow: none; break-inside: avoid; }
+  .panel.long { break-inside: auto; }
   section { margin-top: 1.6rem; } h2, h3, figcaption { break-after: avoid; }
   .scroll, pre { max-height: none; overflow: visible; white-space: pre-wrap; }
   .scroll { white-space: normal; } details:not([open]) { display: none; }

@@ -39,7 +39,7 @@ class Epsilon(_Record):
     value: float
     unit: str
     delta: Measured = None
-    accountant: str = ""
+    accountant: str
     per_site: dict[str, float] = {}
 
 

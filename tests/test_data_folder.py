@@ -150,12 +150,12 @@ def test_images_that_cannot_be_used_are_named_together(tmp_path: Path) -> None:
     message = str(caught.value)
     for name, reason in (
         ("empty.png", "0 bytes"),
-        ("cut.jpg", "Truncated"),
+        ("cut.jpg", "truncated"),
         ("text.png", "cannot identify"),
         ("float.tif", "floating-point"),
     ):
         line = next(line for line in message.splitlines() if name in line)
-        assert reason in line
+        assert reason in line.lower()
     assert "c.PNG" not in message
 
 

@@ -114,6 +114,8 @@ def test_views_load_and_flatten_are_inverse():
     flat.load(views)
     assert torch.equal(flat.vector, other)
     assert all(torch.equal(tensor, views[key]) for key, tensor in travelling(model).items())
+    flat.load(travelling(model))
+    assert torch.equal(flat.vector, other)
     with pytest.raises(StateError, match=r"vector: found shape \(5,\)"):
         flat.views(torch.zeros(5))
 

@@ -1,0 +1,164 @@
+"""A deployed site makes for itself the parts that its simulated twin has."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.config import DataConfig, TasksConfig
+from data.deployed import declared_input_shape, load_site, site_config
+from data.federation import build
+from data.site import SiteData
+from foundation.errors import ConfigError, DataError
+
+TASKS = TasksConfig(count=2, rounds=1)
+SITES = {"graz": 14, "linz": 3, "wien": 30}
+
+
+def configure(**block: Any) -> DataConfig:
+    return DataConfig.model_validate(block)
+
+
+def contents(site: SiteData) -> list[list[tuple[str, int]]]:
+    """What each part holds, in order."""
+    parts = [site.train, site.validation, site.test]
+    return [[(site.sample_hash(place), int(site.y[place])) for place in part.tolist()] for part in parts]
+
+
+def photographs(root: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for site, count in SITES.items():
+        for name in ("mel", "nv", "df"):
+            (root / site / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / site / name / f"{index}.png")
+    return root
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_folder_at_a_site_is_split_as_in_simulation(tmp_path: Path, cached: bool) -> None:
+    root = photographs(tmp_path / "all")
+    experiment = configure(source="folder", path=str(root), image_size=4, partition={"kind": "natural"})
+    simulated = build(experiment, TASKS, 5)
+    for name in SITES:
+        here = site_config(experiment, configure(source="folder", path=str(root / name)))
+        cache = tmp_path / "cache" / name if cached else None
+        for _ in range(2):
+            site = load_site(here, simulated.classes, name, 5, cache)
+            assert contents(site) == contents(simulated.site(name))
+            assert site.mean.tolist() == simulated.mean.tolist()
+    assert sum(len(simulated.site(name).test) for name in SITES) == 3 * (3 + 1 + 6)
+
+
+def test_a_table_at_a_site_is_split_and_read_as_in_simulation(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{rng.normal():.3f},{'mf'[rng.integers(2)]},{'abc'[rng.integers(3)]},{site}"
+        for site, count in SITES.items()
+        for _ in range(3 * count)
+    ]
+    (tmp_path / "all.csv").write_text("\n".join(["size,sex,label,site", *rng.permutation(rows).tolist()]))
+    experiment = configure(
+        source="csv",
+        path=str(tmp_path / "all.csv"),
+        site_column="site",
+        partition={"kind": "natural"},
+        columns={"size": "numeric", "sex": ["m", "f"]},
+        normalise={"mean": {"size": 0.1}, "std": {"size": 2.0}},
+    )
+    simulated = build(experiment, TASKS, 5)
+    for name in SITES:
+        lines = (tmp_path / "all.csv").read_text().splitlines()
+        own = [line for line in lines if line.endswith((",site", f",{name}"))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(own))
+        alone = site_config(experiment, configure(source="csv", path=str(tmp_path / f"{name}.csv")))
+        among_all = site_config(experiment, configure(source="csv", path=experiment.path, site_column="site"))
+        for here in (alone, among_all):
+            assert contents(load_site(here, simulated.classes, name, 5)) == contents(simulated.site(name))
+
+
+def test_arrays_with_an_official_split_keep_it(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (30, 4, 4), dtype=np.uint8)
+    site = np.array(["graz", "wien"])[np.arange(30) % 2]
+    y = np.arange(30) // 15
+    np.savez(
+        tmp_path / "a.npz",
+        x=x[:20],
+        y=y[:20],
+        site=site[:20],
+        x_test=x[20:],
+        y_test=y[20:],
+        site_test=site[20:],
+    )
+    experiment = configure(
+        source="npz", path=str(tmp_path / "a.npz"), partition={"kind": "natural"}, classes=["0", "1"]
+    )
+    np.savez(
+        tmp_path / "a.npz",
+        x=x[::2],
+        y=y[::2],
+        site=site[:15],
+        x_test=x[1::2],
+        y_test=y[1::2],
+        site_test=site[:15],
+    )
+    simulated = build(experiment, TASKS, 5)
+    here = site_config(experiment, configure(source="npz", path=experiment.path, classes=["0", "1"]))
+    for name in ("graz", "wien"):
+        assert contents(load_site(here, simulated.classes, name, 5)) == contents(simulated.site(name))
+    with pytest.raises(DataError, match="the data names other sites only: graz, wien"):
+        load_site(here, simulated.classes, "salzburg", 5)
+
+
+def test_a_site_says_where_its_data_is_and_nothing_else(tmp_path: Path) -> None:
+    experiment = configure(source="folder", classes=["melanoma", "naevus"], image_size=32, color="gray")
+    here = configure(source="folder", path="/srv/skin", labels={"mel": "melanoma"})
+    merged = site_config(experiment, here)
+    assert (merged.path, merged.labels, merged.size, merged.color) == (
+        here.path,
+        here.labels,
+        (32, 32),
+        "gray",
+    )
+    assert merged.classes == ("melanoma", "naevus")
+    with pytest.raises(ConfigError, match=r"data\.image_size: found 64 .* but the experiment decides it"):
+        site_config(experiment, configure(source="folder", path="/srv/skin", image_size=64))
+    with pytest.raises(ConfigError, match="do not fit: .*image_size belongs to source"):
+        site_config(experiment, configure(source="csv", path="/srv/skin.csv"))
+
+
+def test_what_a_site_cannot_know_the_experiment_must_say(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("size,label\n1,a\n2,b\n")
+    table = configure(source="csv", path=str(tmp_path / "a.csv"))
+    with pytest.raises(ConfigError, match=r"data\.columns: missing"):
+        load_site(table, ("a", "b"), "wien", 0)
+    with pytest.raises(ConfigError, match=r"data\.normalise: missing"):
+        load_site(table.model_copy(update={"columns": {"size": "numeric"}}), ("a", "b"), "wien", 0)
+    with pytest.raises(DataError, match="line 3: label 'b' is not in the registry"):
+        load_site(table.model_copy(update={"columns": {"size": "numeric"}}), ("a", "c"), "wien", 0)
+
+
+def test_classes_that_a_site_lacks_are_noted(tmp_path: Path) -> None:
+    root = photographs(tmp_path)
+    here = configure(source="folder", path=str(root / "linz"), samples_limit=5)
+    site = load_site(here, ("nv", "bcc", "mel", "df"), "linz", 0)
+    assert site.counts("train", 4).tolist() == [3, 0, 3, 3]
+    assert site.notes == (
+        "site 'linz' holds no sample of bcc",
+        "data.samples_limit and test_limit are for simulation; this site uses all of its samples",
+    )
+
+
+def test_an_experiment_without_data_declares_its_inputs() -> None:
+    assert declared_input_shape(configure(source="folder", classes=["a"], image_size=[8, 12])) == (3, 8, 12)
+    gray = configure(source="folder", classes=["a"], image_size=8, color="gray")
+    assert declared_input_shape(gray) == (1, 8, 8)
+    columns = {"size": "numeric", "sex": ["m", "f"]}
+    assert declared_input_shape(configure(source="csv", classes=["a"], columns=columns)) == (5,)
+    with pytest.raises(ConfigError, match=r"data\.image_size: missing"):
+        declared_input_shape(configure(source="folder", classes=["a"]))
+    with pytest.raises(ConfigError, match=r"data\.columns: missing"):
+        declared_input_shape(configure(source="csv", classes=["a"]))

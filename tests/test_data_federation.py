@@ -1,0 +1,258 @@
+"""The simulated federation as a whole: who holds what, what is tested on what, and what is refused."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.config import DataConfig, TasksConfig
+from data.federation import Federation, build
+from data.site import SiteData
+from foundation.errors import ConfigError, DataError
+
+FIVE_TASKS = TasksConfig(count=5, rounds=2)
+
+
+def digits(seed: int = 1, tasks: TasksConfig = FIVE_TASKS, **block: Any) -> Federation:
+    return build(DataConfig.model_validate({"source": "digits", "sites": 4, **block}), tasks, seed)
+
+
+def arrays(path: Path, x: np.ndarray, y: np.ndarray, **more: np.ndarray) -> dict[str, Any]:
+    np.savez(path / "a.npz", x=x, y=y, **more)  # pyright: ignore[reportArgumentType]
+    return {"source": "npz", "path": str(path / "a.npz")}
+
+
+def holdings(federation: Federation) -> dict[str, list[list[int]]]:
+    return {
+        name: [site.part(part).tolist() for part in ("train", "validation", "test")]
+        for name, site in federation.sites.items()
+    }
+
+
+partitions = st.sampled_from(
+    [
+        {"kind": "iid"},
+        {"kind": "dirichlet", "alpha": 0.5, "min_samples": 5},
+        {"kind": "class_subset", "classes_per_site": 1},
+        {"kind": "quantity", "ratios": [0.4, 0.3, 0.2, 0.1]},
+    ]
+)
+
+
+@settings(deadline=None, max_examples=15)
+@given(partition=partitions, seed=st.integers(0, 1000))
+def test_every_sample_is_in_one_part_of_one_site(partition: dict[str, Any], seed: int) -> None:
+    federation = digits(seed, partition=partition)
+    places = [place for parts in holdings(federation).values() for part in parts for place in part]
+    assert sorted(places) == list(range(1797))
+    assert federation.test is not None
+    tested = torch.cat([site.test for site in federation.sites.values()])
+    assert torch.equal(tested.sort().values, federation.test.test)
+    assert holdings(digits(seed, partition=partition)) == holdings(federation)
+
+
+def test_all_sites_share_one_tensor_of_samples() -> None:
+    federation = digits()
+    assert federation.site_names == ("site-0", "site-1", "site-2", "site-3")
+    assert len({site.x.data_ptr() for site in federation.sites.values()}) == 1
+    assert federation.input_shape == federation.site("site-0").input_shape == (1, 8, 8)
+
+
+def test_labels_are_positions_in_the_class_order() -> None:
+    from sklearn.datasets import load_digits
+
+    federation = digits(seed=7)
+    _, labels = load_digits(return_X_y=True)
+    site = federation.site("site-2")
+    for place in site.train[:50].tolist():
+        assert federation.classes[int(site.y[place])] == str(labels[place])
+
+
+def test_tests_follow_the_training_samples_of_a_site() -> None:
+    federation = digits(partition={"kind": "quantity", "ratios": [0.5, 0.25, 0.15, 0.1]})
+    for site, ratio in zip(federation.sites.values(), (0.5, 0.25, 0.15, 0.1), strict=True):
+        assert abs(len(site.test) / 359 - ratio) < 0.02
+    skewed = digits(partition={"kind": "class_subset", "classes_per_site": 1})
+    for site in skewed.sites.values():
+        assert torch.equal(site.counts("test", 10) > 0, site.counts("train", 10) > 0)
+
+
+def test_a_site_answers_by_task_and_by_class() -> None:
+    x = torch.arange(12, dtype=torch.float32).view(6, 2)
+    y = torch.tensor([0, 3, 1, 1, 2, 0])
+    index = torch.tensor([0, 1, 2, 3])
+    site = SiteData("a", x, y, index, index[:0], torch.tensor([4, 5]), torch.zeros(2), torch.ones(2))
+    assert site.task_indices("train", 1, 4).tolist() == [1, 2, 3]
+    assert site.task_indices("test", 0, 1).tolist() == [5]
+    assert site.counts("train", 3).tolist() == [1, 2, 0]
+    assert site.counts("validation", 2).tolist() == [0, 0]
+    assert site.sample_hash(1) == hashlib.sha256(np.array([2, 3], dtype=np.float32).tobytes()).hexdigest()
+
+
+def test_validation_is_a_stratified_tenth_of_a_site_s_training_part() -> None:
+    for site in digits().sites.values():
+        for kept, held in zip(
+            site.counts("train", 10).tolist(), site.counts("validation", 10).tolist(), strict=True
+        ):
+            assert held == int(0.1 * (kept + held) + 0.5)
+    assert all(len(site.validation) == 0 for site in digits(validation_fraction=0).sites.values())
+
+
+def test_without_a_test_fraction_there_is_no_test_set() -> None:
+    federation = digits(test_fraction=0)
+    assert federation.test is None
+    assert sum(len(site.train) + len(site.validation) for site in federation.sites.values()) == 1797
+
+
+def test_caps_are_stratified() -> None:
+    federation = digits(samples_limit=400, test_limit=100, validation_fraction=0)
+    assert federation.test is not None
+    train = sum(site.counts("train", 10) for site in federation.sites.values())
+    assert isinstance(train, torch.Tensor)
+    assert train.sum() == 400 and train.min() >= 38
+    assert federation.test.counts("test", 10).tolist() == [10] * 10
+    assert sum(len(site.test) for site in federation.sites.values()) == 100
+
+
+@settings(deadline=None, max_examples=10)
+@given(partition=partitions, seed=st.integers(0, 1000))
+def test_a_continued_run_finds_every_earlier_share_unchanged(partition: dict[str, Any], seed: int) -> None:
+    six, ten = [str(name) for name in range(6)], [str(name) for name in range(10)]
+    before = digits(seed, TasksConfig(count=3, rounds=1), classes=six, partition=partition)
+    after = digits(seed, TasksConfig(count=5, rounds=1), classes=ten, partition=partition)
+    later = build(
+        DataConfig.model_validate({"source": "digits", "sites": 4, "classes": ten, "partition": partition}),
+        TasksConfig(count=5, rounds=1),
+        seed,
+        earlier=before.registry,
+    )
+    assert later.classes[:6] == before.classes
+    assert later.order_hash != before.order_hash
+    for name, site in before.sites.items():
+        for part in ("train", "validation", "test"):
+            old = {site.sample_hash(place) for place in site.part(part).tolist()}
+            new = later.site(name)
+            assert {new.sample_hash(place) for place in new.task_indices(part, 0, 6).tolist()} == old
+    written = build(
+        DataConfig.model_validate({"source": "digits", "sites": 4, "classes": ten, "partition": partition}),
+        later.registry.as_tasks(),
+        seed,
+    )
+    assert holdings(written) == holdings(later)
+    assert sorted(after.classes) == sorted(later.classes)
+
+
+def test_the_official_test_set_is_kept(tmp_path: Path) -> None:
+    x, y = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 2
+    block = arrays(tmp_path, x, y, x_test=x[:6] + 1000, y_test=y[:6])
+    federation = build(DataConfig.model_validate({**block, "sites": 2}), TasksConfig(count=1, rounds=1), 0)
+    assert federation.test is not None
+    assert federation.test.test.tolist() == list(range(20, 26))
+    assert federation.test.x[20:].min() >= 1000
+    assert [len(site.test) for site in federation.sites.values()] == [4, 2]
+
+
+def test_natural_sites_hold_out_their_own_tests(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (60, 4, 4), dtype=np.uint8), np.arange(60) % 3
+    block = arrays(tmp_path, x, y, site=np.repeat(["wien", "graz", "linz"], [40, 15, 5]))
+    config = DataConfig.model_validate({**block, "partition": {"kind": "natural"}})
+    federation = build(config, TasksConfig(count=1, rounds=1), 0)
+    assert federation.site_names == ("graz", "linz", "wien")
+    assert [len(site.test) for site in federation.sites.values()] == [3, 0, 9]
+    assert federation.test is not None and len(federation.test.test) == 12
+    with pytest.raises(ConfigError, match=r"data\.sites: 5, but the data has 3 of its own"):
+        build(config.model_copy(update={"sites": 5}), TasksConfig(count=1, rounds=1), 0)
+
+
+def test_numbers_are_standardised_by_the_training_part(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(50, 8, (100, 1)), np.full((100, 1), 3.0)], axis=1)
+    federation = build(
+        DataConfig.model_validate({**arrays(tmp_path, x, np.arange(100) % 2), "sites": 2}),
+        TasksConfig(count=1, rounds=1),
+        0,
+    )
+    rows = torch.cat([torch.cat([site.train, site.validation]) for site in federation.sites.values()])
+    train = federation.site("site-0").x[rows].double()
+    assert torch.allclose(federation.mean.double(), train.mean(dim=0))
+    assert torch.allclose(
+        federation.std.double(), torch.tensor([train[:, 0].std(correction=0), 1.0]).double()
+    )
+
+
+def test_a_table_of_many_sites_is_read_again_as_it_was(tmp_path: Path) -> None:
+    rows = [
+        f"{index % 7 if index % 5 else ''},{'mf'[index % 2]},{'ab'[index % 3 // 2]}" for index in range(60)
+    ]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["size,sex,label", *rows]))
+    config = DataConfig(source="csv", path=str(path), sites=3)
+    federation = build(config, TasksConfig(count=2, rounds=1), 0)
+    x = federation.site("site-0").x
+    assert federation.input_shape == (5,)
+    assert not x.isnan().any()
+    assert (((x - federation.mean) / federation.std)[::5, 0] == 0).all()
+    resolved = federation.resolved(config)
+    assert resolved.columns == {"size": "numeric", "sex": ("f", "m")}
+    assert resolved.classes == ("a", "b")
+    assert DataConfig.model_validate(resolved.model_dump(mode="json")) == resolved
+    again = build(resolved, TasksConfig(count=2, rounds=1), 0)
+    assert torch.equal(again.mean, federation.mean) and torch.equal(again.std, federation.std)
+    assert torch.equal(again.site("site-0").x, x)
+
+
+def test_a_site_with_one_sample_trains_on_it(tmp_path: Path) -> None:
+    x, y = np.zeros((21, 4, 4), dtype=np.uint8), np.arange(21) % 2
+    block = arrays(tmp_path, x, y, site=np.repeat(["big", "tiny"], [20, 1]))
+    config = DataConfig.model_validate({**block, "partition": {"kind": "natural"}})
+    tiny = build(config, TasksConfig(count=1, rounds=1), 0).site("tiny")
+    assert (len(tiny.train), len(tiny.validation), len(tiny.test)) == (1, 0, 0)
+
+
+def test_a_site_without_samples_takes_no_part_and_is_noted(tmp_path: Path) -> None:
+    block = arrays(tmp_path, np.zeros((4, 4, 4), dtype=np.uint8), np.arange(4) % 2)
+    config = DataConfig.model_validate({**block, "sites": 3, "test_fraction": 0})
+    federation = build(config, TasksConfig(count=2, rounds=1, order="natural"), 0)
+    assert federation.site_names == ("site-0", "site-1", "site-2")
+    config = config.model_copy(update={"sites": 5})
+    federation = build(config, TasksConfig(count=1, rounds=1, order="natural"), 0)
+    assert len(federation.sites) == 4
+    assert federation.notes == (
+        "class '0': 2 samples, so only 2 of 5 sites hold it",
+        "class '1': 2 samples, so only 2 of 5 sites hold it",
+        "site 'site-4' holds no training sample and takes no part",
+    )
+
+
+def test_a_class_that_nobody_can_learn_or_test_is_an_error(tmp_path: Path) -> None:
+    x, y = np.zeros((9, 4, 4), dtype=np.uint8), np.array([0, 0, 0, 0, 1, 1, 1, 1, 2])
+    block = {**arrays(tmp_path, x, y), "sites": 2}
+    with pytest.raises(DataError, match=r"test set has no sample of '2'.*data\.test_fraction to 0"):
+        build(DataConfig.model_validate(block), TasksConfig(count=1, rounds=1), 0)
+    with pytest.raises(DataError, match="training set has no sample of '3'"):
+        classes = ["0", "1", "2", "3"]
+        build(DataConfig.model_validate({**block, "classes": classes}), TasksConfig(count=1, rounds=1), 0)
+    whole = DataConfig.model_validate({**block, "test_fraction": 0})
+    assert build(whole, TasksConfig(count=1, rounds=1), 0).classes
+
+
+def test_a_missing_number_of_sites_and_a_wrong_name_are_errors() -> None:
+    with pytest.raises(ConfigError, match=r"data\.sites: missing"):
+        digits(sites=None)
+    with pytest.raises(ConfigError, match="no site 'site4' in the data .did you mean 'site-"):
+        digits().site("site4")
+
+
+def test_generated_groups_bring_their_own_tests() -> None:
+    config = DataConfig.model_validate({"source": "synth_groups", "partition": {"kind": "natural"}})
+    federation = build(config, TasksConfig(count=1, rounds=1), 0)
+    assert len(federation.sites) == 16
+    for site in federation.sites.values():
+        assert (len(site.train) + len(site.validation), len(site.test)) == (30, 100)
+    assert (federation.mean.tolist(), federation.std.tolist()) == ([0], [1])
