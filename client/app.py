@@ -44,6 +44,8 @@ KINDS: dict[type[PerennialError], str] = {
     ProtocolError: "protocol",
     ConfigError: "config",
 }
+TELLABLE = ("policy", "privacy", "protocol")
+"""Kinds whose reasons speak of settings and messages only."""
 
 
 def _answer(
@@ -52,20 +54,28 @@ def _answer(
     expected: type[Request],
     handle: Callable[[Identity, Request], WireMessage],
 ) -> Message:
-    """Validate, handle, reply; any error becomes a Refusal. Samples and paths of the site never enter a
-    reason."""
-    site = "unknown"
+    """Validate, handle, reply; any error becomes a Refusal."""
+    site, deployed = "unknown", True
     try:
         identity = identify(context)
-        site = identity.name
-        reply: WireMessage = handle(identity, expected.from_record(message.content))
+        site, deployed = identity.name, identity.deployed
+        record = handle(identity, expected.from_record(message.content)).to_record()
     except PerennialError as error:
         log.warning("refused: %s", error)
-        reply = Refusal(site=site, kind=KINDS.get(type(error), "error"), reason=str(error))
+        kind = KINDS.get(type(error), "error")
+        record = Refusal(site=site, kind=kind, reason=_reason(error, kind, deployed)).to_record()
     except Exception as error:
         log.exception("failed")
-        reply = Refusal(site=site, kind="error", reason=f"{type(error).__name__}: {error}")
-    return Message(reply.to_record(), reply_to=message)
+        record = Refusal(site=site, kind="error", reason=_reason(error, "error", deployed)).to_record()
+    return Message(record, reply_to=message)
+
+
+def _reason(error: Exception, kind: str, deployed: bool) -> str:
+    """What the operator reads. A real site's data and disk errors can name files, and file names can name
+    patients."""
+    if deployed and kind not in TELLABLE:
+        return f"{type(error).__name__}; the details are in this site's own log"
+    return str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"
 
 
 @app.query("describe")

@@ -76,7 +76,8 @@ def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float,
     positive = (labels[:, None] == labels[None, :]) & ~itself
     count = positive.sum(dim=1)
     if form == "out":
-        each = -(log_probability * positive).sum(dim=1) / count.clamp(min=1)
+        # filled, not multiplied: in a batch of one the row is infinite, and 0 times infinity is not 0
+        each = -log_probability.masked_fill(~positive, 0.0).sum(dim=1) / count.clamp(min=1)
     else:
         each = -log_probability.masked_fill(~positive, -torch.inf).logsumexp(dim=1)
         each = torch.where(count > 0, each, torch.zeros_like(each))

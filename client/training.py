@@ -149,6 +149,7 @@ def train(
                 if pull:
                     flat.gradient.add_(flat.trainable - anchor, alpha=pull)
                 optimizer.step()
+                flat.keep_frozen_rows(before)
                 flat.gradient.zero_()
                 epoch_loss += loss.detach() * len(rows)
                 seen += len(rows)

@@ -115,7 +115,8 @@ class Experiment(BaseModel):
         """Whether sites need the global model of the task before: to distil from it, to build on it, or to
         choose exemplars."""
         learner = self.learner
-        return learner.needs_previous or learner.memory is not None or self.model.name == "dual_backbone"
+        model_needs = self.model.name == "dual_backbone" or self.model.freeze_old_rows
+        return learner.needs_previous or learner.memory is not None or model_needs
 
     def to_yaml(self) -> str:
         """The resolved experiment, every default written out."""

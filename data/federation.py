@@ -14,7 +14,6 @@ from torch import Tensor
 
 from data.apportion import apportion
 from data.config import DataConfig, NormaliseConfig, TasksConfig
-from data.deployed import declared_input_shape, load_site, site_config
 from data.partition import partition
 from data.registry import Registry, build_registry
 from data.samples import Source, fill_missing
@@ -24,17 +23,6 @@ from data.sources import load
 from data.splits import LEAST_AT_SITE, LEAST_CENTRAL, Strata, joined
 from data.table import feature_names
 from foundation.errors import ConfigError, DataError, nearest
-
-__all__ = [
-    "Federation",
-    "Registry",
-    "SiteData",
-    "build",
-    "build_registry",
-    "declared_input_shape",
-    "load_site",
-    "site_config",
-]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ columns path (relative to the manifest), label, and optionally site and split ("
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,8 +64,9 @@ def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
     root = Path(config.path).expanduser()
     if root.suffix.lower() == ".csv":
         listing, lines = _manifest(root)
-        where: Callable[[int], str] = lambda row: f"{root}, line {lines[row]}"  # noqa: E731
-        y, classes = encode_labels(np.array(listing.labels), config.classes, config.labels, where)
+        y, classes = encode_labels(
+            np.array(listing.labels), config.classes, config.labels, lambda row: f"{root}, line {lines[row]}"
+        )
     else:
         listing = _tree(root, natural=config.partition.kind == "natural")
         names, places = list(listing.folders), list(listing.folders.values())

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -64,7 +65,12 @@ class InProcessGrid(Grid):
         if not self._queue:
             return []
         message = self._queue.popleft()
-        return [self._client(message, self._contexts[message.metadata.dst_node_id])]
+        try:
+            return [self._client(message, self._contexts[message.metadata.dst_node_id])]
+        except Exception as error:
+            # as a SuperNode does: an app that raises answers with an error, and the run goes on
+            reason = f"{type(error).__name__}: {error}"
+            return [Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

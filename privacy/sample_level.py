@@ -47,7 +47,8 @@ class PrivateGradient:
                 optimizer.step()
 
     After compute, .grad of each trainable parameter is its part of
-    (sum_i clip(g_i) + N(0, (noise_multiplier * clip_norm)^2)) / expected_batch, over the joint norm of all parameters.
+    (sum_i clip(g_i) + N(0, (noise_multiplier * clip_norm)^2)) / expected_batch,
+    each sample's gradient clipped over all parameters together.
     """
 
     def __init__(

@@ -100,7 +100,7 @@ def _card(name: str, value: str, note: str, chief: bool = False) -> Markup:
 def _points(share: float | None) -> str:
     if share is None:
         return MISSING
-    return f"{100 * share:.1f}{THIN_SPACE}points".replace("-", "\N{MINUS SIGN}")
+    return f"{100 * share:z.1f}{THIN_SPACE}points".replace("-", "\N{MINUS SIGN}")
 
 
 def _facts(run: Run) -> list[str]:

@@ -50,7 +50,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 def points(value: float | None) -> str:
     """A difference of shares in percentage points, with its sign: '+3.2'."""
-    return MISSING if value is None else f"{100 * value:+.1f}".replace("-", "\N{MINUS SIGN}")
+    return MISSING if value is None else f"{100 * value:+z.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def decimal(value: float | None, digits: int = 3) -> str:

@@ -29,9 +29,7 @@ def gaussian(unit: Unit, relation: Relation, noise: float = 4.0, rate: float = 1
 def stated(
     epsilon: float, delta: float = 0.0, unit: Unit = "sample", relation: Relation = "replace"
 ) -> Entry:
-    return Entry(
-        **(PLACE | {"unit": unit, "relation": relation}), mechanism="stated", epsilon=epsilon, delta=delta
-    )
+    return Entry(**PLACE, unit=unit, relation=relation, mechanism="stated", epsilon=epsilon, delta=delta)
 
 
 def rdp(*history: tuple[float, float, int], delta: float = 1e-5) -> float:
