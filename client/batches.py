@@ -35,7 +35,11 @@ class TrainingSet:
 
     def inputs(self, rows: Tensor | slice) -> Tensor:
         """Floats of some rows, normalised, on the device."""
-        inputs = to_float(self.x[rows], self.mean, self.std)
+        return self.floats(self.x[rows])
+
+    def floats(self, x: Tensor) -> Tensor:
+        """Stored samples as the model sees them."""
+        inputs = to_float(x, self.mean, self.std)
         return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else inputs
 
 
@@ -62,7 +66,6 @@ def shuffled(
     for batch in rows.split(batch_size):
         if drop_single and len(batch) == 1 and len(data) > 1:
             continue
-        inputs = data.inputs(batch)
-        if augmentation.active:
-            inputs = augment(inputs, augmentation, generator)
-        yield batch, inputs, data.y[batch]
+        # augmented as stored: half the bytes to move, and what a crop adds is black, not the mean colour
+        stored = augment(data.x[batch], augmentation, generator) if augmentation.active else data.x[batch]
+        yield batch, data.floats(stored), data.y[batch]

@@ -165,8 +165,8 @@ def _open_process(identity: Identity, device: torch.device) -> Process:
                 "data.classes: missing; a site with data of its own needs the registry of class names"
             )
         registry = build_registry(experiment.data.classes, experiment.tasks, experiment.seed)
-        own = load_site(
-            site_config(experiment.data, identity.own_data), registry.classes, identity.name, experiment.seed
-        )
+        config = site_config(experiment.data, identity.own_data)
+        cache = identity.state_dir / "decoded"
+        own = load_site(config, registry.classes, identity.name, experiment.seed, cache)
         data, shape, sites = {identity.name: own}, own.input_shape, experiment.data.sites or 1
     return Process(registry, data, sites, Workbench(experiment, shape, device))

@@ -6,11 +6,13 @@ from itertools import count
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+
+Client = Callable[[Message, Context], Message]
+"""A ClientApp, or what calls one."""
 
 FIRST_NODE = 1
 """Node ids of simulated sites count from here; 0 is the server."""
@@ -22,7 +24,7 @@ class InProcessGrid(Grid):
     client: the ClientApp. contexts: one for each site, by node id.
     """
 
-    def __init__(self, client: ClientApp, contexts: dict[int, Context]) -> None:
+    def __init__(self, client: Client, contexts: dict[int, Context]) -> None:
         self._client = client
         self._contexts = contexts
         self._queue: deque[Message] = deque()
@@ -56,8 +58,12 @@ class InProcessGrid(Grid):
         return [self._push(message) for message in messages]
 
     def _push(self, message: Message) -> str:
-        message.metadata.__dict__["_message_id"] = f"message-{next(self._numbers)}"
         self._queue.append(message)
+        return self._number(message)
+
+    def _number(self, message: Message) -> str:
+        """Give message its id."""
+        message.metadata.__dict__["_message_id"] = f"message-{next(self._numbers)}"
         return message.metadata.message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -65,12 +71,7 @@ class InProcessGrid(Grid):
         if not self._queue:
             return []
         message = self._queue.popleft()
-        try:
-            return [self._client(message, self._contexts[message.metadata.dst_node_id])]
-        except Exception as error:
-            # as a SuperNode does: an app that raises answers with an error, and the run goes on
-            reason = f"{type(error).__name__}: {error}"
-            return [Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)]
+        return [answered(self._client, message, self._contexts[message.metadata.dst_node_id])]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -82,6 +83,15 @@ class InProcessGrid(Grid):
 
     def close(self) -> None:
         """Nothing to release here; workers have something."""
+
+
+def answered(client: Client, message: Message, context: Context) -> Message:
+    """The client's reply. As at a SuperNode, an app that raises answers with an error, and the run goes on."""
+    try:
+        return client(message, context)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def site_contexts(sites: int, run_config: dict[str, Any]) -> dict[int, Context]:

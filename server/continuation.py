@@ -4,8 +4,6 @@ The result is an experiment that says everything by itself (class order, increme
 site of every engine comes to the same registry from the file alone.
 """
 
-from itertools import pairwise
-
 from config.experiment import Experiment
 from data.federation import build
 from data.registry import Registry, build_registry
@@ -28,13 +26,5 @@ def continued(old: Experiment, new: Experiment) -> Experiment:
     """new with its class order and schedule written out, the old ones first. Raises ConfigError when they do
     not fit."""
     registry = registry_of(new, registry_of(old))
-    bounds = registry.schedule.boundaries
-    content = new.model_dump(mode="json")
-    content["tasks"] |= {
-        "order": list(registry.classes),
-        "count": None,
-        "base_classes": 0,
-        "increments": [high - low for low, high in pairwise(bounds)],
-        "rounds": list(registry.schedule.rounds),
-    }
+    content = new.model_dump(mode="json") | {"tasks": registry.as_tasks().model_dump(mode="json")}
     return Experiment.model_validate(content)

@@ -140,7 +140,9 @@ def _story(run: Run) -> str:
 def _rounds_note(run: Run) -> str:
     skipped = sum(event.skipped for event in run.rounds)
     dropped = sum(len(event.dropped) for event in run.rounds)
-    troubles = [f"{skipped} skipped"] * bool(skipped) + [f"{dropped} replies dropped"] * bool(dropped)
+    troubles = [f"{skipped} skipped"] if skipped else []
+    if dropped:
+        troubles.append("1 reply dropped" if dropped == 1 else f"{dropped} replies dropped")
     return ", ".join(troubles) or "none skipped, no reply dropped"
 
 

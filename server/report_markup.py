@@ -80,7 +80,7 @@ def size_unit(largest: float) -> tuple[str, float]:
 
 def duration(seconds: float) -> str:
     """Seconds as '41.2 s', '3 min 12 s' or '2 h 05 min'."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.{1 if seconds >= 1 else 2}f}{THIN_SPACE}s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

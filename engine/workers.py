@@ -1,0 +1,213 @@
+"""A Flower Grid that spreads the sites over worker processes, a site always on the same one.
+
+What travels between the processes is what travels between machines: Flower's own serialised messages. A
+record that several messages share crosses once for each worker, so a round's model does.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from threading import Thread
+from typing import Literal
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import make_message
+from flwr.common.constant import ErrorCode
+from flwr.common.serde import message_from_proto, message_to_proto, recorddict_from_proto, recorddict_to_proto
+from flwr.common.serde_utils import metadata_from_proto, metadata_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+
+from engine.grid import Client, InProcessGrid, answered, set_task_identity
+from foundation.errors import StateError
+
+LONGEST_WAIT = 1.0
+"""Seconds that one look at the workers may block, so that a round's deadline is noticed."""
+PATIENCE = 5.0
+"""Seconds that a worker has to end after its connection has closed."""
+
+
+@dataclass
+class _Worker:
+    """One process as the server sees it. pending: message id -> message whose reply has not come."""
+
+    name: str
+    process: BaseProcess
+    connection: Connection
+    pending: dict[str, Message] = field(default_factory=dict)
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Raises OSError when the process is gone."""
+        self.pending |= {message.metadata.message_id: message for message in messages}
+        crossed: RecordDict | None = None
+        for message in messages:
+            frame = ProtoMessage(metadata=metadata_to_proto(message.metadata))
+            if message.content is not crossed:
+                crossed = message.content
+                frame.content.CopyFrom(recorddict_to_proto(crossed))
+            self.connection.send_bytes(frame.SerializeToString())
+
+    def receive(self) -> Message:
+        """Raises EOFError or OSError when the process is gone."""
+        reply = message_from_proto(ProtoMessage.FromString(self.connection.recv_bytes()))
+        self.pending.pop(reply.metadata.reply_to_message_id, None)
+        return reply
+
+    def end(self) -> None:
+        """Close the connection, which ends the process."""
+        self.connection.close()
+        self.process.join(PATIENCE)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+
+
+class WorkerGrid(InProcessGrid):
+    """Sites in position order are dealt out to the workers in turn; each worker answers one after the other.
+
+    client: the ClientApp; under spawn something that can be imported by name. workers: at least 1.
+    start_method: fork shares what is already in memory; a process that has used CUDA can only spawn.
+
+    A worker that dies answers every message it still had with an error that names it and the signal; its
+    sites move to the workers that are left, without their Context.state. Raises StateError, from push and
+    pull, when none is left.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        contexts: dict[int, Context],
+        workers: int,
+        start_method: Literal["fork", "spawn"] = "fork",
+    ) -> None:
+        super().__init__(client, contexts)
+        self._positions = {node: position for position, node in enumerate(contexts)}
+        self._returned: list[Message] = []
+        self._workers: list[_Worker] = []
+        context = get_context(start_method)
+        for number in range(min(workers, len(contexts))):
+            ours, theirs = context.Pipe()
+            # forked processes inherit the server's ends, and would keep each other alive by them
+            inherited = [worker.connection for worker in self._workers] + [ours]
+            process = context.Process(
+                target=_work,
+                args=(client, contexts, theirs, inherited if start_method == "fork" else []),
+                name=f"worker {number + 1}",
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self._workers.append(_Worker(f"worker {number + 1}", process, ours))
+        self._alive = list(self._workers)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send every message to its site's worker at once."""
+        self._require_worker()
+        shares: dict[str, tuple[_Worker, list[Message]]] = {}
+        ids = []
+        for message in messages:
+            ids.append(self._number(message))
+            worker = self._worker_of(message.metadata.dst_node_id)
+            shares.setdefault(worker.name, (worker, []))[1].append(message)
+        for worker, share in shares.values():
+            try:
+                worker.send(share)
+            except OSError:
+                self._bury(worker)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """What has arrived; waits up to LONGEST_WAIT seconds for it when messages are under way."""
+        if not self._returned and not any(worker.pending for worker in self._alive):
+            return []
+        ready = wait([worker.connection for worker in self._alive], 0 if self._returned else LONGEST_WAIT)
+        for worker in [worker for worker in self._alive if worker.connection in ready]:
+            try:
+                while worker.connection.poll():
+                    self._returned.append(worker.receive())
+            except (EOFError, OSError):
+                self._bury(worker)
+        self._require_worker()
+        replies, self._returned = self._returned, []
+        return replies
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        waiting = set(self.push_messages(messages))
+        start = time.monotonic()
+        while waiting and (timeout is None or time.monotonic() - start < timeout):
+            for reply in self.pull_messages(waiting):
+                waiting.discard(reply.metadata.reply_to_message_id)
+                yield reply
+
+    def close(self) -> None:
+        """End all workers; what they were still working on is lost."""
+        for worker in self._alive:
+            worker.end()
+        self._alive = []
+
+    def _worker_of(self, node: int) -> _Worker:
+        position = self._positions[node]
+        home = self._workers[position % len(self._workers)]
+        return home if home in self._alive else self._alive[position % len(self._alive)]
+
+    def _bury(self, worker: _Worker) -> None:
+        """A worker is gone: its messages come back as errors."""
+        self._alive = [other for other in self._alive if other is not worker]
+        worker.end()
+        reason = _cause_of_death(worker)
+        self._returned += [
+            Message(Error(ErrorCode.CLIENT_APP_CRASHED, reason), reply_to=message)
+            for message in worker.pending.values()
+        ]
+        worker.pending.clear()
+
+    def _require_worker(self) -> None:
+        if not self._alive:
+            causes = "; ".join(_cause_of_death(worker) for worker in self._workers)
+            raise StateError(f"no worker is left: {causes}; the run can be resumed")
+
+
+def _cause_of_death(worker: _Worker) -> str:
+    code = worker.process.exitcode
+    how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+    return f"{worker.name} (process {worker.process.pid}) ended with {how}"
+
+
+def _work(
+    client: Client, contexts: dict[int, Context], connection: Connection, inherited: Sequence[Connection]
+) -> None:
+    """A worker's life: answer messages in the order of arrival until the connection closes."""
+    for other in inherited:
+        other.close()
+    # Ctrl-C reaches every process of a terminal; the server decides what it means and closes the connections
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_task_identity()
+    frames: SimpleQueue[bytes] = SimpleQueue()
+    Thread(target=_receive, args=(connection, frames), daemon=True).start()
+    record = RecordDict()
+    while True:
+        frame = ProtoMessage.FromString(frames.get())
+        if frame.HasField("content"):
+            record = recorddict_from_proto(frame.content)
+        message = make_message(metadata=metadata_from_proto(frame.metadata), content=record)
+        reply = answered(client, message, contexts[message.metadata.dst_node_id])
+        connection.send_bytes(message_to_proto(reply).SerializeToString())
+
+
+def _receive(connection: Connection, frames: SimpleQueue[bytes]) -> None:
+    """Take messages off the connection as they come: a server that sends never waits for a site that trains.
+
+    Ends the process when the server closes its end or dies, so that no worker outlives it.
+    """
+    try:
+        while True:
+            frames.put(connection.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)

@@ -1,0 +1,93 @@
+"""Comparisons: means and deviations over seeds, paired differences, and what may not be compared."""
+
+from pathlib import Path
+
+import pytest
+
+from foundation.errors import StateError
+from server.compare import compare
+from server.comparison import Spread
+from tests.run_folders import HOSTILE, Page, write_run
+
+
+def seeds(folder: Path, name: str, finals: dict[int, float], yaml: str = "name: x\n") -> list[Path]:
+    return [
+        write_run(
+            folder / f"{name}-{seed}",
+            events=[],
+            yaml=f"{yaml}seed: {seed}\n",
+            experiment=name,
+            seed=seed,
+            final_accuracy=final,
+            average_accuracy=[0.9, 0.8, final],
+        )
+        for seed, final in finals.items()
+    ]
+
+
+def test_a_comparison_gives_means_sample_deviations_and_paired_differences(tmp_path: Path) -> None:
+    ours = seeds(tmp_path, "ours", {1: 0.8, 2: 0.9, 3: 0.7})
+    replay = seeds(tmp_path, "replay", {1: 0.7, 2: 0.9, 4: 0.1})
+    once = seeds(tmp_path, "once", {9: 0.2})
+    comparison = compare([*once, *replay, *ours], tmp_path)
+    assert [row.experiment for row in comparison.rows] == ["ours", "replay", "once"]
+    ours_row, _, once_row = comparison.rows
+    # mean 0.8, squared deviations 0 + 0.01 + 0.01, divided by 2
+    assert ours_row.spread("final accuracy").deviation == pytest.approx(0.1)
+    assert str(ours_row.spread("final accuracy")) == "80.0 ± 10.0"
+    assert str(once_row.spread("final accuracy")) == "20.0"
+    final = [d for d in comparison.differences if d.measure == "final accuracy"]
+    assert [(d.better, d.worse, d.wins, d.seeds) for d in final] == [("ours", "replay", 1, 2)]
+    assert final[0].mean == pytest.approx(0.05)
+    assert str(ours_row.over_tasks[2]) == "80.0 ± 10.0"
+
+
+def test_a_comparison_as_text_is_markdown(tmp_path: Path) -> None:
+    runs = [*seeds(tmp_path, "a|b<i>", {1: 0.8, 2: 0.9}), *seeds(tmp_path, "plain", {1: 0.3})]
+    lines = str(compare(runs, tmp_path / "page.html")).splitlines()
+    assert lines[0].startswith("| experiment | seeds | final accuracy | average incremental accuracy |")
+    assert lines[1] == "| --- | ---: | ---: | ---: | ---: | ---: |"
+    assert lines[2].startswith(r"| a\|b&lt;i> | 2 | 85.0 ± 7.1 | 76.7 ± 0.0 | 25.0 ± 0.0 | ")
+    assert "±" not in lines[3]
+    assert r"| a\|b&lt;i> > plain | final accuracy | 1 of 1 | +50.0 |" in lines
+    assert lines[-1] == f"page: {tmp_path / 'page.html'}"
+
+
+def test_the_comparison_page_shows_bands_only_over_several_seeds(tmp_path: Path) -> None:
+    runs = [*seeds(tmp_path, HOSTILE.replace("/", "-"), {1: 0.8, 2: 0.9}), *seeds(tmp_path, "once", {1: 0.3})]
+    page = Page(compare(runs, tmp_path).page)
+    assert page.sections == ["results", "accuracy-over-tasks", "runs"]
+    assert len(page.scripts) == 3
+    assert not page.all("img")
+    band, mean, once = page.figures["accuracy-over-tasks"]["data"]
+    assert band["x"] == [1, 2, 3, 3, 2, 1]
+    assert band["y"][2:4] == pytest.approx([0.85 + 0.0707107, 0.85 - 0.0707107])
+    assert mean["y"] == pytest.approx([0.9, 0.8, 0.85])
+    assert once["name"] == "once"
+
+
+def test_runs_of_one_name_with_other_settings_are_rows_of_their_own(tmp_path: Path) -> None:
+    one = seeds(tmp_path / "one", "small", {1: 0.5, 2: 0.6}, "learner: {epochs: 1, memory: null}\n")
+    two = seeds(tmp_path / "two", "small", {1: 0.8, 2: 0.7}, "learner: {epochs: 2, memory: null}\n")
+    comparison = compare([*one, *two], tmp_path)
+    assert [(row.experiment, sorted(row.runs)) for row in comparison.rows] == [
+        ("small (learner.epochs=2)", [1, 2]),
+        ("small (learner.epochs=1)", [1, 2]),
+    ]
+
+
+def test_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
+    (first,) = seeds(tmp_path / "one", "small", {1: 0.5})
+    (again,) = seeds(tmp_path / "two", "small", {1: 0.5})
+    with pytest.raises(StateError, match=r"two.*seed 1 is also in .*one"):
+        compare([first, again], tmp_path)
+
+
+def test_nothing_to_compare_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="nothing to compare"):
+        compare([], tmp_path)
+
+
+def test_a_spread_leaves_out_what_was_not_measured() -> None:
+    assert Spread.of([None, 0.5]) == Spread(0.5, None)
+    assert str(Spread.of([None])) == "\N{EN DASH}"

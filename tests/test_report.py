@@ -1,0 +1,335 @@
+"""The report: what it shows, what it refuses, and that strangers' text stays text."""
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foundation.errors import StateError
+from server.figures import forgetting_after
+from server.report import write_report
+from server.report_blocks import BLOCKS
+from server.report_markup import Figure, duration, escape, label, percent, points, size
+from server.report_page import figures_json
+from tests.run_folders import HOSTILE, PIXEL, Page, every_block, round_event, write_run
+
+
+def report(folder: Path) -> Page:
+    return Page(write_report(folder))
+
+
+def test_the_page_has_the_headline_numbers_and_every_common_section(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run"))
+    assert page.sections == ["accuracy", "training", "sites", "privacy", "traffic-and-time", "experiment"]
+    for text in (
+        "small",
+        "seed 1",
+        "in-process engine",
+        "21 November 2026, 03:31 UTC",
+        "After 3 tasks and 3 rounds at 2 sites, the model tells all 3 classes apart with 70.0",
+        "it has lost 25.0 points of its best",
+        "76.7",
+        "9.0",
+        "1 min 12",
+        "1 skipped, 1 reply dropped",
+        "No formal privacy",
+        "no answer within 60 s",
+        "policy.min_samples: 50",
+        "south reconnected",
+        "Resumed at round 2.",
+        "name: small",
+        "c0ffee",
+    ):
+        assert text in page.text.replace("\N{NARROW NO-BREAK SPACE}", " "), text
+
+
+def test_the_page_loads_nothing_and_only_its_own_scripts_may_run(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run"))
+    assert not page.all("link")
+    assert not [
+        a for _, a in page.elements if {"src", "href"} & a.keys() and not str(a.get("href")).startswith("#")
+    ]
+    policy = str(page.all("meta")[1]["content"])
+    assert "default-src 'none'" in policy
+    script_policy = next(rule for rule in policy.split("; ") if rule.startswith("script-src"))
+    assert "unsafe" not in script_policy
+    assert len(page.scripts) == 3
+    for script in page.scripts[1:]:
+        assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in script_policy
+    assert "Plotly" in page.scripts[2]
+
+
+def test_text_from_other_institutions_stays_text(tmp_path: Path) -> None:
+    plain = report(write_run(tmp_path / "plain", **every_block("north")))
+    sites = {HOSTILE: {"samples": 3, "rounds": 1, "rejected": 1, "refused": 1}}
+    event = round_event(
+        1,
+        1,
+        participants=[HOSTILE],
+        dropped=[{"site": HOSTILE + "2", "reason": HOSTILE}],
+        refused=[{"site": HOSTILE + "3", "reason": HOSTILE}],
+        absent=[HOSTILE + "4"],
+    )
+    epsilon = {
+        "value": 1.0,
+        "unit": HOSTILE,
+        "delta": 1e-5,
+        "accountant": HOSTILE,
+        "per_site": {HOSTILE: 1.0},
+    }
+    folder = write_run(
+        tmp_path / "hostile",
+        events=[event, {"event": "note", "text": HOSTILE}],
+        yaml=f"name: '{HOSTILE}'",
+        experiment=HOSTILE,
+        engine=HOSTILE,
+        sites=sites,
+        epsilon=epsilon,
+        classes=[HOSTILE],
+        tasks=[[HOSTILE]] * 3,
+        versions={HOSTILE: HOSTILE},
+        model_sha256=HOSTILE,
+        **every_block(HOSTILE),
+    )
+    page = report(folder)
+    assert page.text.count("<script>alert(1)</script>") > 20
+    assert len(page.scripts) == len(plain.scripts)
+    assert {tag for tag, _ in page.elements} <= {tag for tag, _ in plain.elements}
+    attributes = {name for _, found in plain.elements for name in found}
+    assert {name for _, found in page.elements for name in found} <= attributes
+    assert all(str(image["src"]).startswith("data:image/png;base64,") for image in page.all("img"))
+    # plotly reads tags in the text that it draws
+    assert "<script" not in json.dumps(page.figures)
+    assert "&lt;script" in json.dumps(page.figures)
+
+
+@given(st.text())
+def test_no_text_can_end_the_script_that_carries_the_charts(text: str) -> None:
+    figure = Figure("any", text, text, [{"name": text}], {"title": text})
+    embedded = figures_json([figure])
+    assert not {"<", ">", "&", "\u2028"} & set(embedded)
+    assert json.loads(embedded) == {"any": {"data": [{"name": text}], "layout": {"title": text}}}
+    assert "<" not in label(text)
+    assert not {"<", ">", '"', "'"} & set(escape(text))
+
+
+def test_a_lone_surrogate_in_a_name_does_not_stop_the_report(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run", sites={"\ud800": {"samples": 1}}))
+    assert "sites" in page.sections
+
+
+def test_ids_are_unique_and_charts_have_words(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run", **every_block("north")))
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    charts = {str(a["id"]).removeprefix("chart-"): a for a in page.all("div") if a.get("class") == "chart"}
+    assert charts.keys() == page.figures.keys()
+    assert all(chart["role"] == "img" and len(str(chart["aria-label"])) > 30 for chart in charts.values())
+    assert len(page.all("h1")) == 1
+    assert page.all("html") == [{"lang": "en"}]
+
+
+def test_the_accuracy_charts_hold_the_matrix_and_the_forgetting_of_each_task(tmp_path: Path) -> None:
+    figures = report(write_run(tmp_path / "run")).figures
+    cells = figures["accuracy-matrix"]["data"][0]
+    assert cells["z"] == [[0.9, None, None], [0.6, 0.8, None], [0.5, 0.7, 0.9]]
+    assert cells["text"][1] == ["60.0", "80.0", ""]
+    curves = {trace["name"]: trace["y"] for trace in figures["accuracy-over-tasks"]["data"]}
+    assert curves["all classes so far"] == [0.9, 0.7, 0.7]
+    assert curves["newest task"] == [0.9, 0.8, 0.9]
+    assert curves["at the sites"] == [0.85, None, 0.65]
+    assert curves["forgetting"][0] is None
+    assert curves["forgetting"][1:] == pytest.approx([0.3, 0.25])
+
+
+def test_forgetting_is_unknown_where_the_matrix_has_holes() -> None:
+    assert forgetting_after([[0.9], [None, 0.8], [0.5, 0.7, 0.9]]) == [None, None, None]
+    assert forgetting_after([]) == []
+
+
+def test_charts_over_rounds(tmp_path: Path) -> None:
+    figures = report(write_run(tmp_path / "run")).figures
+    assert figures["train-loss"]["data"][0]["y"] == [1.0, 0.5, None]
+    assert figures["accuracy-by-round"]["data"][0]["y"] == [None, 0.6, None]
+    assert [trace["y"] for trace in figures["traffic"]["data"]] == [[2.0] * 3, [1.0] * 3]
+    assert figures["time"]["data"][0]["y"] == [0.5] * 3
+    states = [state["name"] for state in figures["participation"]["data"][1:]]
+    assert states == ["took part", "reply dropped", "refused"]
+    assert figures["participation"]["data"][0]["z"] == [[4, 4, 4], [4, 3, 2]]
+    assert figures["participation"]["data"][0]["customdata"][1][1] == "reply dropped: no answer within 60 s"
+
+
+def test_accuracy_by_round_appears_only_when_it_was_measured(tmp_path: Path) -> None:
+    figures = report(write_run(tmp_path / "run", events=[round_event(1, 1)])).figures
+    assert "accuracy-by-round" not in figures
+
+
+def test_sites_that_only_the_journal_names_are_shown(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run", events=[round_event(1, 1, absent=["ghost"])]))
+    assert page.figures["participation"]["layout"]["yaxis"]["ticktext"] == ["north", "south", "ghost"]
+
+
+def test_a_site_named_like_a_number_stays_a_name(tmp_path: Path) -> None:
+    epsilon = {
+        "value": 2.0,
+        "unit": "sample",
+        "delta": 1e-5,
+        "accountant": "rdp",
+        "per_site": {"3": 1.0, "1e2": 2},
+    }
+    axis = report(write_run(tmp_path / "run", epsilon=epsilon)).figures["epsilon"]["layout"]["yaxis"]
+    assert (axis["tickvals"], axis["ticktext"]) == ([0, 1], ["3", "1e2"])
+
+
+def test_epsilon_is_shown_with_its_unit_and_delta(tmp_path: Path) -> None:
+    epsilon = {
+        "value": 6.4213,
+        "unit": "sample",
+        "delta": 1e-5,
+        "accountant": "prv",
+        "per_site": {"north": 6.4213, "south": float("inf")},
+    }
+    page = report(write_run(tmp_path / "run", epsilon=epsilon))
+    assert "ε = 6.42" in page.text
+    assert "for one sample, δ = 1e\N{MINUS SIGN}5; the worst site" in page.text
+    assert "prv accountant" in page.text
+    assert page.figures["epsilon"]["data"][0]["x"] == [6.4213, None]
+    assert "No formal privacy" not in page.text
+
+
+def test_a_run_of_one_task_without_rounds_in_the_journal(tmp_path: Path) -> None:
+    changes = {
+        "accuracy_matrix": [[0.9]],
+        "average_accuracy": [0.9],
+        "forgetting": None,
+        "backward_transfer": None,
+    }
+    page = report(write_run(tmp_path / "run", events=[], **changes))
+    assert page.sections == ["accuracy", "sites", "privacy", "experiment"]
+    assert page.figures.keys() == {"accuracy-matrix", "accuracy-over-tasks"}
+
+
+def test_each_block_brings_its_section_and_none_appears_without(tmp_path: Path) -> None:
+    blocks = every_block("north")
+    assert blocks.keys() == BLOCKS.keys()
+    bare = report(write_run(tmp_path / "bare"))
+    for name, content in blocks.items():
+        page = report(write_run(tmp_path / name, **{name: content}))
+        assert len(page.sections) == len(bare.sections) + 1
+    figures = report(write_run(tmp_path / "all", **blocks)).figures
+    assert figures["personalised-accuracy"]["data"][0]["x"] == [0.9]
+    assert figures["contribution"]["data"][0]["error_x"]["array"] == pytest.approx([0.1])
+    assert figures["contribution"]["data"][0]["error_x"]["arrayminus"] == pytest.approx([0.2])
+    assert figures["attention"]["data"][0]["z"] == [[1.0, None], [None, 0.2]]
+    assert [trace["name"] for trace in figures["clusters"]["data"]] == ["cluster 0", "cluster north"]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_malformed_block_is_named(tmp_path: Path, name: str) -> None:
+    blocks: dict[str, Any] = {name: "nonsense"}
+    folder = write_run(tmp_path / "run", **blocks)
+    with pytest.raises(StateError, match=rf"summary\.json: {name}: .*found 'nonsense'"):
+        write_report(folder)
+
+
+def test_pictures_come_from_the_run_folder_alone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", attacks=[{"name": "inversion", "images": ["pictures/one.png"]}])
+    with pytest.raises(StateError, match=r"one\.png: cannot be read"):
+        write_report(folder)
+    (folder / "pictures").mkdir()
+    (folder / "pictures/one.png").write_bytes(PIXEL)
+    (image,) = report(folder).all("img")
+    assert str(image["src"]).endswith(base64.b64encode(PIXEL).decode())
+    (folder / "pictures/one.png").write_bytes(b"<svg onload='alert(1)'>")
+    with pytest.raises(StateError, match="not a PNG or JPEG"):
+        write_report(folder)
+
+
+@pytest.mark.parametrize(
+    "image", ["../secret.png", "/etc/passwd", "data:image/svg+xml;base64,PHN2Zz4=", "data:x"]
+)
+def test_other_pictures_are_refused(tmp_path: Path, image: str) -> None:
+    (tmp_path / "secret.png").write_bytes(PIXEL)
+    folder = write_run(tmp_path / "run", attacks=[{"name": "inversion", "images": [image]}])
+    with pytest.raises(StateError, match="attacks: images: found .*allowed"):
+        write_report(folder)
+
+
+@pytest.mark.parametrize("name", ["summary.json", "events.jsonl", "experiment.yaml"])
+def test_a_missing_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).unlink()
+    with pytest.raises(StateError, match=rf"{name}: missing.*--resume"):
+        write_report(folder)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="nowhere: no such run folder"):
+        write_report(tmp_path / "nowhere")
+
+
+def test_a_summary_that_is_cut_short_or_lacks_a_key_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    whole = (folder / "summary.json").read_text()
+    (folder / "summary.json").write_text(whole[:-20])
+    with pytest.raises(StateError, match=r"summary\.json: damaged or cut short"):
+        write_report(folder)
+    content = json.loads(whole)
+    del content["final_accuracy"]
+    (folder / "summary.json").write_text(json.dumps(content))
+    with pytest.raises(StateError, match=r"summary\.json: .*final_accuracy: Field required"):
+        write_report(folder)
+    assert not (folder / "report.html").exists()
+
+
+def test_a_torn_last_line_is_tolerated_and_a_damaged_one_before_is_not(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    whole = (folder / "events.jsonl").read_text()
+    (folder / "events.jsonl").write_text(whole + '{"event": "round", "rou')
+    assert len(report(folder).figures["train-loss"]["data"][0]["y"]) == 3
+    (folder / "events.jsonl").write_text('{"event": "round", "rou\n' + whole)
+    with pytest.raises(StateError, match=r"events\.jsonl.*line 1"):
+        write_report(folder)
+    (folder / "events.jsonl").write_text(whole + json.dumps(round_event(4, 3, bytes_up="many")) + "\n")
+    with pytest.raises(StateError, match=r"events\.jsonl, round 4: .*bytes_up.*'many'"):
+        write_report(folder)
+
+
+def test_a_round_that_was_repeated_counts_once(tmp_path: Path) -> None:
+    events = [round_event(1, 1), round_event(2, 1, train_loss=9.0), round_event(2, 1, train_loss=0.25)]
+    figures = report(write_run(tmp_path / "run", events=events)).figures
+    assert figures["train-loss"]["data"][0]["y"] == [1.0, 0.25]
+
+
+def test_writing_a_report_imports_neither_torch_nor_plotlys_object_tree(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    program = (
+        "import sys; from pathlib import Path; from server.report import write_report; "
+        f"write_report(Path({str(folder)!r})); "
+        "print(sorted({'torch', 'plotly.graph_objects', 'pandas', 'flwr'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_numbers_read_well() -> None:
+    assert percent(0.8634) == "86.3\N{NARROW NO-BREAK SPACE}%"
+    assert percent(None) == "\N{EN DASH}"
+    assert (points(0.0321), points(-0.0321), points(-0.00001)) == ("+3.2", "\N{MINUS SIGN}3.2", "+0.0")
+    spaced = [size(999), size(1_500), size(12_340_000), duration(0.25), duration(59.96), duration(192)]
+    plain = [text.replace("\N{NARROW NO-BREAK SPACE}", " ") for text in spaced]
+    assert plain == ["999 bytes", "1.5 kB", "12.3 MB", "0.25 s", "1 min 0 s", "3 min 12 s"]
+    assert duration(7500).replace("\N{NARROW NO-BREAK SPACE}", " ") == "2 h 05 min"
