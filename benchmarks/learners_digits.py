@@ -26,7 +26,9 @@ def main() -> None:
     for name in EXPERIMENTS:
         for seed in SEEDS:
             with tempfile.TemporaryDirectory() as runs:
-                settings = RunSettings(f"experiments/{name}.yaml", f"seed={seed};evaluation.every=task", runs=runs)
+                settings = RunSettings(
+                    f"experiments/{name}.yaml", f"seed={seed};evaluation.every=task", runs=runs
+                )
                 summary = run_in_process(settings)
             row = {"experiment": name, "seed": seed} | {measure: summary[measure] for measure in MEASURES}
             print(row, flush=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foundation.errors import StateError
-from foundation.files import replace_file
+from foundation.files import one_at_a_time, replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,10 +70,15 @@ class SiteState:
         if path.exists():
             return
         self.models.mkdir(parents=True, exist_ok=True, mode=0o700)
-        replace_file(path, save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}))
-        kept = sorted(self.models.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
-        for old in kept[:-KEPT_MODELS]:
-            old.unlink(missing_ok=True)
+        data = save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()})
+        # simulated sites in other processes keep the same model here at the same moment
+        with one_at_a_time(self.models):
+            if path.exists():
+                return
+            replace_file(path, data)
+            kept = sorted(self.models.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
+            for old in kept[:-KEPT_MODELS]:
+                old.unlink(missing_ok=True)
 
     def get_model(self, sha256: str) -> dict[str, "Tensor"] | None:
         """The global model with this content hash, or None when this site does not hold it."""

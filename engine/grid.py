@@ -86,7 +86,7 @@ class InProcessGrid(Grid):
 
 
 def answered(client: Client, message: Message, context: Context) -> Message:
-    """The client's reply. As at a SuperNode, an app that raises answers with an error, and the run goes on."""
+    """The client's reply. As at a SuperNode, an app that raises answers with an error and the run goes on."""
     try:
         return client(message, context)
     except Exception as error:

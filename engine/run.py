@@ -1,9 +1,10 @@
 """Running an experiment on this machine: the ServerApp's main over an in-process grid."""
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 
+from config.experiment import Experiment
 from config.run import RunSettings
-from config.simulation import simulated_site_names
+from config.simulation import simulated_federation, simulated_site_names
 from engine.grid import InProcessGrid, Listener, set_task_identity, site_contexts
 
 
@@ -15,7 +16,6 @@ def run_in_process(
 
     workers: processes that the sites are spread over; the result is the same for any number.
     """
-    from client.app import app as client_app
     from server.app import serve
 
     set_task_identity()
@@ -23,13 +23,34 @@ def run_in_process(
     experiment = settings.load()
     contexts = site_contexts(len(simulated_site_names(experiment)), run_config)
     if workers > 1:
-        from engine.workers import WorkerGrid
-
-        grid: InProcessGrid = WorkerGrid(client_app, contexts, workers)
+        grid = _worker_grid(settings, experiment, contexts, workers)
     else:
-        grid = InProcessGrid(client_app, contexts)
+        grid = InProcessGrid(answer, contexts)
     try:
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
         return serve(grid, context, engine="in-process", listener=listener)
     finally:
         grid.close()
+
+
+def answer(message: Message, context: Context) -> Message:
+    """The ClientApp, by a name that a spawned process can import."""
+    from client.app import app
+
+    return app(message, context)
+
+
+def _worker_grid(
+    settings: RunSettings, experiment: Experiment, contexts: dict[int, Context], workers: int
+) -> InProcessGrid:
+    import torch
+
+    # imported and read before the processes fork, so that they share it
+    import client.handlers  # noqa: F401
+    from client.workbench import choose_device
+    from engine.workers import WorkerGrid
+
+    torch.set_num_threads(settings.threads)
+    simulated_federation(experiment)
+    method = "spawn" if choose_device(settings.device).type == "cuda" else "fork"
+    return WorkerGrid(answer, contexts, workers, method)

@@ -89,7 +89,8 @@ class WorkerGrid(InProcessGrid):
         self._positions = {node: position for position, node in enumerate(contexts)}
         self._returned: list[Message] = []
         self._workers: list[_Worker] = []
-        context = get_context(start_method)
+        # the two kinds share no type that has both Process and Pipe
+        context = get_context("fork") if start_method == "fork" else get_context("spawn")
         for number in range(min(workers, len(contexts))):
             ours, theirs = context.Pipe()
             # forked processes inherit the server's ends, and would keep each other alive by them

@@ -44,6 +44,14 @@ def flush_folder(folder: Path) -> None:
 
 
 @contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other process is inside this block for folder; a process that dies inside leaves it."""
+    with open(folder / "turn", "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def sole_owner(folder: Path, owner: str) -> Iterator[None]:
     """Hold folder for this process alone; the kernel releases it when the process ends, however it ends.
 

@@ -133,7 +133,12 @@ def _curves(rows: Sequence[Row]) -> Figure:
             "hovermode": "x unified",
             "margin": {"t": 52},
             "showlegend": True,
-            "xaxis": {"title": {"text": "after task"}, "dtick": max(1, longest // 10), "showgrid": False},
+            "xaxis": {
+                "title": {"text": "after task"},
+                "tick0": 1,
+                "dtick": max(1, longest // 10),
+                "showgrid": False,
+            },
             "yaxis": {"tickformat": ".0%", "range": [0, 1.03]},
         },
         height=440,

@@ -186,7 +186,12 @@ def accuracy_over_tasks(run: Run) -> Figure:
         layout={
             "hovermode": "x unified",
             "margin": {"t": 58},
-            "xaxis": {"title": {"text": "after task"}, "dtick": max(1, len(tasks) // 10), "showgrid": False},
+            "xaxis": {
+                "title": {"text": "after task"},
+                "tick0": 1,
+                "dtick": max(1, len(tasks) // 10),
+                "showgrid": False,
+            },
             "yaxis": {"tickformat": ".0%", "range": [min(0.0, lowest) - 0.02, 1.03]},
         },
         height=max(220, min(90 + 56 * len(tasks), 560)),

@@ -82,7 +82,7 @@ summary { width: fit-content; color: var(--quiet); cursor: pointer; border-radiu
 summary:hover { color: var(--accent); }
 details[open] > summary { margin-bottom: .5rem; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-.scroll { overflow: auto; max-height: 34rem; }
+.scroll { overflow: auto; max-height: 48rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; line-height: 1.4;
   font-variant-numeric: tabular-nums; }
 th, td { padding: .42rem .8rem .42rem 0; border-bottom: 1px solid var(--rule); vertical-align: top;
@@ -113,7 +113,7 @@ pre {
 .gallery { display: flex; flex-wrap: wrap; gap: 1rem; margin: .8rem 0 0; }
 .gallery img { max-width: 100%; min-width: min(16rem, 100%); border-radius: 8px;
   border: 1px solid var(--rule); background: #fff; image-rendering: pixelated; }
-.journal { margin: 0; padding-left: 1.1rem; }
+.journal { margin: .5rem 0 0; padding-left: 1.1rem; }
 footer { margin-top: 3rem; padding-top: 1.2rem; padding-bottom: 3rem; color: var(--quiet);
   font-size: .84rem; }
 footer code { overflow-wrap: anywhere; }

@@ -171,7 +171,7 @@ def participation(run: Run, sites: Sequence[str]) -> Figure:
             "xaxis": {"title": {"text": "round"}, "showgrid": False},
             "yaxis": named_axis(sites, autorange="reversed", showgrid=False, showticklabels=len(sites) <= 60),
         },
-        height=min(120 + 26 * len(sites), 900),
+        height=120 + len(sites) * (26 if len(sites) <= 20 else 14 if len(sites) <= 60 else 6),
         wide=True,
     )
 

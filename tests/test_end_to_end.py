@@ -49,11 +49,18 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     experiment = write(tmp_path)
     whole = run_in_process(RunSettings(experiment, runs=str(tmp_path / "whole")))
     for number, (event, key, value) in enumerate(
-        [("round", "round", 1), ("task_started", "task", 2), ("round", "round", 3), ("task_finished", "task", 1)]
+        [
+            ("round", "round", 1),
+            ("task_started", "task", 2),
+            ("round", "round", 3),
+            ("task_finished", "task", 1),
+        ]
     ):
         runs = tmp_path / f"killed-{number}"
         arguments = [experiment, str(runs), event, key, str(value)]
-        killed = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, capture_output=True, check=False)
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED, *arguments], cwd=ROOT, capture_output=True, check=False
+        )
         assert killed.returncode == -9, killed.stderr.decode()
         resumed = run_in_process(RunSettings(experiment, runs=str(runs), resume="yes"))
         assert resumed["model_sha256"] == whole["model_sha256"], f"killed at {event} {value}"
