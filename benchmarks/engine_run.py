@@ -1,0 +1,56 @@
+"""One workload in the in-process engine: `python -m benchmarks.engine_run w1 --runs DIR` prints JSON.
+
+seconds: of the rounds, from the journal. steps: local steps, 0 where other processes did them.
+peak_kib: the largest resident memory of this process.
+"""
+
+import json
+import resource
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import client.handlers
+from benchmarks.workloads import write_workload
+from client.training import TrainingResult
+from config.run import RunSettings
+from engine.run import run_in_process
+
+
+def main(
+    workload: str, runs: Annotated[Path, typer.Option()], workers: Annotated[int, typer.Option()] = 1
+) -> None:
+    """Run it and print what it took."""
+    steps = 0
+    train = client.handlers.train
+
+    def counted(*args: Any, **kwargs: Any) -> TrainingResult:
+        nonlocal steps
+        result = train(*args, **kwargs)
+        steps += result.steps
+        return result
+
+    client.handlers.train = counted
+    experiment = write_workload(workload, runs)
+    settings = RunSettings(str(experiment), runs=str(runs), name="timed", device="cpu")
+    events: list[dict[str, Any]] = []
+    summary = run_in_process(settings, workers, events.append)
+    rounds = [event for event in events if event["event"] == "round"]
+    if any(event["dropped"] or event["refused"] for event in rounds):
+        raise RuntimeError(f"a site failed in {workload}: the time means nothing")
+    typer.echo(
+        json.dumps(
+            {
+                "seconds": sum(event["seconds"] for event in rounds),
+                "steps": steps,
+                "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+                "model": str(runs / "timed" / "model.safetensors"),
+                "model_sha256": summary["model_sha256"],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
