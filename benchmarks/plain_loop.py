@@ -44,7 +44,9 @@ def local_steps(
 ) -> int:
     """Train model on one site's samples; returns the steps done."""
     learner = experiment.learner
-    optimizer = torch.optim.SGD(model.parameters(), lr=learner.optimizer.lr, momentum=learner.optimizer.momentum)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=learner.optimizer.lr, momentum=learner.optimizer.momentum
+    )
     generator = stream(experiment.seed, "batches", site, number)
     steps = 0
     for _ in range(learner.epochs):

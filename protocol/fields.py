@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FIELDS = "fields"
+_MESSAGE = "message"
+"""Key of the message class in that record; no message may have a field of this name."""
 _SCALARS = (int, float, str, bool, list)
 
 
@@ -97,7 +99,7 @@ class WireMessage:
     def to_record(self) -> RecordDict:
         """The RecordDict that travels. Raises ProtocolError when a field is not what its type says."""
         cls = type(self)
-        scalars: dict[str, Any] = {"kind": cls.__name__}
+        scalars: dict[str, Any] = {_MESSAGE: cls.__name__}
         record = RecordDict()
         for field in _layout(cls).values():
             value = getattr(self, field.name)
@@ -121,7 +123,7 @@ class WireMessage:
             raise ProtocolError(f"expected a {cls.__name__}, found {found!r}")
         scalars = record.config_records[_FIELDS]
         arrays = record.array_records
-        present = [n for n in scalars if n != "kind"] + [n for n in record if n != _FIELDS]
+        present = [n for n in scalars if n != _MESSAGE] + [n for n in record if n != _FIELDS]
         for name in present:
             if name not in layout:
                 raise ProtocolError(f"{cls.__name__}: unknown field {name!r}{nearest(name, layout)}")
@@ -141,7 +143,7 @@ class WireMessage:
 def read_kind(record: RecordDict) -> str:
     """The name of the message class in a record, or '' when it is not one of ours."""
     fields = record.config_records.get(_FIELDS)
-    kind = None if fields is None else fields.get("kind")
+    kind = None if fields is None else fields.get(_MESSAGE)
     return kind if isinstance(kind, str) else ""
 
 

@@ -45,6 +45,7 @@ def write(folder: Path, **changes: object) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     experiment = write(tmp_path)
     whole = run_in_process(RunSettings(experiment, runs=str(tmp_path / "whole")))

@@ -1,0 +1,53 @@
+"""A room imports only from floors below its own, at the top of a file or inside a function."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FLOORS = [
+    ["foundation"],
+    ["data", "models", "privacy"],
+    ["config", "protocol"],
+    ["client", "strategies"],
+    ["server"],
+    ["engine", "cli"],
+]
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def test_imports_go_down() -> None:
+    wrong = []
+    for room, floor in FLOOR.items():
+        for path in (ROOT / room).rglob("*.py"):
+            for name in imported(path):
+                upwards = name in FLOOR and name != room and FLOOR[name] >= floor
+                # the command line starts runs, so it calls the engine beside it
+                if upwards and (room, name) != ("cli", "engine"):
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_lowest_floors_do_not_know_flower_and_nobody_imports_ray() -> None:
+    for room, floor in FLOOR.items():
+        for path in (ROOT / room).rglob("*.py"):
+            names = imported(path)
+            assert "ray" not in names, path
+            assert floor > 1 or "flwr" not in names, path
+
+
+def test_only_the_protocol_builds_records_that_travel() -> None:
+    for room in ("client", "strategies", "server"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    assert node.func.id not in ("RecordDict", "ArrayRecord", "ConfigRecord"), path

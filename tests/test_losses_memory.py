@@ -1,0 +1,103 @@
+"""Hand-computed losses and exemplar choices."""
+
+import math
+
+import pytest
+import torch
+
+from client.losses import balanced_softmax, distillation, icarl_bce, log_prior, supervised_contrastive
+from client.memory import herding, nearest, random_by_hash
+from foundation.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("values", "budget", "by_herding", "by_nearest"),
+    [
+        ([0, 1, 2, 9], 3, [2, 1, 9], [2, 1, 0]),
+        ([3, 8, 0, 2, 9], 2, [3, 8], [3, 2]),
+        ([-4, -1, 1, 6], 3, [1, -1, 6], [1, -1, -4]),
+        ([-10, 0.2, 10, 4.2], 3, [0.2, 4.2, -10], [0.2, 4.2, 10]),
+    ],
+)
+def test_selection_by_hand(
+    values: list[float], budget: int, by_herding: list[float], by_nearest: list[float]
+) -> None:
+    features = torch.tensor(values, dtype=torch.float64)[:, None]
+    assert [values[i] for i in herding(features, budget)] == by_herding
+    assert [values[i] for i in nearest(features, budget)] == by_nearest
+
+
+def test_selection_of_all_and_of_nothing() -> None:
+    features = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    assert sorted(herding(features, 99).tolist()) == list(range(6))
+    assert herding(features, 3).tolist() == herding(features, 6).tolist()[:3]
+    for select in (herding, nearest):
+        with pytest.raises(ValueError, match="empty class"):
+            select(torch.empty(0, 3), 2)
+        with pytest.raises(ValueError, match="budget"):
+            select(features, 0)
+
+
+def test_random_selection_ignores_the_other_samples() -> None:
+    hashes = [f"{i:x}" for i in range(20)]
+    chosen = {hashes[i] for i in random_by_hash(hashes, 5, seed=1)}
+    fewer = [h for h in hashes if h in chosen or int(h, 16) % 2]
+    assert {fewer[i] for i in random_by_hash(fewer, 5, seed=1)} == chosen
+
+
+def test_balanced_softmax_by_hand() -> None:
+    logits, label = torch.zeros(1, 2), torch.tensor([1])
+    counts = torch.tensor([9, 1])
+    assert float(balanced_softmax(logits, label, log_prior(counts, 1.0, 1))) == pytest.approx(
+        2.302585, abs=1e-6
+    )
+    assert float(balanced_softmax(logits, label, log_prior(counts, 1.0, -1))) == pytest.approx(
+        0.105361, abs=1e-6
+    )
+    with pytest.raises(ConfigError, match="sign"):
+        log_prior(torch.tensor([3, 0]), 1.0, -1)
+
+
+def test_a_class_without_samples_gets_no_gradient() -> None:
+    logits = torch.randn(4, 3, requires_grad=True)
+    balanced_softmax(
+        logits, torch.tensor([0, 1, 0, 1]), log_prior(torch.tensor([2, 2, 0]), 1.0, 1)
+    ).backward()
+    assert logits.grad is not None
+    assert torch.equal(logits.grad[:, 2], torch.zeros(4))
+
+
+def test_distillation_properties() -> None:
+    generator = torch.Generator().manual_seed(1)
+    old = torch.randn(5, 3, generator=generator)
+    new = torch.cat([old, torch.randn(5, 2, generator=generator)], dim=1)
+    assert float(distillation(new, old, 2.0)) == pytest.approx(0.0, abs=1e-6)
+    other = torch.randn(5, 5, generator=generator)
+    value = float(distillation(other, old, 2.0))
+    assert value > 0
+    shifted = other.clone()
+    shifted[:, :3] += 7
+    shifted[:, 3:] -= 3
+    assert float(distillation(shifted, old, 2.0)) == pytest.approx(value, rel=1e-5)
+
+
+def test_contrastive_by_hand_and_in_batches_without_pairs() -> None:
+    features = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1]], requires_grad=True)
+    value = supervised_contrastive(features, torch.tensor([0, 0, 1, 1]), 1.0)
+    assert float(value) == pytest.approx(-math.log(math.e / (math.e + 2)), abs=1e-6)
+    for form in ("out", "in"):
+        for rows in (1, 4):
+            part = features[:rows].detach().requires_grad_()
+            loss = supervised_contrastive(part, torch.arange(rows), 1.0, form)
+            loss.backward()
+            assert float(loss) == 0
+            assert part.grad is not None and bool(torch.isfinite(part.grad).all())
+
+
+def test_icarl_targets_are_the_teachers_outputs_for_old_classes() -> None:
+    logits = torch.zeros(1, 3)
+    alone = icarl_bce(logits, torch.tensor([2]), None)
+    assert float(alone) == pytest.approx(math.log(2), abs=1e-6)
+    confident = torch.tensor([[20.0, -20.0]])
+    exact = icarl_bce(torch.tensor([[20.0, -20.0, 20.0]]), torch.tensor([2]), confident)
+    assert float(exact) == pytest.approx(0.0, abs=1e-6)

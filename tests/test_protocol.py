@@ -1,0 +1,71 @@
+"""Messages come back as they were sent, and anything else is refused by the name of its field."""
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+
+from foundation.errors import ProtocolError
+from protocol.fields import Tensors
+from protocol.messages import EvaluateReply, TrainReply, TrainRequest
+
+STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "round": 2, "num_classes": 2}
+
+
+def request() -> TrainRequest:
+    return TrainRequest(**STAMP, arrays=Tensors(w=torch.randn(3, 2), n=torch.randn(())), progress=0.5)
+
+
+def through_bytes(record: ArrayRecord) -> ArrayRecord:
+    """What a network does: only dtype, shape and bytes survive."""
+    copy = ArrayRecord()
+    for name, array in record.items():
+        copy[name] = Array(array.dtype, tuple(array.shape), array.stype, bytes(array.data))
+    return copy
+
+
+def test_a_message_survives_the_wire_bit_for_bit() -> None:
+    sent = request()
+    record = sent.to_record()
+    record["arrays"] = through_bytes(record.array_records["arrays"])
+    received = TrainRequest.from_record(record)
+    assert received.stamp_fields == sent.stamp_fields
+    assert received.previous_arrays is None
+    assert all(torch.equal(received.arrays[name], tensor) for name, tensor in sent.arrays.items())
+
+
+def test_faults_are_named() -> None:
+    record = request().to_record()
+    record.config_records["fields"]["taks"] = 1
+    with pytest.raises(ProtocolError, match="unknown field 'taks' .did you mean 'task'"):
+        TrainRequest.from_record(record)
+    for value in (True, "1", 1.5, 0, -3):
+        record = request().to_record()
+        record.config_records["fields"]["task"] = value
+        with pytest.raises(ProtocolError, match="'task'"):
+            TrainRequest.from_record(record)
+    record = request().to_record()
+    del record.config_records["fields"]["run"]
+    with pytest.raises(ProtocolError, match="'run' is missing"):
+        TrainRequest.from_record(record)
+    record = request().to_record()
+    record.config_records["fields"]["progress"] = float("nan")
+    with pytest.raises(ProtocolError, match="'progress'.*finite"):
+        TrainRequest.from_record(record)
+    with pytest.raises(ProtocolError, match="expected a TrainReply"):
+        TrainReply.from_record(request().to_record())
+
+
+@pytest.mark.parametrize("data", [b"", b"\x93NUMPY\x01\x00", b"not npy at all, but long enough to look"])
+def test_damaged_arrays_are_refused_by_name(data: bytes) -> None:
+    record = request().to_record()
+    arrays = through_bytes(record.array_records["arrays"])
+    arrays["w"] = Array("float32", (3, 2), "numpy.ndarray", data)
+    record["arrays"] = arrays
+    with pytest.raises(ProtocolError, match="tensor 'w'"):
+        TrainRequest.from_record(record)
+
+
+def test_counts_are_bounded() -> None:
+    reply = EvaluateReply(**STAMP, correct=[1, -1], total=[2, 2])
+    with pytest.raises(ProtocolError, match="'correct'"):
+        reply.to_record()
