@@ -1,0 +1,102 @@
+"""Sites that fail, lie or stay silent: named, counted, and the model and the run go on."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from flwr.app import Context, Message, RecordDict
+
+from client.app import app as client_app
+from config.run import RunSettings
+from engine.grid import InProcessGrid, site_contexts
+from foundation.errors import StateError
+from server.app import serve
+
+EXPERIMENT = {
+    "name": "bad-days",
+    "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
+    "tasks": {"count": 1, "rounds": 3},
+    "model": {"name": "mlp", "hidden": [8]},
+    "learner": {"optimizer": {"lr": 0.05}},
+    "rounds": {"max_skipped": 2},
+}
+Fault = Callable[[Message, Message], Message | None]
+"""(request, honest reply) -> what arrives; None for silence."""
+
+
+class FaultyGrid(InProcessGrid):
+    """One site whose training replies pass through a fault."""
+
+    def __init__(self, run_config: dict[str, Any], faulty: set[int], fault: Fault) -> None:
+        super().__init__(client_app, site_contexts(3, run_config))
+        self._faulty, self._fault = faulty, fault
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        request = self._queue[0] if self._queue else None
+        arrived = []
+        for reply in super().pull_messages(message_ids):
+            assert request is not None
+            faulty = request.metadata.dst_node_id in self._faulty and request.metadata.message_type == "train"
+            changed = self._fault(request, reply) if faulty else reply
+            if changed is not None:
+                arrived.append(changed)
+        return arrived
+
+
+def run(
+    folder: Path, faulty: set[int], fault: Fault, **changes: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | changes))
+    run_config = dict(vars(RunSettings(str(path), runs=str(folder / "runs"))))
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
+    summary = serve(FaultyGrid(run_config, faulty, fault), context, "in-process")
+    lines = (folder / "runs" / "bad-days" / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    return summary, [event for event in events if event["event"] == "round"]
+
+
+def poison(request: Message, reply: Message) -> Message:
+    """An update with NaN."""
+    array = next(iter(reply.content.array_records["update"].values()))
+    array.tensor.fill_(float("nan"))  # type: ignore[attr-defined]
+    return reply
+
+
+def silence(request: Message, reply: Message) -> None:
+    """No reply at all."""
+
+
+def stale(request: Message, reply: Message) -> Message:
+    """A reply of another round."""
+    reply.content.config_records["fields"]["round"] = 99
+    return reply
+
+
+@pytest.mark.parametrize(("fault", "reason"), [(poison, "NaN"), (stale, "stale or foreign reply: round")])
+def test_a_bad_reply_is_dropped_and_the_run_goes_on(tmp_path: Path, fault: Fault, reason: str) -> None:
+    summary, rounds = run(tmp_path, {2}, fault)
+    assert len(rounds) == 3
+    for event in rounds:
+        assert [drop["site"] for drop in event["dropped"]] == ["site-1"]
+        assert reason in event["dropped"][0]["reason"]
+        assert event["participants"] == ["site-0", "site-2"]
+    assert summary["sites"]["site-1"]["rejected"] == 3
+    assert summary["final_accuracy"] >= 0
+
+
+def test_a_silent_site_is_absent_and_the_others_go_on(tmp_path: Path) -> None:
+    _, rounds = run(tmp_path, {3}, silence, rounds={"deadline": 0.5})
+    assert len(rounds) == 3
+    assert all(event["absent"] == ["site-2"] and not event["skipped"] for event in rounds)
+
+
+def test_when_all_fail_the_model_stays_and_the_run_stops_with_the_reasons(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"2 rounds in a row.*site-0.*NaN.*can be resumed"):
+        run(tmp_path, {1, 2, 3}, poison)
+    lines = (tmp_path / "runs" / "bad-days" / "events.jsonl").read_text().splitlines()
+    rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]
+    assert [event["skipped"] for event in rounds] == [True, True]
