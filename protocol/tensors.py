@@ -6,6 +6,7 @@ the same bytes that NumPy's .npy format defines.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from io import BytesIO
@@ -44,6 +45,10 @@ class TensorArray(Array):
 
     def numpy(self) -> Any:
         return self.tensor.detach().cpu().numpy()
+
+
+# Flower writes the class's qualified name into every object it sends: on the wire this is an Array
+TensorArray.__qualname__ = Array.__qualname__
 
 
 @lru_cache(maxsize=4096)
@@ -115,11 +120,23 @@ def unpack(record: ArrayRecord, where: str) -> dict[str, "Tensor"]:
             # bytes
             _silence_read_only_warning()
             tensor = torch.from_numpy(values)
-        # a sum is finite only if every term is, so one pass finds NaN and both infinities
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum())):
-            raise ProtocolError(f"{where}: tensor {name!r}: holds NaN, infinite or overflowing values")
         tensors[name] = tensor
+    _require_finite(tensors, where)
     return tensors
+
+
+def _require_finite(tensors: Mapping[str, "Tensor"], where: str) -> None:
+    """Raises ProtocolError naming the first tensor that holds NaN or an infinity."""
+    import torch
+
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    # a sum is finite only if every term is, so one pass finds NaN and both infinities; all tensors wait for
+    # one answer of the device
+    sums = [tensor.sum() for tensor in floats.values()]
+    if sums and not math.isfinite(float(torch.stack(sums).sum())):
+        for name, total in zip(floats, sums, strict=True):
+            if not math.isfinite(float(total)):
+                raise ProtocolError(f"{where}: tensor {name!r}: holds NaN, infinite or overflowing values")
 
 
 @lru_cache(maxsize=1)
