@@ -1,4 +1,4 @@
-"""A deployment of real processes on loopback: a SuperLink with TLS and node keys, and one SuperNode for each site."""
+"""A deployment of real processes on loopback: a SuperLink with TLS and node keys, and SuperNodes."""
 
 import datetime
 import ipaddress
@@ -74,7 +74,7 @@ def write_node_key(path: Path) -> None:
 
 
 class Deployment:
-    """Everything lives under folder; every process group ends when the block does. sites: name -> site.yaml."""
+    """Everything lives under folder; every process ends with the block. sites: name -> site.yaml."""
 
     def __init__(self, folder: Path, sites: dict[str, Path]) -> None:
         self.folder, self.sites = folder, sites
@@ -98,7 +98,8 @@ class Deployment:
             "superlink",
             "flower-superlink",
             *("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"),
-            *("--enable-supernode-auth", "--database", "state.db", "--disable-runtime-dependency-installation"),
+            "--disable-runtime-dependency-installation",
+            *("--enable-supernode-auth", "--database", "state.db"),
             *("--host", LOOPBACK, "--port", str(self.control)),
             *("--fleet-api-type", "grpc-rere", "--fleet-api-address", f"{LOOPBACK}:{self.fleet}"),
         )
