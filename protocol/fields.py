@@ -121,8 +121,7 @@ class WireMessage:
         found = read_kind(record)
         if found != cls.__name__:
             raise ProtocolError(f"expected a {cls.__name__}, found {found!r}")
-        scalars = record.config_records[_FIELDS]
-        arrays = record.array_records
+        scalars = typing.cast(ConfigRecord, record[_FIELDS])
         present = [n for n in scalars if n != _MESSAGE] + [n for n in record if n != _FIELDS]
         for name in present:
             if name not in layout:
@@ -130,8 +129,9 @@ class WireMessage:
         values: dict[str, Any] = {}
         for name, field in layout.items():
             if field.kind is Tensors:
-                item = arrays.get(name)
-                values[name] = None if item is None else Tensors(unpack(item, f"{cls.__name__}.{name}"))
+                item = record.get(name)
+                where = f"{cls.__name__}.{name}"
+                values[name] = Tensors(unpack(item, where)) if isinstance(item, ArrayRecord) else None
             else:
                 item = scalars.get(name)
                 values[name] = None if item is None else _check(cls, field, item)
@@ -142,8 +142,8 @@ class WireMessage:
 
 def read_kind(record: RecordDict) -> str:
     """The name of the message class in a record, or '' when it is not one of ours."""
-    fields = record.config_records.get(_FIELDS)
-    kind = None if fields is None else fields.get(_MESSAGE)
+    fields = record.get(_FIELDS)
+    kind = fields.get(_MESSAGE) if isinstance(fields, ConfigRecord) else None
     return kind if isinstance(kind, str) else ""
 
 

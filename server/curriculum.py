@@ -30,6 +30,7 @@ from server.roster import Roster
 from server.run_folder import RunFolder
 from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.exchange import Exchange
+from strategies.services import Services
 
 Sites = Mapping[str, int]
 """name -> node id, in canonical order."""
@@ -75,6 +76,7 @@ class Curriculum:
         self.roster = Roster(grid, experiment.digest, lambda text: journal.write("note", text=text))
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
         self.history = History(self.progress.history)
+        strategy.attach(self._services())
         if folder.checkpoint is not None:
             self._restore(folder.checkpoint)
 
@@ -107,6 +109,24 @@ class Curriculum:
         self.strategy.load_state_dict(checkpoint.strategy)
         if progress.round_in_task:
             self.model.restore(progress.task, checkpoint.arrays, self._previous.arrays)
+
+    def _services(self) -> Services:
+        test = self.test
+        return Services(
+            experiment=self.experiment,
+            schedule=self.schedule,
+            input_shape=self.model.input_shape,
+            device=self.model.device,
+            constants=None if test is None else (test.mean, test.std),
+            load=self.model.holding,
+            measure=None if test is None else self._measure,
+        )
+
+    def _measure(self, arrays: Mapping[str, Tensor]) -> Counts:
+        assert self.test is not None
+        return evaluate_centrally(
+            self.model.holding(arrays), self.test, self.schedule.num_classes(self.progress.task)
+        )
 
     # one task
 
@@ -150,6 +170,8 @@ class Curriculum:
         accuracy = None
         if self.experiment.evaluation.every == "round" and (counts := self._central_counts(task)):
             accuracy = sum(counts[0]) / max(1, sum(counts[1]))
+        for warning in outcome.warnings:
+            self.journal.write("note", text=f"round {number}: {warning}")
         self._record(task, outcome, accuracy, time.monotonic() - started)
         self._save()
         if progress.skipped_in_a_row >= rounds.max_skipped:
@@ -288,6 +310,7 @@ class Curriculum:
             bytes_up=outcome.bytes_up,
             bytes_down=outcome.bytes_down,
             seconds=round(seconds, 4),
+            **({"details": outcome.details} if outcome.details else {}),
         )
 
     def _save(self) -> None:

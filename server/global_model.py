@@ -20,7 +20,7 @@ class GlobalModel:
     def __init__(
         self, experiment: Experiment, registry: Registry, input_shape: tuple[int, ...], device: torch.device
     ) -> None:
-        self._experiment, self._registry, self._device = experiment, registry, device
+        self._experiment, self._registry, self.device = experiment, registry, device
         self.input_shape = input_shape
         self._model = self._build(registry.schedule.num_classes(1))
         self.arrays: dict[str, Tensor] = {}
@@ -37,14 +37,14 @@ class GlobalModel:
             model = self._complete(previous)
             model.grow(self._registry.schedule.num_classes(task), stream(self._experiment.seed, "head", task))
             model.begin_task(dict(previous))
-        self._adopt(model.to(self._device))
+        self._adopt(model.to(self.device))
 
     def restore(self, task: int, arrays: Mapping[str, Tensor], previous: Mapping[str, Tensor] | None) -> None:
         """Stand where a checkpoint stood, inside task."""
         model = self._build(self._registry.schedule.num_classes(task))
         model.begin_task(None if previous is None else dict(previous))
-        self._adopt(model.to(self._device))
-        self.arrays = {name: tensor.to(self._device) for name, tensor in arrays.items()}
+        self._adopt(model.to(self.device))
+        self.arrays = {name: tensor.to(self.device) for name, tensor in arrays.items()}
 
     def frozen(self) -> dict[str, Tensor]:
         """Every tensor of the model as it is now, its own frozen parts too: the previous model of the next
@@ -53,7 +53,11 @@ class GlobalModel:
 
     def loaded(self) -> IncrementalModel:
         """The model holding the arrays, in evaluation mode."""
-        self._flat.load(self.arrays)
+        return self.holding(self.arrays)
+
+    def holding(self, arrays: Mapping[str, Tensor]) -> IncrementalModel:
+        """The model holding other arrays of its shape, in evaluation mode, until the next call."""
+        self._flat.load(arrays)
         return self._model.eval()
 
     def _build(self, num_classes: int) -> IncrementalModel:

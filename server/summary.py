@@ -72,6 +72,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "tasks": [
             [classes[label] for label in schedule.classes_of(task)] for task in range(1, schedule.count + 1)
         ],
+        **curriculum.strategy.summary_blocks(),
         "versions": {name: version(name) for name in ("flwr", "torch", "numpy")}
         | {"python": platform.python_version()},
     }

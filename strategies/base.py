@@ -21,6 +21,7 @@ from protocol.messages import Stamp, TrainRequest
 from protocol.tensors import byte_count, pack, unpack
 from strategies.exchange import Exchange
 from strategies.gate import Admitted, Gate, Refused, Rejected
+from strategies.services import Services
 
 Arrays = Mapping[str, Tensor]
 
@@ -64,6 +65,10 @@ class RoundOutcome:
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
+    """What the method has to say about this round, JSON-able; written to the journal with the round."""
+    warnings: list[str] = field(default_factory=list)
+    """Sentences for the operator."""
 
     @property
     def skipped(self) -> bool:
@@ -104,6 +109,9 @@ class IncrementalStrategy(FlowerFedAvg):
 
     # what a method changes
 
+    def attach(self, services: Services) -> None:
+        """The server lends its services, once, before the first task or a resume. Default: nothing."""
+
     def begin_task(self, task: TaskStart) -> None:
         """A task begins; state that has the model's shape grows here. Default: nothing."""
 
@@ -122,6 +130,10 @@ class IncrementalStrategy(FlowerFedAvg):
     def finish_round(self) -> dict[str, Tensor]:
         """The new global model. Called only with a quorum of replies folded."""
         raise NotImplementedError
+
+    def summary_blocks(self) -> dict[str, Any]:
+        """Blocks of summary.json that this method fills, by name; see server/report_blocks.py."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed server needs: tensors and JSON-able values by name."""

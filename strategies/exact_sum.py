@@ -31,13 +31,18 @@ class ExactSum:
     """
 
     def __init__(self, like: Mapping[str, Tensor]) -> None:
-        self._steps = {
-            name: torch.zeros(t.numel(), dtype=torch.int64, device=t.device) for name, t in like.items()
-        }
-        self._anchors = 0
         self._shapes = {name: t.shape for name, t in like.items()}
+        self._groups = _groups(like)
+        self._steps = [
+            torch.zeros(
+                sum(like[name].numel() for name in group), dtype=torch.int64, device=like[group[0]].device
+            )
+            for group in self._groups
+        ]
+        self._anchors = 0
         self._largest = 0.0
         self._weights: list[float] = []
+        self._scratch: tuple[Tensor, Tensor] | None = None
 
     def add(self, update: Mapping[str, Tensor], weight: float, norm: float) -> None:
         """Add weight * update. norm: L2 norm of the update, which bounds each of its values.
@@ -48,8 +53,8 @@ class ExactSum:
             raise OverflowError(f"weighted update of norm {weight * norm:.3g} does not fit the exact sum")
         self._largest += weight * norm
         fast = weight * norm < _FAST_LIMIT
-        for name, steps in self._steps.items():
-            values = update[name].detach().reshape(-1)
+        for group, steps in zip(self._groups, self._steps, strict=True):
+            values = _row([update[name] for name in group]).to(steps.device)
             if fast:
                 self._add_fast(steps, values, weight)
             else:
@@ -58,16 +63,23 @@ class ExactSum:
         self._weights.append(weight)
 
     def _add_fast(self, steps: Tensor, values: Tensor, weight: float) -> None:
-        chunk = min(_CHUNK, len(values)) if values.device.type == "cpu" else len(values)
-        buffer = torch.empty(chunk, dtype=torch.float64, device=values.device)
-        anchor = torch.full((chunk,), _ANCHOR, dtype=torch.float64, device=values.device)
+        buffer, anchor = self._room(steps)
         # in pieces that stay in the processor's cache: three passes over memory become one
-        for start in range(0, len(values), max(chunk, 1)):
-            piece = values[start : start + chunk]
+        for start in range(0, len(values), max(len(buffer), 1)):
+            piece = values[start : start + len(buffer)]
             size = len(piece)
             buffer[:size].copy_(piece)
             torch.add(anchor[:size], buffer[:size], alpha=weight, out=buffer[:size])
             steps[start : start + size].add_(buffer[:size].view(torch.int64))
+
+    def _room(self, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """Two float64 vectors to work in: one to write to, one full of the anchor."""
+        if self._scratch is None:
+            longest = max(len(steps) for steps in self._steps)
+            size = min(_CHUNK, longest) if steps.device.type == "cpu" else longest
+            buffer = torch.empty(size, dtype=torch.float64, device=steps.device)
+            self._scratch = buffer, torch.full_like(buffer, _ANCHOR)
+        return self._scratch
 
     def __len__(self) -> int:
         return len(self._weights)
@@ -81,10 +93,12 @@ class ExactSum:
         """The sum, float64, in the updates' shapes."""
         # wrapping integer arithmetic: the anchors taken away here are the ones that the additions put in
         offset = _wrapped(self._anchors * _ANCHOR_BITS)
-        return {
-            name: (steps - offset).to(torch.float64).mul_(GRID).view(self._shapes[name])
-            for name, steps in self._steps.items()
-        }
+        total: dict[str, Tensor] = {}
+        for group, steps in zip(self._groups, self._steps, strict=True):
+            values = (steps - offset).to(torch.float64).mul_(GRID)
+            parts = values.split([self._shapes[name].numel() for name in group])
+            total |= {name: part.view(self._shapes[name]) for name, part in zip(group, parts, strict=True)}
+        return total
 
     def added_to(self, reference: Mapping[str, Tensor], divisor: float | None = None) -> dict[str, Tensor]:
         """reference + sum / divisor in the reference's dtype; divisor: by default the sum of the weights."""
@@ -94,6 +108,25 @@ class ExactSum:
             name: (total[name].mul_(scale).add_(tensor)).to(tensor.dtype)
             for name, tensor in reference.items()
         }
+
+
+def _groups(like: Mapping[str, Tensor]) -> list[list[str]]:
+    """Names in order, small neighbours together: a model of many small layers then costs few operations."""
+    groups: list[list[str]] = []
+    filled = 0
+    for name, tensor in like.items():
+        if not groups or filled + tensor.numel() > _CHUNK:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += tensor.numel()
+    return groups
+
+
+def _row(tensors: list[Tensor]) -> Tensor:
+    """All values one after the other; a single tensor is not copied."""
+    rows = [tensor.detach().reshape(-1) for tensor in tensors]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _wrapped(value: int) -> int:

@@ -1,0 +1,1 @@
+"""Tables of benchmarks/table.py; each module has TABLES, by name."""
