@@ -1,4 +1,4 @@
-"""perennial: run, check, report, compare, predict, export, epsilon, ledger."""
+"""perennial: run, check, report, compare, predict, export, epsilon, ledger, deploy, site."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from cli.deploy import app as deploy
+from cli.site import app as site
 from foundation.errors import PerennialError
 
 app = typer.Typer(
@@ -14,6 +16,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated class-incremental learning that hospitals can run.",
 )
+app.add_typer(deploy, name="deploy")
+app.add_typer(site, name="site")
 
 
 @app.command()

@@ -28,6 +28,26 @@ class SitePolicy(BaseModel):
     delta: float = Field(default=1e-5, gt=0, lt=1)
 
 
+class Connection(BaseModel):
+    """How the SuperNode reaches the SuperLink; `perennial site start` reads it. Paths: from the file's
+    folder.
+
+    flower_home: Flower's folder; its apps/ holds the apps that may run here. any_app: run every app that the
+    operator sends, without approval. trusted_entities: Flower's list of publishers' keys, for apps from
+    Flower's hub. runtime_port: on loopback, with the next one for health checks; another for each SuperNode
+    on a machine.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    superlink: str = Field(pattern=r"^.+:[0-9]+$")
+    ca: Path = Path("ca.crt")
+    key: Path = Path("node.key")
+    flower_home: Path = Path("flower")
+    any_app: bool = False
+    trusted_entities: Path | None = None
+    runtime_port: int = Field(default=9094, ge=1, lt=65535)
+
+
 class SiteConfig(BaseModel):
     """One site. Build it with load_site_config."""
 
@@ -41,8 +61,17 @@ class SiteConfig(BaseModel):
     """Processor threads for training; results repeat bit for bit with 1."""
     state_dir: Path
     policy: SitePolicy = SitePolicy()
+    connection: Connection | None = None
 
 
 def load_site_config(path: Path) -> SiteConfig:
-    """The site in a YAML file; raises ConfigError naming the file and each faulty key."""
-    return validate(SiteConfig, read_yaml(path), str(path))
+    """The site in a YAML file; paths in it are taken from the file's folder.
+
+    Raises ConfigError naming the file and each faulty key.
+    """
+    site = validate(SiteConfig, read_yaml(path), str(path))
+    folder = path.absolute().parent
+    found: dict[str, object] = {"state_dir": folder / site.state_dir.expanduser()}
+    if site.data is not None and site.data.path is not None:
+        found["data"] = site.data.model_copy(update={"path": str(folder / Path(site.data.path).expanduser())})
+    return site.model_copy(update=found)

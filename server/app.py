@@ -1,9 +1,11 @@
 """The ServerApp: opens the run's folder and drives the curriculum over whatever grid it is given."""
 
 from collections.abc import Callable
+from logging import INFO, WARNING
 from typing import Any
 
 from flwr.app import Context
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from config.run import RunSettings
@@ -17,7 +19,24 @@ def main(grid: Grid, context: Context) -> None:
     """Flower's entry point."""
     name = type(grid).__name__
     engine = "ray" if name == "InMemoryGrid" else "grpc"
-    serve(grid, context, engine)
+    serve(grid, context, engine, listener=log_event)
+
+
+def log_event(event: dict[str, Any]) -> None:
+    """One journal event as one line of the log that `perennial deploy logs` shows."""
+    match event["event"]:
+        case "note":
+            log(WARNING, event["text"])
+        case "round":
+            faults = [
+                f"{found['site']}: {found['reason']}" for found in (*event["dropped"], *event["refused"])
+            ]
+            state = "skipped" if event["skipped"] else f"{len(event['participants'])} sites"
+            log(INFO, f"task {event['task']} round {event['round']}: {state}, {event['seconds']:.1f} s")
+            for fault in faults:
+                log(WARNING, fault)
+        case "task_finished":
+            log(INFO, f"task {event['task']} learnt: average accuracy {event['average_accuracy']}")
 
 
 def serve(

@@ -13,6 +13,16 @@ from strategies.exchange import Exchange
 Reply = TypeVar("Reply", bound=WireMessage)
 
 
+def describe_error(reason: str) -> str:
+    """What Flower says of a message that no ClientApp answered, for the operator.
+
+    A site runs approved apps only: the folder that apps are unpacked to is read-only (deploy/approval.py).
+    """
+    if "/apps/" in reason and ("PermissionError" in reason or "Read-only file system" in reason):
+        return "this site has not approved the app of this run"
+    return f"error at the site or on the way: {reason}"
+
+
 def ask(
     grid: Grid,
     exchange: Exchange,
@@ -34,7 +44,7 @@ def ask(
             continue
         try:
             if message.has_error():
-                raise ProtocolError(f"error at the site or on the way: {message.error.reason}")
+                raise ProtocolError(describe_error(message.error.reason or "unknown"))
             if read_kind(message.content) == Refusal.__name__:
                 refusal = Refusal.from_record(message.content)
                 raise ProtocolError(f"{refusal.kind}: {refusal.reason}")

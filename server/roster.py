@@ -7,6 +7,7 @@ the first keeps the name, the second is not asked.
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from flwr.serverapp import Grid
 
@@ -17,6 +18,8 @@ from strategies.exchange import Exchange
 
 DESCRIBE_DEADLINE = 120.0
 WAIT_POLL = 0.5
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+"""Seconds until a node that could not say its name is asked again, doubled each time."""
 
 
 def canonical(name: str) -> tuple[object, ...]:
@@ -24,6 +27,15 @@ def canonical(name: str) -> tuple[object, ...]:
     return tuple(
         (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part
     )
+
+
+@dataclass(frozen=True)
+class _Silent:
+    """A node that could not say its name: why, and when it is asked again (monotonic clock)."""
+
+    reason: str
+    pause: float
+    ask_at: float
 
 
 class Roster:
@@ -35,11 +47,14 @@ class Roster:
         self._note = note
         self._names: dict[int, str] = {}
         self._turned_away: set[int] = set()
+        self._silent: dict[int, _Silent] = {}
 
     def connected(self) -> dict[str, int]:
         """name -> node id of every usable site, in canonical order; new nodes are asked who they are."""
         online = set(self._grid.get_node_ids())
-        unknown = sorted(online - self._names.keys() - self._turned_away)
+        now = time.monotonic()
+        resting = {node for node, silent in self._silent.items() if now < silent.ask_at}
+        unknown = sorted(online - self._names.keys() - self._turned_away - resting)
         if unknown:
             self._describe(unknown, online)
         sites = {name: node for node, name in self._names.items() if node in online}
@@ -51,9 +66,11 @@ class Roster:
         deadline = time.monotonic() + timeout
         while len(sites := self.connected()) < count:
             if time.monotonic() >= deadline:
+                silent = [f"; node {node}: {found.reason}" for node, found in self._silent.items()]
                 raise StateError(
-                    f"{len(sites)} of {count} sites connected after {timeout:.0f} s ({', '.join(sites)}); "
-                    "start the missing sites and resume, or lower rounds.wait_for or rounds.quorum"
+                    f"{len(sites)} of {count} sites connected after {timeout:.0f} s ({', '.join(sites)})"
+                    f"{''.join(silent)}; start the missing sites and resume, or lower rounds.wait_for or "
+                    "rounds.quorum"
                 )
             time.sleep(WAIT_POLL)
         return sites
@@ -66,7 +83,7 @@ class Roster:
             [(str(node), node, request) for node in nodes],
             DescribeReply,
             DESCRIBE_DEADLINE,
-            lambda node, reason: self._note(f"node {node}: could not be asked its name: {reason}"),
+            lambda node, reason: self._rest(int(node), reason),
         )
         # in the order of node ids, not of arrival, so that of two nodes with one name the same one wins every
         # time
@@ -76,6 +93,14 @@ class Roster:
             except ProtocolError as error:
                 self._turned_away.add(int(node))
                 self._note(f"node {node}: not asked to take part: {error}")
+
+    def _rest(self, node: int, reason: str) -> None:
+        """Leave a node in peace for a while; a site may yet approve the app, or its disk be emptied."""
+        before = self._silent.get(node)
+        if before is None or before.reason != reason:
+            self._note(f"node {node}: could not be asked its name: {reason}")
+        pause = FIRST_PAUSE if before is None else min(2 * before.pause, LONGEST_PAUSE)
+        self._silent[node] = _Silent(reason, pause, time.monotonic() + pause)
 
     def _admit(self, node: int, reply: DescribeReply, online: set[int]) -> None:
         if reply.version != VERSION:
@@ -92,3 +117,4 @@ class Roster:
                     raise ProtocolError(f"site name {name!r} is already taken by connected node {other}")
                 del self._names[other]
         self._names[node] = reply.site
+        self._silent.pop(node, None)

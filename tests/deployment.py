@@ -1,167 +1,196 @@
-"""A deployment of real processes on loopback: a SuperLink with TLS and node keys, and SuperNodes."""
+"""A federation of real processes on loopback, made by the commands of operators and hospitals.
 
-import datetime
-import ipaddress
+As root, sites run without the capability to write where permissions forbid it, so that the read-only apps
+folder binds them as it binds a hospital's.
+"""
+
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+import numpy as np
+import yaml
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
-BIN = Path(sys.executable).parent
 LOOPBACK = "127.0.0.1"
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind((LOOPBACK, 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Ports that nobody listens on now, each with the next one free too."""
+    found: list[int] = []
+    while len(found) < count:
+        with socket.socket() as one, socket.socket() as following:
+            one.bind((LOOPBACK, 0))
+            port = one.getsockname()[1]
+            try:
+                following.bind((LOOPBACK, port + 1))
+            except OSError:
+                continue
+            if not any(abs(port - other) < 2 for other in found):
+                found.append(port)
+    return found
 
 
-def pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+def digit_folders(root: Path, sites: list[str], per_site: int) -> None:
+    """root/SITE/CLASS/NUMBER.png: scikit-learn's digits, a different part for each site."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.uint8(digits.images * 15)
+    for position, site in enumerate(sites):
+        for index in range(position * per_site, (position + 1) * per_site):
+            folder = root / site / f"digit-{digits.target[index]}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(images[index]).save(folder / f"{index:04}.png")
 
 
-def write_certificates(folder: Path) -> None:
-    """ca.crt, server.pem and server.key for loopback, valid for a day."""
-    now = datetime.datetime.now(datetime.UTC)
-    keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in ("ca", "server")}
-    names = {name: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in keys}
-    for name, key in keys.items():
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(names[name])
-            .issuer_name(names["ca"])
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=name == "ca", path_length=None), critical=True)
-        )
-        if name == "server":
-            hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(LOOPBACK))]
-            builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-        certificate = builder.sign(keys["ca"], hashes.SHA384())
-        suffix = "crt" if name == "ca" else "pem"
-        (folder / f"{name}.{suffix}").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    form = serialization.PrivateFormat.TraditionalOpenSSL
-    (folder / "server.key").write_bytes(pem(keys["server"], form))
-
-
-def write_node_key(path: Path) -> None:
-    """An ECDSA P-384 pair in OpenSSH form: path and path.pub."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    path.write_bytes(pem(key, serialization.PrivateFormat.OpenSSH))
-    path.chmod(0o600)
-    public = key.public_key()
-    encoding, form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    path.with_suffix(".pub").write_bytes(public.public_bytes(encoding, form))
+def bound_by_permissions() -> list[str] | None:
+    """What to put before a command so that read-only folders bind it; None: root, and no way to bind it."""
+    if os.getuid():
+        return []
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        return None
+    return [setpriv, "--inh-caps=-dac_override", "--bounding-set=-dac_override", "--"]
 
 
 class Deployment:
-    """Everything lives under folder; every process ends with the block. sites: name -> site.yaml."""
+    """A federation and its processes; all end with the block, and the folder goes. sites: their names."""
 
-    def __init__(self, folder: Path, sites: dict[str, Path]) -> None:
-        self.folder, self.sites = folder, sites
-        self.fleet, self.control, *self.site_ports = free_ports(2 + len(sites))
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.environment = os.environ | {
-            "FLWR_HOME": str(folder / "flwr"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-        }
+    def __init__(self, sites: list[str]) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="perennial-"))
+        self.folder.chmod(0o755)
+        self.operator = self.folder / "federation"
+        prefix = bound_by_permissions()
+        self.pinned = prefix is not None
+        self._prefix = prefix or []
+        self.names = sites
+        self.fleet, self.control, self.health, *ports = free_ports(3 + len(sites))
+        self.ports = dict(zip(sites, ports, strict=True))
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
-        home = self.folder / "flwr"
-        home.mkdir(parents=True)
-        write_certificates(self.folder)
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{LOOPBACK}:{self.control}"\n'
-            f'root-certificates = "{self.folder / "ca.crt"}"\n'
-        )
-        self._start(
-            "superlink",
-            "flower-superlink",
-            *("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"),
-            "--disable-runtime-dependency-installation",
-            *("--enable-supernode-auth", "--database", "state.db"),
-            *("--host", LOOPBACK, "--port", str(self.control)),
-            *("--fleet-api-type", "grpc-rere", "--fleet-api-address", f"{LOOPBACK}:{self.fleet}"),
-        )
-        self._wait_for_port(self.control)
-        self._wait_for_port(self.fleet)
-        for (name, site_file), port in zip(self.sites.items(), self.site_ports, strict=True):
-            key = self.folder / f"{name}.key"
-            write_node_key(key)
-            self.flwr("supernode", "register", str(key.with_suffix(".pub")), "here", "--name", name)
-            self._start(
-                name,
-                "flower-supernode",
-                *("--root-certificates", "ca.crt", "--superlink", f"{LOOPBACK}:{self.fleet}"),
-                *("--auth-supernode-private-key", str(key), "--port", str(port)),
-                *("--node-config", f'site="{site_file}"'),
-            )
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in reversed(self._processes):
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-            process.wait()
+        for name in list(self._processes):
+            self.kill(name)
+        subprocess.run(["chmod", "-R", "u+w", str(self.folder)], check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-    def flwr(self, *arguments: str, timeout: float = 240) -> str:
-        """Run one flwr command; its output. Raises AssertionError with the output when it fails."""
-        done = subprocess.run(
-            ["flwr", *arguments],
-            cwd=ROOT,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
+    def perennial(self, *arguments: str | Path, fails: bool = False) -> str:
+        """One command; what it said. Raises AssertionError when it fails, or does not where fails is set."""
+        command = [sys.executable, "-m", "cli.main", *(str(argument) for argument in arguments)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        said = done.stdout + done.stderr
+        assert (done.returncode != 0) == fails, f"{arguments}: {done.returncode}: {said}{self.logs()}"
+        return said
+
+    def deploy(self, command: str, *arguments: str | Path, fails: bool = False) -> str:
+        """One operator's command on this federation."""
+        return self.perennial("deploy", command, *arguments, "--folder", self.operator, fails=fails)
+
+    def init(self, host: str = "localhost") -> None:
+        """The federation's folder, without containers, on free ports."""
+        self.perennial(
+            *("deploy", "init", self.operator, "--host", host, "--runtime", "process"),
+            *("--fleet-port", str(self.fleet), "--control-port", str(self.control)),
         )
-        assert done.returncode == 0, f"flwr {arguments}: {done.stdout}{done.stderr}{self.logs()}"
-        return done.stdout + done.stderr
+        path = self.operator / "deploy.yaml"
+        settings = yaml.safe_load(path.read_text())
+        path.write_text(yaml.safe_dump({**settings, "fleet_host": LOOPBACK, "health_port": self.health}))
+
+    def site_file(self, name: str) -> Path:
+        return self.folder / name / "site.yaml"
+
+    def edit_site(self, name: str, **sections: Any) -> None:
+        """Change sections of a site.yaml as its engineer would."""
+        path = self.site_file(name)
+        content = yaml.safe_load(path.read_text())
+        for section, change in sections.items():
+            merge = isinstance(change, dict) and isinstance(content.get(section), dict)
+            content[section] = {**content[section], **change} if merge else change
+        path.write_text(yaml.safe_dump(content))
+
+    def start_superlink(self) -> None:
+        """Start it and wait until it serves."""
+        self._start("superlink", [], "deploy", "start", str(self.operator))
+        for _ in range(240):
+            if self._listens(self.control) and self._listens(self.fleet):
+                return
+            assert self.running("superlink"), self.logs()
+            time.sleep(0.25)
+        raise AssertionError(f"the SuperLink does not listen: {self.logs()}")
+
+    def start_site(self, name: str) -> None:
+        self._start(name, self._prefix, "site", "start", str(self.site_file(name)))
+
+    def running(self, name: str) -> bool:
+        return self._processes[name].poll() is None
+
+    def wait_for_end(self, name: str, seconds: float = 60) -> int:
+        """The exit status of a process that is expected to end."""
+        return self._processes[name].wait(timeout=seconds)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to a process and its children."""
+        process = self._processes.pop(name)
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        process.wait()
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
 
     def logs(self) -> str:
         """The end of every process's log."""
         return "".join(f"\n--- {path.name}\n{path.read_text()[-3000:]}" for path in self.folder.glob("*.log"))
 
-    def _start(self, name: str, *command: str) -> None:
-        with open(self.folder / f"{name}.log", "wb") as log:
-            process = subprocess.Popen(
-                command,
+    def wait_for_log(self, name: str, text: str, seconds: float = 60) -> None:
+        until = time.monotonic() + seconds
+        while text not in self.log(name):
+            assert time.monotonic() < until, f"{name} never said {text!r}: {self.logs()}"
+            time.sleep(0.2)
+
+    def wait_for_run(self, name: str, seconds: float = 240) -> str:
+        """Flower's final status of a run."""
+        from deploy.federation import OperatorFolder
+        from deploy.operations import last_run, run_statuses
+
+        operator = OperatorFolder(self.operator)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            status = run_statuses(operator)[last_run(operator, name)]
+            if status.startswith("finished"):
+                return status
+            time.sleep(1)
+        raise AssertionError(f"run {name} is still {status}: {self.logs()}")
+
+    def _start(self, name: str, prefix: list[str], *arguments: str) -> None:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "cli.main", *arguments],
                 cwd=self.folder,
-                env=self.environment,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._processes.append(process)
 
-    def _wait_for_port(self, port: int) -> None:
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex((LOOPBACK, port)) == 0:
-                    return
-            time.sleep(0.1)
-        raise AssertionError(f"nothing listens on port {port}: {self.logs()}")
+    @staticmethod
+    def _listens(port: int) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((LOOPBACK, port)) == 0

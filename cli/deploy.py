@@ -1,0 +1,252 @@
+"""perennial deploy: what an operator does."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="For the operator: a federation's keys, sites and runs.")
+Folder = Annotated[Path, typer.Option("--folder", help="the federation's folder")]
+Site = Annotated[str, typer.Argument(help="the site's name")]
+Run = Annotated[str, typer.Argument(help="the run's name")]
+Device = Annotated[str, typer.Option(help="for aggregation and central evaluation: auto, cpu or cuda")]
+HERE = Path()
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="a new folder for everything of this federation")],
+    host: Annotated[
+        list[str], typer.Option(help="name or address by which sites reach the SuperLink; repeat")
+    ],
+    name: Annotated[str, typer.Option(help="of the federation; default: the folder's")] = "",
+    runtime: Annotated[str, typer.Option(help="compose (containers) or process")] = "compose",
+    days: Annotated[int, typer.Option(help="validity of the server's certificate")] = 365,
+    fleet_port: Annotated[int, typer.Option(help="where sites connect")] = 9092,
+    control_port: Annotated[int, typer.Option(help="of the Control API, on loopback")] = 8000,
+) -> None:
+    """Make a federation: certificate authority, server certificate, compose file, settings."""
+    from config.yaml_file import validate
+    from deploy.bundle import write_operator_files
+    from deploy.certificates import read_validity
+    from deploy.federation import Federation, create_operator_folder
+
+    facts = {
+        "name": name or folder.absolute().name,
+        "hosts": host,
+        "runtime": runtime,
+        "fleet_port": fleet_port,
+        "control_port": control_port,
+    }
+    made = create_operator_folder(folder, validate(Federation, facts, "perennial deploy init"), days)
+    if runtime == "compose":
+        write_operator_files(made)
+    for path in (made.authority_certificate, made.certificates / "server.pem"):
+        for certificate in read_validity(path):
+            typer.echo(f"{path.name}: {certificate}")
+    typer.echo(f"keep {made.authority_key} safe: whoever has it can pose as this federation")
+
+
+@app.command()
+def add_site(
+    name: Site,
+    public_key: Annotated[Path | None, typer.Option(help="the .pub file that the site made")] = None,
+    passphrase_file: Annotated[
+        Path | None, typer.Option(help="make the key here, sealed with the passphrase in this file")
+    ] = None,
+    folder: Folder = HERE,
+) -> None:
+    """Add a site, with the public key that it made, or with one made here and sealed."""
+    from deploy.federation import OperatorFolder
+    from deploy.keys import make_node_key, public_line, seal
+    from foundation.errors import ConfigError
+    from foundation.files import replace_file
+
+    operator = OperatorFolder(folder)
+    if (public_key is None) == (passphrase_file is None):
+        raise ConfigError(
+            "add-site: give either --public-key (best: the key never travels) or --passphrase-file"
+        )
+    sealed = operator.path / "sites" / f"{name}.sealed"
+    if public_key is not None:
+        mark = operator.add_site(name, _bytes(public_key))
+        sealed.unlink(missing_ok=True)
+    else:
+        assert passphrase_file is not None
+        key = make_node_key()
+        data = seal(key, _bytes(passphrase_file).decode().strip())
+        mark = operator.add_site(name, public_line(key))
+        replace_file(sealed, data)
+    typer.echo(f"{name}: added; key {mark}")
+
+
+@app.command()
+def bundle(name: Site, folder: Folder = HERE) -> None:
+    """Write the archive that the site receives."""
+    from deploy.bundle import write_bundle
+    from deploy.federation import OperatorFolder
+
+    path = write_bundle(OperatorFolder(folder), name)
+    typer.echo(f"{path}")
+    typer.echo(path.with_name(f"{path.name}.sha256").read_text(encoding="utf-8").split()[0])
+
+
+@app.command()
+def register(name: Site, folder: Folder = HERE) -> None:
+    """Let a site in. The SuperLink must run."""
+    from deploy.federation import OperatorFolder
+    from deploy.operations import register as register_site
+
+    typer.echo(f"{name}: registered as node {register_site(OperatorFolder(folder), name)}")
+
+
+@app.command()
+def revoke(name: Site, folder: Folder = HERE) -> None:
+    """Shut a site out, from its next message on."""
+    from deploy.federation import OperatorFolder
+    from deploy.operations import revoke as revoke_site
+
+    revoke_site(OperatorFolder(folder), name)
+    typer.echo(f"{name}: revoked; to let it back, give it a new key (add-site) and register that")
+
+
+@app.command()
+def stage(
+    experiment: Annotated[Path, typer.Argument(help="experiment.yaml")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
+    name: Annotated[str, typer.Option(help="of the run; default: the experiment's")] = "",
+    folder: Folder = HERE,
+) -> None:
+    """Build the app of an experiment without running it, for sites to review and approve."""
+    from deploy.federation import OperatorFolder
+    from deploy.operations import stage as stage_experiment
+
+    application = stage_experiment(OperatorFolder(folder), experiment, overrides or [], name)
+    typer.echo(f"{application.fab}\n{application.digest}")
+
+
+@app.command()
+def submit(
+    experiment: Annotated[Path, typer.Argument(help="experiment.yaml")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
+    name: Annotated[str, typer.Option(help="of the run; default: the experiment's")] = "",
+    device: Device = "auto",
+    folder: Folder = HERE,
+) -> None:
+    """Start a run of an experiment over the registered sites."""
+    from deploy.federation import OperatorFolder
+    from deploy.operations import submit as submit_experiment
+
+    done = submit_experiment(OperatorFolder(folder), experiment, overrides or [], name, device)
+    typer.echo(f"{done.name}: started as Flower's run {done.run}")
+    typer.echo(f"app {done.application.fab.name}, SHA-256 {done.application.digest}")
+
+
+@app.command()
+def status(folder: Folder = HERE) -> None:
+    """Certificates, sites, runs."""
+    from cli.deployment_status import print_status
+    from deploy.federation import OperatorFolder
+
+    print_status(OperatorFolder(folder))
+
+
+@app.command()
+def logs(
+    name: Run,
+    follow: Annotated[bool, typer.Option(help="go on as lines come")] = False,
+    folder: Folder = HERE,
+) -> None:
+    """What the ServerApp of a run said."""
+    from deploy.federation import OperatorFolder
+    from deploy.operations import last_run
+    from deploy.superlink import CONNECTION
+    from deploy.superlink import follow as run_on_terminal
+
+    operator = OperatorFolder(folder)
+    mode = "--stream" if follow else "--show"
+    raise typer.Exit(run_on_terminal(operator, "log", last_run(operator, name), CONNECTION, mode))
+
+
+@app.command()
+def resume(name: Run, device: Device = "auto", folder: Folder = HERE) -> None:
+    """Go on with a run that was stopped or killed, from its last finished round."""
+    from deploy.federation import OperatorFolder
+    from deploy.operations import resume as resume_run
+
+    done = resume_run(OperatorFolder(folder), name, device)
+    typer.echo(f"{name}: resumed as Flower's run {done.run}")
+
+
+@app.command()
+def stop(name: Run, folder: Folder = HERE) -> None:
+    """Stop a run; it can be resumed."""
+    from deploy.federation import OperatorFolder
+    from deploy.operations import stop as stop_run
+
+    typer.echo(f"{name}: stopped (Flower's run {stop_run(OperatorFolder(folder), name)})")
+
+
+@app.command()
+def rotate(
+    days: Annotated[int, typer.Option(help="validity of the new server certificate")] = 365,
+    host: Annotated[list[str] | None, typer.Option(help="replace the names that it is for; repeat")] = None,
+    authority: Annotated[
+        bool, typer.Option(help="make a new authority instead; rotate again when all sites have its ca.crt")
+    ] = False,
+    folder: Folder = HERE,
+) -> None:
+    """Renew the server's certificate (restart the SuperLink then), or begin a change of authority."""
+    from deploy.certificates import read_validity
+    from deploy.federation import OperatorFolder
+
+    operator = OperatorFolder(folder)
+    if authority:
+        operator.renew_authority()
+        typer.echo("new authority made; send every site a new bundle (ca.crt trusts both), then rotate again")
+        return
+    if host:
+        operator = operator.write_hosts(tuple(host))
+    operator.renew_server(days)
+    for certificate in read_validity(operator.certificates / "server.pem"):
+        typer.echo(f"server.pem: {certificate}")
+    typer.echo("restart the SuperLink to use it; runs go on with `perennial deploy resume`")
+
+
+@app.command()
+def start(folder: Annotated[Path, typer.Argument(help="the federation's folder")] = HERE) -> None:
+    """Run the SuperLink, in the foreground."""
+    from deploy.federation import OperatorFolder
+    from deploy.superlink import start_superlink
+
+    start_superlink(OperatorFolder(folder))
+
+
+@app.command()
+def health(folder: Annotated[Path, typer.Argument(help="the federation's folder")] = HERE) -> None:
+    """Ask the running SuperLink whether it serves (for health checks)."""
+    from deploy.federation import OperatorFolder
+    from deploy.health import check_health
+
+    check_health(OperatorFolder(folder).health_address)
+
+
+@app.command()
+def reports(
+    runs: Annotated[Path, typer.Argument(help="folder of run folders")],
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option()] = 8080,
+) -> None:
+    """Serve the report pages of all runs, read-only."""
+    from deploy.reports import serve_reports
+
+    serve_reports(runs, host, port)
+
+
+def _bytes(path: Path) -> bytes:
+    from foundation.errors import ConfigError
+
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,28 @@
+"""perennial deploy status."""
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.certificates import read_validity
+from deploy.federation import OperatorFolder
+from deploy.operations import node_statuses, progress, run_statuses, started_runs
+
+
+def print_status(folder: OperatorFolder) -> None:
+    """Certificates, sites and runs, each with what Flower knows of it now."""
+    console = Console(highlight=False)
+    for name in ("ca.crt", "server.pem"):
+        for certificate in read_validity(folder.certificates / name):
+            console.print(f"{name}: {certificate}", markup=False)
+    nodes = node_statuses(folder)
+    sites = Table("site", "state", "node", "now", title="sites", title_justify="left")
+    for name, record in folder.sites().items():
+        sites.add_row(name, record.state, record.node or "-", nodes.get(record.node, "-"))
+    console.print(sites)
+    statuses = run_statuses(folder)
+    runs = Table("run", "Flower's run", "status", "last event", title="runs", title_justify="left")
+    for name, started in started_runs(folder).items():
+        event = progress(folder, name)
+        last = " ".join(f"{key}={event[key]}" for key in ("event", "task", "round") if key in event)
+        runs.add_row(name, started[-1], statuses.get(started[-1], "unknown"), last or "-")
+    console.print(runs)

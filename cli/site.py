@@ -1,0 +1,110 @@
+"""perennial site: what a hospital's engineer does."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True, help="At a hospital: keys, the operator's bundle, approvals, the SuperNode."
+)
+SiteFile = Annotated[Path, typer.Argument(help="site.yaml")]
+
+
+@app.command()
+def keygen(
+    path: Annotated[Path, typer.Argument(help="where the private key goes")] = Path("node.key"),
+) -> None:
+    """Make this site's key pair; the .pub file goes to the operator, the other never leaves."""
+    from deploy.keys import fingerprint, make_node_key, public_line, write_node_key
+
+    key = make_node_key()
+    write_node_key(key, path)
+    typer.echo(f"private key: {path} (stays here)")
+    typer.echo(f"public key:  {path}.pub (send it to the operator)")
+    typer.echo(f"fingerprint: {fingerprint(public_line(key))} (compare by telephone)")
+
+
+@app.command(name="open")
+def open_(
+    bundle: Annotated[Path, typer.Argument(help="NAME.tar.gz from the operator")],
+    folder: Annotated[Path, typer.Argument(help="this site's folder")] = Path(),
+    sealed: Annotated[
+        bool, typer.Option(help="the bundle holds a sealed key: ask for its passphrase")
+    ] = False,
+    passphrase_file: Annotated[Path | None, typer.Option(help="read the passphrase from a file")] = None,
+) -> None:
+    """Unpack a bundle, after checking its checksums; site.yaml and keys that exist are kept."""
+    from deploy.bundle import open_bundle
+
+    passphrase = passphrase_file.read_text(encoding="utf-8").strip() if passphrase_file else None
+    if sealed and passphrase is None:
+        passphrase = typer.prompt("passphrase", hide_input=True)
+    for name in open_bundle(bundle, folder, passphrase):
+        typer.echo(f"{folder / name}")
+
+
+@app.command()
+def approve(
+    fab: Annotated[Path, typer.Argument(help="the app bundle, offered/*.fab")],
+    sha256: Annotated[str, typer.Argument(help="its SHA-256, as the operator told it by another way")],
+    site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
+) -> None:
+    """Let one app run here: the code and the experiment that have this hash, and no other."""
+    from deploy.approval import approve as approve_app
+
+    approved = approve_app(fab, _flower_home(site), sha256)
+    typer.echo(f"{approved.name}: approved, with {', '.join(approved.experiments) or 'no experiment'}")
+
+
+@app.command()
+def withdraw(
+    name: Annotated[str, typer.Argument(help="as `perennial site check` lists it")],
+    site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
+) -> None:
+    """Take an approval back."""
+    from deploy.approval import withdraw as withdraw_app
+
+    withdraw_app(name, _flower_home(site))
+    typer.echo(f"{name}: not approved any more")
+
+
+@app.command()
+def check(path: SiteFile = Path("site.yaml")) -> None:
+    """Check key, certificates, approvals and the way to the SuperLink; say what would happen."""
+    from deploy.handshake import check_handshake
+    from deploy.supernode import read_setup
+
+    setup = read_setup(path)
+    typer.echo(f"site:        {setup.config.site}, key {setup.fingerprint}")
+    for authority in setup.authorities:
+        typer.echo(f"authority:   {authority}")
+    for approved in setup.apps:
+        typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
+    if setup.connection.any_app:
+        typer.echo("approved:    EVERY app that the operator sends (connection.any_app)")
+    check_handshake(setup.connection.superlink, setup.path(setup.connection.ca))
+    typer.echo(f"superlink:   {setup.connection.superlink} answers with a certificate that this site trusts")
+
+
+@app.command()
+def start(path: SiteFile = Path("site.yaml")) -> None:
+    """Run the SuperNode, in the foreground."""
+    from deploy.supernode import start_supernode
+
+    start_supernode(path)
+
+
+@app.command()
+def health(path: SiteFile = Path("site.yaml")) -> None:
+    """Ask the running SuperNode whether it serves (for health checks)."""
+    from deploy.health import check_health
+    from deploy.supernode import health_address, read_connection
+
+    check_health(health_address(read_connection(path)))
+
+
+def _flower_home(site: Path) -> Path:
+    from deploy.supernode import read_connection
+
+    return site.absolute().parent / read_connection(site).flower_home

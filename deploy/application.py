@@ -1,0 +1,91 @@
+"""The app that travels: Perennial's code and one experiment, as one Flower App Bundle with one hash.
+
+A site approves the hash, and with it both the code and the experiment (see deploy/approval.py).
+"""
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from config.experiment import load_experiment
+from config.run import APP_ROOT, RunSettings
+from foundation.errors import StateError
+from foundation.files import replace_file
+
+ROOMS = ("foundation", "data", "models", "privacy", "config", "protocol", "client", "strategies", "server")
+"""What runs at the server and at sites; the engine and the command line stay at home."""
+PUBLISHER, NAME, VERSION = "perennial", "perennial", "0.1.0"
+
+
+@dataclass(frozen=True)
+class Application:
+    """A staged app. folder: what `flwr run` takes. fab: the bundle, named as Flower names it. digest: its
+    SHA-256."""
+
+    folder: Path
+    fab: Path
+    digest: str
+
+
+def stage_application(experiment: Path, overrides: list[str], name: str, apps: Path) -> Application:
+    """Put the experiment, resolved, with the code below apps/name, and build its bundle.
+
+    The same code and experiment give the same bytes, so the same hash. Raises ConfigError for a bad
+    experiment; StateError when apps/name holds another app already.
+    """
+    from flwr.cli.build import build_fab_from_disk
+
+    resolved = load_experiment(experiment, overrides)
+    name = name or resolved.name
+    staged, folder = apps / f".{name}.staged", apps / name
+    shutil.rmtree(staged, ignore_errors=True)
+    for room in ROOMS:
+        shutil.copytree(APP_ROOT / room, staged / room, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    (staged / "experiments").mkdir()
+    inside = f"experiments/{name}.yaml"
+    replace_file(staged / inside, resolved.to_yaml().encode(), mode=0o644)
+    replace_file(staged / "pyproject.toml", _project(inside).encode(), mode=0o644)
+    content = build_fab_from_disk(staged)
+    digest = hashlib.sha256(content).hexdigest()
+    if folder.exists():
+        if build_fab_from_disk(folder) != content:
+            shutil.rmtree(staged)
+            raise StateError(
+                f"{folder}: holds another experiment or another version of the code; choose another --name"
+            )
+        shutil.rmtree(staged)
+    else:
+        staged.rename(folder)
+    fab = apps / f"{PUBLISHER}.{NAME}.{VERSION.replace('.', '-')}.{digest[:8]}.fab"
+    replace_file(fab, content, mode=0o644)
+    return Application(folder, fab, digest)
+
+
+def read_application(name: str, apps: Path) -> Application:
+    """A staged app, as it was submitted. Raises StateError naming those there are."""
+    from flwr.cli.build import build_fab_from_disk
+
+    folder = apps / name
+    if not (folder / "pyproject.toml").is_file():
+        known = ", ".join(sorted(path.parent.name for path in apps.glob("*/pyproject.toml"))) or "none yet"
+        raise StateError(f"run {name!r}: no experiment of this name was submitted; submitted: {known}")
+    digest = hashlib.sha256(build_fab_from_disk(folder)).hexdigest()
+    return Application(
+        folder, apps / f"{PUBLISHER}.{NAME}.{VERSION.replace('.', '-')}.{digest[:8]}.fab", digest
+    )
+
+
+def _project(experiment: str) -> str:
+    """The app's pyproject.toml. Its dependencies are in the images: nothing is installed at run time."""
+    settings = {**RunSettings().__dict__, "experiment": experiment}
+    lines = [f'{key} = "{value}"' for key, value in settings.items() if isinstance(value, str)]
+    lines += [f"{key} = {value}" for key, value in settings.items() if isinstance(value, int)]
+    return (
+        f'[project]\nname = "{NAME}"\nversion = "{VERSION}"\n'
+        'description = "Federated class-incremental learning"\nlicense = "Apache-2.0"\ndependencies = []\n\n'
+        f'[tool.flwr.app]\npublisher = "{PUBLISHER}"\n'
+        'fab-include = ["**/*.py", "experiments/*.yaml", "pyproject.toml"]\n\n'
+        '[tool.flwr.app.components]\nserverapp = "server.app:app"\nclientapp = "client.app:app"\n\n'
+        "[tool.flwr.app.config]\n" + "\n".join(lines) + "\n"
+    )

@@ -1,0 +1,174 @@
+"""The operator's certificate authority and the SuperLink's certificate (X.509, ECDSA P-384)."""
+
+import datetime
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from foundation.errors import ConfigError, StateError
+from foundation.files import replace_file
+
+AUTHORITY_DAYS = 3650
+LONGEST_SERVER_DAYS = 825
+"""What common TLS clients accept for a server certificate."""
+CLOCK_TOLERANCE = datetime.timedelta(hours=1)
+"""A certificate is valid from a little before it was made: sites' clocks differ."""
+
+
+@dataclass(frozen=True)
+class Issued:
+    """One certificate with its private key, both as PEM bytes."""
+
+    certificate: bytes
+    key: bytes
+
+
+def make_authority(name: str) -> Issued:
+    """A new certificate authority for one federation."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} authority")])
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        _dated(AUTHORITY_DAYS)
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    return Issued(_pem(certificate), _private(key))
+
+
+def make_server(authority: Issued, hosts: Sequence[str], days: int) -> Issued:
+    """A certificate for the SuperLink, valid for hosts (names or IP addresses) and for loopback.
+
+    Raises ConfigError when a host is not a name or address, or days is out of range.
+    """
+    if not 1 <= days <= LONGEST_SERVER_DAYS:
+        raise ConfigError(f"days: found {days}, allowed 1 to {LONGEST_SERVER_DAYS}")
+    issuer = x509.load_pem_x509_certificate(authority.certificate)
+    signer = serialization.load_pem_private_key(authority.key, password=None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP384R1())
+    names = [general_name(host) for host in dict.fromkeys((*hosts, "localhost", "127.0.0.1"))]
+    certificate = (
+        _dated(days)
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])]))
+        .issuer_name(issuer.subject)
+        .public_key(key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+        .sign(signer, hashes.SHA384())
+    )
+    return Issued(_pem(certificate), _private(key))
+
+
+def general_name(host: str) -> x509.GeneralName:
+    """host as an IP address or a DNS name. Raises ConfigError when it is neither."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    labels = host.split(".")
+    if len(host) > 253 or not all(
+        0 < len(label) <= 63 and label.replace("-", "").isalnum() and label.isascii() for label in labels
+    ):
+        raise ConfigError(
+            f"host: found {host!r}, allowed a DNS name such as fl.example.org, or an IP address"
+        )
+    return x509.DNSName(host)
+
+
+@dataclass(frozen=True)
+class Validity:
+    """What a person asks of a certificate."""
+
+    subject: str
+    hosts: tuple[str, ...]
+    begins: datetime.datetime
+    ends: datetime.datetime
+
+    @property
+    def days_left(self) -> int:
+        """Whole days until it expires; negative when it has."""
+        return (self.ends - datetime.datetime.now(datetime.UTC)).days
+
+    def __str__(self) -> str:
+        state = f"expires {self.ends:%Y-%m-%d}, {self.days_left} days left"
+        if self.days_left < 0:
+            state = f"EXPIRED on {self.ends:%Y-%m-%d}"
+        hosts = f" for {', '.join(self.hosts)}" if self.hosts else ""
+        return f"{self.subject}{hosts}: {state}"
+
+
+def read_validity(path: Path) -> list[Validity]:
+    """Every certificate in a PEM file. Raises StateError naming the file when there is none."""
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        raise StateError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise StateError(f"{path}: holds no PEM certificate: {error}") from error
+    return [_validity(certificate) for certificate in found]
+
+
+def write_issued(issued: Issued, certificate: Path, key: Path) -> None:
+    """Both files, each replaced in one step; the key is readable by its owner alone."""
+    replace_file(key, issued.key, mode=0o600)
+    replace_file(certificate, issued.certificate, mode=0o644)
+
+
+def _validity(certificate: x509.Certificate) -> Validity:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        hosts = tuple(str(name.value) for name in names)
+    except x509.ExtensionNotFound:
+        hosts = ()
+    return Validity(
+        subject=certificate.subject.rfc4514_string(),
+        hosts=hosts,
+        begins=certificate.not_valid_before_utc,
+        ends=certificate.not_valid_after_utc,
+    )
+
+
+def _dated(days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_TOLERANCE)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

@@ -1,0 +1,195 @@
+"""The operator's folder: one federation, everything that the operator owns of it.
+
+deploy.yaml         name, hosts, how the SuperLink is reached
+authority/          the certificate authority; its key never leaves this folder
+certificates/       ca.crt (what sites trust), server.pem, server.key
+sites/NAME.pub      one site's public key; sites/NAME.yaml: whether it is registered
+apps/NAME/          each submitted experiment with the code that runs it; apps/*.fab: as sites get it
+bundles/            what hospitals are given
+state/              the SuperLink's database, the run folders, Flower's own settings
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from config.yaml_file import read_yaml, validate
+from deploy.certificates import Issued, make_authority, make_server, write_issued
+from deploy.keys import check_public_line, fingerprint
+from foundation.errors import ConfigError, StateError, nearest
+from foundation.files import replace_file
+
+DEPLOY = "deploy.yaml"
+SITE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+IN_CONTAINER = Path("/operator")
+"""Where the operator's folder is mounted in the SuperLink's container."""
+
+
+class Federation(BaseModel):
+    """deploy.yaml. hosts: names and addresses by which sites reach the SuperLink, the first one in bundles.
+
+    control_port: of the Control API, which listens on loopback only: whoever reaches it can start runs.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str = Field(pattern=SITE_NAME)
+    hosts: tuple[str, ...] = Field(min_length=1)
+    runtime: Literal["compose", "process"] = "compose"
+    fleet_port: PositiveInt = Field(default=9092, lt=65536)
+    control_port: PositiveInt = Field(default=8000, lt=65536)
+    fleet_host: str = "0.0.0.0"
+    health_port: PositiveInt = Field(default=9099, lt=65536)
+
+
+class SiteRecord(BaseModel):
+    """How one site stands. node: Flower's id once registered, as text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    state: Literal["added", "registered", "revoked"] = "added"
+    node: str = ""
+
+
+class OperatorFolder:
+    """A federation's folder and its paths."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError when path is not such a folder."""
+        if not (path / DEPLOY).is_file():
+            raise ConfigError(f"{path}: no {DEPLOY} here; make a federation with `perennial deploy init`")
+        self.path = path.absolute()
+        self.federation = validate(Federation, read_yaml(path / DEPLOY), str(path / DEPLOY))
+        self.authority_certificate = self.path / "authority" / "ca.crt"
+        self.authority_key = self.path / "authority" / "ca.key"
+        self.certificates = self.path / "certificates"
+        self.state = self.path / "state"
+        self.apps = self.path / "apps"
+
+    @property
+    def root(self) -> Path:
+        """This folder as the SuperLink's process sees it."""
+        return IN_CONTAINER if self.federation.runtime == "compose" else self.path
+
+    @property
+    def fleet_address(self) -> str:
+        """Where sites connect."""
+        return f"{self.federation.hosts[0]}:{self.federation.fleet_port}"
+
+    @property
+    def health_address(self) -> str:
+        """Where the SuperLink answers health checks, on its own machine or in its container."""
+        return f"127.0.0.1:{self.federation.health_port}"
+
+    def sites(self) -> dict[str, SiteRecord]:
+        """Every site by name."""
+        paths = sorted((self.path / "sites").glob("*.yaml"))
+        return {path.stem: validate(SiteRecord, read_yaml(path), str(path)) for path in paths}
+
+    def site(self, name: str) -> SiteRecord:
+        """One site. Raises ConfigError naming those there are."""
+        sites = self.sites()
+        if name not in sites:
+            known = ", ".join(sites) or "none yet"
+            raise ConfigError(f"site {name!r}: not added{nearest(name, sites)}; sites: {known}")
+        return sites[name]
+
+    def public_key(self, name: str) -> Path:
+        """Where a site's public key is kept."""
+        return self.path / "sites" / f"{name}.pub"
+
+    def write_site(self, name: str, record: SiteRecord) -> None:
+        """Replace what is kept of one site."""
+        text = yaml.safe_dump(record.model_dump(), sort_keys=False)
+        replace_file(self.path / "sites" / f"{name}.yaml", text.encode(), mode=0o644)
+
+    def add_site(self, name: str, public_key: bytes) -> str:
+        """Add a site, or give one that is not registered a new key; the key's fingerprint.
+
+        Raises ConfigError when the name cannot be one, or another site has this key; StateError when the
+        site is registered.
+        """
+        if not re.match(SITE_NAME, name):
+            raise ConfigError(
+                f"site name: found {name!r}, allowed letters, digits, '.', '_' and '-', 64 at most"
+            )
+        line = check_public_line(public_key, f"public key of {name}")
+        sites = self.sites()
+        for other in sites:
+            if other != name and self.public_key(other).read_bytes().split()[1] == line.split()[1]:
+                raise ConfigError(f"public key of {name}: site {other!r} has this key; each site has its own")
+        if name in sites and sites[name].state == "registered":
+            raise StateError(f"site {name!r}: registered already; revoke it before it gets a new key")
+        replace_file(self.public_key(name), line, mode=0o644)
+        self.write_site(name, SiteRecord())
+        return fingerprint(line)
+
+    def renew_server(self, days: int) -> None:
+        """A new server certificate from the present authority."""
+        authority = Issued(self.authority_certificate.read_bytes(), self.authority_key.read_bytes())
+        issued = make_server(authority, self.federation.hosts, days)
+        folder = self.certificates
+        write_issued(issued, folder / "server.pem", folder / "server.key")
+        give_to_owner(self.path, folder)
+
+    def renew_authority(self) -> None:
+        """A new authority beside the old one: sites trust both until the server's certificate is renewed."""
+        old = (self.certificates / "ca.crt").read_bytes()
+        authority = make_authority(self.federation.name)
+        write_issued(authority, self.authority_certificate, self.authority_key)
+        replace_file(self.certificates / "ca.crt", authority.certificate + old, mode=0o644)
+        give_to_owner(self.path, self.certificates)
+
+    def write_hosts(self, hosts: tuple[str, ...]) -> "OperatorFolder":
+        """Replace the names by which sites reach the SuperLink."""
+        _write_federation(self.path, self.federation.model_copy(update={"hosts": hosts}))
+        return OperatorFolder(self.path)
+
+
+def create_operator_folder(path: Path, federation: Federation, days: int) -> OperatorFolder:
+    """Make path a new federation: authority, server certificate, settings. Raises StateError when it is not
+    empty."""
+    if path.exists() and any(path.iterdir()):
+        raise StateError(f"{path}: not empty; choose a new folder for a new federation")
+    authority = make_authority(federation.name)
+    make_server(authority, federation.hosts, days)  # refuses bad hosts before anything is written
+    for name in ("authority", "certificates", "sites", "apps", "bundles", "state/flower", "state/runs"):
+        (path / name).mkdir(parents=True, mode=0o700)
+    write_issued(authority, path / "authority" / "ca.crt", path / "authority" / "ca.key")
+    replace_file(path / "certificates" / "ca.crt", authority.certificate, mode=0o644)
+    _write_federation(path, federation)
+    folder = OperatorFolder(path)
+    folder.renew_server(days)
+    replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
+    return folder
+
+
+def owner_of_containers(path: Path) -> tuple[int, int]:
+    """User and group that containers run as: the folder's owner, or 1000 where that is root."""
+    found = path.stat()
+    return (found.st_uid, found.st_gid) if found.st_uid else (1000, 1000)
+
+
+def give_to_owner(path: Path, folder: Path) -> None:
+    """Where root made the folder, hand what a container must read or write to the user it runs as."""
+    if os.getuid():
+        return
+    user, group = owner_of_containers(path)
+    for found in (folder, *folder.rglob("*")):
+        os.chown(found, user, group)
+
+
+def _write_federation(path: Path, federation: Federation) -> None:
+    text = yaml.safe_dump(federation.model_dump(mode="json"), sort_keys=False)
+    replace_file(path / DEPLOY, text.encode(), mode=0o644)
+
+
+def _connection(folder: OperatorFolder) -> str:
+    """Flower's own config.toml: how the `flwr` command reaches the Control API."""
+    return (
+        '[superlink]\ndefault = "federation"\n\n[superlink.federation]\n'
+        f'address = "127.0.0.1:{folder.federation.control_port}"\n'
+        f'root-certificates = "{folder.root / "certificates" / "ca.crt"}"\n'
+    )

@@ -1,0 +1,79 @@
+"""One TLS handshake with the SuperLink, to tell a person what is wrong before Flower retries in silence."""
+
+import datetime
+import socket
+import ssl
+from pathlib import Path
+
+from deploy.certificates import read_validity
+from foundation.errors import ConfigError, StateError
+
+EXPIRED, NOT_YET_VALID, WRONG_HOST, WRONG_ADDRESS = 10, 9, 62, 64
+"""OpenSSL's verification codes (X509_V_ERR_*)."""
+SECONDS = 10
+
+
+class Unreachable(StateError):
+    """Nobody answers at the address, for now."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT. Raises ConfigError naming what was found."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(
+            f"superlink: found {address!r}, allowed HOST:PORT, for instance fl.example.org:9092"
+        )
+    return host.strip("[]"), int(port)
+
+
+def check_handshake(address: str, authority: Path) -> None:
+    """Connect to the SuperLink as a SuperNode does. Raises StateError that says what to do."""
+    host, port = split_address(address)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    now = datetime.datetime.now(datetime.UTC)
+    for certificate in read_validity(authority):
+        if now < certificate.begins:
+            raise StateError(
+                f"{authority}: valid from {certificate.begins:%Y-%m-%d %H:%M} UTC, and this machine's clock "
+                f"says {now:%Y-%m-%d %H:%M}; set the clock"
+            )
+    context.load_verify_locations(cafile=authority)
+    try:
+        with (
+            socket.create_connection((host, port), timeout=SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname=host),
+        ):
+            pass
+    except ssl.SSLCertVerificationError as error:
+        raise StateError(f"{address}: {_advice(error, host, authority)}") from error
+    except ssl.SSLError as error:
+        raise StateError(
+            f"{address}: answers, but not with TLS ({error.reason}); is it the SuperLink's Fleet port?"
+        ) from error
+    except socket.gaierror as error:
+        raise Unreachable(
+            f"{address}: the name {host!r} is not known here; check DNS or the address"
+        ) from error
+    except OSError as error:
+        raise Unreachable(
+            f"{address}: no connection ({error.strerror or error}); see that the SuperLink runs and the "
+            f"firewall lets port {port} out."
+        ) from error
+
+
+def _advice(error: ssl.SSLCertVerificationError, host: str, authority: Path) -> str:
+    if error.verify_code == EXPIRED:
+        return "the server's certificate has expired; the operator renews it with `perennial deploy rotate`"
+    if error.verify_code == NOT_YET_VALID:
+        return "the server's certificate is not valid yet by this machine's clock; set the clock"
+    if error.verify_code in (WRONG_HOST, WRONG_ADDRESS):
+        return (
+            f"the server's certificate is not for {host!r} ({error.verify_message}); use the name that the "
+            "operator gave, or ask for `perennial deploy rotate --host` with this one"
+        )
+    return (
+        f"the server's certificate is not signed by the authority in {authority} ({error.verify_message}); "
+        "ask the operator for the current ca.crt, and compare its fingerprint by telephone"
+    )

@@ -1,0 +1,134 @@
+"""What an operator does with a running federation: register and revoke sites, submit, watch, stop and resume
+runs."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.application import Application, read_application, stage_application
+from deploy.federation import OperatorFolder, SiteRecord
+from deploy.superlink import CONNECTION, flwr, flwr_json
+from foundation.errors import StateError
+from foundation.files import replace_file
+
+
+def register(folder: OperatorFolder, name: str) -> str:
+    """Let a site in; Flower's id of its node. Raises StateError when it is in already."""
+    record = folder.site(name)
+    if record.state == "registered":
+        raise StateError(f"site {name!r}: registered already, as node {record.node}")
+    key = folder.root / "sites" / f"{name}.pub"
+    answer = flwr_json(folder, "supernode", "register", str(key), CONNECTION, "--name", name)
+    node = str(answer["node-id"])
+    folder.write_site(name, SiteRecord(state="registered", node=node))
+    return node
+
+
+def revoke(folder: OperatorFolder, name: str) -> None:
+    """Shut a site out, from its next message on. Its key cannot be registered again: it needs a new one."""
+    record = folder.site(name)
+    if record.state != "registered":
+        raise StateError(f"site {name!r}: not registered (it is {record.state})")
+    flwr(folder, "supernode", "unregister", record.node, CONNECTION)
+    folder.write_site(name, SiteRecord(state="revoked", node=record.node))
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run that Flower took on. run: Flower's id, as text."""
+
+    name: str
+    run: str
+    application: Application
+
+
+def submit(
+    folder: OperatorFolder, experiment: Path, overrides: list[str], name: str, device: str
+) -> Submission:
+    """Stage an experiment and start its run."""
+    application = stage_application(experiment, overrides, name, folder.apps)
+    return _start(folder, application, {"device": device})
+
+
+def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
+    """Stage an experiment without running it, so that sites can approve it first."""
+    return stage_application(experiment, overrides, name, folder.apps)
+
+
+def resume(folder: OperatorFolder, name: str, device: str) -> Submission:
+    """Go on with a run that ended early, with the same app, so with the same approval.
+
+    Raises StateError while its last start still runs.
+    """
+    application = read_application(name, folder.apps)
+    last = last_run(folder, name)
+    status = run_statuses(folder).get(last, "unknown")
+    if not status.startswith(("finished", "unknown")):
+        raise StateError(f"run {name!r}: still {status} (Flower's run {last}); stop it first")
+    return _start(folder, application, {"device": device, "resume": "yes"})
+
+
+def stop(folder: OperatorFolder, name: str) -> str:
+    """Stop a run; what it has done is kept and can be resumed. Flower's id of the run."""
+    run = last_run(folder, name)
+    flwr(folder, "stop", run, CONNECTION)
+    return run
+
+
+def last_run(folder: OperatorFolder, name: str) -> str:
+    """Flower's id of the latest start of a run. Raises StateError when there was none."""
+    read_application(name, folder.apps)
+    started = _started(folder, name)
+    if not started:
+        raise StateError(f"run {name!r}: staged, but never started; start it with `perennial deploy submit`")
+    return started[-1]
+
+
+def started_runs(folder: OperatorFolder) -> dict[str, list[str]]:
+    """Flower's ids of every start of every run, oldest first."""
+    names = sorted(path.name.removesuffix(".runs.json") for path in folder.apps.glob("*.runs.json"))
+    return {name: _started(folder, name) for name in names}
+
+
+def run_statuses(folder: OperatorFolder) -> dict[str, str]:
+    """Flower's status of every run by id, such as `running` or `finished:failed`."""
+    return {run["run-id"]: run["status"] for run in flwr_json(folder, "list", CONNECTION)["runs"]}
+
+
+def node_statuses(folder: OperatorFolder) -> dict[str, str]:
+    """Flower's status of every node by id: created, online, offline."""
+    nodes = flwr_json(folder, "supernode", "list", CONNECTION)["nodes"]
+    return {node["node-id"]: node["status"] for node in nodes}
+
+
+def progress(folder: OperatorFolder, name: str) -> dict[str, Any]:
+    """The last event of a run's journal, or {} before the first."""
+    path = folder.state / "runs" / name / "events.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for line in reversed(lines):
+        try:
+            return json.loads(line)
+        except ValueError:  # a line that is being written
+            continue
+    return {}
+
+
+def _start(folder: OperatorFolder, application: Application, settings: dict[str, str]) -> Submission:
+    name = application.folder.name
+    settings = {**settings, "name": name, "runs": str(folder.root / "state" / "runs")}
+    run_config = " ".join(f'{key}="{value}"' for key, value in settings.items())
+    app = str(folder.root / "apps" / name)
+    answer = flwr_json(folder, "run", app, CONNECTION, "--run-config", run_config)
+    run = str(answer["run-id"])
+    replace_file(_runs_file(folder, name), json.dumps([*_started(folder, name), run]).encode(), mode=0o644)
+    return Submission(name, run, application)
+
+
+def _started(folder: OperatorFolder, name: str) -> list[str]:
+    path = _runs_file(folder, name)
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+
+def _runs_file(folder: OperatorFolder, name: str) -> Path:
+    return folder.apps / f"{name}.runs.json"

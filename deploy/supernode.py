@@ -1,0 +1,97 @@
+"""A site's long-lived process: everything is checked, then this process becomes Flower's SuperNode."""
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from config.site import Connection, SiteConfig, load_site_config
+from deploy.approval import ApprovedApp, approved_apps, require_read_only
+from deploy.certificates import Validity, read_validity
+from deploy.handshake import Unreachable, check_handshake
+from deploy.keys import fingerprint, public_line, read_node_key
+from foundation.errors import ConfigError
+
+log = logging.getLogger("perennial.site")
+SOON = 30
+"""Days before a certificate's end at which a person is told."""
+
+
+@dataclass(frozen=True)
+class SiteSetup:
+    """A site's checked set-up. folder: of site.yaml."""
+
+    folder: Path
+    config: SiteConfig
+    connection: Connection
+    fingerprint: str
+    authorities: list[Validity]
+    apps: list[ApprovedApp]
+
+    def path(self, relative: Path) -> Path:
+        """A path of the connection section, absolute."""
+        return self.folder / relative
+
+
+def read_connection(path: Path) -> Connection:
+    """The connection of a site.yaml. Raises ConfigError when it has none."""
+    connection = load_site_config(path).connection
+    if connection is None:
+        raise ConfigError(f"{path}: key 'connection' is missing; the SuperNode needs connection.superlink")
+    return connection
+
+
+def read_setup(path: Path) -> SiteSetup:
+    """Everything that can be checked without the network.
+
+    Raises ConfigError or StateError naming the file and what to do.
+    """
+    path = path.absolute()
+    connection, config = read_connection(path), load_site_config(path)
+    folder = path.parent
+    key = read_node_key(folder / connection.key)
+    if not connection.any_app:
+        require_read_only(folder / connection.flower_home)
+    authorities = read_validity(folder / connection.ca)
+    apps = approved_apps(folder / connection.flower_home)
+    return SiteSetup(folder, config, connection, fingerprint(public_line(key)), authorities, apps)
+
+
+def health_address(connection: Connection) -> str:
+    """Where the SuperNode answers health checks."""
+    return f"127.0.0.1:{connection.runtime_port + 1}"
+
+
+def start_supernode(path: Path) -> None:
+    """Become `flower-supernode`. Certificates and keys that cannot work are errors; a SuperLink that cannot
+    be reached now is tried again by the SuperNode for as long as it takes."""
+    setup = read_setup(path)
+    connection = setup.connection
+    for authority in setup.authorities:
+        if authority.days_left < SOON:
+            log.warning("%s: %s", connection.ca, authority)
+    try:
+        check_handshake(connection.superlink, setup.path(connection.ca))
+    except Unreachable as problem:
+        log.warning("%s The SuperNode keeps trying.", problem)
+    home = setup.path(connection.flower_home)
+    home.mkdir(parents=True, exist_ok=True)
+    command = [
+        str(Path(sys.executable).with_name("flower-supernode")),
+        *("--superlink", connection.superlink),
+        *("--root-certificates", str(setup.path(connection.ca))),
+        *("--auth-supernode-private-key", str(setup.path(connection.key))),
+        *("--port", str(connection.runtime_port), "--health-server-address", health_address(connection)),
+        *("--node-config", f'site="{path.absolute()}"'),
+    ]
+    if connection.trusted_entities is not None:
+        command += ["--trusted-entities", str(setup.path(connection.trusted_entities))]
+    # Flower starts its helpers by name, so they must come from this environment
+    binaries = str(Path(sys.executable).parent)
+    environment = os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    os.execve(command[0], command, environment)

@@ -1,0 +1,250 @@
+"""An operator and two hospitals in containers, over TLS with node keys, each hospital on its own network.
+
+Run by run.sh, which provides the engine and the images; no part of the ordinary test suite.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from deployment import digit_folders, free_ports  # noqa: E402
+
+from config.run import RunSettings  # noqa: E402
+from engine.run import run_in_process  # noqa: E402
+
+SITES = ["graz", "linz"]
+OWNER = 1000
+EXPERIMENT = {
+    "name": "hospitals",
+    "data": {
+        "source": "folder",
+        "classes": [f"digit-{digit}" for digit in range(10)],
+        "image_size": 8,
+        "color": "gray",
+        "normalise": {"mean": 0.3, "std": 0.35},
+    },
+    "tasks": {"count": 2, "rounds": 2},
+    "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 240, "deadline": 240},
+    "model": {"name": "small_cnn"},
+    "learner": {
+        "optimizer": {"lr": 0.05, "momentum": 0.9},
+        "classification": "balanced_softmax",
+        "distillation": {"weight": 1.0},
+        "memory": {"per_class": 4},
+    },
+}
+
+
+def run(*command: str | Path, cwd: Path = ROOT, fails: bool | None = False, seconds: float = 180) -> str:
+    """One command; what it said. fails: whether it is expected to, None for either."""
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    said = done.stdout + done.stderr
+    assert fails is None or (done.returncode != 0) == fails, f"{command}: {done.returncode}: {said}"
+    return said
+
+
+class Federation:
+    """The operator's folder, the hospitals' folders, and their containers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.operator = folder, folder / "federation"
+        self.project = f"perennial-test-{os.getpid()}"
+        self.fleet, self.reports = free_ports(2)
+        self.networks = {name: f"{self.project}-{name}" for name in [*SITES, "stranger"]}
+
+    def perennial(self, *arguments: str | Path, fails: bool = False) -> str:
+        return run(sys.executable, "-m", "cli.main", *arguments, fails=fails)
+
+    def deploy(self, command: str, *arguments: str | Path, fails: bool = False) -> str:
+        return self.perennial("deploy", command, *arguments, "--folder", self.operator, fails=fails)
+
+    def up_operator(self) -> None:
+        self.perennial("deploy", "init", self.operator, "--host", "superlink", "--name", self.project)
+        settings = self.operator / ".env"
+        text = settings.read_text().replace("PERENNIAL_IMAGE=perennial-operator", "\\g")
+        text = text.replace("\\g", "PERENNIAL_IMAGE=perennial-operator:test")
+        text = text.replace("FLEET_BIND=0.0.0.0", "FLEET_BIND=127.0.0.1")
+        text = text.replace("FLEET_PORT=9092", f"FLEET_PORT={self.fleet}")
+        settings.write_text(text.replace("REPORTS_PORT=8080", f"REPORTS_PORT={self.reports}"))
+        run("docker", "compose", "config", "--quiet", cwd=self.operator)
+        run("docker", "compose", "-f", "compose.yaml", "-f", "gpu.yaml", "config", "-q", cwd=self.operator)
+        self.compose_up(self.operator)
+        for name, network in self.networks.items():
+            run("docker", "network", "create", "--internal", network)
+            alias = ("--alias", "superlink", network, f"{self.project}-superlink-1")
+            run("docker", "network", "connect", *alias)
+            assert name
+        self.wait(lambda: "healthy" in self.inspect_health(f"{self.project}-superlink-1"), "the SuperLink")
+
+    def compose_up(self, folder: Path) -> None:
+        run("docker", "compose", "up", "--detach", "--no-build", "--pull", "never", cwd=folder)
+
+    def make_site(self, name: str) -> Path:
+        """A hospital's folder as its engineer makes it; returns its path."""
+        folder = self.folder / name
+        folder.mkdir()
+        self.perennial("site", "keygen", folder / "node.key")
+        self.deploy("add-site", name, "--public-key", folder / "node.key.pub")
+        self.deploy("bundle", name)
+        self.perennial("site", "open", self.operator / "bundles" / f"{name}.tar.gz", folder)
+        settings = folder / ".env"
+        text = settings.read_text().replace("PERENNIAL_IMAGE=perennial-site", "\\g")
+        text = text.replace("\\g", "PERENNIAL_IMAGE=perennial-site:test")
+        settings.write_text(text.replace("DATA=./data", f"DATA={self.folder / 'data' / name}"))
+        (folder / "data").mkdir(exist_ok=True)
+        # in the test, a hospital's way out is a network of its own on which there is the SuperLink alone
+        network = {"networks": {"out": {"name": self.networks[name], "external": True}}}
+        (folder / "compose.override.yaml").write_text(yaml.safe_dump(network))
+        self.own(folder)
+        return folder
+
+    def own(self, folder: Path) -> None:
+        if os.getuid() == 0:
+            run("chown", "-R", f"{OWNER}:{OWNER}", folder)
+
+    def approve(self, said: str) -> None:
+        fab, digest = said.split()[-2:]
+        for name in SITES:
+            self.perennial("site", "approve", fab, digest, "--site", self.folder / name / "site.yaml")
+            self.own(self.folder / name)
+
+    def container(self, name: str) -> str:
+        return f"perennial-{name}-supernode-1"
+
+    def logs(self, container: str) -> str:
+        return run("docker", "logs", container, fails=None)
+
+    def inspect_health(self, container: str) -> str:
+        return run("docker", "inspect", "--format", "{{.State.Health.Status}}", container, fails=None)
+
+    def events(self, name: str) -> list[dict[str, object]]:
+        path = self.operator / "state" / "runs" / name / "events.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait(self, condition, what: str, seconds: float = 240) -> None:
+        until = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > until:
+                everything = [self.logs(f"{self.project}-superlink-1")]
+                everything += [self.logs(self.container(name)) for name in SITES]
+                raise AssertionError(f"{what}: not within {seconds} s\n" + "\n---\n".join(everything)[-9000:])
+            time.sleep(1)
+
+    def wait_for_run(self, name: str) -> str:
+        from deploy.federation import OperatorFolder
+        from deploy.operations import last_run, run_statuses
+
+        operator = OperatorFolder(self.operator)
+        last = last_run(operator, name)
+        self.wait(lambda: run_statuses(operator)[last].startswith("finished"), f"run {name}", 420)
+        return run_statuses(operator)[last]
+
+    def down(self) -> None:
+        for folder in (*(self.folder / name for name in self.networks), self.operator):
+            if (folder / "compose.yaml").exists():
+                run("docker", "compose", "down", "--volumes", "--timeout", "3", cwd=folder, fails=None)
+        for network in self.networks.values():
+            run("docker", "network", "rm", network, fails=None)
+
+
+@pytest.fixture(scope="module")
+def federation() -> Iterator[Federation]:
+    folder = Path(tempfile.mkdtemp(prefix="perennial-"))
+    folder.chmod(0o755)
+    made = Federation(folder)
+    try:
+        digit_folders(folder / "data", [*SITES, "stranger"], 150)
+        made.up_operator()
+        for name in SITES:
+            made.make_site(name)
+        yield made
+    finally:
+        made.down()
+        run("chmod", "-R", "u+w", folder, fails=None)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_run_with_a_site_cut_off_gives_the_result_of_the_in_process_engine(federation: Federation) -> None:
+    experiment = federation.folder / "experiment.yaml"
+    experiment.write_text(yaml.safe_dump(EXPERIMENT))
+    federation.approve(federation.deploy("stage", experiment))
+    for name in SITES:
+        federation.deploy("register", name)
+        federation.compose_up(federation.folder / name)
+    federation.deploy("submit", experiment)
+
+    def rounds() -> int:
+        return sum(event["event"] == "round" for event in federation.events("hospitals"))
+
+    federation.wait(lambda: rounds() >= 1, "the first round", 420)
+    cut = ("network", "disconnect", federation.networks["linz"], federation.container("linz"))
+    run("docker", *cut)
+    time.sleep(20)
+    run("docker", "network", "connect", federation.networks["linz"], federation.container("linz"))
+    assert federation.wait_for_run("hospitals") == "finished:completed"
+    path = federation.operator / "state" / "runs" / "hospitals" / "summary.json"
+    there = json.loads(path.read_text())
+    data = {**EXPERIMENT["data"], "path": str(federation.folder / "data"), "partition": {"kind": "natural"}}
+    shutil.rmtree(federation.folder / "data" / "stranger")
+    simulated = federation.folder / "simulated.yaml"
+    simulated.write_text(yaml.safe_dump({**EXPERIMENT, "data": data}))
+    here = run_in_process(RunSettings(str(simulated), runs=str(federation.folder / "here")))
+    assert there["model_sha256"] == here["model_sha256"]
+    for name in SITES:
+        ledger = federation.folder / name / "state" / "ledger.jsonl"
+        assert len(ledger.read_text().splitlines()) == there["rounds"]
+    assert "hospitals" in run("curl", "--silent", f"http://127.0.0.1:{federation.reports}/")
+
+
+def test_containers_are_closed(federation: Federation) -> None:
+    graz = federation.container("graz")
+    assert "uid=0" not in run("docker", "exec", graz, "id")
+    assert "Read-only" in run("docker", "exec", graz, "touch", "/opt/x", fails=True)
+    assert "Read-only" in run("docker", "exec", graz, "touch", "/site/site.yaml", fails=True)
+    assert run("docker", "port", graz).strip() == "", "a site listens to the outside"
+    probe = "import socket; socket.create_connection(('superlink', {}), timeout=3)"
+    run("docker", "exec", graz, "python", "-c", probe.format(9092))
+    run("docker", "exec", graz, "python", "-c", probe.format(8000), fails=True)
+    assert "plotly" not in run("docker", "exec", graz, "pip", "list", "--format", "freeze")
+
+
+def test_an_app_that_was_not_approved_is_refused(federation: Federation) -> None:
+    experiment = federation.folder / "unapproved.yaml"
+    changed = {**EXPERIMENT, "name": "unapproved", "rounds": {"wait_for": 2, "join_timeout": 15}}
+    experiment.write_text(yaml.safe_dump(changed))
+    federation.deploy("submit", experiment)
+    assert federation.wait_for_run("unapproved") == "finished:failed"
+    assert "has not approved the app of this run" in federation.deploy("logs", "unapproved")
+
+
+def test_a_wrong_authority_a_stranger_and_a_revoked_site_are_refused(federation: Federation) -> None:
+    stranger = federation.make_site("stranger")
+    other = federation.folder / "other"
+    federation.perennial("deploy", "init", other, "--host", "superlink")
+    right = (stranger / "ca.crt").read_bytes()
+    (stranger / "ca.crt").write_bytes((other / "certificates" / "ca.crt").read_bytes())
+    check = ("docker", "compose", "run", "--rm", "--no-deps", "-T", "supernode", "check", "/site/site.yaml")
+    assert "not signed by the authority" in run(*check, cwd=stranger, fails=True)
+    (stranger / "ca.crt").write_bytes(right)
+    run(*check, cwd=stranger)
+    federation.compose_up(stranger)
+    refused = federation.container("stranger")
+    federation.wait(lambda: "Failed to activate" in federation.logs(refused), "the stranger's refusal", 90)
+    federation.deploy("revoke", "linz")
+    revoked = federation.container("linz")
+    run("docker", "restart", "--time", "3", revoked)
+    federation.wait(lambda: "Failed to activate" in federation.logs(revoked), "the refusal of linz", 90)

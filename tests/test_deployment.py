@@ -1,0 +1,125 @@
+"""From nothing to a finished run with an operator and two hospitals, by the commands that they type."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from deployment import Deployment, digit_folders
+
+from config.run import RunSettings
+from engine.run import run_in_process
+
+SITES = ["graz", "linz"]
+CLASSES = [f"digit-{digit}" for digit in range(10)]
+EXPERIMENT = {
+    "name": "hospitals",
+    "data": {"source": "folder", "classes": CLASSES, "image_size": 8, "color": "gray"}
+    | {"normalise": {"mean": 0.3, "std": 0.35}},
+    "tasks": {"count": 2, "rounds": 1},
+    "model": {"name": "small_cnn"},
+    "rounds": {"wait_for": 2, "join_timeout": 120, "deadline": 120},
+    "learner": {
+        "optimizer": {"lr": 0.05, "momentum": 0.9},
+        "distillation": {"weight": 1.0},
+        "memory": {"per_class": 4},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def federation() -> Iterator[Deployment]:
+    with Deployment(SITES) as deployment:
+        deployment.init()
+        digit_folders(deployment.folder / "data", SITES, 150)
+        passphrase = deployment.folder / "passphrase"
+        passphrase.write_text("correct horse battery staple\n")
+        # one hospital makes its key, the other receives it sealed
+        own = deployment.folder / "graz"
+        own.mkdir()
+        deployment.perennial("site", "keygen", own / "node.key")
+        deployment.deploy("add-site", "graz", "--public-key", own / "node.key.pub")
+        deployment.deploy("add-site", "linz", "--passphrase-file", passphrase)
+        for name in SITES:
+            deployment.deploy("bundle", name)
+            bundle = deployment.operator / "bundles" / f"{name}.tar.gz"
+            sealed = ("--passphrase-file", passphrase) if name == "linz" else ()
+            deployment.perennial("site", "open", bundle, deployment.folder / name, *sealed)
+            deployment.edit_site(
+                name,
+                data={"path": str(deployment.folder / "data" / name)},
+                connection={"runtime_port": deployment.ports[name], "any_app": not deployment.pinned},
+            )
+        deployment.start_superlink()
+        yield deployment
+
+
+def write_experiment(deployment: Deployment, **changes: object) -> Path:
+    path = deployment.folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump({**EXPERIMENT, **changes}))
+    return path
+
+
+def approve(deployment: Deployment, said: str) -> None:
+    """What each hospital does with what `deploy stage` printed."""
+    fab, digest = said.split()[-2:]
+    for name in SITES:
+        site = deployment.site_file(name)
+        deployment.perennial("site", "approve", fab, "0" * 64, "--site", site, fails=True)
+        deployment.perennial("site", "approve", fab, digest, "--site", site)
+
+
+def test_a_federation_from_nothing_to_a_finished_run(federation: Deployment) -> None:
+    experiment = write_experiment(federation)
+    approve(federation, federation.deploy("stage", experiment))
+    for name in SITES:
+        federation.deploy("register", name)
+        federation.start_site(name)
+    federation.deploy("submit", experiment)
+    assert federation.wait_for_run("hospitals") == "finished:completed", federation.logs()
+    there = json.loads((federation.operator / "state" / "runs" / "hospitals" / "summary.json").read_text())
+    assert there["engine"] == "grpc"
+    # the same sites, simulated
+    data = {**EXPERIMENT["data"], "path": str(federation.folder / "data"), "partition": {"kind": "natural"}}
+    path = federation.folder / "simulated.yaml"
+    path.write_text(yaml.safe_dump({**EXPERIMENT, "data": data}))
+    here = run_in_process(RunSettings(str(path), runs=str(federation.folder / "here")))
+    assert there["model_sha256"] == here["model_sha256"]
+    for name in SITES:
+        ledger = (federation.folder / name / "state" / "ledger.jsonl").read_text().splitlines()
+        assert len(ledger) == there["rounds"], "every release of a site is in its ledger"
+    status = federation.deploy("status")
+    assert status.count("registered") == 2 and "finished:completed" in status
+
+
+def test_an_app_that_was_not_approved_does_not_run(federation: Deployment) -> None:
+    if not federation.pinned:
+        pytest.skip("root, and nothing to bind root by permissions with")
+    experiment = write_experiment(federation, name="unapproved", rounds={"join_timeout": 15})
+    federation.deploy("submit", experiment)
+    assert federation.wait_for_run("unapproved") == "finished:failed", federation.logs()
+    assert "has not approved the app of this run" in federation.deploy("logs", "unapproved")
+    assert "hospitals" in federation.perennial("site", "check", federation.site_file("graz"))
+
+
+def test_a_revoked_site_and_a_stranger_are_shut_out(federation: Deployment) -> None:
+    federation.deploy("revoke", "linz")
+    federation.wait_for_end("linz")
+    assert "registered" in federation.deploy("revoke", "linz", fails=True)
+    # its old key is known and cannot come back, nor can a key that was never registered
+    federation.start_site("linz")
+    assert federation.wait_for_end("linz") != 0
+    assert "Failed to activate" in federation.log("linz")
+    federation.perennial("site", "keygen", federation.folder / "stranger.key")
+    federation.edit_site("linz", connection={"key": "../stranger.key"})
+    federation.start_site("linz")
+    assert federation.wait_for_end("linz") != 0
+
+
+def test_a_site_with_another_authority_says_what_to_do(federation: Deployment) -> None:
+    other = federation.folder / "other"
+    federation.perennial("deploy", "init", other, "--host", "localhost", "--runtime", "process")
+    federation.edit_site("graz", connection={"ca": str(other / "certificates" / "ca.crt")})
+    said = federation.perennial("site", "check", federation.site_file("graz"), fails=True)
+    assert "not signed by the authority" in said and "ca.crt" in said
