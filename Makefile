@@ -1,7 +1,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: install demo test test-fast bench lint clean
+.PHONY: install demo test test-slow test-containers bench lint clean
 
 # The environment is built once, and again when what it is built from changes.
 .venv/installed: pyproject.toml constraints.txt
@@ -20,6 +20,10 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+# Skips with a reason where no container engine can be had.
+test-containers: install
+	@tests/containers/run.sh || [ $$? = 77 ]
 
 bench: install
 	$(BIN)/python -m benchmarks.bench

@@ -10,6 +10,7 @@ refused.
 import hashlib
 import os
 import shutil
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def approve(fab: Path, flower_home: Path, expected: str) -> ApprovedApp:
     os.chmod(apps, 0o755)
     try:
         installed = install_from_fab(fab.read_bytes(), install_dir=flower_home, skip_prompt=True)
-    except (click.ClickException, ValueError) as error:
+    except (click.ClickException, ValueError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{fab}: not an app bundle: {error}") from error
     finally:
         _freeze(apps)

@@ -155,14 +155,18 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
         raise StateError(f"{path}: not empty; choose a new folder for a new federation")
     authority = make_authority(federation.name)
     make_server(authority, federation.hosts, days)  # refuses bad hosts before anything is written
-    for name in ("authority", "certificates", "sites", "apps", "bundles", "state/flower", "state/runs"):
-        (path / name).mkdir(parents=True, mode=0o700)
+    path.mkdir(parents=True, exist_ok=True)
+    for name in ("authority", "certificates", "bundles", "state"):
+        (path / name).mkdir(mode=0o700)
+    for name in ("sites", "apps", "state/flower", "state/runs"):
+        (path / name).mkdir(mode=0o755)
     write_issued(authority, path / "authority" / "ca.crt", path / "authority" / "ca.key")
     replace_file(path / "certificates" / "ca.crt", authority.certificate, mode=0o644)
     _write_federation(path, federation)
     folder = OperatorFolder(path)
     folder.renew_server(days)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
+    give_to_owner(path, folder.state)
     return folder
 
 

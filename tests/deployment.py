@@ -86,6 +86,7 @@ class Deployment:
     ) -> None:
         for name in list(self._processes):
             self.kill(name)
+        subprocess.run(["umount", str(self.operator / "state" / "runs")], capture_output=True, check=False)
         subprocess.run(["chmod", "-R", "u+w", str(self.folder)], check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -135,6 +136,20 @@ class Deployment:
 
     def start_site(self, name: str) -> None:
         self._start(name, self._prefix, "site", "start", str(self.site_file(name)))
+
+    def make_site(self, name: str) -> None:
+        """A hospital's folder: its own key, added at the operator, its bundle opened. Not yet registered."""
+        own = self.folder / name
+        own.mkdir(exist_ok=True)
+        self.perennial("site", "keygen", own / "node.key")
+        self.deploy("add-site", name, "--public-key", own / "node.key.pub")
+        self.deploy("bundle", name)
+        self.perennial("site", "open", self.operator / "bundles" / f"{name}.tar.gz", own)
+        self.edit_site(name, connection={"runtime_port": self.ports[name], "any_app": not self.pinned})
+
+    def process_id(self, name: str) -> int:
+        """Of a long-lived process; it leads a session of its own."""
+        return self._processes[name].pid
 
     def running(self, name: str) -> bool:
         return self._processes[name].poll() is None

@@ -33,4 +33,4 @@ for target in site operator; do
 done
 docker images --format '{{.Repository}}:{{.Tag}} {{.Size}}' | grep perennial
 echo "== operator and two hospitals"
-.venv/bin/python -m pytest tests/containers/check_containers.py -p no:cacheprovider "$@"
+.venv/bin/python -m pytest tests/containers/check_containers.py -p no:cacheprovider --timeout 1200 "$@"

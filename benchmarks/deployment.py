@@ -1,0 +1,113 @@
+"""What a deployment costs beyond the sites' work: idle seconds a round, and a model of 500 MB on the wire.
+
+Real processes on loopback, TLS and node keys on.
+
+    python -m benchmarks.deployment [overhead] [large_model]      writes benchmarks/results/deployment.jsonl
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from deployment import Deployment  # noqa: E402
+
+from benchmarks.environment import machine, versions  # noqa: E402
+from config.run import RunSettings  # noqa: E402
+from engine.run import run_in_process  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "deployment.jsonl"
+ROUNDS = 8
+
+
+def experiment(name: str, model: dict[str, Any], sites: int, rounds: int) -> dict[str, Any]:
+    """Digits shared out to sites that train for a moment only, so that what remains is the deployment's."""
+    return {
+        "name": name,
+        "data": {"source": "digits", "sites": sites, "samples_limit": 60 * sites, "partition": {"kind": "iid"}},
+        "tasks": {"count": 1, "rounds": rounds},
+        "model": model,
+        "rounds": {"wait_for": sites, "quorum": sites, "deadline": 560},
+        "learner": {"optimizer": {"lr": 0.01}},
+        "evaluation": {"federated": False},
+    }
+
+
+def deployed(content: dict[str, Any], sites: list[str]) -> tuple[list[float], dict[str, Any], str]:
+    """Seconds of each round, summary, and the in-process engine's model_sha256 for the same experiment."""
+    with Deployment(sites) as deployment:
+        deployment.init()
+        path = deployment.folder / "experiment.yaml"
+        path.write_text(yaml.safe_dump(content))
+        deployment.start_superlink()
+        fab, digest = deployment.deploy("stage", path).split()[-2:]
+        for name in sites:
+            deployment.make_site(name)
+            deployment.edit_site(name, data=None)
+            deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
+            deployment.deploy("register", name)
+            deployment.start_site(name)
+        deployment.deploy("submit", path)
+        status = deployment.wait_for_run(content["name"], 1500)
+        folder = deployment.operator / "state" / "runs" / content["name"]
+        if status != "finished:completed":
+            raise SystemExit(f"{status}\n{deployment.logs()}")
+        events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+        seconds = [event["seconds"] for event in events if event["event"] == "round"]
+        here = run_in_process(RunSettings(str(path), runs=str(deployment.folder / "here")))
+        return seconds, json.loads((folder / "summary.json").read_text()), here["model_sha256"]
+
+
+def overhead() -> dict[str, Any]:
+    """Idle seconds a round: nearly no work at the sites, so a round is polling and process starts."""
+    seconds, summary, expected = deployed(
+        experiment("overhead", {"name": "mlp"}, 2, ROUNDS), ["site-0", "site-1"]
+    )
+    later = seconds[1:]
+    return {
+        "name": "deployment_seconds_per_idle_round",
+        "value": round(mean(later), 2),
+        "deviation": round(stdev(later), 2),
+        "samples": [round(value, 2) for value in later],
+        "same_model_as_in_process": summary["model_sha256"] == expected,
+    }
+
+
+def large_model() -> dict[str, Any]:
+    """One site trains a model of 500 MB for two rounds."""
+    hidden = 11_100
+    model = {"name": "mlp", "hidden": [hidden, hidden]}
+    start = time.monotonic()
+    seconds, summary, expected = deployed(experiment("large", model, 1, 2), ["site-0"])
+    return {
+        "name": "deployment_large_model",
+        "value": round(mean(seconds), 1),
+        "samples": [round(value, 1) for value in seconds],
+        "bytes_down": summary["bytes_down"],
+        "bytes_up": summary["bytes_up"],
+        "whole_run_seconds": round(time.monotonic() - start),
+        "same_model_as_in_process": summary["model_sha256"] == expected,
+    }
+
+
+def main() -> None:
+    """Run the named measurements, or both, and replace their lines in the results file."""
+    programs = {"overhead": overhead, "large_model": large_model}
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    found = {entry["name"]: entry for entry in map(json.loads, lines)}
+    for name in sys.argv[1:] or programs:
+        entry = {**programs[name](), "versions": versions(), "machine": machine()}
+        found[entry["name"]] = entry
+        RESULTS.write_text("".join(json.dumps(found[key]) + "\n" for key in sorted(found)))
+        print(json.dumps(entry), flush=True)
+
+
+if __name__ == "__main__":
+    main()
