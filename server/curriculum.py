@@ -109,6 +109,9 @@ class Curriculum:
         self.strategy.load_state_dict(checkpoint.strategy)
         if progress.round_in_task:
             self.model.restore(progress.task, checkpoint.arrays, self._previous.arrays)
+        elif progress.task > self.schedule.count and self._previous.arrays is not None:
+            # nothing is left to do but to write down what there is
+            self.model.stand_after(self._previous.arrays)
 
     def _services(self) -> Services:
         test = self.test

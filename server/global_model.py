@@ -46,6 +46,10 @@ class GlobalModel:
         self._adopt(model.to(self.device))
         self.arrays = {name: tensor.to(self.device) for name, tensor in arrays.items()}
 
+    def stand_after(self, complete: Mapping[str, Tensor]) -> None:
+        """Stand at the end of a task, whose complete model this is."""
+        self._adopt(self._complete(complete).to(self.device))
+
     def frozen(self) -> dict[str, Tensor]:
         """Every tensor of the model as it is now, its own frozen parts too: the previous model of the next
         task."""
