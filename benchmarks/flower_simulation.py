@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,14 @@ BIN = Path(sys.executable).parent
 LOOPBACK = "127.0.0.1"
 START_LIMIT = 60.0
 """Seconds that the SuperLink has to listen."""
+
+
+@dataclass(frozen=True)
+class FlwrRun:
+    """One `flwr run`, start to exit. output: everything that it printed."""
+
+    seconds: float
+    output: str
 
 
 class FlowerSimulation:
@@ -75,13 +84,14 @@ class FlowerSimulation:
                 pass
             self._process.wait()
 
-    def run(self, sites: int, run_config: dict[str, str], limit: float = 300) -> str:
-        """`flwr run` of this repository's app on simulated sites, to its end; returns what it printed.
+    def run(self, sites: int, run_config: dict[str, str], limit: float = 300) -> FlwrRun:
+        """`flwr run` of this repository's app on simulated sites, to its end.
 
         run_config: replaces values of pyproject.toml's [tool.flwr.app.config]. limit: seconds.
         Raises RuntimeError with all output when the command fails.
         """
         pairs = " ".join(f'{key}="{value}"' for key, value in run_config.items())
+        start = time.perf_counter()
         done = subprocess.run(
             [
                 *("flwr", "run", ".", "here", "--stream", "--run-config", pairs),
@@ -94,9 +104,10 @@ class FlowerSimulation:
             timeout=limit,
             check=False,
         )
+        seconds = time.perf_counter() - start
         if done.returncode:
             raise RuntimeError(f"flwr run: {done.stdout}{done.stderr}{self.log()}")
-        return done.stdout + done.stderr
+        return FlwrRun(seconds, done.stdout + done.stderr)
 
     def log(self) -> str:
         """The end of the SuperLink's log."""

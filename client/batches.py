@@ -76,6 +76,4 @@ def shuffled(
             # as stored: half the bytes to move, and what a crop adds is black, not the mean colour
             pieces = [augment(piece, augmentation, generator) for piece in stored.split(batch_size)]
             stored = torch.cat(pieces)
-        yield from zip(
-            batches, data.floats(stored).split(batch_size), labels.split(batch_size), strict=True
-        )
+        yield from zip(batches, data.floats(stored).split(batch_size), labels.split(batch_size), strict=True)

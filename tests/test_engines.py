@@ -33,8 +33,8 @@ def test_ray_gives_the_bits_of_the_in_process_engine(tmp_path: Path) -> None:
     here = run_in_process(RunSettings(str(experiment), runs=str(tmp_path / "here")))
     summary = tmp_path / "there" / "engines" / "summary.json"
     with FlowerSimulation(tmp_path / "simulation") as simulation:
-        output = simulation.run(2, {"experiment": str(experiment), "runs": str(tmp_path / "there")})
-        assert summary.exists(), output + simulation.log()
+        run = simulation.run(2, {"experiment": str(experiment), "runs": str(tmp_path / "there")})
+        assert summary.exists(), run.output + simulation.log()
     there = json.loads(summary.read_text())
     assert there["engine"] == "ray"
     assert there["model_sha256"] == here["model_sha256"]
