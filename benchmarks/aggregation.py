@@ -1,8 +1,9 @@
-"""FedAvg of ResNet-18 updates: `python -m benchmarks.aggregation time` or `... peak --updates N`; prints JSON.
+"""FedAvg of ResNet-18 updates: `python -m benchmarks.aggregation time`, or `peak --updates N`; prints JSON.
 
 time: seconds of Perennial's path from received bytes to the new model (every check of the gate, then the
 exact sum) and of Flower's own aggregate_arrayrecords on the same arrays, each for 100 updates.
-peak: the largest resident memory of a process that aggregates N updates as they come, one in memory at a time.
+peak: the largest resident memory of a process that aggregates N updates as they come, one in memory
+at a time.
 """
 
 import json
@@ -31,7 +32,7 @@ from strategies.gate import Gate
 
 UPDATES = 100
 DISTINCT = 4
-"""Updates that differ; they repeat, so that Flower's list of all replies fits in the memory of any machine."""
+"""Updates that differ; they repeat, so that Flower's list of all replies fits in any memory."""
 STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=1, num_classes=100)
 
 

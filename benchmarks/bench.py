@@ -1,4 +1,4 @@
-"""What Perennial costs, measured side by side in one go: `make bench`, or `python -m benchmarks.bench NAME...`.
+"""What Perennial costs, measured side by side: `make bench`, or `python -m benchmarks.bench NAME...`.
 
 Writes benchmarks/results/bench.jsonl, one object a figure, and the table in docs/performance.md. A figure
 that is not named keeps its line. Each value is the median of its samples, and each sample is a ratio of two

@@ -1,9 +1,9 @@
 """What a person would write without any framework: federated averaging as two loops in one thread.
 
 `python -m benchmarks.plain_loop w1` prints seconds and processor seconds of the rounds, local steps, and the
-final model's distance from the engine's own when given its file. Same model, data, division, batches and sampled sites as the
-engine; PyTorch's own optimiser; state dicts averaged by samples. Inputs are made floats before the clock
-starts, which the engine does in every step.
+final model's distance from the engine's own when given its file. Same model, data, division, batches and
+sampled sites as the engine; PyTorch's own optimiser; state dicts averaged by samples. Inputs are made floats
+before the clock starts, which the engine does in every round.
 """
 
 import copy

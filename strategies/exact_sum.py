@@ -9,6 +9,7 @@ of the mean is at most 2^-35, below the spacing of float32 numbers of size 0.000
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,7 +71,7 @@ class ExactSum:
             size = len(piece)
             buffer[:size].copy_(piece)
             torch.add(anchor[:size], buffer[:size], alpha=weight, out=buffer[:size])
-            steps[start : start + size].add_(buffer[:size].view(torch.int64))
+            _add_integers(steps[start : start + size], buffer[:size].view(torch.int64))
 
     def _room(self, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Two float64 vectors to work in: one to write to, one full of the anchor."""
@@ -108,6 +109,15 @@ class ExactSum:
             name: (total[name].mul_(scale).add_(tensor)).to(tensor.dtype)
             for name, tensor in reference.items()
         }
+
+
+def _add_integers(total: Tensor, terms: Tensor) -> None:
+    """total += terms. NumPy's addition is three times as fast: PyTorch's multiplies by its alpha first."""
+    if total.device.type == "cpu":
+        home = total.numpy()
+        np.add(home, terms.numpy(), out=home)
+    else:
+        total.add_(terms)
 
 
 def _groups(like: Mapping[str, Tensor]) -> list[list[str]]:
