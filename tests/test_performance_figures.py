@@ -1,0 +1,30 @@
+"""The committed figures: all there, within their bounds, and the page says what the file says."""
+
+from statistics import median
+
+import pytest
+
+from benchmarks.bench import FIGURES, PAGE, read, with_table
+
+
+def test_every_figure_is_there_once() -> None:
+    assert [entry["name"] for entry in read()] == list(FIGURES)
+
+
+@pytest.mark.parametrize("entry", read(), ids=lambda entry: entry["name"])
+def test_a_figure_keeps_its_bound(entry: dict) -> None:
+    figure = FIGURES[entry["name"]]
+    assert (entry["bound"], entry["side"]) == (figure.bound, figure.side)
+    assert entry["value"] == pytest.approx(median(entry["samples"]), abs=1e-4)
+    assert figure.holds(entry["value"]), f"{entry['name']}: {entry['value']}, {figure.side} {figure.bound}"
+
+
+@pytest.mark.parametrize("entry", read(), ids=lambda entry: entry["name"])
+def test_a_figure_says_where_it_was_measured(entry: dict) -> None:
+    assert {"flwr", "torch"} <= entry["versions"].keys()
+    assert "cores" in entry["machine"] and "GiB" in entry["machine"]
+
+
+def test_the_page_shows_the_file() -> None:
+    page = PAGE.read_text()
+    assert page == with_table(page, read())
