@@ -15,7 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from engine.grid import set_task_identity
 set_task_identity()
 config = {"experiment": sys.argv[1], "runs": sys.argv[2], "device": "cpu"}
-context = Context(1, 1, {"partition-id": 0}, RecordDict(), config)
+context = Context(1, 1, {"site": sys.argv[3]}, RecordDict(), config)
 """
 DESCRIBE = """
 from protocol.messages import VERSION, DescribeRequest
@@ -85,8 +85,10 @@ def test_training_imports_torch_and_nothing_else_that_is_heavy(tmp_path: Path) -
 
 
 def answered(request: str, runs: Path) -> set[str]:
-    """Modules of a ClientApp process that has answered one request."""
+    """Modules of a real site's ClientApp process that has answered one request."""
     kind = "train" if request is TRAIN else "query.describe"
     code = MESSAGE + request + f"reply = app(Message(request, 1, {kind!r}), context)\n"
     code += "assert reply.content.config_records['fields']['message'] != 'Refusal', reply.content"
-    return modules_after(code, str(ROOT / "experiments" / "quickstart.yaml"), str(runs))
+    site = runs / "site.yaml"
+    site.write_text(json.dumps({"site": "site-0", "state_dir": str(runs / "state")}))
+    return modules_after(code, str(ROOT / "experiments" / "quickstart.yaml"), str(runs), str(site))
