@@ -38,7 +38,7 @@ STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=1, num_cla
 
 def reference() -> dict[str, Tensor]:
     """The travelling tensors of a ResNet-18 for 100 classes: 11.2 million floats."""
-    return travelling(build_model(ModelConfig(name="resnet18"), (3, 32, 32), 100, seed=1))
+    return travelling(build_model(ModelConfig.model_validate({"name": "resnet18"}), (3, 32, 32), 100, seed=1))
 
 
 def update(like: dict[str, Tensor], number: int) -> dict[str, Array]:
@@ -120,7 +120,7 @@ class What(StrEnum):
 
 def main(
     what: What,
-    repeats: Annotated[int, typer.Option()] = 5,
+    repeats: Annotated[int, typer.Option()] = 3,
     updates: Annotated[int, typer.Option()] = UPDATES,
 ) -> None:
     """Print one JSON object."""

@@ -39,7 +39,7 @@ class TensorArray(Array):
 
     def __init__(self, tensor: "Tensor") -> None:
         # not by attribute: Array's own setter keeps books about bytes that do not exist yet
-        vars(self).update(
+        self.__dict__.update(
             tensor=tensor,
             dtype=str(tensor.dtype).removeprefix("torch."),
             shape=tuple(tensor.shape),
