@@ -216,12 +216,17 @@ def store(entry: dict[str, Any]) -> None:
 
 def table(entries: list[dict[str, Any]]) -> str:
     """The figures in Markdown, with the machine and the versions below."""
-    lines = ["| figure | what | value | bound |", "| --- | --- | --- | --- |"]
+    lines = ["| figure | what | value | bound | kept |", "| --- | --- | --- | --- | --- |"]
     for entry in entries:
-        meaning = FIGURES[entry["name"]].meaning
-        lines.append(
-            f"| `{entry['name']}` | {meaning} | {entry['value']:.2f} | {entry['side']} {entry['bound']:g} |"
+        figure = FIGURES[entry["name"]]
+        cells = (
+            f"`{entry['name']}`",
+            figure.meaning,
+            f"{entry['value']:.2f}",
+            f"{entry['side']} {entry['bound']:g}",
+            "yes" if figure.holds(entry["value"]) else "no",
         )
+        lines.append(f"| {' | '.join(cells)} |")
     where = sorted({_where(entry) for entry in entries})
     return "\n".join([*lines, "", *where])
 
