@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.bench import FIGURES, PAGE, read, with_table
 
-
 MISSED = {
     "aggregation_vs_flower": "every value is checked and summed exactly in 64 bits, Flower's in 32 bits",
 }
