@@ -1,11 +1,11 @@
 """One workload in the in-process engine: `python -m benchmarks.engine_run w1 --runs DIR` prints JSON.
 
-seconds: of the rounds, from the journal. steps: local steps, 0 where other processes did them.
-peak_kib: the largest resident memory of this process.
+seconds, cpu_seconds: of the rounds, cpu of this process alone. steps: local steps, 0 where other processes
+did them.
 """
 
 import json
-import resource
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,19 +32,27 @@ def main(
         return result
 
     client.handlers.train = counted
+    runs.mkdir(parents=True, exist_ok=True)
     experiment = write_workload(workload, runs)
     settings = RunSettings(str(experiment), runs=str(runs), name="timed", device="cpu")
-    events: list[dict[str, Any]] = []
-    summary = run_in_process(settings, workers, events.append)
-    rounds = [event for event in events if event["event"] == "round"]
+    rounds: list[dict[str, Any]] = []
+    cpu: list[float] = []
+
+    def listener(event: dict[str, Any]) -> None:
+        if event["event"] in ("task_started", "round"):
+            cpu.append(time.process_time())
+        if event["event"] == "round":
+            rounds.append(event)
+
+    summary = run_in_process(settings, workers, listener)
     if any(event["dropped"] or event["refused"] for event in rounds):
         raise RuntimeError(f"a site failed in {workload}: the time means nothing")
     typer.echo(
         json.dumps(
             {
                 "seconds": sum(event["seconds"] for event in rounds),
+                "cpu_seconds": cpu[-1] - cpu[0],
                 "steps": steps,
-                "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
                 "model": str(runs / "timed" / "model.safetensors"),
                 "model_sha256": summary["model_sha256"],
             }

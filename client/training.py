@@ -151,8 +151,9 @@ def train(
                 optimizer.step()
                 flat.keep_frozen_rows(before)
                 flat.gradient.zero_()
-                epoch_loss += loss.detach() * len(rows)
-                seen += len(rows)
+                size = rows.shape[0]
+                epoch_loss.add_(loss.detach(), alpha=size)
+                seen += size
                 steps += 1
     return TrainingResult(flat.vector - before, float(epoch_loss) / seen, steps)
 

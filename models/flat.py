@@ -45,8 +45,10 @@ class FlatParameters:
         self.gradient = torch.zeros_like(self.trainable)
         self.trainable.grad = self.gradient
         homes = parameters | {name: value for name, value in model.named_buffers() if name in self.shapes}
-        for name, view in self.views(self.vector).items():
+        views = self.views(self.vector)
+        for name, view in views.items():
             homes[name].data = view
+        self._homes = {name: view.data_ptr() for name, view in views.items()}
         gradients = self.gradient.split(self._sizes[: len(parameters)])
         for part, parameter in zip(gradients, parameters.values(), strict=True):
             parameter.grad = part.view(parameter.shape)
@@ -74,14 +76,14 @@ class FlatParameters:
         """
         parts = self._rows(tensors)
         current = travelling(self._model)
-        for key, view in self.views(self.vector).items():
-            if key not in current or current[key].data_ptr() != view.data_ptr():
+        for key, home in self._homes.items():
+            if key not in current or current[key].data_ptr() != home:
                 raise StateError(
                     f"tensor {key!r}: no longer lives in this vector; build FlatParameters after moving, "
                     "converting or growing the model"
                 )
-        home = self.vector.untyped_storage().data_ptr()
-        if any(part.untyped_storage().data_ptr() == home for part in parts):
+        storage = self.vector.untyped_storage().data_ptr()
+        if any(part.untyped_storage().data_ptr() == storage for part in parts):
             self.vector.copy_(torch.cat(parts))
         else:
             torch.cat(parts, out=self.vector)

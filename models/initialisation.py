@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod, sqrt
-from typing import cast
 
 import numpy as np
 import torch
@@ -41,4 +40,8 @@ def kaiming_uniform(shape: tuple[int, ...], slope: float, generator: np.random.G
 
 def empty_linear(inputs: int, outputs: int) -> nn.Linear:
     """A linear layer with unset values, which draws from no generator."""
-    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs))
+    # not by nn.utils.skip_init, whose way from the meta device imports a second's worth of compiler
+    layer = nn.Linear(inputs, outputs, device="meta")
+    layer.weight = nn.Parameter(torch.empty(outputs, inputs))
+    layer.bias = nn.Parameter(torch.empty(outputs))
+    return layer

@@ -32,11 +32,19 @@ class TensorArray(Array):
     write to it.
     """
 
+    tensor: "Tensor"
+    known_finite = False
+    """Whether a receiver in this process has looked already; all sites of a round are sent the same
+    arrays."""
+
     def __init__(self, tensor: "Tensor") -> None:
-        self.tensor = tensor
-        self.dtype = str(tensor.dtype).removeprefix("torch.")
-        self.shape = tuple(tensor.shape)
-        self.stype = _NUMPY_SERIALISED
+        # not by attribute: Array's own setter keeps books about bytes that do not exist yet
+        self.__dict__.update(
+            tensor=tensor,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            stype=_NUMPY_SERIALISED,
+        )
 
     @cached_property
     def data(self) -> bytes:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -45,6 +53,10 @@ class TensorArray(Array):
 
     def numpy(self) -> Any:
         return self.tensor.detach().cpu().numpy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled, as Flower's simulation does between its processes, it is an ordinary Array."""
+        return Array, (self.dtype, self.shape, self.stype, self.data)
 
 
 # Flower writes the class's qualified name into every object it sends: on the wire this is an Array
@@ -98,9 +110,14 @@ def unpack(record: ArrayRecord, where: str) -> dict[str, "Tensor"]:
     import torch
 
     tensors: dict[str, Tensor] = {}
+    unseen: dict[str, Tensor] = {}
+    shared: list[TensorArray] = []
     for name, array in record.items():
         if isinstance(array, TensorArray):
-            tensor = array.tensor
+            tensors[name] = array.tensor
+            if not array.known_finite:
+                shared.append(array)
+                unseen[name] = array.tensor
         else:
             if array.stype != _NUMPY_SERIALISED or array.dtype not in ALLOWED_DTYPES:
                 raise ProtocolError(
@@ -119,9 +136,10 @@ def unpack(record: ArrayRecord, where: str) -> dict[str, "Tensor"]:
             # torch has no read-only tensors and warns about that; the contract above is what protects the
             # bytes
             _silence_read_only_warning()
-            tensor = torch.from_numpy(values)
-        tensors[name] = tensor
-    _require_finite(tensors, where)
+            tensors[name] = unseen[name] = torch.from_numpy(values)
+    _require_finite(unseen, where)
+    for array in shared:
+        array.known_finite = True
     return tensors
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
     facts = {
         "schema": SCHEMA,
-        "progress": asdict(checkpoint.progress),
+        "progress": vars(checkpoint.progress),
         "experiment": checkpoint.experiment,
         "strategy": values,
         "checksum": _checksum(tensors),

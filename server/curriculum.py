@@ -70,6 +70,7 @@ class Curriculum:
             test,
         )
         self._grid = grid
+        self._settings = experiment.model_dump(mode="json")
         self._exchange = Exchange()
         self._clock = time.monotonic()
         self._previous = Previous()
@@ -323,7 +324,7 @@ class Curriculum:
         self.progress.journal_position = self.journal.position
         checkpoint = Checkpoint(
             self.progress,
-            self.experiment.model_dump(mode="json"),
+            self._settings,
             self.model.arrays,
             self.strategy.state_dict(),
         )

@@ -9,6 +9,7 @@ of the mean is at most 2^-35, below the spacing of float32 numbers of size 0.000
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,7 +43,7 @@ class ExactSum:
         self._anchors = 0
         self._largest = 0.0
         self._weights: list[float] = []
-        self._scratch: tuple[Tensor, Tensor] | None = None
+        self._scratch: Tensor | None = None
 
     def add(self, update: Mapping[str, Tensor], weight: float, norm: float) -> None:
         """Add weight * update. norm: L2 norm of the update, which bounds each of its values.
@@ -63,23 +64,19 @@ class ExactSum:
         self._weights.append(weight)
 
     def _add_fast(self, steps: Tensor, values: Tensor, weight: float) -> None:
-        buffer, anchor = self._room(steps)
-        # in pieces that stay in the processor's cache: three passes over memory become one
-        for start in range(0, len(values), max(len(buffer), 1)):
-            piece = values[start : start + len(buffer)]
-            size = len(piece)
-            buffer[:size].copy_(piece)
-            torch.add(anchor[:size], buffer[:size], alpha=weight, out=buffer[:size])
-            steps[start : start + size].add_(buffer[:size].view(torch.int64))
-
-    def _room(self, steps: Tensor) -> tuple[Tensor, Tensor]:
-        """Two float64 vectors to work in: one to write to, one full of the anchor."""
         if self._scratch is None:
             longest = max(len(steps) for steps in self._steps)
             size = min(_CHUNK, longest) if steps.device.type == "cpu" else longest
-            buffer = torch.empty(size, dtype=torch.float64, device=steps.device)
-            self._scratch = buffer, torch.full_like(buffer, _ANCHOR)
-        return self._scratch
+            self._scratch = torch.empty(size, dtype=torch.float64, device=steps.device)
+            self._anchor = torch.tensor(_ANCHOR, dtype=torch.float64, device=steps.device)
+        # in pieces that stay in the processor's cache: three passes over memory become one
+        size = len(self._scratch)
+        for start in range(0, len(values), max(size, 1)):
+            piece = values[start : start + size]
+            room = self._scratch[: len(piece)]
+            room.copy_(piece)
+            torch.add(self._anchor, room, alpha=weight, out=room)
+            _add_integers(steps[start : start + size], room.view(torch.int64))
 
     def __len__(self) -> int:
         return len(self._weights)
@@ -108,6 +105,15 @@ class ExactSum:
             name: (total[name].mul_(scale).add_(tensor)).to(tensor.dtype)
             for name, tensor in reference.items()
         }
+
+
+def _add_integers(total: Tensor, terms: Tensor) -> None:
+    """total += terms. NumPy's addition is three times as fast: PyTorch's multiplies by its alpha first."""
+    if total.device.type == "cpu":
+        home = total.numpy()
+        np.add(home, terms.numpy(), out=home)
+    else:
+        total.add_(terms)
 
 
 def _groups(like: Mapping[str, Tensor]) -> list[list[str]]:

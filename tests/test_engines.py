@@ -1,4 +1,5 @@
-"""One experiment, in-process and over gRPC with TLS and node keys: the same final arrays."""
+"""One experiment, in-process, in Flower's simulation, and over gRPC with TLS and node keys: the same final
+arrays."""
 
 import json
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 import yaml
 from deployment import Deployment
 
+from benchmarks.flower_simulation import FlowerSimulation
 from config.run import RunSettings
 from engine.run import run_in_process
 
@@ -22,6 +24,21 @@ EXPERIMENT = {
         "memory": {"per_class": 4},
     },
 }
+
+
+@pytest.mark.slow
+def test_ray_gives_the_bits_of_the_in_process_engine(tmp_path: Path) -> None:
+    experiment = tmp_path / "experiment.yaml"
+    experiment.write_text(yaml.safe_dump(EXPERIMENT))
+    here = run_in_process(RunSettings(str(experiment), runs=str(tmp_path / "here")))
+    summary = tmp_path / "there" / "engines" / "summary.json"
+    with FlowerSimulation(tmp_path / "simulation") as simulation:
+        run = simulation.run(2, {"experiment": str(experiment), "runs": str(tmp_path / "there")})
+        assert summary.exists(), run.output + simulation.log()
+    there = json.loads(summary.read_text())
+    assert there["engine"] == "ray"
+    assert there["model_sha256"] == here["model_sha256"]
+    assert there["accuracy_matrix"] == here["accuracy_matrix"]
 
 
 @pytest.mark.slow

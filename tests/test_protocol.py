@@ -1,5 +1,7 @@
 """Messages come back as they were sent, and anything else is refused by the name of its field."""
 
+import pickle
+
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
@@ -7,6 +9,7 @@ from flwr.app import Array, ArrayRecord
 from foundation.errors import ProtocolError
 from protocol.fields import Tensors
 from protocol.messages import EvaluateReply, TrainReply, TrainRequest
+from protocol.tensors import pack, unpack
 
 STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "round": 2, "num_classes": 2}
 
@@ -69,3 +72,20 @@ def test_counts_are_bounded() -> None:
     reply = EvaluateReply(**STAMP, correct=[1, -1], total=[2, 2])
     with pytest.raises(ProtocolError, match="'correct'"):
         reply.to_record()
+
+
+def test_an_array_pickles_as_an_ordinary_one() -> None:
+    tensor = torch.randn(3, 2)
+    (array,) = pack({"w": tensor}).values()
+    # Flower's simulation pickles messages between its processes
+    copy = pickle.loads(pickle.dumps(array))
+    assert type(copy) is Array
+    assert copy.data == array.data
+    assert torch.equal(unpack(ArrayRecord({"w": copy}), "copy")["w"], tensor)
+
+
+def test_shared_arrays_are_looked_at_once_and_bad_ones_each_time() -> None:
+    record = pack({"w": torch.tensor([1.0, float("nan")])})
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="'w': holds NaN"):
+            unpack(record, "record")
