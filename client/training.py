@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client.batches import TrainingSet, shuffled
+from client.gradient_correction import GradientCorrection
 from client.losses import balanced_softmax, distillation, icarl_bce, log_prior, supervised_contrastive
 from client.optimizers import FlatOptimizer
 from config.learner import LearnerConfig
@@ -110,6 +111,7 @@ def train(
     teacher: nn.Module | None = None,
     augmentation: AugmentationConfig,
     progress: float = 0.0,
+    correction: GradientCorrection | None = None,
 ) -> TrainingResult:
     """Train model in place on data for the configured epochs, and say what changed.
 
@@ -126,7 +128,6 @@ def train(
     objective = Objective(config, model, data, teacher, augmentation.active)
     optimizer = FlatOptimizer(config.optimizer, flat.trainable, flat.gradient, progress)
     anchor = before[: len(flat.trainable)]
-    pull = config.correction.mu if config.correction is not None else 0.0
     model.train()
     flat.gradient.zero_()
     epoch_loss, seen, steps = torch.zeros((), device=before.device), 0, 0
@@ -146,8 +147,8 @@ def train(
                 with _autocast(config, before.device):
                     loss = objective(rows, inputs, labels)
                 loss.backward()
-                if pull:
-                    flat.gradient.add_(flat.trainable - anchor, alpha=pull)
+                if correction is not None:
+                    correction.apply(flat.gradient, flat.trainable, anchor)
                 optimizer.step()
                 flat.keep_frozen_rows(before)
                 flat.gradient.zero_()
