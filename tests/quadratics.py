@@ -1,4 +1,5 @@
-"""A federation of one-dimensional quadratics F_k(w) = (w - a_k)^2 / 2, trained by the real local corrections."""
+"""A federation of one-dimensional quadratics F_k(w) = (w - a_k)^2 / 2, trained by the real local
+corrections."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -101,7 +101,7 @@ def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:
 
 def half_way_to_three(message: Message, context: Context) -> Message:
     """A ClientApp by Flower's convention: the whole model back, and how many samples."""
-    arrays = ArrayRecord({"w": Array((message.content["arrays"]["w"].numpy() + 3) / 2)})
+    arrays = ArrayRecord({"w": Array((message.content.array_records["arrays"]["w"].numpy() + 3) / 2)})
     metrics = MetricRecord({"num-examples": 10, "num-steps": 2})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
