@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from benchmarks.grid import Job, jobs, read_results
+from benchmarks.grid import Job, finished, jobs, read_results
 from benchmarks.table import Table
 from client.workbench import choose_device
 from config.experiment import Experiment
@@ -41,8 +41,8 @@ class Cost:
 def cost(table: Table, results: Path, device: str) -> Cost:
     """The cost of what is missing of a table. Raises DataError where its data is missing."""
     known = read_results(results)
-    done = {(run["row"], run["seed"], run["digest"]) for run in known}
-    missing = [job for job in jobs(table) if job.key not in done]
+    done = finished(table, results)
+    missing = [job for job in jobs(table) if job not in done]
     seconds = {
         job.row.label: [run["seconds"] for run in known if run["row"] == job.row.label] for job in missing
     }

@@ -1,6 +1,7 @@
 """Running a table: its missing runs, one after the other or several at a time, each kept as soon as it is
 done."""
 
+import hashlib
 import json
 import multiprocessing
 import platform
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table import RESULTS, Row, Table
+from config.experiment import Experiment
 from config.run import RunSettings
 from foundation.files import replace_file
 
@@ -21,20 +23,29 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a table. digest: of its resolved experiment; a result with another one is out of date."""
+    """One run of a table. settings: settings_hash of its experiment; digest: the run's own experiment id."""
 
     row: Row
     seed: int
+    settings: str
     digest: str
 
-    @property
-    def key(self) -> tuple[str, int, str]:
-        return self.row.label, self.seed, self.digest
+
+def settings_hash(experiment: Experiment) -> str:
+    """SHA-256 of what the experiment's file and changes say, without what they leave to defaults: a setting
+    that is new to the program does not make old results out of date."""
+    said = experiment.model_dump(mode="json", exclude_unset=True, exclude={"data": {"path"}})
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def jobs(table: Table) -> list[Job]:
     """Every run of a table, in its order. Raises ConfigError for a row whose experiment is faulty."""
-    return [Job(row, seed, row.load(seed).digest) for row in table.rows for seed in table.seeds]
+    result = []
+    for row in table.rows:
+        for seed in table.seeds:
+            experiment = row.load(seed)
+            result.append(Job(row, seed, settings_hash(experiment), experiment.digest))
+    return result
 
 
 def read_results(path: Path) -> list[Result]:
@@ -42,11 +53,27 @@ def read_results(path: Path) -> list[Result]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def finished(table: Table, path: Path) -> dict[tuple[str, int, str], Result]:
-    """Results of a file that belong to the table as it is now."""
-    wanted = {job.key for job in jobs(table)}
-    known = {(run["row"], run["seed"], run["digest"]): run for run in read_results(path)}
-    return {key: run for key, run in known.items() if key in wanted}
+def finished(table: Table, path: Path) -> dict[Job, Result]:
+    """Results of a file that belong to the table as it is now, under its present labels, in its order.
+
+    A result says which settings it is of; one written before results did is known by file, changes and seed.
+    """
+    by_settings: dict[str, Result] = {}
+    by_place: dict[tuple[str, tuple[str, ...], int], Result] = {}
+    for run in read_results(path):
+        if not table.measures.keys() <= run["measures"].keys():
+            continue
+        if "settings" in run:
+            by_settings[run["settings"]] = run
+        else:
+            by_place[run["experiment"], tuple(run["changes"]), run["seed"]] = run
+    done: dict[Job, Result] = {}
+    for job in jobs(table):
+        place = (job.row.experiment, job.row.changes, job.seed)
+        run = by_settings.get(job.settings, by_place.get(place))
+        if run is not None:
+            done[job] = {**run, "row": job.row.label}
+    return done
 
 
 def run_table(
@@ -68,12 +95,12 @@ def run_table(
     results.mkdir(parents=True, exist_ok=True)
     done = finished(table, path)
     planned = jobs(table)
-    for job, summary in _summaries([job for job in planned if job.key not in done], workers, device):
-        done[job.key] = _result(table, job, summary, device)
+    for job, summary in _summaries([job for job in planned if job not in done], workers, device):
+        done[job] = _result(table, job, summary, device)
         with path.open("a") as file:
-            file.write(json.dumps(done[job.key]) + "\n")
-        say(f"{name}: {job.row.label}, seed {job.seed}: {done[job.key]['measures']}")
-    runs = [done[job.key] for job in planned]
+            file.write(json.dumps(done[job]) + "\n")
+        say(f"{name}: {job.row.label}, seed {job.seed}: {done[job]['measures']}")
+    runs = [done[job] for job in planned]
     # runs of rows that have changed since are no longer part of the table
     replace_file(path, "".join(json.dumps(run) + "\n" for run in runs).encode(), mode=0o644)
     replace_file(results / f"{name}.md", markdown(name, table, runs).encode(), mode=0o644)
@@ -109,6 +136,7 @@ def _result(table: Table, job: Job, summary: dict[str, Any], device: str) -> Res
         "experiment": job.row.experiment,
         "changes": list(job.row.changes),
         "seed": job.seed,
+        "settings": job.settings,
         "digest": job.digest,
         "measures": {head: round(measure(summary), 6) for head, measure in table.measures.items()},
         "seconds": summary["seconds"],

@@ -30,7 +30,7 @@ class Row:
     label: str
     experiment: str
     changes: tuple[str, ...] = ()
-    paper: Mapping[str, float] = field(default_factory=dict)
+    paper: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def file(self) -> Path:
