@@ -10,6 +10,7 @@ from client.corrections import open_correction
 from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
 from client.policy import check_answer, check_protection, check_samples
+from client.rehearsal import open_rehearsal
 from client.release import release_update
 from client.site import Site
 from client.told import told_metrics
@@ -64,6 +65,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         augmentation=site.experiment.data.augmentation,
         progress=request.progress,
         correction=correction.gradient,
+        rehearsal=open_rehearsal(site, request, model),
     )
     release_update(site, request, result.update)
     correction.remember(result.update, result.steps)

@@ -3,7 +3,7 @@
 Symbols: n samples, M classes seen so far, P floats of the model, B batch size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -112,9 +112,11 @@ def train(
     augmentation: AugmentationConfig,
     progress: float = 0.0,
     correction: GradientCorrection | None = None,
+    rehearsal: Callable[[], Tensor] | None = None,
 ) -> TrainingResult:
     """Train model in place on data for the configured epochs, and say what changed.
 
+    correction: what is added to each step's gradient. rehearsal: one more term of each step's loss.
     Raises DataError when there is nothing to train on, or when batch normalisation meets a single sample.
     """
     if len(data) == 0:
@@ -146,6 +148,8 @@ def train(
             ):
                 with _autocast(config, before.device):
                     loss = objective(rows, inputs, labels)
+                    if rehearsal is not None:
+                        loss = loss + rehearsal()
                 loss.backward()
                 if correction is not None:
                     correction.apply(flat.gradient, flat.trainable, anchor)

@@ -23,6 +23,7 @@ STRATEGIES = {
     "feddyn": "strategies.feddyn:FedDyn",
     "fednova": "strategies.fednova:FedNova",
     "scaffold": "strategies.scaffold:Scaffold",
+    "target": "strategies.target:Target",
     "splitfed": "strategies.splitfed:SplitFed",
 }
 
