@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratics import Federation
 
@@ -55,6 +55,7 @@ def test_scaffold_takes_the_drift_out_of_the_second_round(tmp_path: Path) -> Non
     assert played.play() == pytest.approx(1.75)
 
 
+@settings(deadline=None, max_examples=25)
 @given(
     optima=st.lists(st.floats(-3, 3), min_size=2, max_size=4), steps=st.lists(st.integers(1, 4), min_size=4)
 )
@@ -135,6 +136,7 @@ def test_fedprox_without_pull_is_fedavg_over_rounds(tmp_path: Path) -> None:
         assert tiny.play() == pytest.approx(plain.play(), abs=1e-6)
 
 
+@settings(deadline=None)
 @given(steps=st.integers(1, 200), momentum=st.floats(0.01, 0.99), pull=st.floats(0.01, 0.9))
 def test_accumulated_weight_has_the_papers_closed_forms(steps: int, momentum: float, pull: float) -> None:
     assert accumulated_weight(steps) == steps
