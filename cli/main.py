@@ -1,4 +1,4 @@
-"""perennial: run, check, report, compare, predict, export, epsilon, ledger, deploy, site."""
+"""perennial: run, check, report, compare, bench, predict, export, epsilon, ledger, deploy, site."""
 
 import sys
 from pathlib import Path
@@ -73,6 +73,21 @@ def compare(
     from server.compare import compare as compare_runs
 
     typer.echo(compare_runs(runs, output))
+
+
+@app.command()
+def bench(
+    tables: Annotated[list[str] | None, typer.Argument(help="tables; none: list them")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="runs at the same time")] = 1,
+    scale: Annotated[str, typer.Option(help="cpu, or paper to start a table of the paper's size")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    results: Annotated[Path | None, typer.Option(help="folder of results")] = None,
+    estimate: Annotated[bool, typer.Option(help="say what it would cost, and stop")] = False,
+) -> None:
+    """Regenerate tables over seeds; results that are there already are kept."""
+    from cli.bench import bench_command
+
+    bench_command(tables or [], workers, scale, device, results, estimate)
 
 
 @app.command()

@@ -6,11 +6,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from client.corrections import open_correction
 from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
 from client.policy import check_answer, check_protection, check_samples
+from client.rehearsal import open_rehearsal
 from client.release import release_update
 from client.site import Site
+from client.told import told_metrics
 from client.training import train
 from foundation.errors import DataError
 from foundation.streams import stream
@@ -48,8 +51,10 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     if len(places) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")
     check_samples(site.identity.policy, len(places))
+    metrics = told_metrics(site, request, site.data.y[places])
     model, flat = site.bench.load(request.num_classes, request.arrays, previous)
     learner = site.experiment.learner
+    correction = open_correction(site, request, flat)
     result = train(
         learner,
         model,
@@ -59,8 +64,11 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         teacher=site.bench.teacher(previous) if previous is not None and learner.needs_previous else None,
         augmentation=site.experiment.data.augmentation,
         progress=request.progress,
+        correction=correction.gradient,
+        rehearsal=open_rehearsal(site, request, model),
     )
     release_update(site, request, result.update)
+    correction.remember(result.update, result.steps)
     private = site.experiment.privacy.mode != "none" and not site.experiment.privacy.allow_unaccounted_metrics
     return TrainReply(
         **request.stamp_fields,
@@ -68,7 +76,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         num_examples=1 if private else len(places),
         train_loss=None if private else result.loss,
         steps=result.steps,
-        metrics=json.dumps({}),
+        metrics=json.dumps(metrics),
     )
 
 

@@ -3,7 +3,7 @@
 Symbols: n samples, M classes seen so far, P floats of the model, B batch size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client.batches import TrainingSet, shuffled
+from client.gradient_correction import GradientCorrection
 from client.losses import balanced_softmax, distillation, icarl_bce, log_prior, supervised_contrastive
 from client.optimizers import FlatOptimizer
 from config.learner import LearnerConfig
@@ -110,9 +111,12 @@ def train(
     teacher: nn.Module | None = None,
     augmentation: AugmentationConfig,
     progress: float = 0.0,
+    correction: GradientCorrection | None = None,
+    rehearsal: Callable[[], Tensor] | None = None,
 ) -> TrainingResult:
     """Train model in place on data for the configured epochs, and say what changed.
 
+    correction: what is added to each step's gradient. rehearsal: one more term of each step's loss.
     Raises DataError when there is nothing to train on, or when batch normalisation meets a single sample.
     """
     if len(data) == 0:
@@ -126,7 +130,6 @@ def train(
     objective = Objective(config, model, data, teacher, augmentation.active)
     optimizer = FlatOptimizer(config.optimizer, flat.trainable, flat.gradient, progress)
     anchor = before[: len(flat.trainable)]
-    pull = config.correction.mu if config.correction is not None else 0.0
     model.train()
     flat.gradient.zero_()
     epoch_loss, seen, steps = torch.zeros((), device=before.device), 0, 0
@@ -145,9 +148,11 @@ def train(
             ):
                 with _autocast(config, before.device):
                     loss = objective(rows, inputs, labels)
+                    if rehearsal is not None:
+                        loss = loss + rehearsal()
                 loss.backward()
-                if pull:
-                    flat.gradient.add_(flat.trainable - anchor, alpha=pull)
+                if correction is not None:
+                    correction.apply(flat.gradient, flat.trainable, anchor)
                 optimizer.step()
                 flat.keep_frozen_rows(before)
                 flat.gradient.zero_()

@@ -42,6 +42,7 @@ class FlatParameters:
         self._model = model
         parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.trainable = self.vector[: sum(value.numel() for value in parameters.values())]
+        self.trainable_keys: tuple[str, ...] = tuple(parameters)
         self.gradient = torch.zeros_like(self.trainable)
         self.trainable.grad = self.gradient
         homes = parameters | {name: value for name, value in model.named_buffers() if name in self.shapes}

@@ -99,7 +99,7 @@ class Gate:
 
     def _flower(self, message: Message, site: str) -> Admitted:
         """A reply by Flower's convention: the whole model after training, and `num-examples` among the
-        metrics."""
+        metrics; `num-steps` may be there too."""
         arrays = arrays_of(message.content)
         metrics = next(iter(message.content.metric_records.values()), None)
         if arrays is None or metrics is None:
@@ -116,6 +116,7 @@ class Gate:
             self._check_norm(update),
             _checked_examples(metrics.get("num-examples")),
             float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None,
+            steps if type(steps := metrics.get("num-steps", 0)) is int and steps >= 0 else 0,
         )
 
     def _check_round(self, reply: Stamp) -> None:

@@ -17,6 +17,14 @@ from strategies.base import IncrementalStrategy
 
 STRATEGIES = {
     "fedavg": "strategies.fedavg:FedAvg",
+    "adabest": "strategies.adabest:AdaBest",
+    "cyclic_weight_transfer": "strategies.cyclic_weight_transfer:CyclicWeightTransfer",
+    "feddisco": "strategies.feddisco:FedDisco",
+    "feddyn": "strategies.feddyn:FedDyn",
+    "fednova": "strategies.fednova:FedNova",
+    "scaffold": "strategies.scaffold:Scaffold",
+    "target": "strategies.target:Target",
+    "splitfed": "strategies.splitfed:SplitFed",
 }
 
 

@@ -1,0 +1,156 @@
+"""Running a table: its missing runs, one after the other or several at a time, each kept as soon as it is
+done."""
+
+import hashlib
+import json
+import multiprocessing
+import platform
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.table import RESULTS, Row, Table
+from config.experiment import Experiment
+from config.run import RunSettings
+from foundation.files import replace_file
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a table. settings: settings_hash of its experiment; digest: the run's own experiment id."""
+
+    row: Row
+    seed: int
+    settings: str
+    digest: str
+
+
+def settings_hash(experiment: Experiment) -> str:
+    """SHA-256 of what the experiment's file and changes say, without what they leave to defaults: a setting
+    that is new to the program does not make old results out of date."""
+    said = experiment.model_dump(mode="json", exclude_unset=True, exclude={"data": {"path"}})
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def jobs(table: Table) -> list[Job]:
+    """Every run of a table, in its order. Raises ConfigError for a row whose experiment is faulty."""
+    result = []
+    for row in table.rows:
+        for seed in table.seeds:
+            experiment = row.load(seed)
+            result.append(Job(row, seed, settings_hash(experiment), experiment.digest))
+    return result
+
+
+def read_results(path: Path) -> list[Result]:
+    """The objects of a result file; [] where there is none."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def finished(table: Table, path: Path) -> dict[Job, Result]:
+    """Results of a file that belong to the table as it is now, under its present labels, in its order.
+
+    A result says which settings it is of; one written before results did is known by file, changes and seed.
+    """
+    by_settings: dict[str, Result] = {}
+    by_place: dict[tuple[str, tuple[str, ...], int], Result] = {}
+    for run in read_results(path):
+        if not table.measures.keys() <= run["measures"].keys():
+            continue
+        if "settings" in run:
+            by_settings[run["settings"]] = run
+        else:
+            by_place[run["experiment"], tuple(run["changes"]), run["seed"]] = run
+    done: dict[Job, Result] = {}
+    for job in jobs(table):
+        place = (job.row.experiment, job.row.changes, job.seed)
+        run = by_settings.get(job.settings, by_place.get(place))
+        if run is not None:
+            done[job] = {**run, "row": job.row.label}
+    return done
+
+
+def run_table(
+    name: str,
+    table: Table,
+    say: Callable[[str], None] = print,
+    *,
+    workers: int = 1,
+    device: str = "auto",
+    results: Path = RESULTS,
+) -> list[Result]:
+    """Run what is missing, and write the result file and the Markdown page; returns all of the table's runs.
+
+    workers: runs at the same time, each in a process of its own. A stop loses the runs in progress only.
+    """
+    from benchmarks.markdown import markdown
+
+    path = results / f"{name}.jsonl"
+    results.mkdir(parents=True, exist_ok=True)
+    done = finished(table, path)
+    planned = jobs(table)
+    for job, summary in _summaries([job for job in planned if job not in done], workers, device):
+        done[job] = _result(table, job, summary, device)
+        with path.open("a") as file:
+            file.write(json.dumps(done[job]) + "\n")
+        say(f"{name}: {job.row.label}, seed {job.seed}: {done[job]['measures']}")
+    runs = [done[job] for job in planned]
+    # runs of rows that have changed since are no longer part of the table
+    replace_file(path, "".join(json.dumps(run) + "\n" for run in runs).encode(), mode=0o644)
+    replace_file(results / f"{name}.md", markdown(name, table, runs).encode(), mode=0o644)
+    return runs
+
+
+def _summaries(missing: Sequence[Job], workers: int, device: str) -> Iterator[tuple[Job, dict[str, Any]]]:
+    if workers == 1 or len(missing) < 2:
+        for job in missing:
+            yield job, _run(job.row, job.seed, device)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context) as pool:
+        waiting = {pool.submit(_run, job.row, job.seed, device): job for job in missing}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _run(row: Row, seed: int, device: str) -> dict[str, Any]:
+    from engine.run import run_in_process
+
+    with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder:
+        overrides = ";".join((*row.changes, f"seed={seed}"))
+        return run_in_process(RunSettings(str(row.file), overrides, runs=folder, device=device))
+
+
+def _result(table: Table, job: Job, summary: dict[str, Any], device: str) -> Result:
+    return {
+        "row": job.row.label,
+        "experiment": job.row.experiment,
+        "changes": list(job.row.changes),
+        "seed": job.seed,
+        "settings": job.settings,
+        "digest": job.digest,
+        "measures": {head: round(measure(summary), 6) for head, measure in table.measures.items()},
+        "seconds": summary["seconds"],
+        "model_sha256": summary["model_sha256"],
+        "versions": {package: version(package) for package in ("flwr", "torch", "numpy")},
+        "machine": f"{platform.machine()}, {_processor(device)}",
+    }
+
+
+def _processor(device: str) -> str:
+    import torch
+
+    from client.workbench import choose_device
+
+    if choose_device(device).type == "cuda":
+        return torch.cuda.get_device_name()
+    return "CPU, one thread"

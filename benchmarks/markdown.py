@@ -1,0 +1,52 @@
+"""A table's committed figures as Markdown."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.claims import judge
+from benchmarks.table import Row, Table
+
+Runs = Sequence[Mapping[str, Any]]
+
+
+def markdown(name: str, table: Table, runs: Runs) -> str:
+    """The page of one table: title, how to run it, note, figures, claims."""
+    lines = [f"# {table.title}", "", f"`perennial bench {name}`, seeds {listed(table.seeds)}."]
+    lines += ["", table.note] if table.note else []
+    return "\n".join([*lines, "", *figures(table, runs), *claims(table, runs)]) + "\n"
+
+
+def figures(table: Table, runs: Runs) -> list[str]:
+    """Mean and standard deviation (ddof 1) over seeds, in per cent, the paper's figure beside ours."""
+    heads = list(table.measures)
+    lines = [f"| | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
+    return lines + [
+        f"| {row.label} | {' | '.join(cell(row, head, runs) for head in heads)} |" for row in table.rows
+    ]
+
+
+def cell(row: Row, head: str, runs: Runs) -> str:
+    """One measure of one row; a dash where nothing has been run."""
+    values = [100 * run["measures"][head] for run in runs if run["row"] == row.label]
+    if not values:
+        return "-"
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    paper = f" (paper: {row.paper[head]:g})" if head in row.paper else ""
+    return f"{statistics.mean(values):.1f}{spread}{paper}"
+
+
+def claims(table: Table, runs: Runs) -> list[str]:
+    """Each claim, its verdict and the difference behind it."""
+    if not table.claims:
+        return []
+    lines = ["", "| claim | here | difference, points |", "| --- | --- | --- |"]
+    for claim in table.claims:
+        verdict = judge(claim, runs)
+        value = f"{verdict.difference:+.1f} ± {verdict.error:.1f}" if verdict.seeds > 1 else "-"
+        lines.append(f"| {claim.text} | {verdict.word} | {value} |")
+    return lines
+
+
+def listed(values: Sequence[object]) -> str:
+    return ", ".join(str(value) for value in values)

@@ -1,0 +1,88 @@
+"""docs/results.md and the page of each table, from the committed results.
+
+`python -m benchmarks.results_page` writes them again.
+Nothing is run here. A table appears once its result file has a run of the table as it is now.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claims import judge
+from benchmarks.grid import finished
+from benchmarks.markdown import claims, figures, listed, markdown
+from benchmarks.table import RESULTS, ROOT, Table, tables
+
+PAGE = ROOT / "docs" / "results.md"
+HEAD = """# Results
+
+Every figure on this page is computed from the runs in `benchmarks/results/`;
+`python -m benchmarks.results_page` writes the page again, and a test keeps the two together.
+`perennial bench TABLE` runs what is missing of a table (`--estimate` says how long that takes),
+`perennial bench` lists the tables.
+
+Accuracies in per cent: mean and standard deviation over seeds. A claim holds when the difference between
+its two rows, taken seed by seed, is above the margin by more than its standard error; it does not hold when
+it is below by more; else it is undecided. "Paper" is the paper's own figure, at the paper's own size, which
+is not ours.
+"""
+
+
+def page(results: Path = RESULTS) -> str:
+    """The whole page, from a folder of result files."""
+    found = sorted(tables().items())
+    measured = {name: list(finished(table, results / f"{name}.jsonl").values()) for name, table in found}
+    present = [(name, table, measured[name]) for name, table in found if measured[name]]
+    missing = [(name, table) for name, table in found if not measured[name]]
+    parts = [HEAD, *_claims_at_a_glance(present)]
+    for name, table, runs in present:
+        parts += ["\n".join(_section(name, table, runs))]
+    if missing:
+        lines = [f"- `{name}` ({table.scale} size): {table.title}" for name, table in missing]
+        parts += ["\n".join(["## Not run yet", "", *lines])]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _claims_at_a_glance(present: Sequence[tuple[str, Table, Sequence[Mapping[str, Any]]]]) -> Iterator[str]:
+    words = Counter(judge(claim, runs).word for _, table, runs in present for claim in table.claims)
+    if words:
+        open_claims = words["undecided"] + words["not measured"]
+        yield (
+            f"Of {words.total()} claims put to the test here, {words['holds']} hold, "
+            f"{words['does not hold']} do not hold, {open_claims} are undecided."
+        )
+
+
+def _section(name: str, table: Table, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [f"## {table.title}", ""]
+    if table.note:
+        lines += [table.note, ""]
+    lines += [*figures(table, runs), *claims(table, runs), ""]
+    expected = len(table.rows) * len(table.seeds)
+    incomplete = f" ({len(runs)} of {expected} runs are there)" if len(runs) < expected else ""
+    seconds = sum(run["seconds"] for run in runs)
+    lines.append(
+        f"`perennial bench {name}`{incomplete}: seeds {listed(table.seeds)}, {seconds / 60:.0f} minutes of "
+        f"runs; {'; '.join(sorted({run['machine'] for run in runs}))}; "
+        f"{'; '.join(sorted({_versions(run) for run in runs}))}."
+    )
+    return lines
+
+
+def _versions(run: Mapping[str, Any]) -> str:
+    return ", ".join(f"{package} {number}" for package, number in run["versions"].items())
+
+
+def write_pages(results: Path = RESULTS) -> None:
+    """Write the page of each table whose runs are all there, and the page of all of them."""
+    for name, table in tables().items():
+        runs = list(finished(table, results / f"{name}.jsonl").values())
+        if len(runs) == len(table.rows) * len(table.seeds):
+            (results / f"{name}.md").write_text(markdown(name, table, runs))
+    PAGE.write_text(page(results))
+
+
+if __name__ == "__main__":
+    write_pages()
+    print(PAGE)

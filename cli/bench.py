@@ -1,0 +1,37 @@
+"""perennial bench."""
+
+from pathlib import Path
+
+import typer
+
+from foundation.errors import ConfigError
+
+CHECKOUT = Path("benchmarks/results")
+
+
+def bench_command(
+    names: list[str], workers: int, scale: str, device: str, results: Path | None, estimate: bool
+) -> None:
+    """Say what the tables will cost, then run what is missing of them; without a name, list the tables."""
+    from benchmarks.table import table_called, tables
+
+    if scale not in ("cpu", "paper"):
+        raise ConfigError(f"--scale: found {scale!r}, allowed cpu or paper")
+    if not names:
+        for name, table in sorted(tables().items()):
+            typer.echo(f"{name} ({table.scale}): {table.title}")
+        return
+    from benchmarks.cost import cost
+    from benchmarks.grid import run_table
+
+    folder = results or (CHECKOUT if CHECKOUT.is_dir() else Path("results"))
+    for name in names:
+        table = table_called(name)
+        expected = cost(table, folder / f"{name}.jsonl", device)
+        typer.echo(f"{name}: {expected.sentence(workers)}")
+        if estimate:
+            continue
+        if table.scale == "paper" and scale != "paper":
+            raise ConfigError(f"{name}: a table of the paper's size; start it with --scale paper")
+        run_table(name, table, typer.echo, workers=workers, device=device, results=folder)
+        typer.echo(f"{folder / name}.md")

@@ -1,0 +1,164 @@
+"""Local corrections: what bends a site's gradients towards the federation's, and what the site
+remembers for it.
+
+FedProx is the learner's own (`learner.correction`). SCAFFOLD, FedDyn and AdaBest have a half at the server,
+which orders them in a request's settings: {"correction": {"name": "feddyn", "alpha": 0.1}}. A site's vector
+for them is computed from the update as it was released, so under privacy it holds nothing more than the
+release does; it is written before the reply leaves.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, TypeAdapter, ValidationError
+from torch import Tensor
+
+from client.gradient_correction import GradientCorrection
+from client.site import Site
+from config.learner import Part
+from foundation.errors import ProtocolError
+from models.flat import FlatParameters
+from models.growth import grown
+from protocol.messages import TrainRequest
+
+RECORD = "correction"
+CONTROL = "control/"
+
+
+class ScaffoldOrder(Part):
+    """Karimireddy et al. 2020 (arXiv 1910.06378), option II; c comes with the request as `control/NAME`."""
+
+    name: Literal["scaffold"]
+
+
+class FedDynOrder(Part):
+    """Acar et al. 2021 (arXiv 2111.04263)."""
+
+    name: Literal["feddyn"]
+    alpha: float = Field(gt=0, le=1e3)
+
+
+class AdaBestOrder(Part):
+    """Varno et al. 2022 (arXiv 2204.13170)."""
+
+    name: Literal["adabest"]
+    mu: float = Field(ge=0, le=1e3)
+
+
+Order = ScaffoldOrder | FedDynOrder | AdaBestOrder
+_ORDER: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="name")])
+
+
+@dataclass(frozen=True)
+class LocalCorrection:
+    """One site's correction in one round.
+
+    own: (T,) what the site remembers (c_k or h_k). control: (T,) SCAFFOLD's c. since: rounds since own was
+    written. lr: size of a local step.
+    """
+
+    site: Site
+    request: TrainRequest
+    flat: FlatParameters
+    order: Order | None
+    own: Tensor
+    control: Tensor
+    since: int
+    gradient: GradientCorrection | None
+
+    def remember(self, update: Tensor, steps: int) -> None:
+        """Write what the site remembers for later rounds. update: (P,) as released; steps: local steps."""
+        if self.order is None:
+            return
+        change = update[: len(self.own)]
+        match self.order:
+            case ScaffoldOrder():
+                scale = steps * self.site.experiment.learner.optimizer.lr
+                own = self.own - self.control - change / scale
+            case FedDynOrder():
+                own = self.own - self.order.alpha * change
+            case AdaBestOrder():
+                own = self.own / self.since - self.order.mu * change
+        facts = {"name": self.order.name, "round": self.request.round}
+        self.site.state(self.request.run).put(RECORD, self.request.round, _named(self.flat, own), facts)
+
+
+def open_correction(site: Site, request: TrainRequest, flat: FlatParameters) -> LocalCorrection:
+    """The correction that the learner and the request ask for, with what this site remembers of it.
+
+    Raises ProtocolError naming what is wrong with the order, StateError when the site's record is damaged.
+    """
+    proximal = site.experiment.learner.correction
+    pull = proximal.mu if proximal is not None else 0.0
+    nothing = torch.empty(0)
+    order = _order(request)
+    if order is None:
+        gradient = GradientCorrection(pull=pull) if pull else None
+        return LocalCorrection(site, request, flat, None, nothing, nothing, 1, gradient)
+    own, since = _remembered(site, request, flat, order.name)
+    control = nothing
+    match order:
+        case ScaffoldOrder():
+            control = _control(request, flat)
+            shift = control - own
+        case FedDynOrder():
+            shift, pull = -own, pull + order.alpha
+        case AdaBestOrder():
+            shift = -own
+    return LocalCorrection(site, request, flat, order, own, control, since, GradientCorrection(shift, pull))
+
+
+def _order(request: TrainRequest) -> Order | None:
+    try:
+        settings = json.loads(request.settings)
+    except json.JSONDecodeError as error:
+        raise ProtocolError(f"TrainRequest: settings: not JSON ({error})") from error
+    if not isinstance(settings, dict):
+        raise ProtocolError(f"TrainRequest: settings: found {settings!r:.60}, allowed a JSON object")
+    if "correction" not in settings:
+        return None
+    try:
+        return _ORDER.validate_python(settings["correction"])
+    except ValidationError as error:
+        raise ProtocolError(f"TrainRequest: settings.correction: {error.errors()[0]['msg']}") from error
+
+
+def _remembered(site: Site, request: TrainRequest, flat: FlatParameters, name: str) -> tuple[Tensor, int]:
+    """(T,) this site's vector before the round, zero for classes that are new, and the rounds since then."""
+    found = _named(flat, torch.zeros_like(flat.trainable))
+    record = site.state(request.run).get(RECORD, request.round)
+    since = 1
+    if record is not None and record[1]["name"] == name:
+        found = grown(record[0], found)
+        since = max(1, request.round - record[1]["round"])
+    return _vector(flat, found), since
+
+
+def _control(request: TrainRequest, flat: FlatParameters) -> Tensor:
+    given = {
+        name.removeprefix(CONTROL): tensor
+        for name, tensor in (request.method or {}).items()
+        if name.startswith(CONTROL)
+    }
+    for name in flat.trainable_keys:
+        if name not in given or given[name].shape != flat.shapes[name]:
+            found = tuple(given[name].shape) if name in given else "nothing"
+            raise ProtocolError(
+                f"TrainRequest: method: {CONTROL}{name}: found {found}, expected {tuple(flat.shapes[name])}"
+            )
+    return _vector(flat, given)
+
+
+def _named(flat: FlatParameters, vector: Tensor) -> dict[str, Tensor]:
+    shapes = [flat.shapes[name] for name in flat.trainable_keys]
+    parts = vector.split([shape.numel() for shape in shapes])
+    return {
+        name: part.view(shape) for name, part, shape in zip(flat.trainable_keys, parts, shapes, strict=True)
+    }
+
+
+def _vector(flat: FlatParameters, named: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([named[name].reshape(-1).to(flat.vector) for name in flat.trainable_keys])

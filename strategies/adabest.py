@@ -1,0 +1,40 @@
+"""AdaBest: like FedDyn, but what is remembered decays (Varno et al. 2022, arXiv 2204.13170)."""
+
+from typing import Any
+
+from torch import Tensor
+
+from strategies.base import Arrays
+from strategies.corrected import Corrected
+from strategies.parameters import is_statistic
+
+
+class AdaBest(Corrected):
+    """mean - beta (mean of the round before - mean), mean: the uniform mean of the sites' models.
+
+    mu: how much of its own drift a site takes out of its next gradients. beta: how far the server goes on in
+    the direction in which the mean moved. memory is the mean of the round before. beta = mu = 0 is the
+    uniform mean.
+    """
+
+    def __init__(
+        self, mu: float = 0.1, beta: float = 0.85, max_update_norm: float | None = None, **flower: Any
+    ) -> None:
+        super().__init__(max_update_norm, **flower)
+        if not 0 <= beta < 1 or not mu >= 0:
+            raise ValueError(f"mu, beta: found {mu}, {beta}; allowed mu from 0, beta from 0 and below 1")
+        self.mu, self.beta = mu, beta
+
+    def correction(self) -> dict[str, Any]:
+        return {"name": "adabest", "mu": self.mu}
+
+    def beginning(self, arrays: Arrays) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in arrays.items() if not is_statistic(name)}
+
+    def finish_round(self) -> dict[str, Tensor]:
+        before, mean = self.memory, self._sum.added_to(self.reference)
+        self.memory = {name: mean[name] for name in before}
+        return {
+            name: tensor if is_statistic(name) else tensor - self.beta * (before[name] - tensor)
+            for name, tensor in mean.items()
+        }

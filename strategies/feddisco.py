@@ -1,0 +1,128 @@
+"""FedDisco: a site counts less the further its labels are from balanced (Ye et al. 2023, arXiv
+2305.19229)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protocol.messages import MAX_EXAMPLES, TrainRequest
+from strategies.exact_sum import ExactSum
+from strategies.fedavg import FedAvg
+from strategies.gate import Admitted, Rejected
+from strategies.orders import SameForAll, with_settings
+from strategies.spool import Spool
+
+Distance = Literal["kl", "l1", "l2", "cosine"]
+LABEL_COUNTS = "label_counts"
+
+
+def discrepancies(counts: NDArray[np.int64], distance: Distance) -> NDArray[np.float64]:
+    """(K,) distances of K sites' label distributions from the uniform one over the classes that any of them
+    holds.
+
+    counts: (K, M) samples of each class at each site, no row empty. KL (natural logarithm) is divided by its
+    sum over the sites, as the authors' code does.
+    """
+    held = counts[:, counts.sum(axis=0) > 0].astype(np.float64)
+    share = held / held.sum(axis=1, keepdims=True)
+    uniform = np.full(share.shape[1], 1 / share.shape[1])
+    if distance == "l1":
+        return np.abs(share - uniform).sum(axis=1)
+    if distance == "l2":
+        return np.linalg.norm(share - uniform, axis=1)
+    if distance == "cosine":
+        lengths = np.linalg.norm(share, axis=1) * np.linalg.norm(uniform)
+        return 1 - share @ uniform / lengths
+    ratios = np.where(share > 0, share / uniform, 1.0)
+    divergence = (share * np.log(ratios)).sum(axis=1)
+    return divergence / divergence.sum() if divergence.sum() > 0 else divergence
+
+
+def disco_weights(
+    samples: Sequence[int], distances: NDArray[np.float64], a: float, b: float
+) -> NDArray[np.float64]:
+    """(K,) weights that sum to 1: max(0, n_k/n - a d_k + b), normalised; n_k/n where every term is 0."""
+    shares = np.asarray(samples, dtype=np.float64) / sum(samples)
+    raw = np.maximum(0.0, shares - a * distances + b)
+    return raw / raw.sum() if raw.sum() > 0 else shares
+
+
+class FedDisco(FedAvg):
+    """theta + sum_k w_k update_k with disco_weights; a = b = 0 is FedAvg.
+
+    Sites are asked how many samples of each class they train on, which no accountant covers: under privacy
+    they refuse. Weights depend on who answers, so updates wait on the server's disk until the round is over.
+    Where no site was asked (Flower's own convention) the weights are FedAvg's.
+    """
+
+    def __init__(
+        self,
+        a: float = 0.5,
+        b: float = 0.1,
+        distance: Distance = "kl",
+        max_update_norm: float | None = None,
+        **flower: Any,
+    ) -> None:
+        super().__init__(max_update_norm, **flower)
+        if not a >= 0 or not b >= 0:
+            raise ValueError(f"a, b: found {a}, {b}; allowed 0 or more")
+        self.a, self.b = a, b
+        self.distance: Distance = distance
+        self._requests = SameForAll()
+        self._asked = False
+        self._spool: Spool | None = None
+
+    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
+        self._asked = True
+        made = self._requests.get(request)
+        return made or self._requests.put(request, with_settings(request, tell=[LABEL_COUNTS]))
+
+    def begin_round(self) -> None:
+        self._requests.clear()
+        if self._spool is not None:
+            self._spool.close()
+        self._spool = Spool()
+        self._replies: dict[str, Admitted] = {}
+        self._counts: dict[str, list[int]] = {}
+
+    def fold(self, reply: Admitted) -> None:
+        assert self._spool is not None
+        if self._asked:
+            self._counts[reply.site] = checked_counts(reply.metrics.get(LABEL_COUNTS))
+        self._spool.put(reply)
+        self._replies[reply.site] = replace(reply, update={}, method={})
+
+    def finish_round(self) -> dict[str, Tensor]:
+        assert self._spool is not None
+        sites = sorted(self._replies)
+        weights = dict(zip(sites, self._weights(sites).tolist(), strict=True))
+        total = ExactSum(self.reference)
+        for site, update in self._spool.updates():
+            total.add(update, weights[site], self._replies[site].norm)
+        self._spool.close()
+        self.outcome.details["weights"] = weights
+        return total.added_to(self.reference)
+
+    def _weights(self, sites: Sequence[str]) -> NDArray[np.float64]:
+        samples = [self._replies[site].num_examples for site in sites]
+        if not self._counts:
+            return disco_weights(samples, np.zeros(len(sites)), 0.0, 0.0)
+        width = max(len(row) for row in self._counts.values())
+        counts = np.array(
+            [self._counts[site] + [0] * (width - len(self._counts[site])) for site in sites], dtype=np.int64
+        )
+        return disco_weights(samples, discrepancies(counts, self.distance), self.a, self.b)
+
+
+def checked_counts(value: Any) -> list[int]:
+    """A site's label counts. Raises Rejected for anything but whole numbers, not all of them 0."""
+    numbers = isinstance(value, list) and all(
+        type(count) is int and 0 <= count <= MAX_EXAMPLES for count in value
+    )
+    if not numbers or not any(value):
+        raise Rejected(f"label_counts: found {value!r:.60}, allowed whole numbers from 0, one above 0")
+    return value

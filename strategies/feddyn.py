@@ -1,0 +1,36 @@
+"""FedDyn: every site's objective is bent so that the sites' optima agree with the federation's (Acar et al.
+2021, arXiv 2111.04263)."""
+
+from typing import Any
+
+from torch import Tensor
+
+from strategies.corrected import Corrected
+from strategies.parameters import is_statistic
+
+
+class FedDyn(Corrected):
+    """mean of the sites' models + (1/N) sum of all updates ever, N sites in the population.
+
+    alpha: strength of the sites' dynamic regulariser. memory is the server's h divided by alpha. It never
+    decays, so a site that leaves for good keeps pulling: the method is known to diverge then.
+    """
+
+    def __init__(self, alpha: float = 0.1, max_update_norm: float | None = None, **flower: Any) -> None:
+        super().__init__(max_update_norm, **flower)
+        if not alpha > 0:
+            raise ValueError(f"alpha: found {alpha}, allowed above 0")
+        self.alpha = alpha
+
+    def correction(self) -> dict[str, Any]:
+        return {"name": "feddyn", "alpha": self.alpha}
+
+    def finish_round(self) -> dict[str, Tensor]:
+        total = self._sum.value()
+        mean = self._sum.added_to(self.reference)
+        for name, kept in self.memory.items():
+            kept.sub_((total[name] / len(self.population)).to(kept.dtype))
+        return {
+            name: tensor if is_statistic(name) else tensor - self.memory[name]
+            for name, tensor in mean.items()
+        }

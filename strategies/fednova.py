@@ -1,0 +1,77 @@
+"""FedNova: updates are normalised by the work that went into them, so that a site with more local steps does
+not pull the optimum towards itself (Wang et al. 2020, arXiv 2007.07481)."""
+
+import math
+from dataclasses import replace
+
+from torch import Tensor
+
+from foundation.errors import ConfigError
+from strategies.fedavg import FedAvg
+from strategies.gate import Admitted, Rejected
+from strategies.parameters import is_statistic
+from strategies.services import Services
+
+MAX_STEPS = 1_000_000
+
+
+def accumulated_weight(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
+    """L1 norm of the weights that local gradients have in an update: how many plain steps it is worth.
+
+    pull: step size times FedProx's mu. Plain SGD: steps. Momentum rho: (s - rho (1 - rho^s) / (1 - rho)) /
+    (1 - rho). Proximal: (1 - (1 - pull)^s) / pull.
+    """
+    total, velocity = 0.0, 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1 - pull * total
+        total += velocity
+    return total
+
+
+class FedNova(FedAvg):
+    """theta + tau_eff sum_k p_k update_k / A_k, p_k = n_k / n, tau_eff = sum_k p_k A_k.
+
+    A_k is accumulated_weight of the site's steps under the experiment's local SGD; for Adam, which has no
+    closed form, it is the number of steps. Equal A_k give FedAvg. A site that does not tell its steps is
+    dropped. Running statistics are averaged as in FedAvg.
+    """
+
+    _momentum = 0.0
+    _pull = 0.0
+
+    def attach(self, services: Services) -> None:
+        """Raises ConfigError when lr * mu of FedProx is 1 or more: its steps would overshoot the anchor."""
+        learner = services.experiment.learner
+        if learner.optimizer.name != "sgd":
+            return
+        self._momentum = learner.optimizer.momentum
+        self._pull = learner.optimizer.lr * (learner.correction.mu if learner.correction else 0.0)
+        if self._pull >= 1:
+            raise ConfigError(
+                f"learner.correction.mu: times learner.optimizer.lr it is {self._pull:g}; "
+                "fednova allows a product below 1"
+            )
+
+    def begin_round(self) -> None:
+        super().begin_round()
+        self._work: list[float] = []
+
+    def fold(self, reply: Admitted) -> None:
+        if not 1 <= reply.steps <= MAX_STEPS:
+            raise Rejected(f"steps: found {reply.steps}; fednova needs the number of local steps, from 1")
+        work = accumulated_weight(reply.steps, self._momentum, self._pull)
+        update = {
+            name: tensor if is_statistic(name) else tensor / work for name, tensor in reply.update.items()
+        }
+        super().fold(replace(reply, update=update))
+        self._work.append(reply.num_examples * work)
+
+    def finish_round(self) -> dict[str, Tensor]:
+        total, samples = self._sum.value(), self._sum.weight
+        effective_steps = math.fsum(self._work) / samples
+        return {
+            name: (tensor + total[name] * ((1.0 if is_statistic(name) else effective_steps) / samples)).to(
+                tensor.dtype
+            )
+            for name, tensor in self.reference.items()
+        }

@@ -1,0 +1,106 @@
+"""Inputs made from a model alone: a generator is trained until the model is sure of what it makes, and a
+second model that learns from it is not yet.
+
+Zhang et al. 2023 (TARGET, arXiv 2303.06937), after Yin et al. 2020 (DeepInversion, arXiv 1912.08795).
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foundation.streams import stream, torch_seed
+from models.initialisation import seeded_initialisation
+from models.sample_generator import NOISE, SampleGenerator
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """steps: of the generator. boundary: weight of the disagreement with the second model. statistics: weight
+    of the distance from the running statistics of batch normalisation, where the model has any."""
+
+    steps: int = 200
+    lr: float = 2e-3
+    boundary: float = 1.0
+    statistics: float = 1.0
+    temperature: float = 2.0
+
+    def synthesise(
+        self, teacher: nn.Module, classes: int, input_shape: tuple[int, ...], count: int, seed: int, task: int
+    ) -> tuple[Tensor, Tensor]:
+        """(count, *input_shape) inputs and the teacher's (count, classes) logits on them.
+
+        teacher: (B, *input_shape) -> logits, of which the first `classes` are used; left as it was.
+        """
+        device = next(teacher.parameters()).device
+        teacher = copy.deepcopy(teacher).eval().requires_grad_(False)
+        student = copy.deepcopy(teacher).requires_grad_(True)
+        with seeded_initialisation(seed, "inversion", task):
+            for module in student.modules():
+                if isinstance(module, nn.Linear | nn.Conv2d):
+                    module.reset_parameters()
+        draw = torch.Generator().manual_seed(torch_seed(stream(seed, "inversion", task)))
+        generator = SampleGenerator(input_shape, seed, task).to(device).train()
+        distance = _statistics_distance(teacher)
+        slow = torch.optim.Adam(generator.parameters(), self.lr)
+        fast = torch.optim.Adam(student.parameters(), self.lr)
+        for _ in range(self.steps):
+            noise = torch.randn(BATCH, NOISE, generator=draw).to(device)
+            labels = torch.randint(classes, (BATCH,), generator=draw).to(device)
+            inputs = generator(_marked(noise, labels))
+            sure = teacher(inputs)[:, :classes]
+            loss = F.cross_entropy(sure, labels) + self.statistics * distance()
+            loss = loss - self.boundary * self._difference(student(inputs)[:, :classes], sure)
+            slow.zero_grad()
+            loss.backward()
+            slow.step()
+            inputs = inputs.detach()
+            fast.zero_grad()
+            self._difference(student(inputs)[:, :classes], sure.detach()).backward()
+            fast.step()
+        labels = torch.arange(count, device=device) % classes
+        noise = torch.randn(count, NOISE, generator=draw).to(device)
+        made = generator.samples(_marked(noise, labels))
+        with torch.no_grad():
+            return made, teacher(made)[:, :classes]
+
+    def _difference(self, ours: Tensor, theirs: Tensor) -> Tensor:
+        """KL(theirs || ours), softened, mean over the batch."""
+        return F.kl_div(
+            F.log_softmax(ours / self.temperature, dim=1),
+            F.log_softmax(theirs / self.temperature, dim=1),
+            reduction="batchmean",
+            log_target=True,
+        )
+
+
+def _marked(noise: Tensor, labels: Tensor) -> Tensor:
+    """noise with the label in it: a fixed direction for each class."""
+    marks = torch.sin((labels[:, None] + 1.0) * torch.arange(1, NOISE + 1, device=noise.device))
+    return noise + 2 * marks
+
+
+def _statistics_distance(model: nn.Module) -> Callable[[], Tensor]:
+    """A function of the latest forward pass: how far its batch is from the running statistics."""
+    seen: dict[nn.Module, Tensor] = {}
+
+    def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(module, nn.BatchNorm2d)
+        x = inputs[0]
+        mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
+        assert module.running_mean is not None and module.running_var is not None
+        seen[module] = (mean - module.running_mean).norm() + (variance - module.running_var).norm()
+
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.register_forward_pre_hook(look)
+
+    def distance() -> Tensor:
+        return torch.stack(list(seen.values())).sum() if seen else torch.zeros(())
+
+    return distance

@@ -1,0 +1,90 @@
+"""SplitFed: the first layers are the sites', the rest is the server's (Thapa et al. 2022, arXiv
+2004.12088)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from foundation.errors import ConfigError
+from foundation.streams import stream
+from strategies.base import RoundOutcome, RoundRequest
+from strategies.exact_sum import ExactSum
+from strategies.gate import Admitted
+from strategies.serial import Serial
+from strategies.services import Services
+
+
+class SplitFed(Serial):
+    """The models that SplitFed arrives at, computed by sending whole models.
+
+    v1: the server trains one copy of its part with each site in parallel and averages the copies; the same
+    weights on both parts make that FedAvg. v2: the server has one part, which goes from site to site in a
+    random order and is never averaged; the sites' parts are averaged by samples.
+    client_part: beginnings of the names of the sites' tensors; default: those of the first layer. Only the
+    arithmetic is SplitFed's: a deployment of the real protocol would send activations and labels in the clear
+    with every batch.
+    """
+
+    def __init__(
+        self,
+        version: Literal["v1", "v2"] = "v2",
+        client_part: tuple[str, ...] = (),
+        max_update_norm: float | None = None,
+        **flower: Any,
+    ) -> None:
+        super().__init__(max_update_norm, **flower)
+        self.version, self.client_part = version, client_part
+        self._seed = 0
+
+    def attach(self, services: Services) -> None:
+        self._seed = services.experiment.seed
+
+    def fold(self, reply: Admitted) -> None:
+        super().fold(reply)
+        self._last = reply
+
+    def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
+        if self.version == "v1":
+            return super().train_round(grid, request)
+        ours = self.server_part(request.arrays)
+        outcome = RoundOutcome()
+        sites_sum = ExactSum({name: t for name, t in request.arrays.items() if name not in ours})
+        server: Mapping[str, Tensor] = {name: request.arrays[name] for name in ours}
+        names = sorted(request.sites)
+        order = stream(self._seed, "serial-order", request.stamp.round).permutation(len(names))
+        for index in order.tolist():
+            after = self.hop(grid, request, names[index], {**request.arrays, **server}, outcome)
+            if after is not None:
+                server = {name: after[name] for name in ours}
+                update = {name: tensor for name, tensor in self._last.update.items() if name not in ours}
+                sites_sum.add(update, self.weight(self._last), self._last.norm)
+        if len(outcome.participants) >= request.quorum:
+            sites_part = {name: t for name, t in request.arrays.items() if name not in ours}
+            merged = {**sites_sum.added_to(sites_part), **server}
+            outcome.arrays = {name: merged[name] for name in request.arrays}
+        outcome.details["order"] = [names[index] for index in order.tolist()]
+        return outcome
+
+    def server_part(self, arrays: Mapping[str, Tensor]) -> frozenset[str]:
+        """Names of the server's tensors. Raises ConfigError when client_part names no tensor."""
+        beginnings = self.client_part or (next(iter(arrays)).rpartition(".")[0] + ".",)
+        ours = frozenset(name for name in arrays if not name.startswith(beginnings))
+        if self.client_part and len(ours) == len(arrays):
+            raise ConfigError(
+                f"strategy.client_part: {', '.join(self.client_part)} begin no tensor's name; "
+                f"tensors: {', '.join(list(arrays)[:6])} ..."
+            )
+        return ours
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        if self.version == "v2":
+            raise ConfigError(
+                "strategy.version: v2 serves sites one after the other, which Flower's own start() cannot; "
+                "allowed there: v1"
+            )
+        return super().configure_train(server_round, arrays, config, grid)

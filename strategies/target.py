@@ -1,0 +1,83 @@
+"""TARGET: old classes are kept alive by inputs that the server makes from the old model alone, and nobody
+keeps exemplars (Zhang et al. 2023, ICCV, arXiv 2303.06937)."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from foundation.errors import ConfigError
+from protocol.fields import Tensors
+from protocol.messages import TrainRequest
+from strategies.base import TaskStart
+from strategies.fedavg import FedAvg
+from strategies.inversion import Inversion
+from strategies.orders import SameForAll, with_settings
+from strategies.parameters import prefixed, unprefixed
+from strategies.services import Services
+
+
+class Target(FedAvg):
+    """FedAvg whose sites also distil the old model on made-up inputs.
+
+    samples: how many inputs are made before each task after the first. steps: of the generator that makes
+    them. distillation, temperature: its weight and softness at the sites. Made-up inputs are
+    a function of a model that every site has seen; they travel to the sites in every round.
+    """
+
+    def __init__(
+        self,
+        samples: int = 256,
+        steps: int = 200,
+        distillation: float = 10.0,
+        temperature: float = 2.0,
+        max_update_norm: float | None = None,
+        **flower: Any,
+    ) -> None:
+        super().__init__(max_update_norm, **flower)
+        if samples < 2 or steps < 1 or not distillation > 0 or not temperature > 0:
+            raise ValueError("allowed samples from 2, steps from 1, distillation and temperature above 0")
+        self.samples, self.distillation, self.temperature = samples, distillation, temperature
+        self.inversion = Inversion(steps=steps, temperature=temperature)
+        self.made: dict[str, Tensor] = {}
+        self._requests = SameForAll()
+        self._services: Services | None = None
+
+    def attach(self, services: Services) -> None:
+        self._services = services
+
+    def begin_task(self, task: TaskStart) -> None:
+        """Make inputs of the classes before this task. Raises ConfigError where nothing lends a model."""
+        if task.new_classes.start == 0:
+            return
+        if self._services is None:
+            raise ConfigError("strategy target: needs the server's model; allowed under the curriculum only")
+        inputs, logits = self.inversion.synthesise(
+            self._services.load(task.reference),
+            task.new_classes.start,
+            self._services.input_shape,
+            self.samples,
+            self._services.experiment.seed,
+            task.task,
+        )
+        self.made = {"x": inputs, "logits": logits}
+
+    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
+        if not self.made:
+            return request
+        return self._requests.get(request) or self._requests.put(request, self._with_inputs(request))
+
+    def begin_round(self) -> None:
+        super().begin_round()
+        self._requests.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        return prefixed("made", self.made)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.made = unprefixed("made", state)
+
+    def _with_inputs(self, request: TrainRequest) -> TrainRequest:
+        rehearsal = {"weight": self.distillation, "temperature": self.temperature}
+        tensors = {**(request.method or {}), **prefixed("rehearsal", self.made)}
+        return replace(with_settings(request, rehearsal=rehearsal), method=Tensors(tensors))

@@ -1,0 +1,96 @@
+"""A federation of one-dimensional quadratics F_k(w) = (w - a_k)^2 / 2, trained by the real local
+corrections."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from client.corrections import open_correction
+from client.site import Site
+from client.state import SiteState
+from config.learner import LearnerConfig
+from models.flat import FlatParameters
+from protocol.fields import Tensors
+from protocol.messages import Stamp, TrainRequest
+from strategies.base import IncrementalStrategy, TaskStart
+from strategies.gate import Admitted
+from strategies.services import Services
+
+STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=1, num_classes=1)
+
+
+class Point(nn.Module):
+    """A model that is one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(1))
+
+
+@dataclass
+class Federation:
+    """Sites with optima `optima`, by name; each does `steps` full-gradient steps of size lr in a round."""
+
+    strategy: IncrementalStrategy
+    folder: Path
+    optima: dict[str, float]
+    steps: dict[str, int]
+    lr: float = 0.5
+    mu: float = 0.0
+    samples: dict[str, int] = field(default_factory=dict)
+    point: float = 1.0
+    round: int = 0
+
+    def __post_init__(self) -> None:
+        correction = {"name": "fedprox", "mu": self.mu} if self.mu else None
+        self.learner = LearnerConfig.model_validate({"optimizer": {"lr": self.lr}, "correction": correction})
+        experiment = SimpleNamespace(learner=self.learner, seed=1)
+        self.strategy.attach(cast(Services, SimpleNamespace(experiment=experiment)))
+        self.strategy.begin_task(TaskStart(1, 1, range(1), self.arrays, tuple(sorted(self.optima))))
+
+    @property
+    def arrays(self) -> dict[str, Tensor]:
+        return {"w": torch.tensor([self.point])}
+
+    def play(self, sites: str = "") -> float:
+        """One round with the given sites (default: all); returns the new point."""
+        self.round += 1
+        names = list(sites) if sites else sorted(self.optima)
+        replies = [self._reply(name, self.round) for name in names]
+        self.strategy.reference = self.arrays
+        self.strategy.begin_round()
+        for reply in replies:
+            self.strategy.fold(reply)
+        self.point = float(self.strategy.finish_round()["w"])
+        return self.point
+
+    def locals(self, name: str) -> float:
+        """Where one site's steps of the next round would end."""
+        return self.point + float(self._reply(name, self.round + 1, remember=False).update["w"])
+
+    def _reply(self, name: str, number: int, remember: bool = True) -> Admitted:
+        stamp = {**STAMP.stamp_fields, "round": number}
+        request = self.strategy.personalise(name, TrainRequest(**stamp, arrays=Tensors(self.arrays)))
+        model = Point()
+        flat = FlatParameters(model)
+        flat.load(request.arrays)
+        before = flat.vector.clone()
+        site = SimpleNamespace(
+            state=lambda run: SiteState(self.folder / name, name),
+            experiment=SimpleNamespace(learner=self.learner),
+        )
+        correction = open_correction(cast(Site, site), request, flat)
+        for _ in range(self.steps[name]):
+            gradient = flat.vector - self.optima[name]
+            if correction.gradient is not None:
+                correction.gradient.apply(gradient, flat.trainable, before)
+            flat.vector.sub_(self.lr * gradient)
+        update = flat.vector - before
+        if remember:
+            correction.remember(update, self.steps[name])
+        facts: dict[str, Any] = {"norm": float(update.abs()), "steps": self.steps[name]}
+        return Admitted(name, flat.views(update), num_examples=self.samples.get(name, 1), **facts)

@@ -1,0 +1,132 @@
+"""The baselines in whole small runs, and under Flower's own loop with a client that knows nothing of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+
+from config.run import RunSettings
+from engine.grid import InProcessGrid, site_contexts
+from engine.run import run_in_process
+from strategies.registry import build_strategy
+
+SMALL = {
+    "name": "small",
+    "seed": 3,
+    "data": {"source": "digits", "sites": 3, "samples_limit": 240, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [16]},
+    "learner": {"batch_size": 16, "optimizer": {"lr": 0.05}, "memory": {"per_class": 3}},
+}
+OURS = [
+    "adabest",
+    "cyclic_weight_transfer",
+    "feddisco",
+    "feddyn",
+    "fednova",
+    "scaffold",
+    "splitfed",
+    "target",
+]
+
+
+class Killed(Exception):
+    pass
+
+
+def settings(folder: Path, resume: str = "", **changes: Any) -> RunSettings:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, **changes}))
+    return RunSettings(str(path), runs=str(folder), resume=resume, device="cpu")
+
+
+def named(name: str) -> object:
+    return {"name": "target", "steps": 2, "samples": 8} if name == "target" else name
+
+
+def sha(folder: Path, workers: int = 1, **changes: Any) -> object:
+    return run_in_process(settings(folder, **changes), workers)["model_sha256"]
+
+
+def killer(event: str, key: str, value: int) -> Callable[[dict[str, Any]], None]:
+    def listener(entry: dict[str, Any]) -> None:
+        if entry["event"] == event and entry.get(key) == value:
+            raise Killed
+
+    return listener
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_stopped_run_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    whole = sha(tmp_path / "whole", strategy=named(name))
+    stopped = tmp_path / "stopped"
+    with pytest.raises(Killed):
+        run_in_process(settings(stopped, strategy=named(name)), listener=killer("round", "round", 3))
+    resumed = run_in_process(settings(stopped, resume="yes", strategy=named(name)))
+    assert resumed["model_sha256"] == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OURS)
+def test_two_workers_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    assert sha(tmp_path / "one", strategy=named(name)) == sha(
+        tmp_path / "two", workers=2, strategy=named(name)
+    )
+
+
+def test_one_site_alone_is_plain_training_whatever_the_chain(tmp_path: Path) -> None:
+    data = {**SMALL["data"], "sites": 1}  # type: ignore[dict-item]
+    plain = sha(tmp_path / "plain", data=data)
+    for number, strategy in enumerate(
+        [
+            "cyclic_weight_transfer",
+            {"name": "splitfed", "version": "v2"},
+            {"name": "splitfed", "version": "v1"},
+        ]
+    ):
+        assert sha(tmp_path / str(number), data=data, strategy=strategy) == plain
+
+
+def test_splitfed_v1_is_fedavg_and_v2_is_the_chain_when_the_server_holds_everything(tmp_path: Path) -> None:
+    fedavg = sha(tmp_path / "fedavg")
+    assert sha(tmp_path / "v1", strategy={"name": "splitfed", "version": "v1"}) == fedavg
+    everything = {"name": "splitfed", "version": "v2", "client_part": ["backbone.", "head."]}
+    assert sha(tmp_path / "all", strategy=everything) == fedavg
+
+
+def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:
+    from foundation.errors import StateError
+
+    privacy = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded"}
+    faulty = settings(
+        tmp_path,
+        strategy="feddisco",
+        privacy=privacy | {"delta": 1e-5},
+        evaluation={"federated": False},
+        learner={**SMALL["learner"], "memory": None},  # type: ignore[dict-item]
+    )
+    with pytest.raises(StateError, match="label_counts: no accountant covers them"):
+        run_in_process(faulty)
+
+
+def half_way_to_three(message: Message, context: Context) -> Message:
+    """A ClientApp by Flower's convention: the whole model back, and how many samples."""
+    arrays = ArrayRecord({"w": Array((message.content.array_records["arrays"]["w"].numpy() + 3) / 2)})
+    metrics = MetricRecord({"num-examples": 10, "num-steps": 2})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+@pytest.mark.parametrize("name", sorted({"fedavg", *OURS}))
+def test_under_flowers_own_loop_with_an_ordinary_client(name: str) -> None:
+    strategy = build_strategy(name, {"version": "v1"} if name == "splitfed" else {})
+    grid = InProcessGrid(half_way_to_three, site_contexts(2, {}))
+    start = ArrayRecord({"w": Array(torch.ones(2).numpy())})
+    result = strategy.start(grid, start, num_rounds=3)
+    after = result.arrays["w"].numpy()
+    assert after.dtype == "float32"
+    assert (after > 2.0).all()

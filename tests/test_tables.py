@@ -1,0 +1,183 @@
+"""Tables of results: what is run, what is kept, what is said of it, and that the page says what the
+files say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import benchmarks.grid
+from benchmarks.claims import Claim, judge
+from benchmarks.cost import cost, duration
+from benchmarks.grid import finished, read_results, run_table
+from benchmarks.results_page import PAGE, page
+from benchmarks.table import RESULTS, Row, Table, table_called, tables
+from cli.main import app
+from foundation.errors import ConfigError
+
+SMALL = {
+    "name": "small",
+    "data": {"source": "digits", "sites": 2, "samples_limit": 60, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 1},
+    "model": {"name": "mlp", "hidden": [8]},
+    "learner": {"optimizer": {"lr": 0.05}},
+}
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    monkeypatch.setattr("benchmarks.table.EXPERIMENTS", tmp_path)
+    rows = [
+        Row("as it is", "small"),
+        Row("longer", "small", ("learner.epochs=2",), paper={"forgetting": 7.5}),
+    ]
+    claim = Claim("longer is better (nobody)", "longer", "as it is", "final accuracy")
+    return Table("A small table", rows, seeds=(1, 2), claims=(claim,))
+
+
+def test_what_is_done_is_not_run_again_and_what_has_changed_is(
+    small: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, int]] = []
+    run = benchmarks.grid._run
+
+    def counted(row: Row, seed: int, device: str) -> dict[str, Any]:
+        ran.append((row.label, seed))
+        return run(row, seed, device)
+
+    monkeypatch.setattr(benchmarks.grid, "_run", counted)
+    results = tmp_path / "results"
+    assert cost(small, results / "t.jsonl", "cpu").missing == 4
+    first = run_table("t", small, lambda text: None, device="cpu", results=results)
+    assert ran == [("as it is", 1), ("as it is", 2), ("longer", 1), ("longer", 2)]
+    assert {run["seed"] for run in first} == {1, 2}
+    assert cost(small, results / "t.jsonl", "cpu").sentence(1) == "nothing to run; every result is there"
+
+    lines = (results / "t.jsonl").read_text().splitlines()
+    (results / "t.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    expected = cost(small, results / "t.jsonl", "cpu")
+    assert (expected.missing, expected.measured) == (1, 1)
+    again = run_table("t", small, lambda text: None, device="cpu", results=results)
+    assert ran[4:] == [("longer", 2)]
+    assert [r["model_sha256"] for r in again] == [r["model_sha256"] for r in first]
+
+    changed = Table(small.title, [small.rows[0], Row("longer", "small", ("learner.epochs=3",))], seeds=(1, 2))
+    run_table("t", changed, lambda text: None, device="cpu", results=results)
+    assert ran[5:] == [("longer", 1), ("longer", 2)]
+    assert len(read_results(results / "t.jsonl")) == 4
+    assert "(paper: 7.5)" not in (results / "t.md").read_text()
+
+
+@pytest.mark.slow
+def test_two_at_a_time_give_the_same_runs(small: Table, tmp_path: Path) -> None:
+    one, two = (
+        run_table("t", small, lambda text: None, workers=n, device="cpu", results=tmp_path / str(n))
+        for n in (1, 2)
+    )
+    assert [run["model_sha256"] for run in one] == [run["model_sha256"] for run in two]
+    pages = [(tmp_path / n / "t.md").read_text() for n in "12"]
+    assert pages[0] == pages[1]
+    assert "(paper: 7.5)" in pages[0]
+    assert "longer is better" in pages[0]
+
+
+def test_a_new_label_keeps_the_results_and_a_new_measure_does_not(small: Table, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    run_table("t", small, lambda text: None, device="cpu", results=tmp_path)
+    renamed = Table(small.title, [Row("other words", "small")], seeds=(1, 2))
+    assert [run["row"] for run in finished(renamed, path).values()] == ["other words"] * 2
+    measures = {**small.measures, "rounds": lambda summary: summary["rounds"]}
+    assert not finished(Table(small.title, small.rows, small.seeds, measures), path)
+    # a result from before results said their settings is known by file, changes and seed
+    old = [{key: value for key, value in run.items() if key != "settings"} for run in read_results(path)]
+    path.write_text("".join(json.dumps(run) + "\n" for run in old))
+    assert len(finished(small, path)) == 4
+
+
+def runs(better: list[float], worse: list[float]) -> list[dict[str, Any]]:
+    return [
+        {"row": row, "seed": seed, "measures": {"m": value}}
+        for row, values in (("better", better), ("worse", worse))
+        for seed, value in enumerate(values, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "margin", "lower", "word"),
+    [
+        ([0.50, 0.60, 0.70], [0.40, 0.50, 0.60], 0.0, False, "holds"),
+        ([0.50, 0.60, 0.70], [0.40, 0.50, 0.60], 0.0, True, "does not hold"),
+        ([0.50, 0.60, 0.70], [0.40, 0.50, 0.60], 12.0, False, "does not hold"),
+        ([0.50, 0.60, 0.70], [0.60, 0.50, 0.70], 0.0, False, "undecided"),
+        ([0.50], [0.40], 0.0, False, "not measured"),
+        ([], [0.40, 0.50], 0.0, False, "not measured"),
+    ],
+)
+def test_a_claim_is_judged_seed_by_seed(
+    better: list[float], worse: list[float], margin: float, lower: bool, word: str
+) -> None:
+    claim = Claim("a claim", "better", "worse", "m", margin, lower)
+    assert judge(claim, runs(better, worse)).word == word
+
+
+def test_the_difference_is_paired() -> None:
+    verdict = judge(Claim("", "better", "worse", "m"), runs([0.1, 0.9], [0.05, 0.87]))
+    assert verdict.difference == pytest.approx(4.0)
+    assert verdict.error == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", sorted(tables()))
+def test_every_table_names_experiments_and_rows_that_exist(name: str) -> None:
+    table = table_called(name)
+    labels = [row.label for row in table.rows]
+    assert len(set(labels)) == len(labels)
+    for row in table.rows:
+        row.load(table.seeds[0])
+        assert row.paper.keys() <= table.measures.keys(), row.label
+    for claim in table.claims:
+        assert {claim.better, claim.worse} <= set(labels), claim.text
+        assert claim.measure in table.measures, claim.text
+
+
+def test_the_results_page_is_what_the_committed_results_say() -> None:
+    assert PAGE.read_text() == page(), "write it again: python -m benchmarks.results_page"
+
+
+def test_the_page_of_each_table_is_what_its_results_say() -> None:
+    from benchmarks.markdown import markdown
+
+    for path in RESULTS.glob("*.jsonl"):
+        if path.stem in tables():
+            table = tables()[path.stem]
+            held = list(finished(table, path).values())
+            if len(held) == len(table.rows) * len(table.seeds):
+                assert path.with_suffix(".md").read_text() == markdown(path.stem, table, held), path.stem
+
+
+def test_a_misspelt_table_and_a_large_one_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'rivals_digits'"):
+        table_called("rival_digits")
+    assert duration(7200) == "2.0 h"
+    listed = CliRunner().invoke(app, ["bench"])
+    assert "rivals_digits (cpu)" in listed.output
+    large = {"large": Table("Large", tables()["rivals_digits"].rows[:1], seeds=(1,), scale="paper")}
+    monkeypatch.setattr("benchmarks.table.tables", lambda: large)
+    refused = CliRunner().invoke(app, ["bench", "large", "--results", str(tmp_path)])
+    assert "1 runs, about" in refused.output
+    assert isinstance(refused.exception, ConfigError)
+    assert "--scale paper" in str(refused.exception)
+
+
+def test_results_are_of_the_versions_and_machine_they_name() -> None:
+    for path in RESULTS.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            run = json.loads(line)
+            if path.stem in tables():
+                assert {"flwr", "torch", "numpy"} <= run["versions"].keys(), path.name
+                assert run["machine"], path.name

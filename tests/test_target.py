@@ -1,0 +1,122 @@
+"""TARGET: inputs made from a model alone, and what a site does with them."""
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from client.rehearsal import open_rehearsal
+from client.site import Site
+from foundation.errors import ConfigError, ProtocolError
+from models.incremental import IncrementalModel
+from models.sample_generator import NOISE, SampleGenerator
+from protocol.fields import Tensors
+from protocol.messages import TrainRequest
+from strategies.base import TaskStart
+from strategies.inversion import Inversion
+from strategies.target import Target
+
+STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 2, "round": 3, "num_classes": 3}
+ORDER = {"rehearsal": {"weight": 2.0, "temperature": 2.0}}
+
+
+def teacher() -> nn.Module:
+    """Sure of the sign of the first number, and of nothing else."""
+    layer = nn.Linear(2, 3)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[8.0, 0.0], [-8.0, 0.0], [0.0, 0.0]]))
+        layer.bias.zero_()
+    return layer
+
+
+def test_the_model_knows_what_it_is_shown() -> None:
+    model = teacher()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    inputs, logits = Inversion(steps=60).synthesise(model, 2, (2,), 20, seed=1, task=2)
+    assert inputs.shape == (20, 2)
+    assert logits.shape == (20, 2)
+    assert torch.allclose(logits, model(inputs)[:, :2])
+    right = logits.argmax(dim=1) == torch.arange(20) % 2
+    assert right.float().mean() > 0.9
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_same_seed_makes_the_same_inputs_whatever_was_drawn_before() -> None:
+    first = Inversion(steps=3).synthesise(teacher(), 2, (2,), 6, seed=1, task=2)[0]
+    torch.rand(5)
+    second = Inversion(steps=3).synthesise(teacher(), 2, (2,), 6, seed=1, task=2)[0]
+    other = Inversion(steps=3).synthesise(teacher(), 2, (2,), 6, seed=1, task=3)[0]
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 7, 5), (4,)])
+def test_generated_inputs_have_the_shape_and_scale_of_normalised_ones(shape: tuple[int, ...]) -> None:
+    made = SampleGenerator(shape, 1, 2).samples(torch.randn(64, NOISE))
+    assert made.shape == (64, *shape)
+    assert float(made.mean().abs()) < 0.05
+    assert float(made.std()) == pytest.approx(1.0, abs=0.05)
+
+
+def request(method: dict[str, torch.Tensor] | None, settings: dict[str, Any]) -> TrainRequest:
+    tensors = None if method is None else Tensors(method)
+    return TrainRequest(**STAMP, arrays=Tensors(), method=tensors, settings=json.dumps(settings))
+
+
+def site() -> Site:
+    learner = SimpleNamespace(batch_size=4)
+    experiment = SimpleNamespace(seed=1, learner=learner)
+    bench = SimpleNamespace(input_shape=(2,), device=torch.device("cpu"))
+    return cast(Site, SimpleNamespace(name="a", experiment=experiment, bench=bench))
+
+
+def test_a_model_that_agrees_has_nothing_to_learn() -> None:
+    model = cast(IncrementalModel, teacher())
+    x = torch.randn(10, 2)
+    agreeing = {"rehearsal/x": x, "rehearsal/logits": model(x)[:, :2].detach()}
+    rehearsal = open_rehearsal(site(), request(agreeing, ORDER), model)
+    assert rehearsal is not None
+    assert float(rehearsal().detach()) == pytest.approx(0.0, abs=1e-6)
+    disagreeing = {"rehearsal/x": x, "rehearsal/logits": -agreeing["rehearsal/logits"]}
+    other = open_rehearsal(site(), request(disagreeing, ORDER), model)
+    assert other is not None
+    assert float(other().detach()) > 0.1
+    assert open_rehearsal(site(), request(None, {}), model) is None
+
+
+X, LOGITS = torch.zeros(5, 2), torch.zeros(5, 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "reason"),
+    [
+        (None, ORDER, "missing"),
+        ({"rehearsal/x": X}, ORDER, "missing"),
+        ({"rehearsal/x": X[:4], "rehearsal/logits": LOGITS}, ORDER, r"found x \(4, 2\)"),
+        ({"rehearsal/x": torch.zeros(5, 3), "rehearsal/logits": LOGITS}, ORDER, r"found x \(5, 3\)"),
+        ({"rehearsal/x": X, "rehearsal/logits": torch.zeros(5, 4)}, ORDER, "up to 3"),
+        ({"rehearsal/x": X, "rehearsal/logits": LOGITS}, {"rehearsal": {"weight": 1.0}}, "required"),
+        (
+            {"rehearsal/x": X, "rehearsal/logits": LOGITS},
+            {"rehearsal": {**ORDER["rehearsal"], "weight": -1}},
+            "0",
+        ),
+    ],
+)
+def test_a_faulty_order_is_refused(
+    method: dict[str, torch.Tensor] | None, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        open_rehearsal(site(), request(method, settings), cast(IncrementalModel, teacher()))
+
+
+def test_nothing_is_made_before_there_is_anything_to_forget() -> None:
+    strategy = Target()
+    strategy.begin_task(TaskStart(1, 2, range(2), {}, ("a",)))
+    assert not strategy.made
+    with pytest.raises(ConfigError, match="curriculum"):
+        strategy.begin_task(TaskStart(2, 4, range(2, 4), {}, ("a",)))
