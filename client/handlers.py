@@ -8,8 +8,9 @@ from torch import Tensor
 
 from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
-from client.policy import check_answer, check_protection, check_samples
-from client.release import release_update
+from client.policy import check_answer, check_evaluation, check_protection, check_samples
+from client.private_training import train_privately
+from client.release import charge, check_reply, noise_source, release_update
 from client.site import Site
 from client.training import train
 from foundation.errors import DataError
@@ -50,26 +51,40 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     check_samples(site.identity.policy, len(places))
     model, flat = site.bench.load(request.num_classes, request.arrays, previous)
     learner = site.experiment.learner
-    result = train(
-        learner,
-        model,
-        flat,
-        site.samples(places, exemplars=len(old)),
-        stream(site.experiment.seed, "batches", site.name, request.round),
-        teacher=site.bench.teacher(previous) if previous is not None and learner.needs_previous else None,
-        augmentation=site.experiment.data.augmentation,
-        progress=request.progress,
-    )
-    release_update(site, request, result.update)
-    private = site.experiment.privacy.mode != "none" and not site.experiment.privacy.allow_unaccounted_metrics
-    return TrainReply(
+    data = site.samples(places, exemplars=len(old))
+    teacher = site.bench.teacher(previous) if previous is not None and learner.needs_previous else None
+    augmentation = site.experiment.data.augmentation
+    if site.experiment.privacy.mode == "sample":
+        result = train_privately(
+            learner,
+            site.experiment.privacy,
+            model,
+            flat,
+            data,
+            noise_source(site, request.round),
+            teacher=teacher,
+            augmentation=augmentation,
+            progress=request.progress,
+        )
+    else:
+        result = train(
+            learner,
+            model,
+            flat,
+            data,
+            stream(site.experiment.seed, "batches", site.name, request.round),
+            teacher=teacher,
+            augmentation=augmentation,
+            progress=request.progress,
+        )
+    told = release_update(site, request, result, len(places))
+    reply = TrainReply(
         **request.stamp_fields,
         update=Tensors(flat.views(result.update)),
-        num_examples=1 if private else len(places),
-        train_loss=None if private else result.loss,
-        steps=result.steps,
+        **vars(told),
         metrics=json.dumps({}),
     )
+    return check_reply(site, reply)
 
 
 def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply:
@@ -90,6 +105,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
 def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Count right answers on the site's test samples, or where it has none on its validation samples."""
     check_answer(site.identity.policy, "evaluate")
+    check_evaluation(site.experiment)
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
     model, _ = site.bench.load(request.num_classes, request.arrays, previous)
@@ -102,6 +118,7 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
         if len(kept):
             predict = by_nearest_mean(model, site.samples(kept))
     correct, total = count_correct(predict, data, request.num_classes)
+    charge(site, request.run, of_update=False)
     return EvaluateReply(**request.stamp_fields, correct=correct, total=total)
 
 
