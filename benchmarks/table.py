@@ -6,6 +6,7 @@ same resolved experiment is not run again.
 """
 
 import json
+import math
 import platform
 import statistics
 import sys
@@ -55,13 +56,17 @@ STANDARD: Mapping[str, Measure] = {
 
 @dataclass(frozen=True)
 class Table:
-    """rows x measures, over seeds. note: what a reader must know, in Markdown."""
+    """rows x measures, over seeds. note: what a reader must know, in Markdown.
+
+    plain: measures that are no shares, and are printed as they are; infinity as a sign.
+    """
 
     title: str
     rows: Sequence[Row]
     seeds: Sequence[int] = (1, 2, 3)
     measures: Mapping[str, Measure] = field(default_factory=lambda: STANDARD)
     note: str = ""
+    plain: frozenset[str] = frozenset()
 
 
 def tables() -> dict[str, Table]:
@@ -103,7 +108,11 @@ def markdown(name: str, table: Table, runs: Sequence[Mapping[str, Any]]) -> str:
     for row in table.rows:
         cells = []
         for head in heads:
-            values = [100 * run["measures"][head] for run in runs if run["row"] == row.label]
+            scale = 1 if head in table.plain else 100
+            values = [scale * run["measures"][head] for run in runs if run["row"] == row.label]
+            if math.inf in values:
+                cells.append("∞")
+                continue
             spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
             paper = f" (paper: {row.paper[head]:g})" if head in row.paper else ""
             cells.append(f"{statistics.mean(values):.1f}{spread}{paper}")
