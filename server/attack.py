@@ -99,7 +99,7 @@ def inversion(
 ) -> dict[str, Any]:
     """Images back from the gradient of one sample, in the clear and protected; the picture has a row for the
     originals, one for each kind of release, and a column for each victim."""
-    model, privacy = _of_pixels(saved), experiment.privacy
+    model, privacy = of_pixels(saved), experiment.privacy
     if not privacy.enabled or not privacy.noise_multiplier:
         privacy = REFERENCE_PROTECTION
     frame = next(iter(federation.sites.values()))
@@ -176,7 +176,7 @@ def picture(rows: list[Tensor]) -> bytes:
     return file.getvalue()
 
 
-class _Pixels(torch.nn.Module):
+class Pixels(torch.nn.Module):
     """The model as a function of images in [0, 1], which is what an attacker searches for."""
 
     def __init__(self, model: IncrementalModel, mean: Tensor, std: Tensor) -> None:
@@ -190,8 +190,9 @@ class _Pixels(torch.nn.Module):
         return self.model((images - self.get_buffer("mean")) / self.get_buffer("std"))
 
 
-def _of_pixels(saved: SavedModel) -> _Pixels:
-    return _Pixels(saved.model, saved.mean, saved.std).eval()
+def of_pixels(saved: SavedModel) -> Pixels:
+    """The saved model on images in [0, 1]; its head is the entry HEAD of a gradient."""
+    return Pixels(saved.model, saved.mean, saved.std).eval()
 
 
 @torch.no_grad()

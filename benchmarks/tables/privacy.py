@@ -13,7 +13,12 @@ def _epsilon(summary: dict[str, Any]) -> float:
 
 
 _MEASURES = {"epsilon": _epsilon} | dict(STANDARD)
+_NOTE_SITES = (
+    "Epsilon at delta 0.001, PRV. client_central trusts the server. client_local does not; it counts half "
+    "its noise multiplier (replacement of a site), and the mean has the noise of all sites."
+)
 _NONE = ("privacy.mode=none", "privacy.clip_norm=null", "privacy.noise_multiplier=null")
+_PLAIN_SGD = (*_NONE, "privacy.sample_rate=null", "learner.optimizer.lr=0.1")
 
 TABLES = {
     "privacy_sites": Table(
@@ -30,8 +35,7 @@ TABLES = {
         ],
         measures=_MEASURES,
         plain=frozenset({"epsilon"}),
-        note="Epsilon at delta 0.001, PRV. client_central trusts the server; client_local does not, counts half "
-        "its noise multiplier (replacement of a site), and has the noise of all sites in the mean.",
+        note=_NOTE_SITES,
     ),
     "privacy_samples": Table(
         "Digits, 5 sites, 2 tasks of 5 classes, 5 rounds each: hiding one training sample",
