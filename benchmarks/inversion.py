@@ -24,7 +24,7 @@ from privacy.config import PrivacyConfig
 from server.attack import HEAD, gradient_of, of_pixels, picture, protected
 
 RESULTS = Path(__file__).resolve().parent / "results"
-VICTIMS, STEPS, RESTARTS, SEED = 8, 400, 2, 1
+VICTIMS, STEPS, RESTARTS, SEED = 6, 250, 2, 1
 NOISES: Mapping[str, float | None] = {
     "in the clear": None,
     "clipped to norm 1, no noise": 0.0,
