@@ -220,7 +220,7 @@ def accuracy_over_tasks(run: Run) -> Figure:
 def epsilon_by_site(epsilon: Epsilon) -> Figure:
     """What each site's releases have cost it."""
     title = label(f"ε for one {epsilon.unit}, δ = {power(epsilon.delta)}", 60)
-    spent = {site: value for site, value in epsilon.per_site.items() if value is not None}
+    spent = {site: math.inf if value is None else value for site, value in epsilon.per_site.items()}
     data, layout, height = bars_by_name(spent, title, ".3~g")
     numbers = table(
         ["site", "ε", "unit"],
