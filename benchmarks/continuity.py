@@ -19,14 +19,12 @@ from typing import Any
 
 import yaml
 
+from benchmarks.environment import machine, versions
+from benchmarks.loopback import Deployment, digit_folders
+from config.run import RunSettings
+from engine.run import run_in_process
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-
-from deployment import Deployment, digit_folders  # noqa: E402
-
-from benchmarks.environment import machine, versions  # noqa: E402
-from config.run import RunSettings  # noqa: E402
-from engine.run import run_in_process  # noqa: E402
 
 SITES = ["graz", "linz"]
 RESULTS = ROOT / "benchmarks" / "results" / "continuity.jsonl"
@@ -301,7 +299,8 @@ def prepare(deployment: Deployment, case: Case) -> str:
     data = {**experiment["data"], "path": str(deployment.folder / "data"), "partition": {"kind": "natural"}}
     simulated = deployment.folder / "simulated.yaml"
     simulated.write_text(yaml.safe_dump({**experiment, "data": data}))
-    return run_in_process(RunSettings(str(simulated), runs=str(deployment.folder / "here")))["model_sha256"]
+    here = run_in_process(RunSettings(str(simulated), runs=str(deployment.folder / "here")))
+    return str(here["model_sha256"])
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:

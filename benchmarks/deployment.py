@@ -14,14 +14,12 @@ from typing import Any
 
 import yaml
 
+from benchmarks.environment import machine, versions
+from benchmarks.loopback import Deployment
+from config.run import RunSettings
+from engine.run import run_in_process
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-
-from deployment import Deployment  # noqa: E402
-
-from benchmarks.environment import machine, versions  # noqa: E402
-from config.run import RunSettings  # noqa: E402
-from engine.run import run_in_process  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "deployment.jsonl"
 ROUNDS = 8
@@ -67,7 +65,7 @@ def deployed(content: dict[str, Any], sites: list[str]) -> tuple[list[float], di
         events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
         seconds = [event["seconds"] for event in events if event["event"] == "round"]
         here = run_in_process(RunSettings(str(path), runs=str(deployment.folder / "here")))
-        return seconds, json.loads((folder / "summary.json").read_text()), here["model_sha256"]
+        return seconds, json.loads((folder / "summary.json").read_text()), str(here["model_sha256"])
 
 
 def overhead() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A table's committed figures as Markdown."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,15 +23,19 @@ def figures(table: Table, runs: Runs) -> list[str]:
     heads = list(table.measures)
     lines = [f"| | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
     return lines + [
-        f"| {row.label} | {' | '.join(cell(row, head, runs) for head in heads)} |" for row in table.rows
+        f"| {row.label} | {' | '.join(cell(table, row, head, runs) for head in heads)} |"
+        for row in table.rows
     ]
 
 
-def cell(row: Row, head: str, runs: Runs) -> str:
-    """One measure of one row; a dash where nothing has been run."""
-    values = [100 * run["measures"][head] for run in runs if run["row"] == row.label]
+def cell(table: Table, row: Row, head: str, runs: Runs) -> str:
+    """One measure of one row; a dash where nothing has been run, a sign for infinity."""
+    scale = 1 if head in table.plain else 100
+    values = [scale * run["measures"][head] for run in runs if run["row"] == row.label]
     if not values:
         return "-"
+    if math.inf in values:
+        return "∞"
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     paper = f" (paper: {row.paper[head]:g})" if head in row.paper else ""
     return f"{statistics.mean(values):.1f}{spread}{paper}"

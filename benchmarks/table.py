@@ -60,7 +60,8 @@ STANDARD: Mapping[str, Measure] = {
 @dataclass(frozen=True)
 class Table:
     """rows x measures, over seeds. note: what a reader must know, in Markdown. claims: what papers say of its
-    rows. scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for."""
+    rows. scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for. plain:
+    measures that are no shares, and are printed as they are; infinity as a sign."""
 
     title: str
     rows: Sequence[Row]
@@ -69,6 +70,7 @@ class Table:
     note: str = ""
     claims: Sequence[Claim] = ()
     scale: Literal["cpu", "paper"] = "cpu"
+    plain: frozenset[str] = frozenset()
 
 
 def tables() -> dict[str, Table]:

@@ -23,13 +23,16 @@ def check_command(path: Path, experiment: Path | None) -> None:
 
 def _check_experiment(console: Console, experiment: Experiment) -> None:
     from models.registry import build_model
-    from server.assembly import check_privacy, data_facts
+    from server.assembly import data_facts
+    from server.claims import check_privacy
     from strategies.registry import build_strategy
 
-    check_privacy(experiment)
-    build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     facts = data_facts(experiment)
     schedule = facts.registry.schedule
+    check_privacy(
+        experiment, strategy, rounds=sum(schedule.rounds), estimated_constants=facts.estimated_constants
+    )
     model = build_model(
         experiment.model, facts.input_shape, schedule.num_classes(schedule.count), experiment.seed
     )

@@ -112,7 +112,9 @@ class LiveDisplay:
             highlight=False,
         )
         epsilon = summary["epsilon"]
-        if epsilon is not None:
+        if epsilon is not None and epsilon["value"] is None:
+            self._console.print("epsilon infinite: no noise was added")
+        elif epsilon is not None:
             self._console.print(
                 f"epsilon {epsilon['value']:.3g} for each {epsilon['unit']}, delta {epsilon['delta']:g} "
                 f"({epsilon['accountant']})",

@@ -1,4 +1,4 @@
-"""perennial: run, check, report, compare, bench, predict, export, epsilon, ledger, deploy, site."""
+"""perennial: run, check, report, compare, bench, predict, export, epsilon, ledger, attack, deploy, site."""
 
 import sys
 from pathlib import Path
@@ -142,6 +142,18 @@ def ledger(
     from cli.privacy import ledger_command
 
     ledger_command(state_dir, delta, max_epsilon)
+
+
+@app.command()
+def attack(
+    run: Annotated[Path, typer.Argument(help="folder of a finished run")],
+    victims: Annotated[int, typer.Option(min=1, help="images to reconstruct")] = 6,
+    steps: Annotated[int, typer.Option(min=1, help="of each reconstruction")] = 400,
+) -> None:
+    """Attack a run's model: membership inference and gradient inversion, with pictures in the report."""
+    from cli.privacy import attack_command
+
+    attack_command(run, victims, steps)
 
 
 def main() -> None:

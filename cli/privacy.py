@@ -1,4 +1,4 @@
-"""perennial epsilon and perennial ledger."""
+"""perennial epsilon, perennial ledger and perennial attack."""
 
 from pathlib import Path
 
@@ -53,3 +53,18 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
     console.print(f"{len(entries)} releases, epsilon {cost.epsilon:.4g} at delta {delta:g}", highlight=False)
     if max_epsilon is not None:
         console.print(f"left of {max_epsilon:g}: {max(0.0, max_epsilon - cost.epsilon):.4g}", highlight=False)
+
+
+def attack_command(run: Path, victims: int, steps: int) -> None:
+    """Run the attacks that apply, print their figures, and say where the pictures are."""
+    from server.attack import attack_run
+
+    console = Console(highlight=False)
+    for entry in attack_run(run, victims, steps):
+        table = Table(entry["name"], "")
+        for name, value in entry["figures"].items():
+            table.add_row(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+        console.print(table)
+        for image in entry.get("images", []):
+            console.print(f"picture: {run / image}", soft_wrap=True)
+    console.print(f"report: {run / 'report.html'}", soft_wrap=True)

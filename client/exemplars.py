@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from client.memory import herding, nearest, random_by_hash
+from client.memory import herding, nearest, random_by_hash, share_by_hash
 from client.state import SiteState
 from config.learner import Memory
 from data.federation import SiteData
@@ -68,7 +68,12 @@ class ExemplarStore:
                 lists[label] = kept[labels == label][:quota]
         for label, places in members.items():
             if memory.selection == "random":
-                chosen = random_by_hash([self._data.sample_hash(int(i)) for i in places], quota, seed)
+                hashes = [self._data.sample_hash(int(i)) for i in places]
+                chosen = (
+                    random_by_hash(hashes, quota, seed)
+                    if memory.share is None
+                    else share_by_hash(hashes, memory.share, seed)
+                )
             else:
                 select = herding if memory.selection == "herding" else nearest
                 chosen = select(features[label], quota)

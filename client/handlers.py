@@ -9,9 +9,10 @@ from torch import Tensor
 from client.corrections import open_correction
 from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
-from client.policy import check_answer, check_protection, check_samples
+from client.policy import check_answer, check_evaluation, check_protection, check_samples
+from client.private_training import require_no_extra_losses, train_privately
 from client.rehearsal import open_rehearsal
-from client.release import release_update
+from client.release import charge, check_reply, noise_source, release_update
 from client.site import Site
 from client.told import told_metrics
 from client.training import train
@@ -55,29 +56,44 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     model, flat = site.bench.load(request.num_classes, request.arrays, previous)
     learner = site.experiment.learner
     correction = open_correction(site, request, flat)
-    result = train(
-        learner,
-        model,
-        flat,
-        site.samples(places, exemplars=len(old)),
-        stream(site.experiment.seed, "batches", site.name, request.round),
-        teacher=site.bench.teacher(previous) if previous is not None and learner.needs_previous else None,
-        augmentation=site.experiment.data.augmentation,
-        progress=request.progress,
-        correction=correction.gradient,
-        rehearsal=open_rehearsal(site, request, model),
-    )
-    release_update(site, request, result.update)
+    data = site.samples(places, exemplars=len(old))
+    teacher = site.bench.teacher(previous) if previous is not None and learner.needs_previous else None
+    augmentation = site.experiment.data.augmentation
+    if site.experiment.privacy.mode == "sample":
+        require_no_extra_losses(request)
+        result = train_privately(
+            learner,
+            site.experiment.privacy,
+            model,
+            flat,
+            data,
+            noise_source(site, request.round),
+            teacher=teacher,
+            augmentation=augmentation,
+            progress=request.progress,
+        )
+    else:
+        result = train(
+            learner,
+            model,
+            flat,
+            data,
+            stream(site.experiment.seed, "batches", site.name, request.round),
+            teacher=teacher,
+            augmentation=augmentation,
+            progress=request.progress,
+            correction=correction.gradient,
+            rehearsal=open_rehearsal(site, request, model),
+        )
+    told = release_update(site, request, result, len(places))
     correction.remember(result.update, result.steps)
-    private = site.experiment.privacy.mode != "none" and not site.experiment.privacy.allow_unaccounted_metrics
-    return TrainReply(
+    reply = TrainReply(
         **request.stamp_fields,
         update=Tensors(flat.views(result.update)),
-        num_examples=1 if private else len(places),
-        train_loss=None if private else result.loss,
-        steps=result.steps,
+        **vars(told),
         metrics=json.dumps(metrics),
     )
+    return check_reply(site, reply)
 
 
 def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply:
@@ -98,6 +114,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
 def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Count right answers on the site's test samples, or where it has none on its validation samples."""
     check_answer(site.identity.policy, "evaluate")
+    check_evaluation(site.experiment)
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
     model, _ = site.bench.load(request.num_classes, request.arrays, previous)
@@ -110,6 +127,7 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
         if len(kept):
             predict = by_nearest_mean(model, site.samples(kept))
     correct, total = count_correct(predict, data, request.num_classes)
+    charge(site, request.run, of_update=False)
     return EvaluateReply(**request.stamp_fields, correct=correct, total=total)
 
 

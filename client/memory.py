@@ -53,8 +53,8 @@ def nearest(features: Tensor, budget: int) -> Tensor:
 
 
 def random_by_hash(sample_hashes: list[str], budget: int, seed: int) -> Tensor:
-    """Indices of the samples with the smallest keyed hash; whether one is kept depends on no property of the
-    others.
+    """Indices of the samples with the smallest keyed hash: no property of the samples counts, but one more
+    sample can displace another.
 
     sample_hashes: one content hash for each sample. Returns (min(budget, n),) int64.
     """
@@ -62,3 +62,17 @@ def random_by_hash(sample_hashes: list[str], budget: int, seed: int) -> Tensor:
     ranks = [hashlib.sha256(f"{seed}:{digest}".encode()).digest() for digest in sample_hashes]
     order = sorted(range(len(ranks)), key=ranks.__getitem__)
     return torch.tensor(order[:size], dtype=torch.int64)
+
+
+def share_by_hash(sample_hashes: list[str], share: float, seed: int) -> Tensor:
+    """Indices of the samples whose keyed hash, read as a number in [0, 1), is below share.
+
+    Each sample's fate is its own: adding or removing another changes nothing. Returns (k,) int64, k about
+    share * n, perhaps 0, smallest hash first.
+    """
+    values = [
+        int.from_bytes(hashlib.sha256(f"{seed}:{digest}".encode()).digest()[:8]) / 2**64
+        for digest in sample_hashes
+    ]
+    kept = [index for index in range(len(values)) if values[index] < share]
+    return torch.tensor(sorted(kept, key=values.__getitem__), dtype=torch.int64)

@@ -28,3 +28,12 @@ def check_samples(policy: SitePolicy, found: int) -> None:
         raise PolicyRefusal(
             f"policy.min_samples: fewer than {policy.min_samples} samples to train on in this task"
         )
+
+
+def check_evaluation(experiment: Experiment) -> None:
+    """Raises PolicyRefusal when the counts would leave in the clear beside protected updates."""
+    if experiment.privacy.enabled and not experiment.privacy.allow_unaccounted_metrics:
+        raise PolicyRefusal(
+            f"privacy.mode {experiment.privacy.mode}: counts of right answers leave without noise, and no "
+            "accountant covers them; allowed with privacy.allow_unaccounted_metrics alone"
+        )

@@ -1,46 +1,136 @@
 """What happens to an update before it leaves the site: protection first, then the charge to the site's
 ledger."""
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
+from client.private_training import steps_of_round
 from client.site import Site
+from client.training import TrainingResult
 from foundation.errors import PrivacyError
 from foundation.streams import stream
+from privacy.clipping import clip
 from privacy.entries import Entry
 from privacy.ledger import Ledger, Limit
 from privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from privacy.protection import protect_update
-from protocol.messages import TrainRequest
+from protocol.messages import TrainReply, TrainRequest
 
 RECIPIENT = "server"
 
 
-def release_update(site: Site, request: TrainRequest, update: Tensor) -> None:
-    """Protect update (P,) in place as the experiment says, and charge the ledger; when this returns, it may
-    leave.
+@dataclass(frozen=True)
+class Told:
+    """What a reply may say beside the update. within_clip_norm: for adaptive clipping alone."""
+
+    num_examples: int
+    train_loss: float | None
+    steps: int
+    within_clip_norm: bool | None = None
+
+
+def release_update(site: Site, request: TrainRequest, result: TrainingResult, samples: int) -> Told:
+    """Protect the update (P,) in place as the experiment says, and charge the ledger; when this returns, it
+    may leave, and what the answer tells may too.
 
     A simulated site without protection keeps no ledger: nothing leaves anybody. Raises PrivacyError when the
     site's lifetime budget does not cover the release, StateError when the ledger cannot be written.
     """
+    privacy = site.experiment.privacy
+    told = _told(site, result, samples)
+    if privacy.mode == "client_local":
+        assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
+        source = noise_source(site, request.round)
+        protect_update(result.update, privacy.clip_norm, privacy.noise_multiplier, source)
+    elif privacy.mode == "client_central":
+        told = Told(told.num_examples, told.train_loss, told.steps, _clip(site, request, result.update))
+    charge(site, request.run, of_update=True)
+    return told
+
+
+def charge(site: Site, run: str, *, of_update: bool) -> None:
+    """Record a release in the site's ledger, before it leaves: an update, or else counts of an evaluation.
+
+    Raises PrivacyError when the lifetime budget does not cover it, StateError when it cannot be recorded.
+    """
     privacy, identity = site.experiment.privacy, site.identity
     if privacy.mode == "none" and not identity.deployed:
         return
-    entry = Entry.of_update(privacy, run=request.run, experiment=request.experiment, recipient=RECIPIENT)
+    if of_update:
+        entry = _entry_of_update(site, run)
+    else:
+        entry = Entry(
+            run=run,
+            experiment=site.experiment.digest,
+            recipient=RECIPIENT,
+            kind="evaluation",
+            unit="site",
+            relation="replace",
+            mechanism="unprotected",
+        )
     policy = identity.policy
     limit = (
         None if policy.max_epsilon is None else Limit(policy.max_epsilon, policy.delta, privacy.accountant)
     )
-    if privacy.mode == "client_local":
-        assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
-        protect_update(update, privacy.clip_norm, privacy.noise_multiplier, _noise(site, request))
-    elif privacy.mode != "none":
-        raise PrivacyError(
-            f"privacy.mode: {privacy.mode!r} is not offered by this learner; offered: none, client_local"
-        )
     Ledger(identity.state_dir).charge(entry, limit)
 
 
-def _noise(site: Site, request: TrainRequest) -> NoiseSource:
+def check_reply(site: Site, reply: TrainReply) -> TrainReply:
+    """The reply, unless it carries data-dependent values that no accountant covers.
+
+    Raises PrivacyError naming them; a strategy that asks for them does not go with this privacy mode.
+    """
+    privacy = site.experiment.privacy
+    if privacy.enabled and not privacy.allow_unaccounted_metrics:
+        beside = [*(reply.method or {}), *([] if reply.metrics == "{}" else ["metrics"])]
+        if beside:
+            raise PrivacyError(
+                f"privacy.mode {privacy.mode}: the reply would carry {', '.join(beside[:3])} beside the "
+                "protected update, which no accountant covers; choose a strategy that exchanges updates only"
+            )
+    return reply
+
+
+def noise_source(site: Site, round_number: int) -> NoiseSource:
+    """Where this site's noise of a round comes from."""
     if site.experiment.privacy.noise_source == "secure":
         return SecureNoise()
-    return SeededNoise(stream(site.experiment.seed, "dp-noise", site.name, request.round))
+    return SeededNoise(stream(site.experiment.seed, "dp-noise", site.name, round_number))
+
+
+def _entry_of_update(site: Site, run: str) -> Entry:
+    privacy, experiment = site.experiment.privacy, site.experiment.digest
+    if privacy.sample_rate is None:
+        return Entry.of_update(privacy, run=run, experiment=experiment, recipient=RECIPIENT)
+    steps = steps_of_round(site.experiment.learner, privacy)
+    return Entry.of_update(
+        privacy,
+        run=run,
+        experiment=experiment,
+        recipient=RECIPIENT,
+        sample_rate=privacy.sample_rate,
+        steps=steps,
+    )
+
+
+def _told(site: Site, result: TrainingResult, samples: int) -> Told:
+    privacy = site.experiment.privacy
+    if not privacy.enabled or privacy.allow_unaccounted_metrics:
+        return Told(samples, result.loss, result.steps)
+    # steps follow the number of samples, except in mode sample, where they are public
+    return Told(1, None, result.steps if privacy.mode == "sample" else 0)
+
+
+def _clip(site: Site, request: TrainRequest, update: Tensor) -> bool | None:
+    privacy = site.experiment.privacy
+    adaptive = privacy.adaptive_clipping is not None
+    if adaptive != (request.clip_norm is not None):
+        raise PrivacyError(
+            f"clip_norm: found {request.clip_norm} in the request; allowed: a number exactly when the "
+            "experiment has privacy.adaptive_clipping"
+        )
+    bound = request.clip_norm or privacy.clip_norm
+    assert bound is not None
+    within = clip(update, bound) <= bound
+    return within if adaptive else None

@@ -1,5 +1,6 @@
 """What a site does with its data: the named parts that the local learner is built from."""
 
+import sys
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -72,19 +73,28 @@ class Memory(Part):
     """Samples of each class at each site; never shrinks."""
     fixed_total: int | None = Field(default=None, ge=1)
     """Samples of all classes at all sites together; each class's share shrinks as classes arrive."""
+    share: float | None = Field(default=None, gt=0, le=1)
+    """Share of the samples; each is kept or not by its own hash, so that none displaces another."""
     balanced: bool = False
     """Draw every class equally often while training, instead of every sample."""
 
     @model_validator(mode="after")
     def _one_budget(self) -> "Memory":
-        if (self.per_class is None) == (self.fixed_total is None):
+        budgets = (self.per_class, self.fixed_total, self.share)
+        if sum(budget is not None for budget in budgets) != 1:
             raise ValueError(
-                "allowed exactly one budget: per_class (each site) or fixed_total (all sites together)"
+                "allowed exactly one budget: per_class (each site), fixed_total (all sites together) or share"
+            )
+        if self.share is not None and self.selection != "random":
+            raise ValueError(
+                f"share keeps samples by their hash; selection must be random, not {self.selection}"
             )
         return self
 
     def quota(self, num_classes: int, sites: int) -> int:
         """Samples that one site may keep of one class."""
+        if self.share is not None:
+            return sys.maxsize
         if self.per_class is not None:
             return self.per_class
         assert self.fixed_total is not None

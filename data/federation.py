@@ -31,6 +31,7 @@ class Federation:
 
     sites: name -> data, all views by index into one tensor. test: the server's test set, as its part "test";
     None without one. mean, std: as in SiteData. columns: of a table, as used. notes: for the journal.
+    estimated_constants: whether mean and std were taken from the training rows.
     """
 
     registry: Registry
@@ -42,6 +43,7 @@ class Federation:
     input_shape: tuple[int, ...]
     columns: dict[str, str | tuple[str, ...]] | None
     notes: tuple[str, ...]
+    estimated_constants: bool = False
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -147,6 +149,7 @@ class _Builder:
             tuple(self.x.shape[1:]),
             self.source.columns,
             tuple(self.notes),
+            bool(self.source.mean.isnan().any()),
         )
 
     def _site_names(self) -> tuple[str, ...]:

@@ -14,9 +14,11 @@ def refuse_false_claims(
     *,
     norm: str,
     memory_selection: str | None = None,
+    memory_displaces: bool = False,
     balanced_replay: bool = False,
     classification_uses_counts: bool = False,
     loss_couples_samples: bool = False,
+    normalisation_from_data: bool = False,
     weights_use_metrics: bool = False,
     clear_uploads: Sequence[str] = (),
     digest: ReleaseProtection | None = None,
@@ -26,8 +28,9 @@ def refuse_false_claims(
     """Raises PrivacyError with every reason for which the claim of this privacy block would be false.
 
     norm: the model's normalisation, "batch" being the one that mixes samples.
-    memory_selection: how exemplars are chosen, None without a memory; balanced_replay: batches drawn by
-    class.
+    memory_selection: how exemplars are chosen, None without a memory; memory_displaces: its budget counts
+    samples, so that one more displaces another; balanced_replay: batches drawn by class.
+    normalisation_from_data: inputs are scaled by figures of the training data, such as its mean.
     classification_uses_counts: the loss has a prior from the site's own class counts.
     loss_couples_samples: a term compares samples of a batch, as a contrastive one does.
     weights_use_metrics: aggregation weights depend on loss or accuracy that sites report.
@@ -44,12 +47,22 @@ def refuse_false_claims(
         ),
         *_of_rounds(privacy, planned_rounds),
     ]
+    if normalisation_from_data:
+        reasons.append(
+            "inputs are scaled by the mean and deviation of the training data, which carry no noise; give "
+            "public constants in data.normalise"
+        )
     if norm == "batch":
         reasons.append(_batch_norm(privacy))
     if privacy.mode == "sample":
         reasons += _of_samples(
             memory_selection, balanced_replay, classification_uses_counts, loss_couples_samples
         )
+        if memory_displaces and memory_selection == "random":
+            reasons.append(
+                "with a budget of per_class or fixed_total one more sample displaces another exemplar, so it "
+                "changes two records of later tasks while one is accounted; use memory.share"
+            )
     if reasons:
         raise PrivacyError(f"privacy.mode {privacy.mode}: " + "; ".join(reasons))
 

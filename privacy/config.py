@@ -49,6 +49,8 @@ class PrivacyConfig(BaseModel):
     the guarantee. 0 is allowed for measurements and is reported as an infinite epsilon.
     noise_source: "seeded" repeats the noise from the experiment's seed. It is for tests and protects nothing.
     allow_unaccounted_metrics: lets sites report loss or accuracy in the clear, outside the guarantee.
+    sample_rate: mode sample: probability with which each sample is in a batch, on its own. Public, so that
+    the cost is the same at every site and no sample count is told; an epoch is 1 / sample_rate steps.
     physical_batch: largest batch held in memory at once in "sample" mode (a Poisson batch has no upper
     limit).
     ghost: compute clipped gradients without holding one gradient for each sample (big models).
@@ -65,6 +67,7 @@ class PrivacyConfig(BaseModel):
     adaptive_clipping: AdaptiveClippingConfig | None = None
     noise_source: Literal["secure", "seeded"] = "secure"
     allow_unaccounted_metrics: bool = False
+    sample_rate: float | None = Field(default=None, gt=0, le=1)
     physical_batch: int | None = Field(default=None, ge=1)
     ghost: bool = False
 
@@ -92,6 +95,7 @@ class PrivacyConfig(BaseModel):
                     "noise_multiplier",
                     "bayesian",
                     "adaptive_clipping",
+                    "sample_rate",
                     "physical_batch",
                 )
                 if getattr(self, name) is not None
@@ -109,20 +113,36 @@ class PrivacyConfig(BaseModel):
             )
         if self.clip_norm is None:
             raise ValueError(f"clip_norm is missing: mode {self.mode} bounds one contribution by it")
+        if self.mode == "sample" and self.sample_rate is None:
+            raise ValueError(
+                "sample_rate is missing: mode sample draws each sample into a batch with this probability"
+            )
         return self
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        if self.mode != "sample" and (self.physical_batch is not None or self.ghost):
-            raise ValueError(f"physical_batch and ghost belong to mode sample; mode is {self.mode}")
+        of_samples = (self.sample_rate, self.physical_batch)
+        if self.mode != "sample" and (any(value is not None for value in of_samples) or self.ghost):
+            raise ValueError(
+                f"sample_rate, physical_batch and ghost belong to mode sample; mode is {self.mode}"
+            )
         if self.bayesian is not None and self.bayesian.enabled and not self.noise_multiplier:
             raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
+        if self.bayesian is not None and self.bayesian.enabled and self.mode != "client_central":
+            raise ValueError(
+                "bayesian accounting compares what sites sent before any noise, which the server sees in "
+                f"mode client_central alone; mode is {self.mode}"
+            )
         if self.adaptive_clipping is None:
             return self
         if self.mode != "client_central":
             raise ValueError(
                 "adaptive_clipping needs mode client_central: the quantile is estimated from the sum over "
                 f"sites, which a site alone does not have; mode is {self.mode}"
+            )
+        if self.bayesian is not None and self.bayesian.enabled:
+            raise ValueError(
+                "bayesian accounting does not cover the count that adaptive_clipping releases; choose one"
             )
         limit = 2 * self.adaptive_clipping.count_noise_multiplier
         if not self.noise_multiplier or self.noise_multiplier >= limit:

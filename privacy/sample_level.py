@@ -54,7 +54,7 @@ class PrivateGradient:
     def __init__(
         self, model: nn.Module, privacy: PrivacyConfig, expected_batch: float, source: NoiseSource
     ) -> None:
-        """expected_batch: sample rate times number of samples; never the batch's own size, which is private.
+        """expected_batch: what a batch's sum is divided by: a public number; never the batch's own size.
 
         Raises PrivacyError when the mode is not "sample", or the model has layers that mix samples.
         """

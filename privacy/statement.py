@@ -1,6 +1,7 @@
 """The exact claim of a privacy block, in the words that report, journal and documentation share."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,14 +36,16 @@ _MECHANISM: dict[Mode, str] = {
 }
 _NOT_COVERED: dict[Mode, tuple[str, ...]] = {
     "none": ("updates leave in the clear; a single one can give training images back",),
-    "client_local": ("that a site takes part, and in which rounds",),
+    "client_local": (
+        "that a site takes part, and in which rounds; a site whose data falls short of its policy refuses",
+    ),
     "client_central": (
         "anything that the server itself sees: each site's clipped update reaches it without noise",
-        "that a site takes part, as far as the network shows it",
+        "that a site takes part, as far as the network, the journal and skipped rounds show it",
     ),
     "sample": (
         "a person with many samples: k samples cost about k times the epsilon",
-        "the number of samples, and which site holds which classes",
+        "whether a site has enough samples of a task to take part at all",
     ),
 }
 _NEVER_COVERED = (
@@ -97,6 +100,7 @@ def describe(
     sample_rate: float = 1.0,
     units: int | None = None,
     typical_epsilon: float | None = None,
+    also_open: Sequence[str] = (),
 ) -> Statement:
     """The claim after a number of releases under one privacy block.
 
@@ -104,7 +108,7 @@ def describe(
     sample_rate: Poisson rate of mode sample; for several sites, the largest, since the worst site is the
     claim.
     units: sites or samples that the guarantee speaks of, where known; a delta of 1 / units or more is worth
-    nothing.
+    nothing. also_open: what else leaves without noise in the experiment at hand.
     """
     return Statement(
         unit=_UNIT[privacy.mode],
@@ -115,7 +119,7 @@ def describe(
         epsilon=_epsilon(privacy, releases, sample_rate),
         delta=privacy.delta,
         typical_epsilon=typical_epsilon,
-        not_covered=(*_NOT_COVERED[privacy.mode], *_NEVER_COVERED),
+        not_covered=(*_NOT_COVERED[privacy.mode], *also_open, *_NEVER_COVERED),
         warnings=tuple(_warnings(privacy, units)),
     )
 

@@ -94,6 +94,8 @@ class TrainRequest(Stamp):
     """Share of this task's rounds that are done, for a learning-rate schedule."""
     method: Tensors | None = None
     """What the strategy adds for this site, for instance SCAFFOLD's control variate."""
+    clip_norm: float | None = bounded(0, default=None)
+    """L2 norm to clip the update to in this round; with adaptive clipping alone."""
     settings: str = "{}"
     """The strategy's settings for this round, a JSON object."""
 
@@ -106,11 +108,13 @@ class TrainReply(Stamp):
     update: Tensors
     """Model after training minus model received, same names and shapes; protected as the experiment says."""
     num_examples: int = bounded(1, MAX_EXAMPLES)
-    """Samples trained on: new data and exemplars; 1 at every site under client-level privacy."""
+    """Samples trained on: new data and exemplars; 1 at every site under privacy."""
     train_loss: float | None = None
     """Mean loss of the last local epoch; absent under privacy."""
     steps: int = bounded(0, default=0)
-    """Local optimiser steps."""
+    """Local optimiser steps; under privacy 0, or the public number of mode sample."""
+    within_clip_norm: bool | None = None
+    """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
     method: Tensors | None = None
     """What the strategy asked for beside the update."""
     metrics: str = "{}"

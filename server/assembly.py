@@ -16,7 +16,7 @@ from data.deployed import declared_input_shape
 from data.registry import Registry, build_registry
 from data.site import SiteData
 from foundation.errors import ConfigError
-from privacy.combinations import refuse_false_claims
+from server.claims import check_privacy
 from server.curriculum import Curriculum
 from server.global_model import GlobalModel
 from server.journal import Journal
@@ -49,7 +49,7 @@ class DataFacts:
     """What the server needs to know of the data.
 
     test: central test samples, or None; sites: how many to expect; constants: (mean, std) of inputs, where
-    known.
+    known; estimated_constants: whether they come from the training data.
     """
 
     registry: Registry
@@ -58,6 +58,7 @@ class DataFacts:
     sites: int
     notes: tuple[str, ...]
     constants: tuple[list[float], list[float]] | None = None
+    estimated_constants: bool = False
 
 
 def assemble(
@@ -70,9 +71,14 @@ def assemble(
 ) -> ReadyRun:
     """Check everything that can be checked before anything starts. Raises a PerennialError that says what is
     wrong."""
-    check_privacy(experiment)
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     facts = data_facts(experiment)
+    check_privacy(
+        experiment,
+        strategy,
+        rounds=sum(facts.registry.schedule.rounds),
+        estimated_constants=facts.estimated_constants,
+    )
     device = choose_device(settings.device if engine == "in-process" else "cpu")
     model = GlobalModel(experiment, facts.registry, facts.input_shape, device)
     folder = open_run_folder(path, experiment, facts.registry.schedule, bool(settings.resume))
@@ -120,21 +126,5 @@ def data_facts(experiment: Experiment) -> DataFacts:
         len(federation.sites),
         federation.notes,
         (federation.mean.tolist(), federation.std.tolist()),
-    )
-
-
-def check_privacy(experiment: Experiment) -> None:
-    """Raises PrivacyError with every reason for which the experiment's privacy claim would be false."""
-    learner = experiment.learner
-    if experiment.privacy.mode in ("client_central", "sample"):
-        raise ConfigError(
-            f"privacy.mode: found {experiment.privacy.mode!r}; this version offers none and client_local"
-        )
-    refuse_false_claims(
-        experiment.privacy,
-        norm=experiment.model.norm or "none",
-        memory_selection=learner.memory.selection if learner.memory else None,
-        balanced_replay=learner.memory is not None and learner.memory.balanced,
-        classification_uses_counts=learner.classification.name == "balanced_softmax",
-        loss_couples_samples=learner.contrastive is not None,
+        federation.estimated_constants,
     )

@@ -42,6 +42,8 @@ class Progress:
     holders: list[str] = field(default_factory=list)
     """Sites known to hold that model."""
     history: dict[str, Any] = field(default_factory=dict)
+    privacy: dict[str, Any] = field(default_factory=dict)
+    """State of the protection at the server: clip norm and Bayesian accountant, where there are any."""
     journal_position: int = 0
     seconds: float = 0.0
     finished: bool = False

@@ -21,11 +21,13 @@ from protocol.fields import Tensors
 from protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskReply, FinishTaskRequest, Stamp
 from protocol.tensors import content_sha256
 from server.ask import ask
+from server.central_privacy import CentralPrivacy
 from server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from server.evaluation import Counts, check_counts, evaluate_centrally
 from server.global_model import GlobalModel
 from server.history import History
 from server.journal import Journal
+from server.releases import Releases
 from server.roster import Roster
 from server.run_folder import RunFolder
 from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
@@ -78,6 +80,8 @@ class Curriculum:
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
         self.history = History(self.progress.history)
         strategy.attach(self._services())
+        self.releases = Releases(folder.path)
+        self.central = CentralPrivacy.of(experiment.privacy, strategy, self.progress.privacy, experiment.seed)
         if folder.checkpoint is not None:
             self._restore(folder.checkpoint)
 
@@ -151,20 +155,28 @@ class Curriculum:
         number = progress.round + 1
         sites = self._available(number)
         previous = self._previous if self.experiment.needs_previous else Previous()
+        asked = self._sampled(sites, number)
+        if self.experiment.privacy.enabled:
+            self.releases.asked(number, asked)
         outcome = self.strategy.train_round(
             self._grid,
             RoundRequest(
                 stamp=self._stamp(number),
                 arrays=self.model.arrays,
-                sites=self._sampled(sites, number),
+                sites=asked,
                 deadline=rounds.deadline,
                 quorum=rounds.quorum,
                 progress=progress.round_in_task / self.schedule.rounds[task - 1],
                 previous=previous.sha256,
                 previous_arrays=previous.arrays,
+                clip_norm=self.central.sent_clip_norm if self.central else None,
                 holders=frozenset(progress.holders),
             ),
         )
+        if self.central is not None:
+            self.central.finish_round(outcome, number)
+        if self.experiment.privacy.enabled:
+            self.releases.refused(number, [site for site, _ in outcome.refused])
         outcome.absent += [site for site in self.history.known_sites if site not in (*sites, *outcome.absent)]
         progress.round, progress.round_in_task = number, progress.round_in_task + 1
         if outcome.arrays is not None:

@@ -220,7 +220,8 @@ def accuracy_over_tasks(run: Run) -> Figure:
 def epsilon_by_site(epsilon: Epsilon) -> Figure:
     """What each site's releases have cost it."""
     title = label(f"ε for one {epsilon.unit}, δ = {power(epsilon.delta)}", 60)
-    data, layout, height = bars_by_name(epsilon.per_site, title, ".3~g")
+    spent = {site: math.inf if value is None else value for site, value in epsilon.per_site.items()}
+    data, layout, height = bars_by_name(spent, title, ".3~g")
     numbers = table(
         ["site", "ε", "unit"],
         [[site, decimal(value), epsilon.unit] for site, value in epsilon.per_site.items()],

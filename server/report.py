@@ -156,6 +156,8 @@ def _privacy_card(run: Run) -> Markup:
     if epsilon is None:
         return _card("Privacy", "none", "no formal privacy")
     note = f"for one {epsilon.unit}, δ = {power(epsilon.delta)}; the worst site"
+    if epsilon.value is None:
+        return _card("Privacy", "none", "clipped, but no noise was added")
     return _card("Privacy", f"ε = {decimal(epsilon.value)}", note)
 
 

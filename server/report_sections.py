@@ -27,7 +27,7 @@ from server.round_figures import (
     traffic,
     train_loss,
 )
-from server.run_record import Run, SiteSummary
+from server.run_record import Claim, Epsilon, Run, SiteSummary
 
 
 def panel(title: str, content: Markup, note: str = "", long: bool = False) -> Markup:
@@ -160,11 +160,37 @@ def privacy(run: Run) -> Section:
             "it was, but what an update reveals about it is not bounded."
         )
         return Section("Privacy", [], lead)
-    lead = (
-        f"At the site that has spent most, the privacy loss for one {epsilon.unit} is "
-        f"ε = {decimal(epsilon.value)} at δ = {power(epsilon.delta)} ({epsilon.accountant} accountant)."
-    )
-    return Section("Privacy", [epsilon_by_site(epsilon)] if epsilon.per_site else [], lead)
+    if epsilon.value is None:
+        lead = "No formal privacy: updates were clipped, but no noise was added, so epsilon is infinite."
+    else:
+        lead = (
+            f"At the site that has spent most, the privacy loss for one {epsilon.unit} is "
+            f"ε = {decimal(epsilon.value)} at δ = {power(epsilon.delta)} ({epsilon.accountant} accountant)."
+        )
+    parts: list[Figure | Markup] = [epsilon_by_site(epsilon)] if epsilon.per_site else []
+    if epsilon.claim is not None:
+        parts.append(panel("What is claimed", _claim(epsilon, epsilon.claim)))
+    return Section("Privacy", parts, lead)
+
+
+def _claim(epsilon: Epsilon, claim: Claim) -> Markup:
+    """The claim as a table: every word of it, and what it leaves open."""
+    rows = [
+        ["hides", f"{claim.unit} ({claim.relation})"],
+        ["from", claim.adversary],
+        ["by", claim.mechanism],
+    ]
+    if epsilon.typical is not None:
+        rows.append(
+            [
+                "typical record",
+                f"ε = {decimal(epsilon.typical)} (Bayesian: one typical site replaced by another; outliers "
+                "are not covered, and it does not compare with the figure above)",
+            ]
+        )
+    rows += [["not covered", item] for item in claim.not_covered]
+    rows += [["warning", item] for item in claim.warnings]
+    return element("div", table(["", ""], rows, "ll", "The privacy claim"), "facts-table")
 
 
 def cost(run: Run) -> Section | None:

@@ -33,14 +33,30 @@ class SiteSummary(_Record):
     refused: int = 0
 
 
-class Epsilon(_Record):
-    """Privacy loss; value is the worst case over sites."""
+class Claim(_Record):
+    """The exact claim, in the words of privacy/statement.py."""
 
-    value: float
+    unit: str
+    adversary: str
+    relation: str
+    mechanism: str
+    not_covered: list[str] = []
+    warnings: list[str] = []
+
+
+class Epsilon(_Record):
+    """Privacy loss; value is the worst case over sites, absent where no noise was added.
+
+    typical: the Bayesian figure beside it. claim: what is hidden, from whom, how, and what is not covered.
+    """
+
+    value: Measured
     unit: str
     delta: Measured = None
     accountant: str
-    per_site: dict[str, float] = {}
+    per_site: dict[str, Measured] = {}
+    typical: Measured = None
+    claim: Claim | None = None
 
 
 class Summary(_Record):

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import platform
 from importlib.metadata import version
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 from safetensors.torch import save
 
 from foundation.files import replace_file
-from privacy.accountants import make_accountant
-from privacy.protection import effective_multiplier
+from privacy.statement import describe
 from protocol.tensors import content_sha256
+from server.claims import open_channels
 from server.curriculum import Curriculum
 from server.journal import read_events
 from server.metrics import average_accuracy, average_incremental_accuracy, backward_transfer, forgetting
@@ -79,27 +80,47 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
 
 
 def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
-    """What each site's updates cost in this run, worst case; None without protection."""
-    privacy = curriculum.experiment.privacy
-    if privacy.mode == "none" or not privacy.noise_multiplier:
+    """What each site's releases may have cost in this run, worst case; None without protection.
+
+    value and per_site are null where no noise was added. typical: the Bayesian figure of mode client_central,
+    beside the worst case. claim: unit, adversary, relation, mechanism, and what is not covered.
+    """
+    experiment = curriculum.experiment
+    privacy = experiment.privacy
+    if not privacy.enabled:
         return None
-    per_site: dict[str, float] = {}
-    by_rounds: dict[int, float] = {}
-    for site, counters in curriculum.history.data["sites"].items():
-        rounds = counters["rounds"] + counters["rejected"]
-        if rounds not in by_rounds:
-            accountant = make_accountant(privacy.accountant)
-            if rounds:
-                accountant.step(effective_multiplier(privacy.mode, privacy.noise_multiplier), 1.0, rounds)
-            by_rounds[rounds] = accountant.epsilon(privacy.delta) if rounds else 0.0
-        per_site[site] = by_rounds[rounds]
+    steps = math.ceil(experiment.learner.epochs / privacy.sample_rate) if privacy.sample_rate else 1
+    counts = curriculum.releases.counts()
+    typical = curriculum.central.typical_epsilon() if curriculum.central else None
+    if curriculum.releases.repeated(curriculum.progress.round):
+        typical = None  # a repeated round released more than the Bayesian accountant saw
+    sites = len(counts) if privacy.unit == "site" else None
+    claims = {
+        count: describe(
+            privacy,
+            count * steps,
+            sample_rate=privacy.sample_rate or 1.0,
+            units=sites,
+            typical_epsilon=typical,
+            also_open=open_channels(experiment),
+        )
+        for count in {0, *counts.values()}
+    }
+    per_site = {site: claims[count].epsilon for site, count in sorted(counts.items())}
+    worst = claims[max(counts.values(), default=0)]
     return {
-        "value": max(per_site.values(), default=0.0),
+        "value": _finite(worst.epsilon),
         "unit": privacy.unit,
         "delta": privacy.delta,
         "accountant": privacy.accountant,
-        "per_site": per_site,
+        "per_site": {site: _finite(value) for site, value in per_site.items()},
+        "typical": typical,
+        "claim": worst.to_json(),
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def metrics_csv(events: list[dict[str, Any]]) -> str:

@@ -7,7 +7,7 @@ and under the curriculum, which calls `begin_task`, `train_round`, `state_dict` 
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor
 
+from foundation.errors import PrivacyError
 from protocol.fields import Tensors
 from protocol.messages import Stamp, TrainRequest
 from protocol.tensors import byte_count, pack, unpack
+from strategies.disclosures import Disclosures
 from strategies.exchange import Exchange
 from strategies.gate import Admitted, Gate, Refused, Rejected
 from strategies.services import Services
@@ -49,6 +51,8 @@ class RoundRequest:
     progress: float = 0.0
     previous: str = ""
     previous_arrays: Arrays | None = None
+    clip_norm: float | None = None
+    """Sent to the sites under adaptive clipping."""
     holders: frozenset[str] = frozenset()
     """Sites known to hold the previous task's model already."""
 
@@ -101,6 +105,10 @@ class IncrementalStrategy(FlowerFedAvg):
         self.max_update_norm = max_update_norm
         self.reference: Arrays = {}
         self.outcome = RoundOutcome()
+        self.asked = 0
+        """Sites asked in this round, whether or not they answer."""
+        self.witness: Callable[[Admitted], None] | None = None
+        """Sees each reply that was folded, while its update is still there."""
         self._quorum = 1
         self._stamp: Stamp | None = None
         self._names: dict[int, str] = {}
@@ -131,6 +139,22 @@ class IncrementalStrategy(FlowerFedAvg):
         """The new global model. Called only with a quorum of replies folded."""
         raise NotImplementedError
 
+    def largest_weight(self) -> float:
+        """The most by which one site's update is multiplied on its way into the new model of this round,
+        whatever the sites report and whoever answers; noise at the server is sized by it.
+
+        The bound must hold with every other site's weight unchanged by that site: weights fixed in public,
+        over a public divisor. Raises PrivacyError where the method has no such bound, which is the default.
+        """
+        raise PrivacyError(
+            f"strategy: {type(self).__name__} does not bound the weight of one site, so noise at the server "
+            "cannot be sized for it; privacy.mode client_central goes with fedavg"
+        )
+
+    def disclosures(self) -> Disclosures:
+        """What this method needs from the sites beside the update; default: nothing."""
+        return Disclosures()
+
     def summary_blocks(self) -> dict[str, Any]:
         """Blocks of summary.json that this method fills, by name; see server/report_blocks.py."""
         return {}
@@ -154,12 +178,14 @@ class IncrementalStrategy(FlowerFedAvg):
             arrays=Tensors(request.arrays),
             previous=request.previous,
             progress=request.progress,
+            clip_norm=request.clip_norm,
         )
         full = common
         if request.previous_arrays is not None and set(request.sites) - request.holders:
             full = TrainRequest(**{**vars(common), "previous_arrays": Tensors(request.previous_arrays)})
         asked = {site: node for site, node in request.sites.items() if not self._exchange.busy(site)}
         self._names = {node: site for site, node in asked.items()}
+        self.asked = len(asked)
         requests = [
             (site, node, self.personalise(site, common if site in request.holders else full))
             for site, node in asked.items()
@@ -205,6 +231,8 @@ class IncrementalStrategy(FlowerFedAvg):
             try:
                 reply = gate.admit(message, site)
                 self.fold(reply)
+                if self.witness is not None:
+                    self.witness(reply)
             except Refused as refusal:
                 outcome.refused.append((site, str(refusal)))
             except (Rejected, OverflowError) as rejection:

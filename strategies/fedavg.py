@@ -5,21 +5,37 @@ from torch import Tensor
 from strategies.base import IncrementalStrategy
 from strategies.exact_sum import ExactSum
 from strategies.gate import Admitted
+from strategies.services import Services
 
 
 class FedAvg(IncrementalStrategy):
     """theta + sum_k n_k update_k / sum_k n_k, in the memory of one accumulator and in any order of
-    arrival."""
+    arrival.
+
+    Under privacy mode client_central: theta + sum_k update_k / (sites asked), as McMahan et al. 2018 (arXiv
+    1710.06963) bound the sensitivity of the mean: no report and no absence changes the weight of the others.
+    """
+
+    _fixed_weights = False
+
+    def attach(self, services: Services) -> None:
+        self._fixed_weights = services.experiment.privacy.mode == "client_central"
 
     def begin_round(self) -> None:
         self._sum = ExactSum(self.reference)
 
     def weight(self, reply: Admitted) -> float:
         """How much one update counts; weights are divided by their sum."""
-        return float(reply.num_examples)
+        return 1.0 if self._fixed_weights else float(reply.num_examples)
 
     def fold(self, reply: Admitted) -> None:
         self._sum.add(reply.update, self.weight(reply), reply.norm)
 
     def finish_round(self) -> dict[str, Tensor]:
-        return self._sum.added_to(self.reference)
+        return self._sum.added_to(self.reference, self.asked if self._fixed_weights else None)
+
+    def largest_weight(self) -> float:
+        """1 / (sites asked). A subclass weighs in its own way, and has to give its own bound."""
+        if type(self) is not FedAvg:
+            return super().largest_weight()
+        return 1.0 / self.asked

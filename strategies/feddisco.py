@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.messages import MAX_EXAMPLES, TrainRequest
+from strategies.disclosures import Disclosures
 from strategies.exact_sum import ExactSum
 from strategies.fedavg import FedAvg
 from strategies.gate import Admitted, Rejected
@@ -80,6 +81,9 @@ class FedDisco(FedAvg):
         self._asked = True
         made = self._requests.get(request)
         return made or self._requests.put(request, with_settings(request, tell=[LABEL_COUNTS]))
+
+    def disclosures(self) -> Disclosures:
+        return Disclosures(clear_uploads=("label_counts",))
 
     def begin_round(self) -> None:
         self._requests.clear()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from foundation.errors import ConfigError
+from strategies.disclosures import Disclosures
 from strategies.fedavg import FedAvg
 from strategies.gate import Admitted, Rejected
 from strategies.parameters import is_statistic
@@ -38,6 +39,9 @@ class FedNova(FedAvg):
 
     _momentum = 0.0
     _pull = 0.0
+
+    def disclosures(self) -> Disclosures:
+        return Disclosures(clear_uploads=("steps",))
 
     def attach(self, services: Services) -> None:
         """Raises ConfigError when lr * mu of FedProx is 1 or more: its steps would overshoot the anchor."""

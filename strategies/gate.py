@@ -34,6 +34,7 @@ class Admitted:
     """Round of the model that the site started from."""
     method: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    within_clip_norm: bool | None = None
 
 
 class Rejected(Exception):
@@ -95,6 +96,7 @@ class Gate:
             reply.round,
             reply.method or {},
             metrics,
+            reply.within_clip_norm,
         )
 
     def _flower(self, message: Message, site: str) -> Admitted:

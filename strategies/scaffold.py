@@ -10,6 +10,7 @@ from foundation.errors import ConfigError
 from protocol.fields import Tensors
 from protocol.messages import TrainRequest
 from strategies.corrected import Corrected
+from strategies.disclosures import Disclosures
 from strategies.exact_sum import ExactSum
 from strategies.gate import Admitted
 from strategies.parameters import is_statistic, parameter_zeros, prefixed, unprefixed
@@ -33,6 +34,9 @@ class Scaffold(Corrected):
             raise ValueError(f"server_lr: found {server_lr}, allowed above 0")
         self.server_lr = server_lr
         self._local_lr: float | None = None
+
+    def disclosures(self) -> Disclosures:
+        return Disclosures(clear_uploads=("steps",))
 
     def attach(self, services: Services) -> None:
         """Raises ConfigError for local steps that are not plain SGD of one size, which option II assumes."""

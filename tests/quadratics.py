@@ -14,6 +14,7 @@ from client.site import Site
 from client.state import SiteState
 from config.learner import LearnerConfig
 from models.flat import FlatParameters
+from privacy.config import PrivacyConfig
 from protocol.fields import Tensors
 from protocol.messages import Stamp, TrainRequest
 from strategies.base import IncrementalStrategy, TaskStart
@@ -48,7 +49,7 @@ class Federation:
     def __post_init__(self) -> None:
         correction = {"name": "fedprox", "mu": self.mu} if self.mu else None
         self.learner = LearnerConfig.model_validate({"optimizer": {"lr": self.lr}, "correction": correction})
-        experiment = SimpleNamespace(learner=self.learner, seed=1)
+        experiment = SimpleNamespace(learner=self.learner, privacy=PrivacyConfig(), seed=1)
         self.strategy.attach(cast(Services, SimpleNamespace(experiment=experiment)))
         self.strategy.begin_task(TaskStart(1, 1, range(1), self.arrays, tuple(sorted(self.optima))))
 
@@ -81,7 +82,7 @@ class Federation:
         before = flat.vector.clone()
         site = SimpleNamespace(
             state=lambda run: SiteState(self.folder / name, name),
-            experiment=SimpleNamespace(learner=self.learner),
+            experiment=SimpleNamespace(learner=self.learner, privacy=PrivacyConfig()),
         )
         correction = open_correction(cast(Site, site), request, flat)
         for _ in range(self.steps[name]):

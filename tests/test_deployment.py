@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deployment import Deployment, digit_folders
 
+from benchmarks.loopback import Deployment, digit_folders
 from config.run import RunSettings
 from engine.run import run_in_process
 

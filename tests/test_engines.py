@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deployment import Deployment
 
 from benchmarks.flower_simulation import FlowerSimulation
+from benchmarks.loopback import Deployment
 from config.run import RunSettings
 from engine.run import run_in_process
 

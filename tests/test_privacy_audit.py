@@ -53,7 +53,7 @@ def central_scores(present: bool, std: float, weights: list[float], runs: int) -
 def sample_scores(present: bool, noise_multiplier: float, runs: int) -> Tensor:
     """One DP-SGD step of a linear model for each run, along the gradient of a record that some runs hold."""
     model = nn.Linear(3, 1, bias=False).train()
-    privacy = PrivacyConfig(mode="sample", clip_norm=1.0, noise_multiplier=noise_multiplier)
+    privacy = PrivacyConfig(mode="sample", sample_rate=0.1, clip_norm=1.0, noise_multiplier=noise_multiplier)
     x = torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 5.0], [100.0, 0.0, 0.0]])[: 3 if present else 2]
     scores = torch.empty(runs)
     with PrivateGradient(model, privacy, 1.0, SOURCE) as private:

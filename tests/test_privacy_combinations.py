@@ -13,9 +13,9 @@ from privacy.statement import describe
 
 LOCAL = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=8.0)
 CENTRAL = PrivacyConfig(mode="client_central", clip_norm=1.0, noise_multiplier=4.0)
-SAMPLE = PrivacyConfig(mode="sample", clip_norm=1.0, noise_multiplier=1.0)
+SAMPLE = PrivacyConfig(mode="sample", sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
 PLANNED = PrivacyConfig.model_validate(
-    LOCAL.model_dump() | {"bayesian": {"pairs": 10, "planned_rounds": 20, "failure_probability": 1e-10}}
+    CENTRAL.model_dump() | {"bayesian": {"pairs": 10, "planned_rounds": 20, "failure_probability": 1e-10}}
 )
 
 
@@ -64,7 +64,13 @@ def test_false_claims_are_refused(privacy: PrivacyConfig, changes: dict[str, Any
         (LOCAL, {"digest": "site"}),
         (PLANNED, {}),
         (
-            PrivacyConfig(mode="sample", clip_norm=1.0, noise_multiplier=1.0, allow_unaccounted_metrics=True),
+            PrivacyConfig(
+                mode="sample",
+                sample_rate=0.1,
+                clip_norm=1.0,
+                noise_multiplier=1.0,
+                allow_unaccounted_metrics=True,
+            ),
             {"weights_use_metrics": True},
         ),
         (
@@ -122,6 +128,7 @@ def test_nothing_is_claimed_without_protection() -> None:
 def test_warnings() -> None:
     seeded = PrivacyConfig(
         mode="sample",
+        sample_rate=0.1,
         clip_norm=1.0,
         noise_multiplier=0.0,
         noise_source="seeded",

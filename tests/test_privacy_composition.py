@@ -114,7 +114,8 @@ def test_hopeless_noise_stays_a_number_or_infinity() -> None:
     ],
 )
 def test_the_entry_of_each_mode(mode: Any, unit: str, relation: str, noise: float, trusts: bool) -> None:
-    privacy = PrivacyConfig(mode=mode, clip_norm=1.0, noise_multiplier=3.0)
+    rate = 0.1 if mode == "sample" else None
+    privacy = PrivacyConfig(mode=mode, clip_norm=1.0, noise_multiplier=3.0, sample_rate=rate)
     entry = Entry.of_update(privacy, run="r", experiment="e", recipient="server", sample_rate=0.1, steps=20)
     assert (entry.unit, entry.relation, entry.noise_multiplier, entry.trusts_server) == (
         unit,
@@ -126,7 +127,9 @@ def test_the_entry_of_each_mode(mode: Any, unit: str, relation: str, noise: floa
 
 
 def test_seeded_noise_is_noted() -> None:
-    privacy = PrivacyConfig(mode="sample", clip_norm=1.0, noise_multiplier=3.0, noise_source="seeded")
+    privacy = PrivacyConfig(
+        mode="sample", sample_rate=0.1, clip_norm=1.0, noise_multiplier=3.0, noise_source="seeded"
+    )
     assert "not a protection" in Entry.of_update(privacy, run="r", experiment="e", recipient="s").note
 
 

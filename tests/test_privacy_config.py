@@ -9,7 +9,7 @@ from privacy.config import AdaptiveClippingConfig, BayesianConfig, PrivacyConfig
 
 LOCAL: dict[str, Any] = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0}
 CENTRAL = LOCAL | {"mode": "client_central"}
-SAMPLE = LOCAL | {"mode": "sample"}
+SAMPLE = LOCAL | {"mode": "sample", "sample_rate": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,20 @@ SAMPLE = LOCAL | {"mode": "sample"}
             CENTRAL | {"noise_multiplier": 0, "adaptive_clipping": {"count_noise_multiplier": 1.0}},
             "below twice",
         ),
-        (LOCAL | {"noise_multiplier": 0, "bayesian": {"pairs": 3, "planned_rounds": 1}}, "needs noise"),
+        (LOCAL | {"bayesian": {"pairs": 3, "planned_rounds": 1}}, "client_central alone"),
+        (SAMPLE | {"bayesian": {"pairs": 3, "planned_rounds": 1}}, "client_central alone"),
+        (
+            CENTRAL
+            | {
+                "bayesian": {"pairs": 3, "planned_rounds": 1},
+                "adaptive_clipping": {"count_noise_multiplier": 4.0},
+            },
+            "choose one",
+        ),
+        (SAMPLE | {"sample_rate": None}, "sample_rate is missing"),
+        (SAMPLE | {"sample_rate": 0.0}, "sample_rate"),
+        (LOCAL | {"sample_rate": 0.1}, "belong to mode sample"),
+        (CENTRAL | {"noise_multiplier": 0, "bayesian": {"pairs": 3, "planned_rounds": 1}}, "needs noise"),
         (LOCAL | {"bayesian": {"pairs": 2, "planned_rounds": 1}}, "pairs"),
         (
             LOCAL | {"bayesian": {"pairs": 3, "planned_rounds": 1, "failure_probability": 1e-17}},
@@ -70,13 +83,8 @@ def test_unit_of_each_mode(values: dict[str, Any], unit: str) -> None:
 
 
 def test_optional_blocks() -> None:
-    privacy = PrivacyConfig.model_validate(
-        CENTRAL
-        | {
-            "adaptive_clipping": {"count_noise_multiplier": 4.0},
-            "bayesian": {"pairs": 10, "planned_rounds": 30},
-        }
-    )
+    privacy = PrivacyConfig.model_validate(CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 4.0}})
     assert privacy.adaptive_clipping == AdaptiveClippingConfig(count_noise_multiplier=4.0)
-    assert privacy.bayesian == BayesianConfig(pairs=10, planned_rounds=30)
     assert PrivacyConfig.model_validate(privacy.model_dump(mode="json")) == privacy
+    bayesian = PrivacyConfig.model_validate(CENTRAL | {"bayesian": {"pairs": 10, "planned_rounds": 30}})
+    assert bayesian.bayesian == BayesianConfig(pairs=10, planned_rounds=30)

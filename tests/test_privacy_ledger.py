@@ -114,7 +114,7 @@ class TestLimit:
             Ledger(tmp_path).charge(update(privacy=PrivacyConfig()), self.limit)
 
     def test_a_site_limit_refuses_what_hides_a_sample_only(self, tmp_path: Path) -> None:
-        privacy = PrivacyConfig(mode="sample", clip_norm=1.0, noise_multiplier=8.0)
+        privacy = PrivacyConfig(mode="sample", sample_rate=0.1, clip_norm=1.0, noise_multiplier=8.0)
         Ledger(tmp_path).charge(update(privacy=privacy), self.limit)
         with pytest.raises(PrivacyError):
             Ledger(tmp_path).charge(update(privacy=privacy), Limit(epsilon=8.7, delta=1e-5, unit="site"))

@@ -34,7 +34,9 @@ def samples(count: int) -> tuple[Tensor, Tensor]:
 
 
 def config(**changes: Any) -> PrivacyConfig:
-    return PrivacyConfig(**({"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 0.0} | changes))
+    return PrivacyConfig(
+        **({"mode": "sample", "sample_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 0.0} | changes)
+    )
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -181,7 +183,7 @@ def test_batch_norm_is_refused_with_its_remedy(norm: nn.Module) -> None:
 def test_wrong_uses_are_refused() -> None:
     model, (x, y) = network(), samples(4)
     with pytest.raises(PrivacyError, match="mode is client_local"):
-        PrivateGradient(model, config(mode="client_local"), 4.0, SecureNoise())
+        PrivateGradient(model, config(mode="client_local", sample_rate=None), 4.0, SecureNoise())
     with pytest.raises(PrivacyError, match="expected batch"):
         PrivateGradient(model, config(), 0.0, SecureNoise())
     with PrivateGradient(model, config(), 4.0, SecureNoise()) as private:

@@ -16,13 +16,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.loopback import digit_folders, free_ports
+from config.run import RunSettings
+from engine.run import run_in_process
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
-
-from deployment import digit_folders, free_ports  # noqa: E402
-
-from config.run import RunSettings  # noqa: E402
-from engine.run import run_in_process  # noqa: E402
 
 SITES = ["graz", "linz"]
 OWNER = 1000

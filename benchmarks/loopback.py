@@ -44,11 +44,11 @@ def digit_folders(root: Path, sites: list[str], per_site: int) -> None:
     """root/SITE/CLASS/NUMBER.png: scikit-learn's digits, a different part for each site."""
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    images = np.uint8(digits.images * 15)
+    pixels, labels = load_digits(return_X_y=True)
+    images = (pixels.reshape(-1, 8, 8) * 15).astype(np.uint8)
     for position, site in enumerate(sites):
         for index in range(position * per_site, (position + 1) * per_site):
-            folder = root / site / f"digit-{digits.target[index]}"
+            folder = root / site / f"digit-{labels[index]}"
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(images[index]).save(folder / f"{index:04}.png")
 
@@ -186,7 +186,7 @@ class Deployment:
         from deploy.operations import last_run, run_statuses
 
         operator = OperatorFolder(self.operator)
-        until = time.monotonic() + seconds
+        until, status = time.monotonic() + seconds, "unknown"
         while time.monotonic() < until:
             status = run_statuses(operator)[last_run(operator, name)]
             if status.startswith("finished"):

@@ -1,0 +1,57 @@
+"""`perennial attack`: figures in summary.json, a picture in the run folder, both in the report."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from cli.privacy import attack_command
+from config.run import RunSettings
+from engine.run import run_in_process
+from foundation.errors import StateError
+from server.attack import picture
+from server.report import write_report
+
+SMALL = {
+    "name": "small",
+    "data": {"source": "digits", "sites": 2, "samples_limit": 200},
+    "tasks": {"count": 1, "rounds": 1},
+    "model": {"name": "mlp", "hidden": [32]},
+    "learner": {"epochs": 1, "optimizer": {"lr": 0.05}},
+}
+
+
+def test_a_run_is_attacked_and_its_report_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = tmp_path / "experiment.yaml"
+    experiment.write_text(yaml.safe_dump(SMALL))
+    run_in_process(RunSettings(str(experiment), runs=str(tmp_path)))
+    folder = tmp_path / "small"
+    attack_command(folder, victims=2, steps=60)
+    loss, ratio, inversion = json.loads((folder / "summary.json").read_text())["attacks"]
+    assert loss["figures"].keys() == ratio["figures"].keys()
+    assert 0.3 < loss["figures"]["auc"] < 0.9
+    figures = inversion["figures"]
+    clear, hidden = (figures[f"mean_structural_similarity_{kind}"] for kind in ("in_the_clear", "protected"))
+    assert clear > 0.5
+    assert hidden < 0.2
+    assert (folder / "attacks" / "inversion.png").read_bytes().startswith(b"\x89PNG")
+    assert "Gradient inversion" in write_report(folder).read_text()
+    assert "picture" in capsys.readouterr().out
+
+
+def test_a_run_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"model\.safetensors"):
+        attack_command(tmp_path, victims=1, steps=1)
+
+
+def test_a_picture_has_a_cell_for_each_image() -> None:
+    from io import BytesIO
+
+    from PIL import Image
+
+    data = picture([torch.zeros(3, 1, 8, 8), torch.ones(3, 1, 8, 8)])
+    assert Image.open(BytesIO(data)).size == (3 * 9 * 12, 2 * 9 * 12)

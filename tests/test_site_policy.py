@@ -1,0 +1,162 @@
+"""What a site's own policy and ledger refuse, whatever the messages say and whatever the machine does."""
+
+import errno
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import privacy.ledger
+from client.identity import Identity
+from client.policy import check_answer, check_evaluation, check_protection, check_samples
+from client.release import charge, release_update
+from client.site import Site
+from client.training import TrainingResult
+from config.experiment import Experiment, load_experiment
+from config.site import SitePolicy
+from foundation.errors import PolicyRefusal, PrivacyError, StateError
+from privacy.accountants import make_accountant
+from privacy.ledger import Ledger
+from protocol.fields import Tensors
+from protocol.messages import TrainRequest
+
+LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 8.0}
+STAMP: dict[str, Any] = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "num_classes": 2}
+
+
+def experiment(folder: Path, privacy: dict[str, Any]) -> Experiment:
+    path = folder / "experiment.yaml"
+    content = {
+        "name": "policy",
+        "data": {"source": "digits", "sites": 2},
+        "tasks": {"count": 1, "rounds": 1},
+        "model": {"name": "mlp", "hidden": [4]},
+        "learner": {"optimizer": {"lr": 0.1}},
+        "privacy": privacy,
+        "evaluation": {"federated": False},
+    }
+    path.write_text(yaml.safe_dump(content))
+    return load_experiment(path)
+
+
+def site(folder: Path, privacy: dict[str, Any], policy: SitePolicy) -> Site:
+    identity = Identity("a", experiment(folder, privacy), policy, folder / "state", "cpu", 1, deployed=True)
+    without_data: Any = None
+    return Site(identity, without_data)
+
+
+def release(place: Site, number: int = 1, clip_norm: float | None = None, length: float = 3.0) -> Any:
+    request = TrainRequest(**STAMP, round=number, arrays=Tensors({}), clip_norm=clip_norm)
+    update = torch.zeros(10)
+    update[0] = length
+    result = TrainingResult(update, loss=1.0, steps=7)
+    return release_update(place, request, result, samples=123), update
+
+
+def test_what_is_not_answered_is_refused_by_name() -> None:
+    with pytest.raises(PolicyRefusal, match=r"'evaluate' is not answered here; answered: train"):
+        check_answer(SitePolicy(answers=["train"]), "evaluate")
+
+
+def test_the_protection_that_must_be_on(tmp_path: Path) -> None:
+    policy = SitePolicy(require_privacy="sample")
+    for weaker in ({"mode": "none"}, LOCAL):
+        with pytest.raises(PolicyRefusal, match="demands 'sample'"):
+            check_protection(policy, experiment(tmp_path, weaker))
+    check_protection(policy, experiment(tmp_path, LOCAL | {"mode": "sample", "sample_rate": 0.1}))
+
+
+def test_too_few_samples_are_refused_without_their_number() -> None:
+    with pytest.raises(PolicyRefusal, match="fewer than 50") as refusal:
+        check_samples(SitePolicy(min_samples=50), 49)
+    assert "49" not in str(refusal.value)
+
+
+def test_counts_of_an_evaluation_do_not_leave_beside_protected_updates(tmp_path: Path) -> None:
+    with pytest.raises(PolicyRefusal, match="counts of right answers"):
+        check_evaluation(experiment(tmp_path, LOCAL))
+    check_evaluation(experiment(tmp_path, {"mode": "none"}))
+
+
+def test_a_protected_reply_tells_neither_samples_nor_steps_nor_loss(tmp_path: Path) -> None:
+    told, update = release(site(tmp_path, LOCAL, SitePolicy()))
+    assert (told.num_examples, told.train_loss, told.steps, told.within_clip_norm) == (1, None, 0, None)
+    assert torch.count_nonzero(update) == 10
+
+
+def test_central_mode_clips_and_adds_nothing(tmp_path: Path) -> None:
+    told, update = release(site(tmp_path, LOCAL | {"mode": "client_central"}, SitePolicy()))
+    assert float(update.norm()) == pytest.approx(1.0) and torch.count_nonzero(update) == 1
+    assert told.within_clip_norm is None
+
+
+def test_a_message_cannot_set_the_clip_norm_of_its_own_accord(tmp_path: Path) -> None:
+    place = site(tmp_path, LOCAL | {"mode": "client_central"}, SitePolicy())
+    with pytest.raises(PrivacyError, match=r"clip_norm: found 100\.0"):
+        release(place, clip_norm=100.0)
+    assert Ledger(place.identity.state_dir).entries() == ()
+
+
+def test_adaptive_clipping_tells_one_bit(tmp_path: Path) -> None:
+    adaptive = LOCAL | {"mode": "client_central", "adaptive_clipping": {"count_noise_multiplier": 10.0}}
+    place = site(tmp_path, adaptive, SitePolicy())
+    assert release(place, clip_norm=2.0)[0].within_clip_norm is False
+    assert release(place, clip_norm=4.0)[0].within_clip_norm is True
+
+
+def test_the_lifetime_budget_holds_over_runs(tmp_path: Path) -> None:
+    two = make_accountant("prv", [(4.0, 1.0, 2)]).epsilon(1e-5)
+    place = site(tmp_path, LOCAL, SitePolicy(max_epsilon=two + 0.01))
+    charge(place, "first run", of_update=True)
+    charge(place, "second run", of_update=True)
+    with pytest.raises(PrivacyError, match="lifetime epsilon"):
+        charge(place, "third run", of_update=True)
+    assert len(Ledger(place.identity.state_dir).entries()) == 2
+
+
+def test_an_update_in_the_clear_does_not_fit_any_budget(tmp_path: Path) -> None:
+    place = site(tmp_path, {"mode": "none"}, SitePolicy(max_epsilon=1000.0))
+    with pytest.raises(PrivacyError, match="inf"):
+        charge(place, "run", of_update=True)
+    with pytest.raises(PrivacyError, match="evaluation"):
+        charge(place, "run", of_update=False)
+
+
+@pytest.mark.parametrize("jump", [timedelta(days=-4000), timedelta(days=4000)])
+def test_a_clock_that_jumps_changes_no_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: timedelta
+) -> None:
+    place = site(tmp_path, LOCAL, SitePolicy())
+    charge(place, "run", of_update=True)
+
+    class Jumped(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> "Jumped":
+            return cls.fromtimestamp((datetime.now(UTC) + jump).timestamp(), tz)
+
+    monkeypatch.setattr(privacy.ledger, "datetime", Jumped)
+    charge(place, "run", of_update=True)
+    book = Ledger(place.identity.state_dir)
+    assert len(book.entries()) == 2
+    expected = make_accountant("prv", [(4.0, 1.0, 2)]).epsilon(1e-5)
+    assert book.cost(1e-5).epsilon == pytest.approx(expected)
+
+
+def test_on_a_full_disk_nothing_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = site(tmp_path, LOCAL, SitePolicy())
+    charge(place, "run", of_update=True)
+
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(privacy.ledger.os, "write", full)
+        with pytest.raises(StateError, match="must not leave"):
+            release(place, number=2)
+    assert len(Ledger(place.identity.state_dir).entries()) == 1
+    charge(place, "run", of_update=True)
+    assert len(Ledger(place.identity.state_dir).entries()) == 2
