@@ -6,10 +6,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from client.adversary import behaviour, mislabelled
 from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
 from client.policy import check_answer, check_protection, check_samples
 from client.release import release_update
+from client.ring_turn import segment_of, turn_of
 from client.site import Site
 from client.training import train
 from foundation.errors import DataError
@@ -48,19 +50,30 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     if len(places) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")
     check_samples(site.identity.policy, len(places))
+    turn, exemplars, batches = turn_of(request), len(old), [request.round]
+    if turn is not None and turn.segments > 1:
+        places, exemplars = segment_of(turn, places, exemplars, request, site.experiment.seed, site.name)
+        batches.append(turn.sweep)
     model, flat = site.bench.load(request.num_classes, request.arrays, previous)
-    learner = site.experiment.learner
+    flat.hold(turn.frozen if turn is not None else ())
+    learner, adversary = site.experiment.learner, behaviour(site)
+    samples = site.samples(places, exemplars=exemplars)
+    if adversary == "label_flip":
+        samples = mislabelled(samples, request.num_classes, site.experiment.seed, site.name)
     result = train(
         learner,
         model,
         flat,
-        site.samples(places, exemplars=len(old)),
-        stream(site.experiment.seed, "batches", site.name, request.round),
+        samples,
+        stream(site.experiment.seed, "batches", site.name, *batches),
         teacher=site.bench.teacher(previous) if previous is not None and learner.needs_previous else None,
         augmentation=site.experiment.data.augmentation,
         progress=request.progress,
     )
+    if adversary == "free_rider":
+        result.update.zero_()
     release_update(site, request, result.update)
+    flat.clear_held(result.update)
     private = site.experiment.privacy.mode != "none" and not site.experiment.privacy.allow_unaccounted_metrics
     return TrainReply(
         **request.stamp_fields,

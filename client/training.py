@@ -150,6 +150,7 @@ def train(
                     flat.gradient.add_(flat.trainable - anchor, alpha=pull)
                 optimizer.step()
                 flat.keep_frozen_rows(before)
+                flat.keep_held(before)
                 flat.gradient.zero_()
                 epoch_loss += loss.detach() * len(rows)
                 seen += len(rows)

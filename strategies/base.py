@@ -7,7 +7,7 @@ and under the curriculum, which calls `begin_task`, `train_round`, `state_dict` 
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ from strategies.gate import Admitted, Gate, Refused, Rejected
 from strategies.services import Services
 
 Arrays = Mapping[str, Tensor]
+Watch = Callable[[Admitted, Arrays, int], dict[str, Any]]
+"""(reply taken into the model, the model that it started from, sweep of a ring or 1) -> JSON-able facts."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class IncrementalStrategy(FlowerFedAvg):
         self.max_update_norm = max_update_norm
         self.reference: Arrays = {}
         self.outcome = RoundOutcome()
+        self.watch: Watch | None = None
+        """Told of each reply that was folded, by a strategy that wraps this one."""
         self._quorum = 1
         self._stamp: Stamp | None = None
         self._names: dict[int, str] = {}
@@ -205,6 +209,8 @@ class IncrementalStrategy(FlowerFedAvg):
             try:
                 reply = gate.admit(message, site)
                 self.fold(reply)
+                if self.watch is not None:
+                    self.watch(reply, self.reference, 1)
             except Refused as refusal:
                 outcome.refused.append((site, str(refusal)))
             except (Rejected, OverflowError) as rejection:

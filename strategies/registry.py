@@ -17,6 +17,8 @@ from strategies.base import IncrementalStrategy
 
 STRATEGIES = {
     "fedavg": "strategies.fedavg:FedAvg",
+    "serial_ring": "strategies.serial_ring:SerialRing",
+    "contribution": "strategies.contribution:Contribution",
 }
 
 
