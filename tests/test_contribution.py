@@ -1,5 +1,5 @@
-"""Contribution values by hand: a model is worth the sum of its parameters, so a site that adds a to each of the
-three gives 3 a."""
+"""Contribution values by hand: a model is worth the sum of its parameters, so a site that adds a to each of
+the three gives 3 a."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -61,7 +61,9 @@ def test_a_free_rider_and_a_harmful_site_are_flagged_and_honest_ones_are_not() -
     rounds(strategy, grid, 1)
     flags = {site: entry["flag"] for site, entry in shares(strategy).items()}
     assert flags == {"a": None, "b": None, "rider": "null update", "harm": "low share"}
-    assert any("site harm: contribution flagged (low share" in text for text in strategy.base.outcome.warnings)
+    assert any(
+        "site harm: contribution flagged (low share" in text for text in strategy.base.outcome.warnings
+    )
 
 
 def test_flagged_sites_are_still_asked_unless_they_are_to_be_excluded() -> None:
@@ -98,8 +100,9 @@ def test_updates_put_together_in_averaging_are_averaged() -> None:
 
 def test_drawn_orders_agree_with_all_coalitions() -> None:
     grid = ScriptedGrid({"a": adds(1.0), "b": adds(3.0), "c": adds(-2.0)})
-    exactly, drawn = valued(FedAvg(), estimator="reconstruct", exact=True), valued(
-        FedAvg(), estimator="reconstruct", permutations=400
+    exactly, drawn = (
+        valued(FedAvg(), estimator="reconstruct", exact=True),
+        valued(FedAvg(), estimator="reconstruct", permutations=400),
     )
     rounds(exactly, grid, 1)
     rounds(drawn, grid, 1)
@@ -151,7 +154,10 @@ def test_the_players_of_a_game_have_an_order_of_their_own() -> None:
         ({"estimator": "reconstruct", "base": {"name": "serial_ring"}}, "relabel 'permute'"),
         ({"base": "fedavg"}, "found 'online' with base FedAvg"),
         ({"base": "serial_ring", "threshold": 1.5}, "threshold: found 1.5, allowed 0 to 1"),
-        ({"base": "fedavg", "estimator": "reconstruct", "permutations": 0}, "permutations: found 0|allowed 1"),
+        (
+            {"base": "fedavg", "estimator": "reconstruct", "permutations": 0},
+            "permutations: found 0|allowed 1",
+        ),
         ({"base": "serial_ring", "every": 2}, "takes the sweeps as they are"),
         ({"base": "serial_ring", "samples": 0}, "samples: found 0"),
     ],

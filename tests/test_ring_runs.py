@@ -1,4 +1,5 @@
-"""Whole small runs of a ring: the same bits after a kill between two hops, with workers, and beside FedAvg."""
+"""Whole small runs of a ring: the same bits after a kill between two hops, with workers, and beside
+FedAvg."""
 
 import json
 import os
@@ -93,9 +94,8 @@ def test_a_run_that_was_killed_inside_a_round_resumes_to_the_same_bits(tmp_path:
 def test_one_site_in_a_ring_learns_what_it_learns_alone(tmp_path: Path) -> None:
     data = SMALL["data"] | {"sites": 1}
     models = []
-    for name, strategy in (("alone", "fedavg"), ("round", {"name": "serial_ring", "segments": 1})):
-        relabel = {"relabel": "none"} if isinstance(strategy, dict) else None
-        strategy = strategy | relabel if isinstance(strategy, dict) and relabel else strategy
+    ring = {"name": "serial_ring", "segments": 1, "relabel": "none"}
+    for name, strategy in (("alone", "fedavg"), ("round", ring)):
         run_in_process(
             RunSettings(write(tmp_path, name=name, data=data, strategy=strategy), runs=str(tmp_path / "runs"))
         )
@@ -125,6 +125,9 @@ def test_a_free_rider_and_a_label_flipper_are_found(tmp_path: Path) -> None:
         tmp_path,
         data={"source": "digits", "sites": 4, "samples_limit": 600, "partition": {"kind": "iid"}},
         tasks={"count": 1, "rounds": 6},
+        model={"name": "mlp", "hidden": [16]},
+        learner={"batch_size": 16, "optimizer": {"name": "adam", "lr": 0.01}},
+        strategy={"name": "contribution", "utility": "neg_loss", "base": SMALL["strategy"]["base"]},
         adversaries=[{"site": "site-1", "kind": "free_rider"}, {"site": "site-2", "kind": "label_flip"}],
     )
     summary = run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
@@ -136,3 +139,10 @@ def test_a_free_rider_and_a_label_flipper_are_found(tmp_path: Path) -> None:
     events = (tmp_path / "runs" / "ring" / "events.jsonl").read_text().splitlines()
     notes = [entry["text"] for entry in map(json.loads, events) if entry["event"] == "note"]
     assert any("site site-2: contribution flagged" in note for note in notes)
+
+
+@pytest.mark.slow
+def test_workers_do_not_change_the_bits(tmp_path: Path) -> None:
+    settings = [RunSettings(write(tmp_path), runs=str(tmp_path / f"workers-{n}")) for n in (1, 2)]
+    summaries = [run_in_process(each, workers=workers) for workers, each in enumerate(settings, start=1)]
+    assert without_times(summaries[0]) == without_times(summaries[1])
