@@ -85,11 +85,11 @@ TABLES = {
         "Digits, 10 sites, Dirichlet 0.5, 30 rounds: one model handed round beside one model averaged",
         [
             Row("ring, new order each sweep", "tricon_sf_digits"),
+            Row("FedAvg, equal rounds", "fedavg_dirichlet_digits"),
             Row("ring, fixed order", "tricon_sf_digits", ("strategy.base.reshuffle=never",)),
+            Row("FedAvg, equal work: 10 local epochs", "fedavg_dirichlet_digits", ("learner.epochs=10",)),
             Row("ring, 1 segment", "tricon_sf_digits", ("strategy.base.segments=1",)),
             Row("cyclic weight transfer", "tricon_sf_digits", (CYCLIC,)),
-            Row("FedAvg, equal rounds", "fedavg_dirichlet_digits"),
-            Row("FedAvg, equal work: 10 local epochs", "fedavg_dirichlet_digits", ("learner.epochs=10",)),
             Row(
                 "FedProx, equal rounds",
                 "fedavg_dirichlet_digits",
