@@ -68,7 +68,9 @@ def attacked(
     image: Tensor, label: Tensor, face: int, condition: Callable[[IncrementalModel, Tensor, int], Seen]
 ) -> tuple[float, bool]:
     """(similarity of the face that was found, whether the label was). image: (1, 1, H, W) in [0, 1]."""
-    model = build_model(ModelConfig(name="mlp", hidden=(64,)), tuple(image.shape[1:]), 40, SEED)
+    model = build_model(
+        ModelConfig.model_validate({"name": "mlp", "hidden": [64]}), tuple(image.shape[1:]), 40, SEED
+    )
     flat = FlatParameters(model)
     flat.gradient.zero_()
     F.cross_entropy(model(image), label).backward()

@@ -12,7 +12,7 @@ def test_a_model_is_judged_on_the_same_samples_of_seen_classes_only() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 5, generator=generator), torch.arange(60) % 3
     test = TrainingSet(x, y, torch.zeros(5), torch.ones(5))
-    model = build_model(ModelConfig(name="mlp", hidden=(8,)), (5,), 2, seed=1).eval()
+    model = build_model(ModelConfig.model_validate({"name": "mlp", "hidden": [8]}), (5,), 2, seed=1).eval()
     whole = Judge(test, num_classes=2, samples=1000, seed=4)
     logits = model(x[y < 2]).detach()
     accuracy, loss = whole(model)

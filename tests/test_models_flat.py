@@ -217,7 +217,7 @@ def test_without_freeze_old_rows_nothing_is_held():
 
 
 def test_held_tensors_come_back_to_the_byte_and_others_do_not() -> None:
-    model = build_model(ModelConfig(name="mlp", hidden=(4,)), (3,), 2, seed=1)
+    model = build_model(ModelConfig.model_validate({"name": "mlp", "hidden": [4]}), (3,), 2, seed=1)
     flat = FlatParameters(model)
     before = flat.vector.clone()
     flat.hold(["head.weight"])

@@ -65,7 +65,7 @@ def without_times(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_ring_learns_classes_one_task_after_the_other_and_values_its_sites(tmp_path: Path) -> None:
-    summary = run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "runs")))
+    summary: dict[str, Any] = run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "runs")))
     assert len(summary["accuracy_matrix"]) == 2
     assert summary["ring"]["hand_overs"] == 4 * 2 * 3
     assert set(summary["contribution"]) == {"site-0", "site-1", "site-2"}
@@ -130,7 +130,7 @@ def test_a_free_rider_and_a_label_flipper_are_found(tmp_path: Path) -> None:
         strategy={"name": "contribution", "utility": "neg_loss", "base": SMALL["strategy"]["base"]},
         adversaries=[{"site": "site-1", "kind": "free_rider"}, {"site": "site-2", "kind": "label_flip"}],
     )
-    summary = run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
+    summary: dict[str, Any] = run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
     values = {site: entry["value"] for site, entry in summary["contribution"].items()}
     assert values["site-1"] == 0.0
     assert min(values, key=values.__getitem__) == "site-2"
