@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from client.adversary import behaviour, mislabelled
 from client.corrections import open_correction
 from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
@@ -13,6 +14,7 @@ from client.policy import check_answer, check_evaluation, check_protection, chec
 from client.private_training import require_no_extra_losses, train_privately
 from client.rehearsal import open_rehearsal
 from client.release import charge, check_reply, noise_source, release_update
+from client.ring_turn import segment_of, turn_of
 from client.site import Site
 from client.told import told_metrics
 from client.training import train
@@ -53,10 +55,17 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         raise DataError("no samples to train on in this task: no new data and no exemplars")
     check_samples(site.identity.policy, len(places))
     metrics = told_metrics(site, request, site.data.y[places])
+    turn, exemplars, batches = turn_of(request), len(old), [request.round]
+    if turn is not None and turn.segments > 1:
+        places, exemplars = segment_of(turn, places, exemplars, request, site.experiment.seed, site.name)
+        batches.append(turn.sweep)
     model, flat = site.bench.load(request.num_classes, request.arrays, previous)
-    learner = site.experiment.learner
+    flat.hold(turn.frozen if turn is not None else ())
+    learner, adversary = site.experiment.learner, behaviour(site)
     correction = open_correction(site, request, flat)
-    data = site.samples(places, exemplars=len(old))
+    data = site.samples(places, exemplars=exemplars)
+    if adversary == "label_flip":
+        data = mislabelled(data, request.num_classes, site.experiment.seed, site.name)
     teacher = site.bench.teacher(previous) if previous is not None and learner.needs_previous else None
     augmentation = site.experiment.data.augmentation
     if site.experiment.privacy.mode == "sample":
@@ -78,14 +87,17 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
             model,
             flat,
             data,
-            stream(site.experiment.seed, "batches", site.name, request.round),
+            stream(site.experiment.seed, "batches", site.name, *batches),
             teacher=teacher,
             augmentation=augmentation,
             progress=request.progress,
             correction=correction.gradient,
             rehearsal=open_rehearsal(site, request, model),
         )
+    if adversary == "free_rider":
+        result.update.zero_()
     told = release_update(site, request, result, len(places))
+    flat.clear_held(result.update)
     correction.remember(result.update, result.steps)
     reply = TrainReply(
         **request.stamp_fields,

@@ -155,6 +155,7 @@ def train(
                     correction.apply(flat.gradient, flat.trainable, anchor)
                 optimizer.step()
                 flat.keep_frozen_rows(before)
+                flat.keep_held(before)
                 flat.gradient.zero_()
                 size = rows.shape[0]
                 epoch_loss.add_(loss.detach(), alpha=size)

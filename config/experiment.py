@@ -73,6 +73,18 @@ class AbsenceConfig(BaseModel):
     """None: for good."""
 
 
+AdversaryKind = Literal["free_rider", "label_flip"]
+
+
+class AdversaryConfig(BaseModel):
+    """A site that cheats in every round; for simulation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    site: str
+    kind: AdversaryKind
+    """free_rider: returns the model as it came. label_flip: trains with every class called another one."""
+
+
 class Experiment(BaseModel):
     """One experiment. Build it with load_experiment."""
 
@@ -88,6 +100,7 @@ class Experiment(BaseModel):
     rounds: RoundsConfig = RoundsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     absence: list[AbsenceConfig] = []
+    adversaries: list[AdversaryConfig] = []
 
     @model_validator(mode="after")
     def _private_metrics(self) -> "Experiment":
@@ -101,6 +114,20 @@ class Experiment(BaseModel):
                 f"privacy.mode {self.privacy.mode!r} set evaluation.federated to false, "
                 "or privacy.allow_unaccounted_metrics to true"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adversaries_are_sites(self) -> "Experiment":
+        names = [adversary.site for adversary in self.adversaries]
+        if len(set(names)) < len(names):
+            raise ValueError(f"adversaries: a site is listed twice: {', '.join(names)}")
+        if self.data.partition.kind != "natural" and self.data.sites is not None:
+            known = {f"site-{index}" for index in range(self.data.sites)}
+            for name in names:
+                if name not in known:
+                    raise ValueError(
+                        f"adversaries: found site {name!r}, allowed site-0 to site-{self.data.sites - 1}"
+                    )
         return self
 
     @cached_property

@@ -3,7 +3,7 @@
 P: elements of all travelling tensors. T: elements of those that are trained, T <= P.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,7 @@ class FlatParameters:
         for part, parameter in zip(gradients, parameters.values(), strict=True):
             parameter.grad = part.view(parameter.shape)
         self._frozen = self._frozen_slices(model.frozen_rows if isinstance(model, IncrementalModel) else 0)
+        self._held: tuple[slice, ...] = ()
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors inside vector (P,), without a copy. Raises StateError on another size."""
@@ -96,6 +97,27 @@ class FlatParameters:
         """
         for frozen in self._frozen:
             self.vector[frozen].copy_(before[frozen])
+
+    def hold(self, keys: Iterable[str]) -> None:
+        """Name the tensors, and no others, that keep_held gives back. Raises StateError naming one that the
+        model does not have."""
+        starts = dict(zip(self.keys, torch.tensor([0, *self._sizes[:-1]]).cumsum(0).tolist(), strict=True))
+        held = []
+        for key in keys:
+            if key not in starts:
+                raise StateError(f"tensor {key!r} is to be held, but the model has no such tensor")
+            held.append(slice(starts[key], starts[key] + self.shapes[key].numel()))
+        self._held = tuple(held)
+
+    def keep_held(self, before: Tensor) -> None:
+        """Give the held tensors the values that they have in before (P,). Call it after each step."""
+        for held in self._held:
+            self.vector[held].copy_(before[held])
+
+    def clear_held(self, update: Tensor) -> None:
+        """Set the entries of update (P,) that belong to held tensors to exactly 0."""
+        for held in self._held:
+            update[held].zero_()
 
     def _rows(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """The named tensors, checked, each as one row on this model's device, in the vector's order."""

@@ -17,7 +17,7 @@ from privacy.clipping import AdaptiveClipping
 from privacy.config import PrivacyConfig
 from privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
 from privacy.protection import central_noise_std
-from strategies.base import IncrementalStrategy, RoundOutcome
+from strategies.base import Arrays, IncrementalStrategy, RoundOutcome
 from strategies.gate import Admitted
 
 # Above this a norm is not that of a clipped update, whatever the order in which its squares were added.
@@ -47,7 +47,7 @@ class CentralPrivacy:
         self._within = 0
         strategy.asked = strategy.asked or 1
         strategy.largest_weight()
-        strategy.witness = self._see
+        strategy.watch = self._see
         self._strategy.max_update_norm = self._bound()
 
     @classmethod
@@ -94,10 +94,11 @@ class CentralPrivacy:
             return None
         return self._pairs.accountant.epsilon(self._privacy.delta)
 
-    def _see(self, reply: Admitted) -> None:
+    def _see(self, reply: Admitted, reference: Arrays, sweep: int) -> dict[str, Any]:
         self._within += bool(reply.within_clip_norm)
         if self._pairs is not None:
             self._pairs.see(reply)
+        return {}
 
     def _bound(self) -> float:
         """The gate measures again what sites were told to clip: no guarantee rests on their word."""

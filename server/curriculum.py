@@ -23,7 +23,7 @@ from protocol.tensors import content_sha256
 from server.ask import ask
 from server.central_privacy import CentralPrivacy
 from server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
-from server.evaluation import Counts, check_counts, evaluate_centrally
+from server.evaluation import Counts, Judge, check_counts, evaluate_centrally
 from server.global_model import GlobalModel
 from server.history import History
 from server.journal import Journal
@@ -76,6 +76,7 @@ class Curriculum:
         self._exchange = Exchange()
         self._clock = time.monotonic()
         self._previous = Previous()
+        self._judgement: Judge | None = None
         self.roster = Roster(grid, experiment.digest, lambda text: journal.write("note", text=text))
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
         self.history = History(self.progress.history)
@@ -128,6 +129,8 @@ class Curriculum:
             constants=None if test is None else (test.mean, test.std),
             load=self.model.holding,
             measure=None if test is None else self._measure,
+            judge=None if test is None else self._judge,
+            folder=self.folder.checkpoint_folder,
         )
 
     def _measure(self, arrays: Mapping[str, Tensor]) -> Counts:
@@ -135,6 +138,13 @@ class Curriculum:
         return evaluate_centrally(
             self.model.holding(arrays), self.test, self.schedule.num_classes(self.progress.task)
         )
+
+    def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> tuple[float, float]:
+        assert self.test is not None
+        classes = self.schedule.num_classes(self.progress.task)
+        if self._judgement is None or self._judgement.asked != (classes, samples):
+            self._judgement = Judge(self.test, classes, samples, self.experiment.seed)
+        return self._judgement(self.model.holding(arrays))
 
     # one task
 
@@ -311,7 +321,7 @@ class Curriculum:
         self.progress.holders = sorted(({*self.progress.holders} | {*outcome.participants}) - failed)
 
     def _record(self, task: int, outcome: RoundOutcome, accuracy: float | None, seconds: float) -> None:
-        self.history.round_done(outcome)
+        self.history.round_done(outcome, accuracy)
         self.journal.write(
             "round",
             task=task,

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterable
 
+import torch
+import torch.nn.functional as F
+
 from client.batches import TrainingSet
 from client.evaluation import by_head, count_correct
 from foundation.errors import ProtocolError
+from foundation.streams import stream
 from models.incremental import IncrementalModel
 from protocol.messages import EvaluateReply
 
@@ -17,6 +21,28 @@ def evaluate_centrally(model: IncrementalModel, test: TrainingSet, num_classes: 
     seen = (test.y < num_classes).nonzero().flatten()
     part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std)
     return count_correct(by_head(model.eval()), part, num_classes)
+
+
+class Judge:
+    """Accuracy and loss on a fixed draw of the test samples of the classes seen so far, at most `samples` of
+    them.
+
+    The inputs are made ready once, because a model is judged after every turn of a ring.
+    """
+
+    def __init__(self, test: TrainingSet, num_classes: int, samples: int, seed: int) -> None:
+        self.asked = num_classes, samples
+        seen = (test.y < num_classes).nonzero().flatten()
+        drawn = stream(seed, "judge", num_classes).permutation(len(seen))[:samples]
+        rows = seen[torch.from_numpy(drawn).sort().values.to(seen.device)]
+        self._inputs, self._labels = test.inputs(rows), test.y[rows]
+
+    @torch.no_grad()
+    def __call__(self, model: IncrementalModel) -> tuple[float, float]:
+        """(share of right answers, mean cross entropy) of a model in evaluation mode."""
+        logits = model(self._inputs)
+        right = (logits.argmax(dim=1) == self._labels).sum()
+        return float(right) / len(self._labels), float(F.cross_entropy(logits, self._labels))
 
 
 def check_counts(reply: EvaluateReply) -> None:

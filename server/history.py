@@ -14,7 +14,7 @@ class History:
     def __init__(self, data: dict[str, Any]) -> None:
         self._data = data
         data.setdefault("boundaries", [0])
-        for name in ("central", "federated", "federated_sizes", "sizes", "balanced"):
+        for name in ("central", "federated", "federated_sizes", "sizes", "balanced", "by_round"):
             data.setdefault(name, [])
         data.setdefault("sites", {})
         for name in ("bytes_up", "bytes_down"):
@@ -32,8 +32,8 @@ class History:
         """Counters of one site."""
         return self._data["sites"].setdefault(name, {"samples": 0, "rounds": 0, "rejected": 0, "refused": 0})
 
-    def round_done(self, outcome: RoundOutcome) -> None:
-        """Count one round."""
+    def round_done(self, outcome: RoundOutcome, accuracy: float | None = None) -> None:
+        """Count one round. accuracy: of the model after it, where it was measured."""
         for site, reply in outcome.participants.items():
             counters = self.site(site)
             counters["rounds"] += 1
@@ -44,6 +44,8 @@ class History:
             self.site(site)["refused"] += 1
         self._data["bytes_up"] += outcome.bytes_up
         self._data["bytes_down"] += outcome.bytes_down
+        if accuracy is not None:
+            self._data["by_round"].append([accuracy, self._data["bytes_up"] + self._data["bytes_down"]])
 
     def task_begun(self, boundary: int) -> None:
         """Classes up to boundary are known from now on."""

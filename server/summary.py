@@ -63,6 +63,8 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "backward_transfer": backward_transfer(matrix),
         "federated_accuracy": federated,
         "rounds": curriculum.progress.round,
+        "accuracy_by_round": [accuracy for accuracy, _ in history["by_round"]],
+        "bytes_by_round": [sent for _, sent in history["by_round"]],
         "bytes_up": history["bytes_up"],
         "bytes_down": history["bytes_down"],
         "seconds": round(curriculum.progress.seconds, 3),

@@ -26,6 +26,8 @@ from strategies.gate import Admitted, Gate, Refused, Rejected
 from strategies.services import Services
 
 Arrays = Mapping[str, Tensor]
+Watch = Callable[[Admitted, Arrays, int], dict[str, Any]]
+"""(reply taken into the model, the model that it started from, sweep of a ring or 1) -> JSON-able facts."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ class IncrementalStrategy(FlowerFedAvg):
         self.outcome = RoundOutcome()
         self.asked = 0
         """Sites asked in this round, whether or not they answer."""
-        self.witness: Callable[[Admitted], None] | None = None
-        """Sees each reply that was folded, while its update is still there."""
+        self.watch: Watch | None = None
+        """Sees each reply that was folded, while its update is still there: for what wraps this strategy."""
         self._quorum = 1
         self._stamp: Stamp | None = None
         self._names: dict[int, str] = {}
@@ -231,8 +233,8 @@ class IncrementalStrategy(FlowerFedAvg):
             try:
                 reply = gate.admit(message, site)
                 self.fold(reply)
-                if self.witness is not None:
-                    self.witness(reply)
+                if self.watch is not None:
+                    self.watch(reply, self.reference, 1)
             except Refused as refusal:
                 outcome.refused.append((site, str(refusal)))
             except (Rejected, OverflowError) as rejection:

@@ -20,6 +20,7 @@ class Exchange:
     """Remembers which site still owes a reply from an earlier round, so that a late one is recognised and
     named."""
 
+    slowest_poll: float = SLOWEST_POLL
     owed: dict[str, tuple[str, float]] = field(default_factory=dict)
     """message id -> (site, time on the monotonic clock after which nobody waits for it)."""
 
@@ -63,6 +64,6 @@ class Exchange:
                 pause = FIRST_POLL
             elif waiting:
                 time.sleep(min(pause, max(0.0, deadline - (time.monotonic() - start))))
-                pause = min(1.5 * pause, SLOWEST_POLL)
+                pause = min(1.5 * pause, self.slowest_poll)
         patience = time.monotonic() + deadline
         self.owed.update({message_id: (site, patience) for message_id, site in waiting.items()})

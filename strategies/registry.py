@@ -25,6 +25,8 @@ STRATEGIES = {
     "scaffold": "strategies.scaffold:Scaffold",
     "target": "strategies.target:Target",
     "splitfed": "strategies.splitfed:SplitFed",
+    "serial_ring": "strategies.serial_ring:SerialRing",
+    "contribution": "strategies.contribution:Contribution",
 }
 
 

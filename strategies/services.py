@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ class Services:
     calls, so a strategy that trains takes a copy.
     measure: counts of given arrays on the server's held-out samples of the classes seen so far; None where
     the server has none.
+    judge: (accuracy, mean cross entropy) of given arrays on at most so many of these samples, the same ones
+    in every call of a task; None where the server has none.
+    folder: where a strategy may keep a file of its own that a resumed run finds again.
     """
 
     experiment: Experiment
@@ -32,3 +36,5 @@ class Services:
     constants: tuple[Tensor, Tensor] | None
     load: Callable[[Mapping[str, Tensor]], IncrementalModel]
     measure: Callable[[Mapping[str, Tensor]], Counts] | None
+    judge: Callable[[Mapping[str, Tensor], int], tuple[float, float]] | None = None
+    folder: Path | None = None

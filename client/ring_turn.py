@@ -1,0 +1,77 @@
+"""A site's turn in a ring: the segment of its data that one sweep trains on.
+
+Yan et al. 2025 (TriCon-SF, arXiv 2506.16723), equations 5 and 6. Segments are cut once for a task; a round
+visits each of them once, in an order of its own, so that every sample is used once in a round.
+"""
+
+import json
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from config.turn import Turn
+from data.apportion import apportion
+from foundation.errors import ProtocolError
+from foundation.streams import stream
+from protocol.messages import TrainRequest
+
+USUAL_LEAST = 32
+"""Samples below which a segment is not cut, where the server names no number and the site has enough."""
+
+
+def turn_of(request: TrainRequest) -> Turn | None:
+    """The turn that a request is about; None outside a ring. Raises ProtocolError naming what is wrong with
+    it."""
+    try:
+        settings = json.loads(request.settings)
+        if not isinstance(settings, dict) or "turn" not in settings:
+            return None
+        turn = Turn.model_validate(settings["turn"])
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(("settings.turn", *map(str, fault["loc"])))
+        raise ProtocolError(f"TrainRequest: {key}: found {fault['input']!r:.40}; {fault['msg']}") from None
+    except ValueError as error:
+        raise ProtocolError(f"TrainRequest: settings: not JSON ({error})") from error
+    if turn.sweep > turn.segments:
+        raise ProtocolError(
+            f"TrainRequest: settings.turn.sweep: found {turn.sweep}, allowed 1 to {turn.segments}"
+        )
+    return turn
+
+
+def segment_sizes(turn: Turn, samples: int, generator: np.random.Generator) -> np.ndarray:
+    """(segments,) int64, each at least the turn's least, sum samples.
+
+    Raises ProtocolError when the site cannot fill them; its number of samples is not told.
+    """
+    least = turn.least or max(1, min(USUAL_LEAST, samples // turn.segments))
+    if turn.segments * least > samples:
+        raise ProtocolError(
+            f"TrainRequest: settings.turn: {turn.segments} segments of at least {least} samples do not fit "
+            "the data of this task at this site"
+        )
+    if turn.sizes == "equal":
+        return apportion(np.array([samples]), np.ones((1, turn.segments)))[0]
+    shares = generator.dirichlet(np.ones(turn.segments))[None]
+    return least + apportion(np.array([samples - turn.segments * least]), shares)[0]
+
+
+def segment_of(
+    turn: Turn, places: Tensor, exemplars: int, request: TrainRequest, seed: int, site: str
+) -> tuple[Tensor, int]:
+    """(places of this sweep's segment, how many of them are exemplars). places: (n,), its last ones
+    exemplars.
+
+    With one segment the places are returned as they are.
+    """
+    if turn.segments == 1:
+        return places, exemplars
+    generator = stream(seed, "segments", site, request.task)
+    order = generator.permutation(len(places))
+    ends = np.cumsum(segment_sizes(turn, len(places), generator))
+    which = stream(seed, "segment-order", site, request.round).permutation(turn.segments)[turn.sweep - 1]
+    rows = np.sort(np.split(order, ends[:-1])[which])
+    return places[torch.from_numpy(rows)], int((rows >= len(places) - exemplars).sum())

@@ -1,0 +1,320 @@
+"""What each site's updates have added: Shapley values of any strategy, and sites that add nothing or harm.
+
+Yan et al. 2025 (TriCon-SF, arXiv 2506.16723), equations 10 to 12. The paper leaves open what a coalition of a
+serial method is worth; three readings are offered, and docs/methods/tricon_sf.md says what each one costs and
+assumes.
+"""
+
+import math
+import time
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+
+from foundation.errors import ConfigError
+from foundation.streams import stream
+from strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from strategies.coalitions import Reconstructed, Replayed
+from strategies.fedavg import FedAvg
+from strategies.gate import Admitted
+from strategies.serial_ring import SerialRing, moved
+from strategies.services import Services
+from strategies.shapley import MOST_EXACT, Value, drawn_orders, exact, over_orders, shares
+
+NULL_UPDATE = 1e-8
+"""Norm of an update as a share of the model's, below which a site has returned what it was sent."""
+
+
+class Contribution(IncrementalStrategy):
+    """base, with the contribution of each site measured on the server's held-out samples.
+
+    estimator: "online" takes a ring's sweeps as they happen for orders of joining; "reconstruct" puts models
+    together from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
+    names. utility: what a model is worth; samples: on how many held-out samples. permutations: orders drawn
+    at most; None: the larger of 30 and three times the sites. exact: all coalitions instead. every: rounds
+    from one valuation to the next (online: 1). threshold: part of an equal share below which the whole
+    interval of a flagged site lies, after least_sweeps. on_flag "exclude" no longer asks flagged sites.
+    """
+
+    def __init__(
+        self,
+        base: IncrementalStrategy,
+        estimator: Literal["online", "reconstruct", "replay"] = "online",
+        utility: Literal["accuracy", "neg_loss"] = "accuracy",
+        samples: int = 200,
+        permutations: int | None = None,
+        exact: bool = False,
+        every: int = 1,
+        threshold: float = 0.1,
+        least_sweeps: int = 5,
+        on_flag: Literal["report", "exclude"] = "report",
+    ) -> None:
+        super().__init__()
+        if estimator != "reconstruct" and not isinstance(base, SerialRing):
+            raise ValueError(
+                f"estimator: found {estimator!r} with base {type(base).__name__}; allowed with serial_ring, "
+                "which trains one site after the other; other strategies take 'reconstruct'"
+            )
+        if estimator == "reconstruct" and isinstance(base, SerialRing) and base.relabel != "none":
+            raise ValueError(
+                "estimator: found 'reconstruct' with base.relabel 'permute'; allowed with relabel 'none', "
+                "because updates of differently named neurons cannot be added"
+            )
+        if estimator == "online" and (every != 1 or exact or permutations is not None):
+            raise ValueError(
+                "estimator 'online' takes the sweeps as they are: no every, exact or permutations"
+            )
+        limits = {"samples": samples, "permutations": permutations or 1, "every": every}
+        for name, found in (limits | {"least_sweeps": least_sweeps}).items():
+            if found < 1 or permutations == 0:
+                raise ValueError(f"{name}: found {found}, allowed 1 and more")
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"threshold: found {threshold}, allowed 0 to 1")
+        self.base, self.estimator, self.utility, self.samples = base, estimator, utility, samples
+        self.permutations, self.exact, self.every = permutations, exact, every
+        self.threshold, self.least_sweeps, self.on_flag = threshold, least_sweeps, on_flag
+        self._services: Services | None = None
+        self._rows: list[dict[str, float]] = []
+        self._updates: dict[int, Reconstructed] = {}
+        self._null: dict[str, list[int]] = {}
+        self._flags: dict[str, str] = {}
+        self._excluded: list[str] = []
+        self._seconds = {"valuing": 0.0, "rounds": 0.0}
+
+    def attach(self, services: Services) -> None:
+        """Raises ConfigError where the server has no held-out samples, or the game is too large to be
+        exact."""
+        if services.judge is None:
+            raise ConfigError(
+                "strategy: contribution values models on held-out samples of the server, and there are "
+                "none; set data.test_fraction above 0 and evaluation.central to true"
+            )
+        sites = services.experiment.data.sites or 0
+        if self.exact and sites > MOST_EXACT:
+            raise ConfigError(f"strategy.exact: found {sites} sites, allowed at most {MOST_EXACT}")
+        if self.estimator == "replay" and services.experiment.privacy.mode != "none":
+            raise ConfigError(
+                "strategy.estimator: found 'replay' under privacy; allowed online and reconstruct, because "
+                "every repeated turn would be a release that no account covers"
+            )
+        self._services = services
+        self.base.attach(services)
+        self.base.watch = self._watch_online if self.estimator == "online" else self._watch_updates
+
+    def begin_task(self, task: TaskStart) -> None:
+        self.base.begin_task(task)
+
+    def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
+        """The base's round without excluded sites, then its valuation."""
+        start, valued = time.monotonic(), self._seconds["valuing"]
+        self._updates, self._begun = {}, False
+        sites = {site: node for site, node in request.sites.items() if site not in self._excluded}
+        request = replace(request, sites=sites)
+        outcome = self.base.train_round(grid, request)
+        if not outcome.skipped:
+            valuing = time.monotonic()
+            self._value_round(grid, request, outcome)
+            self._flag(outcome, request.stamp.round)
+            self._seconds["valuing"] += time.monotonic() - valuing
+        if self._excluded:
+            outcome.details["excluded"] = list(self._excluded)
+        outcome.details["valuing_seconds"] = round(self._seconds["valuing"] - valued, 4)
+        self._seconds["rounds"] += time.monotonic() - start
+        return outcome
+
+    # what is worth what
+
+    def utility_of(self, arrays: Arrays) -> float:
+        """Accuracy, or minus the loss, on the held-out samples."""
+        assert self._services is not None and self._services.judge is not None
+        accuracy, loss = self._services.judge(arrays, self.samples)
+        return accuracy if self.utility == "accuracy" else -loss
+
+    def _watch_online(self, reply: Admitted, before: Arrays, sweep: int) -> dict[str, Any]:
+        """What the model is worth after this turn; and before it, where nothing in this round has said so."""
+        start = time.monotonic()
+        facts: dict[str, Any] = {} if self._begun else {"start": self.utility_of(before)}
+        self._begun = True
+        # a model that came back as it was is worth what it was, to the last bit
+        if reply.norm:
+            facts["utility"] = self.utility_of(moved(before, reply.update, ()))
+        self._seconds["valuing"] += time.monotonic() - start
+        return facts | {"null": _is_null(reply, before)}
+
+    def _watch_updates(self, reply: Admitted, before: Arrays, sweep: int) -> dict[str, Any]:
+        """Keep the update until the round's valuation: this estimator needs all of them at once."""
+        if self.estimator == "reconstruct":
+            weight = None
+            if not isinstance(self.base, SerialRing):
+                weight = (
+                    self.base.weight(reply) if isinstance(self.base, FedAvg) else float(reply.num_examples)
+                )
+            self._updates.setdefault(sweep, Reconstructed(before)).add(reply.site, reply.update, weight)
+        null = _is_null(reply, before)
+        if not isinstance(self.base, SerialRing):
+            self._count_null(reply.site, null)
+        return {"null": null}
+
+    def _value_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
+        turns = [turn for turn in outcome.details.get("turns", []) if turn["kind"] == "taken"]
+        for turn in turns:
+            self._count_null(turn["site"], turn["null"])
+        if self.estimator == "online":
+            self._rows += sweep_marginals(turns)
+        elif request.stamp.round % self.every == 0:
+            games: list[Reconstructed | Replayed] = []
+            if self.estimator == "replay":
+                assert isinstance(self.base, SerialRing)
+                games = [Replayed(self.base, grid, request, outcome)]
+            else:
+                # of a round that went on after a stop, the sweeps whose updates are lost are left out
+                turns_of = Counter(turn["sweep"] for turn in turns)
+                games = [
+                    game
+                    for sweep, game in sorted(self._updates.items())
+                    if len(game.sites) == turns_of.get(sweep, len(game.sites))
+                ]
+            for number, game in enumerate(games):
+                phi = self._shapley(len(game.sites), game.value(self.utility_of), request.stamp.round, number)
+                self._rows.append(dict(zip(game.sites, phi.tolist(), strict=True)))
+        self._updates = {}
+
+    def _shapley(self, players: int, value: Value, *ids: int) -> np.ndarray:
+        if self.exact:
+            return exact(players, value)
+        assert self._services is not None
+        count = self.permutations or max(30, 3 * players)
+        orders = drawn_orders(players, count, stream(self._services.experiment.seed, "shapley", *ids))
+        return over_orders(players, value, orders, truncation=1e-3, stop=0.05)
+
+    # who is flagged
+
+    def _count_null(self, site: str, null: bool) -> None:
+        counts = self._null.setdefault(site, [0, 0])
+        counts[0] += null
+        counts[1] += 1
+
+    def _shares(self) -> dict[str, tuple[float, float, float]]:
+        """site -> (share, low, high) of the run so far."""
+        sites = sorted({site for row in self._rows for site in row})
+        if not sites:
+            return {}
+        assert self._services is not None
+        marginals = np.array([[row.get(site, 0.0) for site in sites] for row in self._rows])
+        generator = stream(self._services.experiment.seed, "bootstrap", len(self._rows))
+        found = np.stack(shares(marginals, generator), axis=1).tolist()
+        return {site: (share, low, high) for site, (share, low, high) in zip(sites, found, strict=True)}
+
+    def _flag(self, outcome: RoundOutcome, number: int) -> None:
+        if len(self._rows) < self.least_sweeps:
+            return
+        found = self._shares()
+        flags = {site: self._flags[site] for site in self._excluded}
+        for site, (_, _, high) in found.items():
+            null, turns = self._null.get(site, [0, 0])
+            if turns >= self.least_sweeps and null == turns:
+                flags[site] = "null update"
+            elif high < self.threshold / len(found):
+                flags[site] = flags.get(site, "low share")
+        for site in sorted(flags.keys() - self._flags.keys()):
+            outcome.warnings.append(
+                f"site {site}: contribution flagged ({flags[site]}; interval {found[site][1]:.1%} to "
+                f"{found[site][2]:.1%} of the gain)"
+            )
+        self._flags = flags
+        if self.on_flag == "exclude":
+            self._excluded = sorted(flags)
+
+    # what stays, and what is told
+
+    def summary_blocks(self) -> dict[str, Any]:
+        """contribution: site -> share, low, high, flag. valuation: how it was measured and what it cost."""
+        totals: dict[str, float] = defaultdict(float)
+        for row in self._rows:
+            for site, value in row.items():
+                totals[site] += value
+        block = {
+            site: {
+                "share": share,
+                "low": low,
+                "high": high,
+                "flag": self._flags.get(site),
+                "value": totals[site],
+            }
+            for site, (share, low, high) in self._shares().items()
+        }
+        spent = self._seconds
+        valuation = {
+            "estimator": self.estimator,
+            "utility": self.utility,
+            "sweeps": len(self._rows),
+            "gain": sum(totals.values()),
+            "excluded": self._excluded,
+            "seconds": round(spent["valuing"], 3),
+            "share_of_other_work": round(spent["valuing"] / max(spent["rounds"] - spent["valuing"], 1e-9), 4),
+        }
+        return self.base.summary_blocks() | {"contribution": block, "valuation": valuation}
+
+    def state_dict(self) -> dict[str, Any]:
+        sites = sorted({site for row in self._rows for site in row})
+        rows = [[row.get(site, float("nan")) for site in sites] for row in self._rows]
+        own = {
+            "contribution_rows": torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(sites)),
+            "contribution": {
+                "sites": sites,
+                "null": self._null,
+                "flags": self._flags,
+                "excluded": self._excluded,
+                "seconds": self._seconds,
+            },
+        }
+        return own | {f"base/{name}": value for name, value in self.base.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        facts = state["contribution"]
+        self._rows = [
+            {site: value for site, value in zip(facts["sites"], row, strict=True) if not math.isnan(value)}
+            for row in state["contribution_rows"].tolist()
+        ]
+        self._null, self._flags = facts["null"], facts["flags"]
+        self._excluded, self._seconds = facts["excluded"], facts["seconds"]
+        prefix = "base/"
+        self.base.load_state_dict(
+            {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
+        )
+
+    # Flower's own start(): the base's rounds as they are; without a server's services nothing is valued
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Any:
+        return self.base.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Any
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return self.base.aggregate_train(server_round, replies)
+
+
+def sweep_marginals(turns: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """For each sweep of one round: site -> what the model was worth after its turn minus before it.
+
+    turns: in the order in which they happened, with "utility" (absent: unchanged) and, in the first, "start".
+    """
+    rows: dict[int, dict[str, float]] = {}
+    before = turns[0]["start"] if turns else 0.0
+    for turn in turns:
+        after = turn.get("utility", before)
+        rows.setdefault(turn["sweep"], {})[turn["site"]] = after - before
+        before = after
+    return list(rows.values())
+
+
+def _is_null(reply: Admitted, model: Arrays) -> bool:
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in model.values()]))
+    return reply.norm <= NULL_UPDATE * float(norm)

@@ -1,0 +1,299 @@
+"""TriCon-SF: the model goes from site to site, and each one trains on where the one before it left off.
+
+Yan et al. 2025 (arXiv 2506.16723), equations 5 to 9. The server relays every hand-over, because Flower has no
+channel between sites; so it sees every intermediate model.
+
+With one segment, a fixed order and no relabelling it is cyclic weight transfer (Chang et al. 2018, JAMIA
+25(8)).
+"""
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from config.turn import MOST_SEGMENTS, Turn
+from foundation.errors import ConfigError
+from foundation.streams import stream
+from models.incremental import travelling
+from models.relabel import relabel
+from protocol.fields import Tensors
+from protocol.messages import TrainRequest
+from protocol.tensors import byte_count, unpack
+from strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from strategies.exchange import Exchange
+from strategies.gate import Admitted, Gate, Refused, Rejected
+from strategies.ring_log import Hop, RingLog
+from strategies.services import Services
+
+SLOWEST_POLL = 0.05
+"""Seconds between looks at the grid: every one of the many hops waits for its site alone."""
+
+
+class Silent(Exception):
+    """The site did not answer before the deadline, is not connected, or still works on an earlier request."""
+
+
+class SerialRing(IncrementalStrategy):
+    """theta goes round all sites once for each segment of their data; what the last one returns is the model.
+
+    segments, sizes, least_segment: how each site cuts its data (config/turn.py). reshuffle: when a new order
+    is drawn; "never" keeps the sites' own order. relabel: "permute" renames hidden neurons before each
+    hand-over. freeze: modules that are not trained, counted from the input. init_noise_std,
+    init_noise_layers: noise on that share of the layers of the first model.
+    A site that fails is skipped: the last valid model goes on to the next one.
+    """
+
+    def __init__(
+        self,
+        segments: int = 4,
+        sizes: Literal["variable", "equal"] = "variable",
+        least_segment: int | None = None,
+        reshuffle: Literal["sweep", "round", "never"] = "sweep",
+        relabel: Literal["permute", "none"] = "permute",
+        freeze: int = 0,
+        init_noise_std: float = 0.0,
+        init_noise_layers: float = 0.5,
+        max_update_norm: float | None = None,
+        **flower: Any,
+    ) -> None:
+        super().__init__(max_update_norm, **flower)
+        if not 1 <= segments <= MOST_SEGMENTS:
+            raise ValueError(f"segments: found {segments}, allowed 1 to {MOST_SEGMENTS}")
+        if least_segment is not None and least_segment < 1:
+            raise ValueError(f"least_segment: found {least_segment}, allowed 1 and more")
+        if freeze < 0 or (freeze and relabel != "none"):
+            raise ValueError(
+                f"freeze: found {freeze} with relabel {relabel!r}; allowed 0, or a positive number with "
+                "relabel 'none', because relabelling rewrites every layer"
+            )
+        if not (init_noise_std >= 0 and 0 <= init_noise_layers <= 1):
+            raise ValueError(
+                f"init_noise_std: found {init_noise_std}, allowed 0 and more; "
+                f"init_noise_layers: found {init_noise_layers}, allowed 0 to 1"
+            )
+        self.segments, self.least_segment = segments, least_segment
+        self.sizes: Literal["variable", "equal"] = sizes
+        self.reshuffle, self.relabel, self.freeze = reshuffle, relabel, freeze
+        self.init_noise_std, self.init_noise_layers = init_noise_std, init_noise_layers
+        self.hop_timeout: float | None = None
+        """Seconds for a hop under Flower's own start(), which tells a strategy no deadline."""
+        self._exchange = Exchange(slowest_poll=SLOWEST_POLL)
+        self._services: Services | None = None
+        self._totals = {"rounds": 0, "turns": 0, "bytes": 0, "model_bytes": 0, "sites": 0}
+
+    def attach(self, services: Services) -> None:
+        if services.experiment.privacy.mode != "none" and self.segments > 1:
+            raise ConfigError(
+                f"strategy.segments: found {self.segments} with privacy.mode "
+                f"{services.experiment.privacy.mode!r}; allowed 1, because every turn is a release of its "
+                "own and a site's account counts one in a round"
+            )
+        self._services = services
+
+    def begin_task(self, task: TaskStart) -> None:
+        modules = layer_names(task.reference)
+        if self.freeze >= len(modules):
+            raise ConfigError(
+                f"strategy.freeze: found {self.freeze}, allowed 0 to {len(modules) - 1} for this model"
+            )
+        if self.relabel == "permute" and self._services is not None:
+            # a model without a known labelling is refused now, and not after the first site has trained
+            self._relabelled(task.reference, 0, 0, 0)
+
+    def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
+        """One round: segments sweeps over all sites, one message at a time; a stopped one goes on at its
+        hop."""
+        start = time.monotonic()
+        assert self._services is not None
+        log = RingLog.open(self._services.folder, request.stamp, request.arrays)
+        if not log.route:
+            log.route = [list(self.order(request, sweep)) for sweep in range(1, self.segments + 1)]
+            log.arrays = self._first_model(request.arrays)
+        hops = [
+            (sweep, position, site)
+            for sweep, row in enumerate(log.route, 1)
+            for position, site in enumerate(row)
+        ]
+        for sweep, position, site in hops[len(log.hops) :]:
+            log.add(self._hop(grid, request, site, sweep, position, log))
+        outcome = self.outcome = log.outcome(request.sites)
+        if len(outcome.participants) >= request.quorum:
+            outcome.arrays = dict(log.arrays)
+            self._count(outcome, log, request)
+        outcome.seconds = time.monotonic() - start
+        return outcome
+
+    def order(self, request: RoundRequest, sweep: int) -> tuple[str, ...]:
+        """The sites in the order of one sweep."""
+        sites = tuple(request.sites)
+        if self.reshuffle == "never":
+            return sites
+        ids = (request.stamp.round, sweep) if self.reshuffle == "sweep" else (request.stamp.round,)
+        return tuple(sites[i] for i in stream(self._seed, "ring-order", *ids).permutation(len(sites)))
+
+    def turn(
+        self, grid: Grid, request: RoundRequest, site: str, arrays: Arrays, sweep: int, holds_previous: bool
+    ) -> tuple[Admitted, int]:
+        """(the site's reply to arrays, bytes sent to it). Raises Refused, Rejected or Silent."""
+        node = request.sites.get(site)
+        if node is None or self._exchange.busy(site):
+            raise Silent(f"{'not connected' if node is None else 'still at work on an earlier request'}")
+        frozen = frozen_names(arrays, self.freeze)
+        turn = Turn(
+            sweep=sweep, segments=self.segments, sizes=self.sizes, least=self.least_segment, frozen=frozen
+        )
+        send_previous = request.previous_arrays is not None and not holds_previous
+        message = TrainRequest(
+            **request.stamp.stamp_fields,
+            arrays=Tensors(arrays),
+            previous=request.previous,
+            previous_arrays=Tensors(request.previous_arrays or {}) if send_previous else None,
+            progress=request.progress,
+            settings=json.dumps({"turn": turn.model_dump()}),
+        )
+        gate = Gate(arrays, request.stamp, self.max_update_norm)
+        for replied, reply in self._exchange.run(grid, [(site, node, message)], request.deadline):
+            # another site's late reply belongs to a model that has moved on
+            if replied == site:
+                admitted = gate.admit(reply, site)
+                for name in frozen:
+                    if admitted.update[name].any():
+                        raise Rejected(f"tensor {name!r} is frozen, and the site changed it")
+                return admitted, byte_count(arrays) + byte_count(message.previous_arrays or {})
+        raise Silent(f"no answer within {request.deadline:.0f} s")
+
+    def _hop(
+        self, grid: Grid, request: RoundRequest, site: str, sweep: int, position: int, log: RingLog
+    ) -> Hop:
+        """One site's turn; on success log.arrays is the model that goes on."""
+        holds = site in request.holders or log.has_trained(site)
+        try:
+            reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds)
+        except Refused as refusal:
+            return Hop(site, sweep, "refused", str(refusal))
+        except Rejected as rejection:
+            return Hop(site, sweep, "dropped", str(rejection))
+        except Silent as silence:
+            return Hop(site, sweep, "absent", str(silence))
+        facts = self.watch(reply, log.arrays, sweep) if self.watch is not None else {}
+        after = moved(log.arrays, reply.update, frozen_names(log.arrays, self.freeze))
+        if self.relabel == "permute":
+            after = self._relabelled(after, request.stamp.round, sweep, position)
+        log.arrays = after
+        received = byte_count(reply.update) + byte_count(reply.method)
+        return Hop.of(reply, sweep, received, sent, facts)
+
+    @property
+    def _seed(self) -> int:
+        return 0 if self._services is None else self._services.experiment.seed
+
+    def _relabelled(self, arrays: Arrays, *ids: int) -> dict[str, Tensor]:
+        assert self._services is not None
+        model = self._services.load(arrays)
+        relabel(model, stream(self._seed, "relabel", *ids))
+        return {name: tensor.clone() for name, tensor in travelling(model).items()}
+
+    def _first_model(self, arrays: Arrays) -> Arrays:
+        """The model that the round starts from: perturbed once, before the first round that comes to
+        anything."""
+        if self._totals["rounds"] or not self.init_noise_std:
+            return arrays
+        return perturbed(arrays, self.init_noise_std, self.init_noise_layers, self._seed)
+
+    # Flower's own start(): one sweep over the nodes, with any ClientApp; its apps know no segments
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send all hops but the last one round, and give Flower the last, whose reply is the round's
+        model."""
+        messages = sorted(
+            super().configure_train(server_round, arrays, config, grid),
+            key=lambda message: message.metadata.dst_node_id,
+        )
+        if self.reshuffle != "never":
+            order = stream(self._seed, "ring-order", server_round, 1).permutation(len(messages))
+            messages = [messages[index] for index in order]
+        for message in messages[:-1]:
+            for reply in grid.send_and_receive([message], timeout=self.hop_timeout):
+                after, _ = self.aggregate_train(server_round, [reply])
+                if after is not None:
+                    # all messages share one record, so the next one carries what this one brought
+                    message.content[self.arrayrecord_key] = after
+                    model = unpack(after, "model")
+                    self.reference = {name: model[name] for name in self.reference}
+        return messages[-1:]
+
+    def begin_round(self) -> None:
+        self._after: dict[str, Tensor] = {}
+
+    def fold(self, reply: Admitted) -> None:
+        self._after = moved(self.reference, reply.update, ())
+
+    def finish_round(self) -> dict[str, Tensor]:
+        return self._after
+
+    # what was sent, beside the paper's formulas
+
+    def _count(self, outcome: RoundOutcome, log: RingLog, request: RoundRequest) -> None:
+        turns = sum(hop.kind == "taken" for hop in log.hops)
+        self._totals = {
+            "rounds": self._totals["rounds"] + 1,
+            "turns": self._totals["turns"] + turns,
+            "bytes": self._totals["bytes"] + outcome.bytes_up + outcome.bytes_down,
+            "model_bytes": self._totals["model_bytes"] + byte_count(log.arrays),
+            "sites": max(self._totals["sites"], len(request.sites)),
+        }
+
+    def summary_blocks(self) -> dict[str, Any]:
+        """ring: hand-overs and bytes, and what the paper's equations 22 and 23 would count for as many
+        rounds."""
+        totals = self._totals
+        serial = totals["model_bytes"] * totals["sites"]
+        counted = {"rounds": totals["rounds"], "hand_overs": totals["turns"], "bytes_sent": totals["bytes"]}
+        return {"ring": {**counted, "bytes_equation_23": serial, "bytes_equation_22": 2 * serial}}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ring_totals": self._totals}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._totals = state["ring_totals"]
+
+
+def layer_names(arrays: Arrays) -> tuple[str, ...]:
+    """Modules that own tensors, in the model's order."""
+    return tuple(dict.fromkeys(name.rpartition(".")[0] for name in arrays))
+
+
+def frozen_names(arrays: Arrays, modules: int) -> tuple[str, ...]:
+    """Tensors of the first modules."""
+    first = set(layer_names(arrays)[:modules])
+    return tuple(name for name in arrays if name.rpartition(".")[0] in first)
+
+
+def moved(arrays: Arrays, update: Arrays, frozen: Iterable[str]) -> dict[str, Tensor]:
+    """arrays + update; frozen tensors are passed on untouched, since -0.0 + 0.0 is other bits."""
+    still = set(frozen)
+    return {name: tensor if name in still else tensor + update[name] for name, tensor in arrays.items()}
+
+
+def perturbed(arrays: Arrays, std: float, share: float, seed: int) -> dict[str, Tensor]:
+    """arrays with N(0, std^2) added on a drawn share of the layers (equation 7).
+
+    The first model is random and knows no data, so this protects nothing; it is another initialisation.
+    """
+    names = layer_names(arrays)
+    generator = stream(seed, "initial-noise")
+    chosen = {names[i] for i in generator.permutation(len(names))[: round(share * len(names))]}
+    return {
+        name: tensor + torch.from_numpy(generator.normal(0.0, std, tuple(tensor.shape))).to(tensor)
+        if name.rpartition(".")[0] in chosen
+        else tensor
+        for name, tensor in arrays.items()
+    }

@@ -1,0 +1,94 @@
+"""Shapley values: what each player adds to a game, averaged over the orders in which players can join.
+
+Players are 0 .. N-1; a game is a function from a set of players to a number. Shapley 1953; sampling with
+truncation: Ghorbani and Zou 2019 (arXiv 1904.02868); shares of a run with an interval: bootstrap over sweeps.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+
+import numpy as np
+
+Value = Callable[[frozenset[int]], float]
+
+MOST_EXACT = 12
+"""Players of an exact game: 2^12 values."""
+BATCH = 10
+"""Orders between looks at the stop rule."""
+
+
+def exact(players: int, value: Value) -> np.ndarray:
+    """(N,) float64: phi_i = sum over S without i of |S|! (N-|S|-1)! / N! * (v(S+i) - v(S)).
+
+    Raises ValueError for more than 12 players or none.
+    """
+    if not 1 <= players <= MOST_EXACT:
+        raise ValueError(f"exact Shapley values: found {players} players, allowed 1 to {MOST_EXACT}")
+    sets = np.arange(2**players)
+    member = (sets[:, None] >> np.arange(players)) & 1
+    values = np.array([value(frozenset(np.flatnonzero(row).tolist())) for row in member])
+    size = member.sum(axis=1)
+    fact = [math.factorial(n) for n in range(players + 1)]
+    weight = np.array([fact[s] * fact[max(players - s - 1, 0)] / fact[players] for s in range(players + 1)])
+    phi = np.empty(players)
+    for player in range(players):
+        without = sets[member[:, player] == 0]
+        phi[player] = weight[size[without]] @ (values[without | (1 << player)] - values[without])
+    return phi
+
+
+def over_orders(
+    players: int, value: Value, orders: Iterable[np.ndarray], truncation: float = 0.0, stop: float = 0.0
+) -> np.ndarray:
+    """(N,) mean marginal of each player over orders, each a permutation of the players.
+
+    truncation: an order is left off, its other players at 0, once |v(all) - v(those before)| is below it.
+    stop: relative change of the values over the last 10 orders below which no more are drawn.
+    Raises ValueError for an order that is no permutation, and when there is none.
+    """
+    known = cache(value)
+    everybody = known(frozenset(range(players)))
+    total, count = np.zeros(players), 0
+    earlier: np.ndarray | None = None
+    for order in orders:
+        if sorted(order.tolist()) != list(range(players)):
+            raise ValueError(f"an order of {players} players: found {order.tolist()}, no permutation")
+        before, members = known(frozenset()), frozenset[int]()
+        for player in order.tolist():
+            if truncation and abs(everybody - before) < truncation:
+                break
+            members |= {player}
+            after = known(members)
+            total[player] += after - before
+            before = after
+        count += 1
+        if stop and count % BATCH == 0:
+            now = total / count
+            if earlier is not None and np.linalg.norm(now - earlier) < stop * np.linalg.norm(now):
+                break
+            earlier = now
+    if not count:
+        raise ValueError("Shapley values over orders: found no order, allowed 1 and more")
+    return total / count
+
+
+def drawn_orders(players: int, count: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    """Random orders."""
+    for _ in range(count):
+        yield generator.permutation(players)
+
+
+def shares(
+    marginals: np.ndarray, generator: np.random.Generator, least_gain: float = 1e-3, draws: int = 1000
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(share, low, high), each (N,): a player's part of the whole gain, and one-sided 95 % bounds either way.
+
+    marginals: (S, N), a row for each sweep; their sum is the gain. The bootstrap draws sweeps with
+    replacement.
+    """
+    gain = max(float(marginals.sum()), least_gain)
+    sweeps = len(marginals)
+    counts = generator.multinomial(sweeps, np.full(sweeps, 1 / sweeps), size=draws)
+    low, high = np.quantile(counts @ marginals / gain, [0.05, 0.95], axis=0)
+    return marginals.sum(axis=0) / gain, low, high

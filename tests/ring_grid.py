@@ -1,0 +1,96 @@
+"""A ring without training: sites that answer with an update that is computed by hand."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from config.experiment import Experiment
+from engine.grid import InProcessGrid
+from protocol.fields import Tensors
+from protocol.messages import Refusal, Stamp, TrainReply, TrainRequest
+from strategies.base import RoundRequest
+from strategies.services import Services
+
+Answer = Callable[[TrainRequest], Mapping[str, Tensor] | str | None]
+"""From a request to an update, the reason of a refusal, or None for silence."""
+START = {"first.weight": torch.tensor([1.0, -0.0]), "head.weight": torch.tensor([[2.0]])}
+SETTINGS = {
+    "name": "ring",
+    "data": {"source": "digits", "sites": 3},
+    "tasks": {"count": 1, "rounds": 3},
+    "model": {"name": "mlp"},
+    "learner": {"optimizer": {"lr": 0.1}},
+}
+
+
+class ScriptedGrid(InProcessGrid):
+    """answers: by site. asked: the sites in the order in which they were asked; seen: their requests."""
+
+    def __init__(self, answers: Mapping[str, Answer]) -> None:
+        super().__init__(lambda message, context: message, {})
+        self.nodes = {site: number for number, site in enumerate(answers, start=1)}
+        self.answers = dict(answers)
+        self.asked: list[str] = []
+        self.seen: list[TrainRequest] = []
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        if not self._queue:
+            return []
+        message = self._queue.popleft()
+        request = TrainRequest.from_record(message.content)
+        site = next(name for name, node in self.nodes.items() if node == message.metadata.dst_node_id)
+        self.asked.append(site)
+        self.seen.append(request)
+        answer = self.answers[site](request)
+        if answer is None:
+            return []
+        if isinstance(answer, str):
+            return [Message(Refusal(site=site, kind="data", reason=answer).to_record(), reply_to=message)]
+        reply = TrainReply(
+            **request.stamp_fields, update=Tensors(answer), num_examples=10, train_loss=0.5, steps=1
+        )
+        return [Message(reply.to_record(), reply_to=message)]
+
+
+def adds(amount: float) -> Answer:
+    """A site whose training adds amount to every parameter."""
+    return lambda request: {name: torch.full_like(t, amount) for name, t in request.arrays.items()}
+
+
+def doubles_and_adds(amount: float) -> Answer:
+    """A site whose training takes x to 2 x + amount, so that the order of sites shows."""
+    return lambda request: {name: t + amount for name, t in request.arrays.items()}
+
+
+def refuses(request: TrainRequest) -> str:
+    return "no samples"
+
+
+def services(folder: Path | None = None, **changes: Any) -> Services:
+    """What a strategy needs; a model is worth the sum of its parameters, and its loss is minus that."""
+
+    def judge(arrays: Mapping[str, Tensor], samples: int) -> tuple[float, float]:
+        worth = sum(float(tensor.sum()) for tensor in arrays.values())
+        return worth, -worth
+
+    return Services(
+        experiment=Experiment.model_validate(SETTINGS | changes),
+        schedule=cast(Any, None),
+        input_shape=(4,),
+        device=torch.device("cpu"),
+        constants=None,
+        load=cast(Any, None),
+        measure=None,
+        judge=judge,
+        folder=folder,
+    )
+
+
+def request(grid: ScriptedGrid, round: int = 1, arrays: Mapping[str, Tensor] = START) -> RoundRequest:
+    """A round that asks all sites of the grid."""
+    stamp = Stamp(run="r", experiment="e", class_order="c", task=1, round=round, num_classes=2)
+    return RoundRequest(stamp=stamp, arrays=arrays, sites=grid.nodes, deadline=0.05)

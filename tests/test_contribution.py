@@ -1,0 +1,175 @@
+"""Contribution values by hand: a model is worth the sum of its parameters, so a site that adds a to each of
+the three gives 3 a."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, services
+from torch import Tensor
+
+from foundation.errors import ConfigError
+from strategies.base import Arrays
+from strategies.coalitions import Reconstructed
+from strategies.contribution import Contribution
+from strategies.fedavg import FedAvg
+from strategies.registry import build_strategy
+from strategies.serial_ring import SerialRing
+
+RING: Mapping[str, Any] = {"segments": 1, "reshuffle": "never", "relabel": "none"}
+
+
+def valued(base: SerialRing | FedAvg | None = None, **settings: Any) -> Contribution:
+    strategy = Contribution(base or SerialRing(**RING), **settings)
+    strategy.attach(services())
+    return strategy
+
+
+def rounds(strategy: Contribution, grid: ScriptedGrid, count: int) -> Arrays:
+    arrays: Arrays = START
+    for number in range(1, count + 1):
+        outcome = strategy.train_round(grid, request(grid, number, arrays))
+        assert outcome.arrays is not None
+        arrays = outcome.arrays
+    return arrays
+
+
+def shares(strategy: Contribution) -> dict[str, dict[str, Any]]:
+    return strategy.summary_blocks()["contribution"]
+
+
+def test_online_values_are_what_each_turn_added_and_sum_to_the_gain() -> None:
+    strategy = valued(SerialRing(**{**RING, "reshuffle": "sweep", "segments": 2}))
+    grid = ScriptedGrid({"a": adds(1.0), "b": adds(3.0), "c": adds(0.0), "d": adds(-0.5)})
+    end = rounds(strategy, grid, 3)
+    block = shares(strategy)
+    assert {site: entry["value"] for site, entry in block.items()} == {"a": 18, "b": 54, "c": 0, "d": -9}
+    gain = sum(float(tensor.sum()) for tensor in end.values()) - 3.0
+    assert sum(entry["value"] for entry in block.values()) == pytest.approx(gain, abs=1e-12)
+    assert block["a"]["share"] == pytest.approx(18 / 63)
+    assert block["c"]["share"] == 0.0
+    assert block["b"]["low"] == pytest.approx(block["b"]["high"]), "equal sweeps have no spread"
+
+
+def test_a_free_rider_and_a_harmful_site_are_flagged_and_honest_ones_are_not() -> None:
+    strategy = valued()
+    grid = ScriptedGrid({"a": adds(1.0), "b": adds(2.0), "rider": adds(0.0), "harm": adds(-1.0)})
+    rounds(strategy, grid, 4)
+    assert all(entry["flag"] is None for entry in shares(strategy).values()), "too few sweeps to say"
+    rounds(strategy, grid, 1)
+    flags = {site: entry["flag"] for site, entry in shares(strategy).items()}
+    assert flags == {"a": None, "b": None, "rider": "null update", "harm": "low share"}
+    assert any(
+        "site harm: contribution flagged (low share" in text for text in strategy.base.outcome.warnings
+    )
+
+
+def test_flagged_sites_are_still_asked_unless_they_are_to_be_excluded() -> None:
+    answers = {"a": adds(1.0), "rider": adds(0.0)}
+    reporting, excluding = ScriptedGrid(answers), ScriptedGrid(answers)
+    rounds(valued(), reporting, 8)
+    strategy = valued(on_flag="exclude")
+    rounds(strategy, excluding, 8)
+    assert reporting.asked.count("rider") == 8
+    assert excluding.asked.count("rider") == 5
+    assert excluding.asked.count("a") == 8
+    assert shares(strategy)["rider"]["flag"] == "null update"
+
+
+def test_updates_put_together_in_a_ring_add_up_to_its_model() -> None:
+    strategy = valued(SerialRing(**RING), estimator="reconstruct", exact=True)
+    # 2 x + k: what a site adds depends on where it starts, and the sum of all updates is still the whole way
+    grid = ScriptedGrid({"a": doubles_and_adds(1), "b": doubles_and_adds(2), "c": doubles_and_adds(3)})
+    end = rounds(strategy, grid, 1)
+    gain = sum(float(tensor.sum()) for tensor in end.values()) - 3.0
+    block = shares(strategy)
+    assert sum(entry["value"] for entry in block.values()) == pytest.approx(gain)
+    # worths 1 + 0 + 2 = 3; updates x + k from 3: a 6; then 9 + 6 = 15; then 24 + 9 = 33; an additive game
+    assert {site: entry["value"] for site, entry in block.items()} == {"a": 6, "b": 15, "c": 33}
+
+
+def test_updates_put_together_in_averaging_are_averaged() -> None:
+    strategy = valued(FedAvg(), estimator="reconstruct", exact=True)
+    grid = ScriptedGrid({"a": adds(1.0), "b": adds(3.0)})
+    rounds(strategy, grid, 1)
+    # v(a) = 3, v(b) = 9, v(ab) = 6: phi_a = (3 + 6 - 9) / 2 = 0, phi_b = (9 + 6 - 3) / 2 = 6
+    assert {site: entry["value"] for site, entry in shares(strategy).items()} == {"a": 0, "b": 6}
+
+
+def test_drawn_orders_agree_with_all_coalitions() -> None:
+    grid = ScriptedGrid({"a": adds(1.0), "b": adds(3.0), "c": adds(-2.0)})
+    exactly, drawn = (
+        valued(FedAvg(), estimator="reconstruct", exact=True),
+        valued(FedAvg(), estimator="reconstruct", permutations=400),
+    )
+    rounds(exactly, grid, 1)
+    rounds(drawn, grid, 1)
+    for site, entry in shares(exactly).items():
+        assert shares(drawn)[site]["value"] == pytest.approx(entry["value"], abs=1.0)
+
+
+def test_replay_trains_each_coalition_once_in_the_order_of_names() -> None:
+    strategy = valued(estimator="replay", exact=True)
+    grid = ScriptedGrid({"b": doubles_and_adds(0), "a": adds(1.0)})
+    rounds(strategy, grid, 1)
+    # from 3: v(a) = 6, v(b) = 6, v(ab) = 2 * 6 = 12: phi_a = (3 + 6) / 2, phi_b = (3 + 6) / 2
+    assert {site: entry["value"] for site, entry in shares(strategy).items()} == {"a": 4.5, "b": 4.5}
+    assert len(grid.asked) == 2 + 3
+    start = {site: entry["share"] for site, entry in shares(strategy).items()}
+    assert start == {"a": 0.5, "b": 0.5}
+
+
+def test_a_resumed_server_knows_what_it_knew() -> None:
+    whole, stopped = valued(on_flag="exclude"), valued(on_flag="exclude")
+    answers = {"a": adds(1.0), "rider": adds(0.0)}
+    rounds(whole, ScriptedGrid(answers), 6)
+    arrays = rounds(stopped, ScriptedGrid(answers), 5)
+    resumed = valued(on_flag="exclude")
+    resumed.load_state_dict(stopped.state_dict())
+    grid = ScriptedGrid(answers)
+    resumed.train_round(grid, request(grid, 6, arrays))
+    assert grid.asked == ["a"]
+    assert shares(resumed) == shares(whole)
+    assert resumed.summary_blocks()["ring"] == whole.summary_blocks()["ring"]
+
+
+def test_the_players_of_a_game_have_an_order_of_their_own() -> None:
+    def worth(arrays: Mapping[str, Tensor]) -> float:
+        return float(arrays["w"].sum())
+
+    start, games = {"w": torch.zeros(2)}, []
+    for order in (("a", "b"), ("b", "a")):
+        game = Reconstructed(start)
+        for site in order:
+            game.add(site, {"w": torch.full((2,), {"a": 1.0, "b": 2.0}[site])}, None)
+        games.append(game.value(worth)(frozenset({0})))
+    assert games == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"estimator": "reconstruct", "base": {"name": "serial_ring"}}, "relabel 'permute'"),
+        ({"base": "fedavg"}, "found 'online' with base FedAvg"),
+        ({"base": "serial_ring", "threshold": 1.5}, "threshold: found 1.5, allowed 0 to 1"),
+        (
+            {"base": "fedavg", "estimator": "reconstruct", "permutations": 0},
+            "permutations: found 0|allowed 1",
+        ),
+        ({"base": "serial_ring", "every": 2}, "takes the sweeps as they are"),
+        ({"base": "serial_ring", "samples": 0}, "samples: found 0"),
+    ],
+)
+def test_settings_that_cannot_be_valued_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        build_strategy("contribution", settings)
+
+
+def test_a_server_without_samples_and_games_too_large_are_refused() -> None:
+    with pytest.raises(ConfigError, match="held-out samples of the server, and there are none"):
+        Contribution(SerialRing()).attach(replace(services(), judge=None))
+    many = services(data={"source": "digits", "sites": 13})
+    with pytest.raises(ConfigError, match="exact: found 13 sites, allowed at most 12"):
+        Contribution(FedAvg(), estimator="reconstruct", exact=True).attach(many)

@@ -1,0 +1,23 @@
+"""The judge of models: a fixed draw of the test samples of the classes seen so far."""
+
+import torch
+
+from client.batches import TrainingSet
+from models.config import ModelConfig
+from models.registry import build_model
+from server.evaluation import Judge
+
+
+def test_a_model_is_judged_on_the_same_samples_of_seen_classes_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 5, generator=generator), torch.arange(60) % 3
+    test = TrainingSet(x, y, torch.zeros(5), torch.ones(5))
+    model = build_model(ModelConfig.model_validate({"name": "mlp", "hidden": [8]}), (5,), 2, seed=1).eval()
+    whole = Judge(test, num_classes=2, samples=1000, seed=4)
+    logits = model(x[y < 2]).detach()
+    accuracy, loss = whole(model)
+    assert accuracy == int((logits.argmax(dim=1) == y[y < 2]).sum()) / 40
+    assert abs(loss - float(torch.nn.functional.cross_entropy(logits, y[y < 2]))) < 1e-6
+    part = [Judge(test, num_classes=2, samples=10, seed=4)(model) for _ in range(2)]
+    assert part[0] == part[1]
+    assert round(part[0][0] * 10, 6).is_integer()

@@ -1,0 +1,106 @@
+"""Segments of a site's data, and turns that a site refuses."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.adversary import mislabelled
+from client.batches import TrainingSet
+from client.ring_turn import segment_of, segment_sizes, turn_of
+from config.turn import Turn
+from foundation.errors import ProtocolError
+from foundation.streams import stream
+from protocol.fields import Tensors
+from protocol.messages import TrainRequest
+
+
+def request(settings: str = "{}", round: int = 1, task: int = 1) -> TrainRequest:
+    return TrainRequest(
+        run="r",
+        experiment="e",
+        class_order="c",
+        task=task,
+        round=round,
+        num_classes=2,
+        arrays=Tensors(w=torch.zeros(1)),
+        settings=settings,
+    )
+
+
+def cut(places: torch.Tensor, exemplars: int, round: int, **turn: object) -> list[tuple[torch.Tensor, int]]:
+    """All segments of one round, in the order of its sweeps."""
+    segments = int(str(turn["segments"]))
+    turns = [Turn.model_validate({**turn, "sweep": sweep}) for sweep in range(1, segments + 1)]
+    return [segment_of(each, places, exemplars, request(round=round), 3, "site-1") for each in turns]
+
+
+@given(
+    samples=st.integers(8, 200),
+    segments=st.integers(1, 8),
+    exemplars=st.integers(0, 8),
+    sizes=st.sampled_from(["variable", "equal"]),
+)
+def test_a_round_uses_every_sample_once(samples: int, segments: int, exemplars: int, sizes: str) -> None:
+    places = torch.arange(100, 100 + samples)
+    parts = cut(places, exemplars, 1, segments=segments, sizes=sizes)
+    assert torch.equal(torch.cat([part for part, _ in parts]).sort().values, places)
+    assert sum(count for _, count in parts) == exemplars
+    for part, count in parts:
+        assert int((part >= 100 + samples - exemplars).sum()) == count
+        assert len(part) >= min(32, samples // segments)
+
+
+def test_segments_stay_the_same_in_a_task_and_come_in_another_order_each_round() -> None:
+    places = torch.arange(40)
+    rounds = [[tuple(part.tolist()) for part, _ in cut(places, 0, r, segments=4)] for r in range(1, 9)]
+    assert all(set(one) == set(rounds[0]) for one in rounds)
+    assert len(set(map(tuple, rounds))) > 1
+
+
+def test_segments_are_as_long_as_asked() -> None:
+    turn = Turn(sweep=1, segments=3, least=5)
+    for seed in range(20):
+        sizes = segment_sizes(turn, 30, stream(seed, "sizes"))
+        assert sizes.sum() == 30
+        assert sizes.min() >= 5
+    equal = Turn(sweep=1, segments=3, sizes="equal")
+    assert sorted(segment_sizes(equal, 11, stream(0, "sizes")).tolist()) == [3, 4, 4]
+
+
+def test_a_site_that_cannot_fill_its_segments_refuses_without_telling_its_size() -> None:
+    with pytest.raises(ProtocolError, match="4 segments of at least 5 samples do not fit") as caught:
+        segment_sizes(Turn(sweep=1, segments=4, least=5), 17, np.random.default_rng(0))
+    assert "17" not in str(caught.value)
+    with pytest.raises(ProtocolError, match="do not fit"):
+        segment_sizes(Turn(sweep=1, segments=4), 3, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ("{", "settings: not JSON"),
+        ('{"turn": {"sweep": 1, "segments": 0}}', r"settings\.turn\.segments: found 0"),
+        ('{"turn": {"sweep": 3, "segments": 2}}', r"sweep: found 3, allowed 1 to 2"),
+        ('{"turn": {"sweep": 1, "segments": 2, "least": 0}}', r"turn\.least: found 0"),
+        ('{"turn": {"sweep": 1, "segments": 2, "lest": 1}}', r"turn\.lest"),
+    ],
+)
+def test_a_turn_that_makes_no_sense_is_refused_by_its_key(settings: str, reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        turn_of(request(settings))
+
+
+def test_a_request_outside_a_ring_has_no_turn() -> None:
+    assert turn_of(request()) is None
+
+
+@given(classes=st.integers(2, 12), seed=st.integers(0, 50))
+def test_a_flipped_label_is_always_another_class_and_the_same_for_all_of_it(classes: int, seed: int) -> None:
+    labels = torch.arange(classes).repeat(2)
+    data = TrainingSet(torch.zeros(2 * classes, 1), labels, torch.zeros(1), torch.ones(1))
+    wrong = mislabelled(data, classes, seed, "site-1").y
+    assert (wrong != labels).all()
+    assert torch.equal(wrong[:classes], wrong[classes:])
+    assert torch.equal(wrong[:classes].sort().values, torch.arange(classes))

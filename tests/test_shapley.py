@@ -1,0 +1,128 @@
+"""Shapley values of games whose answer is known."""
+
+import math
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from foundation.streams import stream
+from strategies.contribution import sweep_marginals
+from strategies.shapley import drawn_orders, exact, over_orders, shares
+
+TOY = {(): 0, (0,): 10, (1,): 20, (2,): 30, (0, 1): 40, (0, 2): 50, (1, 2): 60, (0, 1, 2): 90}
+
+
+def toy(members: frozenset[int]) -> float:
+    return float(TOY[tuple(sorted(members))])
+
+
+def drawn_game(players: int, seed: int) -> dict[frozenset[int], float]:
+    values = stream(seed, "game").normal(size=2**players)
+    sets = [frozenset(i for i in range(players) if row >> i & 1) for row in range(2**players)]
+    return dict(zip(sets, values.tolist(), strict=True))
+
+
+def every_order(players: int) -> list[np.ndarray]:
+    return [np.array(order) for order in permutations(range(players))]
+
+
+def test_the_values_of_a_hand_computed_game() -> None:
+    assert exact(3, toy).tolist() == pytest.approx([20, 30, 40])
+
+
+@pytest.mark.parametrize("players", [1, 2, 4, 5])
+def test_all_orders_give_the_exact_values_and_their_sum_is_the_gain(players: int) -> None:
+    game = drawn_game(players, players)
+    phi = exact(players, game.__getitem__)
+    assert over_orders(players, game.__getitem__, every_order(players)) == pytest.approx(phi, abs=1e-12)
+    everybody = frozenset(range(players))
+    assert phi.sum() == pytest.approx(game[everybody] - game[frozenset()])
+
+
+def test_values_add_over_games_and_a_null_player_gets_exactly_nothing() -> None:
+    first, second = drawn_game(4, 1), drawn_game(4, 2)
+    both = exact(4, lambda members: first[members] + second[members])
+    assert both == pytest.approx(exact(4, first.__getitem__) + exact(4, second.__getitem__))
+    without = exact(5, lambda members: first[members - {4}])
+    assert without[4] == 0
+    assert without[:4] == pytest.approx(exact(4, first.__getitem__))
+
+
+def test_players_that_can_be_exchanged_get_the_same() -> None:
+    phi = exact(4, lambda members: float(len(members) ** 2))
+    assert phi == pytest.approx(np.full(4, 4.0))
+
+
+def test_an_additive_game_gives_each_its_part_in_any_single_order() -> None:
+    parts = [3.0, -1.0, 0.5]
+    for order in every_order(3):
+        phi = over_orders(3, lambda members: math.fsum(parts[m] for m in members), [order])
+        assert phi == pytest.approx(parts)
+
+
+def test_the_error_shrinks_like_the_root_of_the_orders() -> None:
+    game = drawn_game(6, 3)
+    phi = exact(6, game.__getitem__)
+
+    def error(count: int) -> float:
+        each = [
+            over_orders(6, game.__getitem__, drawn_orders(6, count, stream(7, "orders", count, trial))) - phi
+            for trial in range(40)
+        ]
+        return float(np.sqrt(np.mean(np.square(each))))
+
+    assert 2.0 < error(10) / error(90) < 4.5
+
+
+def test_an_order_is_left_off_when_nothing_more_can_come() -> None:
+    asked: list[frozenset[int]] = []
+
+    def value(members: frozenset[int]) -> float:
+        asked.append(members)
+        return float(0 in members)
+
+    phi = over_orders(4, value, [np.array([0, 1, 2, 3])], truncation=1e-3)
+    assert phi.tolist() == [1, 0, 0, 0]
+    assert frozenset({0, 1}) not in asked
+
+
+def test_no_more_orders_are_drawn_when_the_values_stand_still() -> None:
+    drawn = []
+    orders = (drawn.append(order) or order for order in drawn_orders(3, 500, stream(1, "orders")))
+    over_orders(3, lambda members: float(len(members)), orders, stop=0.05)
+    assert len(drawn) == 20
+
+
+def test_what_is_no_game_is_refused() -> None:
+    with pytest.raises(ValueError, match="found 13 players, allowed 1 to 12"):
+        exact(13, toy)
+    with pytest.raises(ValueError, match=r"found \[0, 0, 1\], no permutation"):
+        over_orders(3, toy, [np.array([0, 0, 1])])
+    with pytest.raises(ValueError, match="found no order"):
+        over_orders(3, toy, [])
+
+
+def test_shares_of_equal_sweeps_have_no_width_and_sum_to_one() -> None:
+    share, low, high = shares(np.tile([3.0, 1.0, 0.0], (6, 1)), stream(1, "bootstrap"))
+    assert share.tolist() == [0.75, 0.25, 0.0]
+    assert low.tolist() == pytest.approx(share.tolist())
+    assert high.tolist() == pytest.approx(share.tolist())
+
+
+def test_a_run_without_gain_is_divided_by_the_least_one() -> None:
+    share, _, _ = shares(np.array([[0.5, -0.5]]), stream(1, "bootstrap"))
+    assert share.tolist() == [500, -500]
+
+
+def test_marginals_of_a_sweep_telescope() -> None:
+    turns = [
+        {"site": "b", "sweep": 1, "start": 0.1, "utility": 0.4},
+        {"site": "a", "sweep": 1},
+        {"site": "a", "sweep": 2, "utility": 0.3},
+        {"site": "b", "sweep": 2, "utility": 0.9},
+    ]
+    rows = sweep_marginals(turns)
+    assert rows[0] == {"b": pytest.approx(0.3), "a": 0.0}
+    assert rows[1] == {"a": pytest.approx(-0.1), "b": pytest.approx(0.6)}
+    assert sum(value for row in rows for value in row.values()) == pytest.approx(0.9 - 0.1, abs=1e-12)
