@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from client.digests import withdrawal
 from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
 from client.policy import check_answer, check_protection, check_samples
@@ -68,7 +69,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         num_examples=1 if private else len(places),
         train_loss=None if private else result.loss,
         steps=result.steps,
-        metrics=json.dumps({}),
+        metrics=json.dumps(withdrawal(site)),
     )
 
 

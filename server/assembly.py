@@ -125,7 +125,7 @@ def data_facts(experiment: Experiment) -> DataFacts:
 
 def check_privacy(experiment: Experiment) -> None:
     """Raises PrivacyError with every reason for which the experiment's privacy claim would be false."""
-    learner = experiment.learner
+    learner, digests = experiment.learner, experiment.digests
     if experiment.privacy.mode in ("client_central", "sample"):
         raise ConfigError(
             f"privacy.mode: found {experiment.privacy.mode!r}; this version offers none and client_local"
@@ -137,4 +137,5 @@ def check_privacy(experiment: Experiment) -> None:
         balanced_replay=learner.memory is not None and learner.memory.balanced,
         classification_uses_counts=learner.classification.name == "balanced_softmax",
         loss_couples_samples=learner.contrastive is not None,
+        digest=None if digests is None else "sample" if digests.protects else "none",
     )

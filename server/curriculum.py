@@ -146,19 +146,21 @@ class Curriculum:
         progress, rounds = self.progress, self.experiment.rounds
         number = progress.round + 1
         sites = self._available(number)
+        asked = self._sampled(sites, number)
         previous = self._previous if self.experiment.needs_previous else Previous()
         outcome = self.strategy.train_round(
             self._grid,
             RoundRequest(
                 stamp=self._stamp(number),
                 arrays=self.model.arrays,
-                sites=self._sampled(sites, number),
+                sites=asked,
                 deadline=rounds.deadline,
                 quorum=rounds.quorum,
                 progress=progress.round_in_task / self.schedule.rounds[task - 1],
                 previous=previous.sha256,
                 previous_arrays=previous.arrays,
                 holders=frozenset(progress.holders),
+                resting=frozenset(sites) - asked.keys(),
             ),
         )
         outcome.absent += [site for site in self.history.known_sites if site not in (*sites, *outcome.absent)]

@@ -16,6 +16,7 @@ from foundation.errors import ConfigError, nearest
 from strategies.base import IncrementalStrategy
 
 STRATEGIES = {
+    "digest_synthesis": "strategies.digest_synthesis:DigestSynthesis",
     "fedavg": "strategies.fedavg:FedAvg",
 }
 
