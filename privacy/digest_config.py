@@ -1,4 +1,4 @@
-"""The `digests` block of an experiment: how samples are mixed and what hides them before they leave a site."""
+"""The `digests` block of an experiment: how samples are mixed, and what hides them before they leave."""
 
 import math
 from typing import Annotated, Literal, Self

@@ -125,5 +125,5 @@ class DigestStore:
         """Restore state_dict()."""
         self._held = {}
         for number, (site, task, samples, class_order, encoder) in enumerate(state["digests"]):
-            tensors = (state[f"digest/{number}/{part}"] for part in ("features", "labels"))
-            self.put(site, task, StoredDigests(*tensors, samples, class_order, encoder))
+            features, labels = (state[f"digest/{number}/{part}"] for part in ("features", "labels"))
+            self.put(site, task, StoredDigests(features, labels, samples, class_order, encoder))

@@ -50,8 +50,10 @@ class Momentum:
 
 @dataclass
 class Recall:
-    """The networks that the server trains on digests, in evaluation mode: guidance must not move the statistics
-    of real inputs, and nothing is dropped at random.
+    """The networks that the server trains on digests.
+
+    They stay in evaluation mode: guidance must not move the statistics of real inputs, and nothing is dropped
+    at random.
 
     model: a copy of its own. constants: (mean, std) of inputs, by which guidance of images is normalised as
     images are; None leaves it as it is. pull: FedProx's mu, 0 without it.
@@ -86,10 +88,9 @@ class Recall:
         descent: Momentum,
         generator: np.random.Generator,
     ) -> tuple[dict[str, Tensor], float, int, float] | None:
-        """(update, its L2 norm, steps, loss) of an absent site: the model trained on its digests, the guidance
-        fixed.
+        """(update, its L2 norm, steps, loss) of an absent site: the model trained on its digests.
 
-        reference: the model that the round started from. Without epochs the update is zero; None when
+        The guidance is fixed. reference: the model that the round started from. Without epochs the update is zero; None when
         training diverged.
         """
         self.flat.load(reference)
