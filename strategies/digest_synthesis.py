@@ -281,7 +281,7 @@ class DigestSynthesis(IncrementalStrategy):
         return 4 * (digests.features.numel() + digests.labels.numel())
 
     def _withdraw(self, site: str) -> None:
-        """Forget a site's digests, and what was trained on them and still is: the guidance and the velocities.
+        """Forget a site's digests, and what was trained on them and goes on: guidance and velocities.
 
         The model keeps what it has learnt; only a run without the site is free of it.
         """

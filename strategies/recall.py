@@ -90,8 +90,8 @@ class Recall:
     ) -> tuple[dict[str, Tensor], float, int, float] | None:
         """(update, its L2 norm, steps, loss) of an absent site: the model trained on its digests.
 
-        The guidance is fixed. reference: the model that the round started from. Without epochs the update is zero; None when
-        training diverged.
+        The guidance is fixed. reference: the model that the round started from. Without epochs the update is
+        zero; None when training diverged.
         """
         self.flat.load(reference)
         before = self.flat.vector.clone()
