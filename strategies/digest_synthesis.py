@@ -56,8 +56,12 @@ class DigestSynthesis(IncrementalStrategy):
             raise ValueError(
                 f"base: {type(base).__name__} has rounds of its own kind, where nobody can stand in"
             )
-        if min(recall_epochs, server_epochs) < 0 or not 0 <= server_momentum < 1:
-            raise ValueError("allowed: epochs of 0 or more, and a server_momentum from 0 to below 1")
+        if min(recall_epochs, server_epochs) < 0:
+            raise ValueError(
+                f"recall_epochs, server_epochs: found {recall_epochs}, {server_epochs}; allowed 0 or more"
+            )
+        if not 0 <= server_momentum < 1:
+            raise ValueError(f"server_momentum: found {server_momentum}, allowed 0 to below 1")
         if server_lr is not None and not 0 < server_lr < math.inf:
             raise ValueError(f"server_lr: found {server_lr}, allowed a number above 0")
         self.base, self.weights = base, weights
