@@ -1,4 +1,4 @@
-"""perennial: run, check, report, compare, predict, export, epsilon, ledger, deploy, site."""
+"""perennial: run, check, report, compare, predict, export, epsilon, ledger, deploy, site, digest."""
 
 import sys
 from pathlib import Path
@@ -127,6 +127,28 @@ def ledger(
     from cli.privacy import ledger_command
 
     ledger_command(state_dir, delta, max_epsilon)
+
+
+digest_app = typer.Typer(no_args_is_help=True, help="Digests that a site may lend.")
+app.add_typer(digest_app, name="digest")
+
+
+@digest_app.callback()
+def digest() -> None:
+    """Digests that a site may lend."""
+
+
+@digest_app.command()
+def preview(
+    site: Annotated[Path, typer.Argument(help="site.yaml")],
+    experiment: Annotated[Path, typer.Option(help="the experiment that asks for digests")],
+    task: Annotated[int, typer.Option(min=1)] = 1,
+    output: Annotated[Path, typer.Option(help="folder for the picture")] = Path("digest-preview"),
+) -> None:
+    """What this site's digests would give away, before it agrees to send them; nothing leaves."""
+    from cli.digest import preview_command
+
+    typer.echo(preview_command(site, experiment, task, output))
 
 
 def main() -> None:

@@ -14,7 +14,15 @@ class History:
     def __init__(self, data: dict[str, Any]) -> None:
         self._data = data
         data.setdefault("boundaries", [0])
-        for name in ("central", "federated", "federated_sizes", "sizes", "balanced"):
+        for name in (
+            "central",
+            "federated",
+            "federated_sizes",
+            "sizes",
+            "balanced",
+            "round_accuracy",
+            "class_accuracy",
+        ):
             data.setdefault(name, [])
         data.setdefault("sites", {})
         for name in ("bytes_up", "bytes_down"):
@@ -32,8 +40,9 @@ class History:
         """Counters of one site."""
         return self._data["sites"].setdefault(name, {"samples": 0, "rounds": 0, "rejected": 0, "refused": 0})
 
-    def round_done(self, outcome: RoundOutcome) -> None:
-        """Count one round."""
+    def round_done(self, outcome: RoundOutcome, accuracy: float | None = None) -> None:
+        """Count one round. accuracy: after it, where it was measured."""
+        self._data["round_accuracy"].append(accuracy)
         for site, reply in outcome.participants.items():
             counters = self.site(site)
             counters["rounds"] += 1
@@ -64,6 +73,9 @@ class History:
         self._data["central"].append(row)
         self._data["sizes"] = sizes
         self._data["balanced"].append(balanced_accuracy(*counts))
+        self._data["class_accuracy"].append(
+            [right / samples if samples else None for right, samples in zip(*counts, strict=True)]
+        )
         self._data["federated"].append(at_sites if federated else None)
         self._data["federated_sizes"] = site_sizes
         for site, (correct, total) in federated.items():

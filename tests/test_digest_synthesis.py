@@ -183,7 +183,12 @@ def test_settings_that_make_no_sense_are_refused(parameters: dict[str, Any]) -> 
 
 
 def networks() -> Recall:
-    model = build_model(ModelConfig(name="digest_two_branch", backbone="small_cnn"), (1, 8, 8), 4, seed=1)
+    model = build_model(
+        ModelConfig.model_validate({"name": "digest_two_branch", "backbone": "small_cnn"}),
+        (1, 8, 8),
+        4,
+        seed=1,
+    )
     assert isinstance(model, DigestTwoBranchModel)
     return Recall(model, GuidanceProducer((1, 8, 8), seed=1), None, batch_size=4)
 
