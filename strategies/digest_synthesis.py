@@ -39,7 +39,8 @@ class DigestSynthesis(IncrementalStrategy):
     digests, after aggregation; 0 leaves the aggregate and the guidance as they are.
 
     weights: "uniform" counts every site alike, absent or not; "samples" by what it trains on, an absent one
-    by the samples in its digests. server_lr: None takes the learner's.
+    by the samples in its digests. server_lr: of the model, None takes the learner's; guidance_lr: of the
+    guidance producer, None takes server_lr's.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class DigestSynthesis(IncrementalStrategy):
         recall_epochs: int = 1,
         server_epochs: int = 1,
         server_lr: float | None = None,
+        guidance_lr: float | None = None,
         server_momentum: float = 0.9,
         weights: Literal["uniform", "samples"] = "uniform",
     ) -> None:
@@ -62,12 +64,13 @@ class DigestSynthesis(IncrementalStrategy):
             )
         if not 0 <= server_momentum < 1:
             raise ValueError(f"server_momentum: found {server_momentum}, allowed 0 to below 1")
-        if server_lr is not None and not 0 < server_lr < math.inf:
-            raise ValueError(f"server_lr: found {server_lr}, allowed a number above 0")
+        for name, lr in (("server_lr", server_lr), ("guidance_lr", guidance_lr)):
+            if lr is not None and not 0 < lr < math.inf:
+                raise ValueError(f"{name}: found {lr}, allowed a number above 0")
         self.base, self.weights = base, weights
         self.staleness = base.staleness
         self.recall_epochs, self.server_epochs = recall_epochs, server_epochs
-        self.server_lr, self.server_momentum = server_lr, server_momentum
+        self.server_lr, self.guidance_lr, self.server_momentum = server_lr, guidance_lr, server_momentum
         self.store = DigestStore()
         self._services: Services | None = None
         self._lending = Exchange()
@@ -204,7 +207,8 @@ class DigestSynthesis(IncrementalStrategy):
         assert self._services is not None
         experiment = self._services.experiment
         lr = self.server_lr or experiment.learner.optimizer.lr
-        model, producer = (Momentum(lr, self.server_momentum, velocity) for velocity in self._velocities)
+        model = Momentum(lr, self.server_momentum, self._velocities[0])
+        producer = Momentum(self.guidance_lr or lr, self.server_momentum, self._velocities[1])
         trained = recall.joint_step(
             arrays,
             *self._gathered(self.store.sites, self._request),
