@@ -152,12 +152,15 @@ def _pictures(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Dige
     producer = GuidanceProducer(data.input_shape, experiment.seed)
     recall = Recall(model, producer, (data.mean, data.std), experiment.learner.batch_size)
     lr = experiment.learner.optimizer.lr
+    parameters = experiment.strategy.parameters
+    server_lr = float(parameters.get("server_lr") or lr)
+    guidance_lr = float(parameters.get("guidance_lr") or server_lr)
     recall.joint_step(
         reference,
         digests.features,
         digests.labels,
         GUIDANCE_EPOCHS,
-        (Momentum(lr, 0.9), Momentum(lr, 0.9)),
+        (Momentum(server_lr, 0.9), Momentum(guidance_lr, 0.9)),
         stream(experiment.seed, "preview"),
     )
     schedule = site.process.registry.schedule.classes_of(task)
