@@ -1,4 +1,4 @@
-"""perennial: run, check, report, compare, bench, predict, export, epsilon, ledger, attack, deploy, site."""
+"""The perennial command; what a command does is imported when it is called."""
 
 import sys
 from pathlib import Path
@@ -154,6 +154,28 @@ def attack(
     from cli.privacy import attack_command
 
     attack_command(run, victims, steps)
+
+
+digest_app = typer.Typer(no_args_is_help=True, help="Digests that a site may lend.")
+app.add_typer(digest_app, name="digest")
+
+
+@digest_app.callback()
+def digest() -> None:
+    """Digests that a site may lend."""
+
+
+@digest_app.command()
+def preview(
+    site: Annotated[Path, typer.Argument(help="site.yaml")],
+    experiment: Annotated[Path, typer.Option(help="the experiment that asks for digests")],
+    task: Annotated[int, typer.Option(min=1)] = 1,
+    output: Annotated[Path, typer.Option(help="folder for the picture")] = Path("digest-preview"),
+) -> None:
+    """What this site's digests would give away, before it agrees to send them; nothing leaves."""
+    from cli.digest import preview_command
+
+    typer.echo(preview_command(site, experiment, task, output))
 
 
 def main() -> None:

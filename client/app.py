@@ -26,6 +26,7 @@ from protocol.messages import (
     VERSION,
     DescribeReply,
     DescribeRequest,
+    DigestRequest,
     EvaluateRequest,
     FinishTaskRequest,
     Refusal,
@@ -131,3 +132,16 @@ def evaluate(message: Message, context: Context) -> Message:
         return answer_evaluate(open_site(identity), request)
 
     return _answer(message, context, EvaluateRequest, handle)
+
+
+@app.query("digest")
+def digest(message: Message, context: Context) -> Message:
+    """Lend digests of this task's new data."""
+
+    def handle(identity: Identity, request: DigestRequest) -> WireMessage:
+        from client.digests import answer_digest
+        from client.site import open_site
+
+        return answer_digest(open_site(identity), request)
+
+    return _answer(message, context, DigestRequest, handle)

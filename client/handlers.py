@@ -8,6 +8,7 @@ from torch import Tensor
 
 from client.adversary import behaviour, mislabelled
 from client.corrections import open_correction
+from client.digests import withdrawal
 from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
 from client.policy import check_answer, check_evaluation, check_protection, check_samples
@@ -103,7 +104,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         **request.stamp_fields,
         update=Tensors(flat.views(result.update)),
         **vars(told),
-        metrics=json.dumps(metrics),
+        metrics=json.dumps({**metrics, **withdrawal(site)}),
     )
     return check_reply(site, reply)
 

@@ -1,6 +1,7 @@
 """What happens to an update before it leaves the site: protection first, then the charge to the site's
 ledger."""
 
+import json
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -18,6 +19,8 @@ from privacy.protection import protect_update
 from protocol.messages import TrainReply, TrainRequest
 
 RECIPIENT = "server"
+POLICY_METRICS = frozenset({"digests"})
+"""What a reply tells of the site's policy, and not of its data."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ def check_reply(site: Site, reply: TrainReply) -> TrainReply:
     """
     privacy = site.experiment.privacy
     if privacy.enabled and not privacy.allow_unaccounted_metrics:
-        beside = [*(reply.method or {}), *([] if reply.metrics == "{}" else ["metrics"])]
+        told = json.loads(reply.metrics)
+        beside = [*(reply.method or {}), *(f"metrics.{name}" for name in told if name not in POLICY_METRICS)]
         if beside:
             raise PrivacyError(
                 f"privacy.mode {privacy.mode}: the reply would carry {', '.join(beside[:3])} beside the "

@@ -14,6 +14,7 @@ from config.yaml_file import apply_overrides, read_yaml, validate
 from data.config import DataConfig, TasksConfig
 from models.config import ModelConfig
 from privacy.config import PrivacyConfig
+from privacy.digest_config import DigestConfig
 
 
 def _name_only(value: Any) -> Any:
@@ -97,6 +98,8 @@ class Experiment(BaseModel):
     learner: LearnerConfig
     strategy: Annotated[StrategySpec, BeforeValidator(_name_only)] = StrategySpec(name="fedavg")
     privacy: PrivacyConfig = PrivacyConfig()
+    digests: DigestConfig | None = None
+    """What sites lend for the time when they are away; None: nothing."""
     rounds: RoundsConfig = RoundsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     absence: list[AbsenceConfig] = []

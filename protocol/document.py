@@ -17,6 +17,7 @@ UP = (
     messages.TrainReply,
     messages.FinishTaskReply,
     messages.EvaluateReply,
+    messages.DigestReply,
     messages.Refusal,
 )
 DOWN = (
@@ -24,6 +25,7 @@ DOWN = (
     messages.TrainRequest,
     messages.FinishTaskRequest,
     messages.EvaluateRequest,
+    messages.DigestRequest,
 )
 HEAD = """# What leaves a site
 

@@ -168,6 +168,30 @@ class EvaluateReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DigestRequest(Stamp):
+    """Server to site: lend digests of your new data of this task."""
+
+    message_type = "query.digest"
+    encoder: str
+    """SHA-256 of the fixed encoder that the server's model reads digests with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigestReply(Stamp):
+    """Site to server: mixed, noised features, once for each task; the server keeps them for when the site is
+    away."""
+
+    message_type = "query.digest"
+    encoder: str
+    """SHA-256 of the encoder that made them."""
+    samples_per_digest: int = bounded(1, MAX_EXAMPLES)
+    """Samples mixed in one digest, so that their number can be told."""
+    digests: Tensors | None = None
+    """`features`, one row for each digest, and `labels`, the share of each class in it; absent from a site
+    that lends none, and the server then forgets what it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Refusal(WireMessage):
     """Site to server, instead of any reply: no, and why."""
 

@@ -15,7 +15,7 @@ def check_privacy(
     data.
     """
     learner, memory, told = experiment.learner, experiment.learner.memory, strategy.disclosures()
-    privacy = experiment.privacy
+    privacy, digests = experiment.privacy, experiment.digests
     refuse_false_claims(
         privacy,
         norm=experiment.model.norm or "none",
@@ -26,7 +26,7 @@ def check_privacy(
         loss_couples_samples=learner.contrastive is not None,
         weights_use_metrics=told.weights_use_metrics,
         clear_uploads=told.clear_uploads,
-        digest=told.digest,
+        digest=None if digests is None else "sample" if digests.protects else "none",
         sparsity=told.sparsity,
         normalisation_from_data=estimated_constants,
         planned_rounds=rounds,

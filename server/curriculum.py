@@ -164,6 +164,7 @@ class Curriculum:
         progress, rounds = self.progress, self.experiment.rounds
         number = progress.round + 1
         sites = self._available(number)
+        asked = self._sampled(sites, number)
         previous = self._previous if self.experiment.needs_previous else Previous()
         asked = self._sampled(sites, number)
         if self.experiment.privacy.enabled:
@@ -181,6 +182,7 @@ class Curriculum:
                 previous_arrays=previous.arrays,
                 clip_norm=self.central.sent_clip_norm if self.central else None,
                 holders=frozenset(progress.holders),
+                resting=frozenset(sites) - asked.keys(),
             ),
         )
         if self.central is not None:

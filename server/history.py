@@ -14,7 +14,8 @@ class History:
     def __init__(self, data: dict[str, Any]) -> None:
         self._data = data
         data.setdefault("boundaries", [0])
-        for name in ("central", "federated", "federated_sizes", "sizes", "balanced", "by_round"):
+        lists = ("central", "federated", "federated_sizes", "sizes", "balanced", "by_round", "class_accuracy")
+        for name in lists:
             data.setdefault(name, [])
         data.setdefault("sites", {})
         for name in ("bytes_up", "bytes_down"):
@@ -66,6 +67,9 @@ class History:
         self._data["central"].append(row)
         self._data["sizes"] = sizes
         self._data["balanced"].append(balanced_accuracy(*counts))
+        self._data["class_accuracy"].append(
+            [right / samples if samples else None for right, samples in zip(*counts, strict=True)]
+        )
         self._data["federated"].append(at_sites if federated else None)
         self._data["federated_sizes"] = site_sizes
         for site, (correct, total) in federated.items():

@@ -59,6 +59,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "average_incremental_accuracy": average_incremental_accuracy(matrix, sizes),
         "final_accuracy": average_accuracy(matrix[-1], sizes),
         "balanced_accuracy": history["balanced"],
+        "class_accuracy": history["class_accuracy"],
         "forgetting": forgetting(matrix),
         "backward_transfer": backward_transfer(matrix),
         "federated_accuracy": federated,

@@ -57,6 +57,8 @@ class RoundRequest:
     """Sent to the sites under adaptive clipping."""
     holders: frozenset[str] = frozenset()
     """Sites known to hold the previous task's model already."""
+    resting: frozenset[str] = frozenset()
+    """Sites that are there and are not asked in this round."""
 
 
 @dataclass
@@ -133,9 +135,16 @@ class IncrementalStrategy(FlowerFedAvg):
         """A round begins; self.reference is the model that goes out."""
         raise NotImplementedError
 
+    def while_waiting(self) -> None:
+        """The round's requests are out; work that needs no reply is done here. Default: nothing."""
+
     def fold(self, reply: Admitted) -> None:
         """Take one reply into the aggregate, and keep nothing of its size."""
         raise NotImplementedError
+
+    def close_round(self) -> bool:
+        """No more replies come; returns whether there are enough to go on."""
+        return len(self.outcome.participants) >= self._quorum
 
     def finish_round(self) -> dict[str, Tensor]:
         """The new global model. Called only with a quorum of replies folded."""
@@ -195,7 +204,7 @@ class IncrementalStrategy(FlowerFedAvg):
         bytes_down = sum(_request_bytes(message) for _, _, message in requests)
         arrays, _ = self.aggregate_train(
             request.stamp.round,
-            (reply for _, reply in self._exchange.run(grid, requests, request.deadline)),
+            (reply for _, reply in self._exchange.run(grid, requests, request.deadline, self.while_waiting)),
         )
         outcome = self.outcome
         answered = {*outcome.participants, *(s for s, _ in outcome.dropped), *(s for s, _ in outcome.refused)}
@@ -243,7 +252,7 @@ class IncrementalStrategy(FlowerFedAvg):
                 outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
                 # the update itself is not kept: memory must not grow with the number of sites
                 outcome.participants[site] = Admitted(**{**vars(reply), "update": {}, "method": {}})
-        if len(outcome.participants) < self._quorum:
+        if not self.close_round():
             return None, None
         record = pack(self.finish_round())
         for name, array in self._integers.items():

@@ -20,6 +20,7 @@ from foundation.errors import ConfigError
 from foundation.streams import stream
 from strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.coalitions import Reconstructed, Replayed
+from strategies.disclosures import Disclosures
 from strategies.fedavg import FedAvg
 from strategies.gate import Admitted
 from strategies.serial_ring import SerialRing, moved
@@ -105,6 +106,9 @@ class Contribution(IncrementalStrategy):
         self._services = services
         self.base.attach(services)
         self.base.watch = self._watch_online if self.estimator == "online" else self._watch_updates
+
+    def disclosures(self) -> Disclosures:
+        return self.base.disclosures()
 
     def begin_task(self, task: TaskStart) -> None:
         self.base.begin_task(task)

@@ -11,11 +11,10 @@ class Disclosures:
     """weights_use_metrics: a site's weight depends on loss or accuracy that it reports.
 
     clear_uploads: names of arrays or figures that replies carry without noise.
-    digest, sparsity: the unit that the release's own noise hides, "none" without a proven guarantee; None
-    when it is not sent.
+    sparsity: the unit that the release's own noise hides, "none" without a proven guarantee; None when it is
+    not sent.
     """
 
     weights_use_metrics: bool = False
     clear_uploads: tuple[str, ...] = ()
-    digest: ReleaseProtection | None = None
     sparsity: ReleaseProtection | None = None

@@ -2,7 +2,7 @@
 deadline."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import Message
@@ -31,12 +31,17 @@ class Exchange:
         return any(owner == site for owner, _ in self.owed.values())
 
     def run(
-        self, grid: Grid, requests: Sequence[tuple[str, int, WireMessage]], deadline: float
+        self,
+        grid: Grid,
+        requests: Sequence[tuple[str, int, WireMessage]],
+        deadline: float,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[str, Message]]:
         """Send requests, (site, node id, message) each, and yield (site, reply) as replies come.
 
         Ends when every request has its reply or after deadline seconds. Late replies of earlier exchanges are
-        yielded too, under their site's name; their stamp tells them apart.
+        yielded too, under their site's name; their stamp tells them apart. meanwhile: what to do while the
+        sites work.
         """
         # one record for all sites that get the same message, so that a model is serialised once for a round
         records = {
@@ -46,11 +51,12 @@ class Exchange:
             Message(records[id(request)], node, request.message_type, ttl=2 * deadline)
             for _, node, request in requests
         ]
-        start = time.monotonic()
         waiting: dict[str, str] = {}
         for (site, _, _), message_id in zip(requests, grid.push_messages(messages), strict=True):
             if message_id:
                 waiting[message_id] = site
+        meanwhile()
+        start = time.monotonic()
         pause = FIRST_POLL
         while waiting and time.monotonic() - start < deadline:
             found = False

@@ -16,6 +16,7 @@ from foundation.errors import ConfigError, nearest
 from strategies.base import IncrementalStrategy
 
 STRATEGIES = {
+    "digest_synthesis": "strategies.digest_synthesis:DigestSynthesis",
     "fedavg": "strategies.fedavg:FedAvg",
     "adabest": "strategies.adabest:AdaBest",
     "cyclic_weight_transfer": "strategies.cyclic_weight_transfer:CyclicWeightTransfer",

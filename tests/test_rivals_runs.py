@@ -100,7 +100,7 @@ def test_splitfed_v1_is_fedavg_and_v2_is_the_chain_when_the_server_holds_everyth
 
 
 def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:
-    from foundation.errors import StateError
+    from foundation.errors import PrivacyError
 
     privacy = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded"}
     faulty = settings(
@@ -110,7 +110,7 @@ def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:
         evaluation={"federated": False},
         learner={**SMALL["learner"], "memory": None},  # type: ignore[dict-item]
     )
-    with pytest.raises(StateError, match="label_counts: no accountant covers them"):
+    with pytest.raises(PrivacyError, match="replies carry label_counts beside the update"):
         run_in_process(faulty)
 
 

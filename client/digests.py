@@ -1,0 +1,153 @@
+"""Digests of a site's new data: made once for each task, charged before they leave, and the same ever after.
+
+A site lends digests by having `digest` among its policy's answers, and takes them back by removing it: its
+next reply to the server says so.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from client.policy import check_samples
+from client.release import RECIPIENT
+from client.site import Site
+from foundation.errors import ConfigError, PolicyRefusal, ProtocolError
+from foundation.streams import stream
+from models.digest_networks import FeatureEncoder, encoder_hash
+from privacy.calibration import gaussian_multiplier
+from privacy.digest_config import DigestConfig
+from privacy.digests import DigestGuarantee, Digests, make_digests
+from privacy.entries import Entry
+from privacy.ledger import Ledger, Limit
+from privacy.noise import NoiseSource, SecureNoise, SeededNoise
+from protocol.fields import Tensors
+from protocol.messages import DigestReply, DigestRequest
+
+ENCODER_BATCH = 2048
+
+
+def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
+    """This task's digests. Asked again, the site sends the same ones, which costs nothing more.
+
+    A site whose policy lends none says so. Raises PolicyRefusal when the site demands a protection that these
+    do not have; DataError when it has fewer samples than one digest takes; PrivacyError when its budget does
+    not cover them.
+    """
+    policy = site.identity.policy
+    site.check_stamp(request)
+    config = site.experiment.digests
+    if config is None:
+        raise ConfigError("digests: missing; the experiment does not say how digests are made")
+    if "digest" not in policy.answers:
+        return DigestReply(
+            **request.stamp_fields, encoder=request.encoder, samples_per_digest=config.per_digest
+        )
+    if policy.require_privacy != "none" and not config.protects:
+        raise PolicyRefusal(
+            f"policy.require_privacy: this site demands {policy.require_privacy!r}; digests.protection "
+            f"{config.protection!r} proves nothing, allowed laplace or gauss"
+        )
+    encoder = FeatureEncoder(site.data.input_shape, site.experiment.seed)
+    ours = encoder_hash(encoder)
+    if request.encoder != ours:
+        raise ProtocolError(f"DigestRequest: encoder: found {request.encoder:.12}, this site has {ours:.12}")
+    state, name = site.state(request.run), f"digest-{request.task}"
+    kept = state.get(name, before=1)
+    if kept is None:
+        digests, guarantee = digests_of(site, encoder, request.task, _noise(site, config, request.task))
+        _charge(site, request, config, guarantee)
+        tensors = {"features": digests.features.cpu(), "labels": digests.labels.cpu()}
+        state.put(name, 0, tensors, {"samples_per_digest": config.per_digest})
+    else:
+        tensors = kept[0]
+    return DigestReply(
+        **request.stamp_fields,
+        encoder=ours,
+        samples_per_digest=config.per_digest,
+        digests=Tensors(tensors),
+    )
+
+
+def digests_of(
+    site: Site, encoder: FeatureEncoder, task: int, source: NoiseSource
+) -> tuple[Digests, DigestGuarantee]:
+    """Digests of the site's training samples of one task's classes; nothing is recorded."""
+    config = site.experiment.digests
+    assert config is not None
+    classes = site.process.registry.schedule.classes_of(task)
+    places = site.data.task_indices("train", classes.start, classes.stop)
+    check_samples(site.identity.policy, len(places))
+    return make_digests(
+        encode(site, encoder, places),
+        site.data.y[places],
+        classes,
+        config,
+        stream(site.experiment.seed, "digest-groups", site.name, task),
+        source,
+    )
+
+
+@torch.no_grad()
+def encode(site: Site, encoder: FeatureEncoder, places: Tensor) -> Tensor:
+    """(n, ...) features of some samples, on the CPU, as the model sees them."""
+    data, encoder = site.samples(places), encoder.to(site.bench.device)
+    starts = range(0, len(places), ENCODER_BATCH)
+    parts = [encoder(data.inputs(slice(start, start + ENCODER_BATCH))).cpu() for start in starts]
+    return torch.cat(parts) if parts else torch.empty(0, 1)
+
+
+def withdrawal(site: Site) -> dict[str, Any]:
+    """What a training reply says when this site no longer lends digests in an experiment that asks for
+    them."""
+    if site.experiment.digests is None or "digest" in site.identity.policy.answers:
+        return {}
+    return {"digests": "withdrawn"}
+
+
+def ledger_entries(
+    config: DigestConfig, guarantee: DigestGuarantee, run: str, experiment: str
+) -> list[Entry]:
+    """What a release of digests is charged as: the features, and the labels where they are protected."""
+    common: dict[str, Any] = {
+        "run": run,
+        "experiment": experiment,
+        "recipient": RECIPIENT,
+        "kind": "digest",
+        "unit": "sample",
+        "relation": "replace",
+    }
+    if not config.protects:
+        note = ""
+        if guarantee.nominal is not None:
+            note = f"nominal epsilon {guarantee.nominal:g}; with a public scale {guarantee.if_public:g}"
+        return [Entry(**common, mechanism="unprotected", note=note)]
+    note = "labels are public" if config.labels == "public" else ""
+    if config.noise_source == "seeded":
+        note += "; seeded noise: a test, not a protection"
+    numbers: dict[str, Any] = {"mechanism": "stated", "epsilon": guarantee.epsilon, "delta": 0.0}
+    if config.protection == "gauss":
+        multiplier = gaussian_multiplier(guarantee.epsilon, guarantee.delta)
+        numbers = {"mechanism": "gaussian", "noise_multiplier": multiplier, "sample_rate": 1.0, "steps": 1}
+    entries = [Entry(**common, **numbers, note=note.removeprefix("; "))]
+    if config.label_epsilon is not None:
+        labels = {"mechanism": "stated", "epsilon": config.label_epsilon, "delta": 0.0}
+        entries.append(Entry(**common, **labels, note="labels of the digests, by randomised response"))
+    return entries
+
+
+def _charge(site: Site, request: DigestRequest, config: DigestConfig, guarantee: DigestGuarantee) -> None:
+    """A simulated site without protection keeps no ledger: nothing leaves anybody."""
+    identity = site.identity
+    if not identity.deployed and not config.protects:
+        return
+    policy, accountant = identity.policy, site.experiment.privacy.accountant
+    limit = None if policy.max_epsilon is None else Limit(policy.max_epsilon, policy.delta, accountant)
+    for entry in ledger_entries(config, guarantee, request.run, request.experiment):
+        Ledger(identity.state_dir).charge(entry, limit)
+
+
+def _noise(site: Site, config: DigestConfig, task: int) -> NoiseSource:
+    if config.noise_source == "secure":
+        return SecureNoise()
+    return SeededNoise(stream(site.experiment.seed, "digest-noise", site.name, task))

@@ -1,0 +1,217 @@
+"""Digests: mixtures of the features of several samples, noised, which a server may keep for absent sites.
+
+Symbols: n samples, S samples in a digest, D = floor(n / S) digests, l numbers in the features of one sample,
+M classes known in the task.
+
+A sample is in one digest at most, so replacing it by another changes one row, by its weight times the change
+of its features. That, and not the mean over a whole data set for which the paper sizes its noise, is what the
+guarantees here are computed from. Hsu, Chang and Chen 2022 (arXiv 2210.00737), sections IV-B and IV-C.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foundation.errors import DataError, PrivacyError
+from privacy.calibration import digest_l1_sensitivity, digest_l2_sensitivity, gaussian_multiplier
+from privacy.digest_config import DigestConfig
+from privacy.noise import NoiseSource, add_laplace, add_noise
+
+EULER = 0.5772156649015329
+
+
+@dataclass(frozen=True)
+class Digests:
+    """features: (D, ...) float32; labels: (D, M) float32, each row on the simplex.
+
+    groups: (D, S) int64, rows of the site's samples that each digest mixes; weights: (D, S). Both stay at the
+    site. short_classes: classes with too few samples for a digest of their own.
+    """
+
+    features: Tensor
+    labels: Tensor
+    groups: Tensor
+    weights: Tensor
+    short_classes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class DigestGuarantee:
+    """What the noise is worth. scale: of Laplace noise, or standard deviation of Gaussian noise.
+
+    nominal: the epsilon that was asked for. epsilon: what replacing one sample can really cost, for features
+    alone; infinite without a proof. if_public: the epsilon that the published scale would have, were its
+    bound public. label_epsilon: of the labels; infinite when they leave in the clear.
+    """
+
+    scale: float
+    nominal: float | None
+    epsilon: float
+    delta: float
+    if_public: float | None
+    label_epsilon: float
+
+
+def form_groups(labels: Tensor, config: DigestConfig, generator: np.random.Generator) -> Tensor:
+    """(D, S) rows of the samples, each at most once; what is left over is in no digest. labels: (n,) int64.
+
+    Raises DataError when there are fewer samples than one digest takes.
+    """
+    size = config.per_digest
+    order = torch.from_numpy(generator.permutation(len(labels)))
+    if config.mix == "random":
+        pools = [order]
+    else:
+        shuffled = labels[order]
+        pools = [order[shuffled == label] for label in labels.unique().tolist()]
+    groups = torch.cat([pool[: len(pool) // size * size].view(-1, size) for pool in pools])
+    if len(groups) == 0:
+        raise DataError(
+            f"digests.per_digest: {size}, but this site has {len(labels)} samples in this task"
+            + (" and fewer than that of every class" if config.mix == "within_class" else "")
+        )
+    return groups
+
+
+def draw_weights(count: int, config: DigestConfig, generator: np.random.Generator) -> Tensor:
+    """(D, S) float32, rows sum to 1: equal, as configured, or drawn."""
+    size = config.per_digest
+    if config.weight_alpha is not None:
+        drawn = generator.dirichlet(np.full(size, config.weight_alpha), size=count)
+        return torch.from_numpy(drawn).float()
+    row = torch.tensor(config.weights) if config.weights is not None else torch.full((size,), 1 / size)
+    return row.expand(count, size)
+
+
+def mix(
+    features: Tensor, labels: Tensor, num_classes: int, config: DigestConfig, generator: np.random.Generator
+) -> Digests:
+    """Digests without noise. features: (n, ...) float32, labels: (n,) int64 in 0 .. num_classes - 1."""
+    groups = form_groups(labels.cpu(), config, generator)
+    weights = draw_weights(len(groups), config, generator)
+    place, share = groups.to(features.device), weights.to(features.device)
+    one_hot = torch.nn.functional.one_hot(labels, num_classes).float()
+    counts = torch.bincount(labels.cpu(), minlength=num_classes).tolist()
+    short = [label for label, count in enumerate(counts) if 0 < count < config.per_digest]
+    return Digests(
+        torch.einsum("ds,ds...->d...", share, features[place]),
+        torch.einsum("ds,dsm->dm", share, one_hot[place]),
+        groups,
+        weights,
+        tuple(short) if config.mix == "within_class" else (),
+    )
+
+
+def make_digests(
+    features: Tensor,
+    labels: Tensor,
+    classes: range,
+    config: DigestConfig,
+    generator: np.random.Generator,
+    source: NoiseSource,
+) -> tuple[Digests, DigestGuarantee]:
+    """What may leave, and what it costs. classes: the task's labels, which are public.
+
+    features: (n, ...) float32, 0 or more; labels: (n,) int64 inside classes. Label columns: all classes up to
+    the task's last. Raises DataError on too few samples, PrivacyError on features that are negative or not
+    finite.
+    """
+    if not bool(torch.isfinite(features).all()) or bool((features < 0).any()):
+        raise PrivacyError("digests: features must be finite and 0 or more, which their noise is sized by")
+    largest = config.largest if config.largest is not None else float(features.max())
+    bounded = _bounded(features, config, largest)
+    answers = labels
+    if config.label_epsilon is not None:
+        answers = randomised_labels(labels, classes, config.label_epsilon, source)
+    digests = mix(bounded, answers, classes.stop, config, generator)
+    guarantee = guarantee_of(config, features[0].numel(), largest, float(digests.weights.max()))
+    noised = digests.features.reshape(-1)
+    if config.protection == "gauss":
+        add_noise(noised, guarantee.scale, source)
+    else:
+        add_laplace(noised, guarantee.scale, source)
+    released = noised.view_as(digests.features)
+    whole = Digests(released, digests.labels, digests.groups, digests.weights, digests.short_classes)
+    return whole, guarantee
+
+
+def guarantee_of(config: DigestConfig, length: int, largest: float, largest_weight: float) -> DigestGuarantee:
+    """The noise that config asks for, and what it is worth for one sample among digests of l numbers.
+
+    largest: the bound of a feature; largest_weight: of a sample in its digest.
+    """
+    change = digest_l1_sensitivity(length, largest, largest_weight)
+    scale, honest, delta, if_public = 0.0, math.inf, 0.0, None
+    if config.protection == "paper":
+        assert config.epsilon is not None
+        scale = largest / (config.sample_constant * config.epsilon)
+        if_public = change / scale if scale else math.inf
+        honest = if_public if config.largest is not None else math.inf
+    elif config.protection == "laplace":
+        assert config.epsilon is not None
+        scale, honest = change / config.epsilon, config.epsilon
+    elif config.protection == "gauss":
+        assert config.epsilon is not None and config.norm is not None
+        sensitivity = digest_l2_sensitivity(config.norm, largest_weight, non_negative=True)
+        scale = sensitivity * gaussian_multiplier(config.epsilon, config.delta)
+        honest, delta = config.epsilon, config.delta
+    return DigestGuarantee(scale, config.epsilon, honest, delta, if_public, config.label_epsilon or math.inf)
+
+
+def randomised_labels(labels: Tensor, classes: range, epsilon: float, source: NoiseSource) -> Tensor:
+    """Each label as it is with probability e^epsilon / (e^epsilon + C - 1), else another of the C classes.
+
+    Warner 1965; pure epsilon for the change of one label.
+    """
+    count = len(classes)
+    if count == 1:
+        return labels
+    # 1 / (1 + (C - 1) e^-epsilon): the same share, and finite for every epsilon
+    kept = 1 / (1 + (count - 1) * math.exp(-epsilon))
+    lie = source.uniform(len(labels)).to(labels.device) > kept
+    draws = 1 - source.uniform(len(labels)).to(labels.device)
+    shift = 1 + (draws * (count - 1)).long().clamp_max(count - 2)
+    others = classes.start + (labels - classes.start + shift) % count
+    return torch.where(lie, others, labels)
+
+
+def guess_log10(length: int, levels: int, per_digest: int) -> float:
+    """log10 of the probability P_crt of section IV-C that a guess of the mixed features is right.
+
+    levels: values that one feature can take, 1 .. I, each as likely. A feature of sum V is one of
+    C(V + S - 1, V) sums of S non-negative integers. A heuristic and no guarantee: features are neither
+    uniform nor independent, an attacker need not be exact, and noise does not enter. 0 for S = 1.
+    """
+    if per_digest == 1:
+        return 0.0
+    if per_digest == 2:
+        total = _harmonic(levels + 1) - 1
+    else:
+        # 1 / C(n, m) = m / (m - 1) * (1 / C(n - 1, m - 1) - 1 / C(n, m - 1)) telescopes over n
+        m = per_digest - 1
+        last = math.exp(
+            math.lgamma(m) + math.lgamma(levels + 2) - math.lgamma(m + levels + 1)
+            if levels < 1 << 20
+            else math.lgamma(m) - (m - 1) * math.log(levels + 1)
+        )
+        total = m / (m - 1) * (1 / m - last)
+    return length * (math.log10(total) - math.log10(levels))
+
+
+def _harmonic(count: int) -> float:
+    if count < 1000:
+        return math.fsum(1 / value for value in range(1, count + 1))
+    return math.log(count) + EULER + 1 / (2 * count) - 1 / (12 * count**2)
+
+
+def _bounded(features: Tensor, config: DigestConfig, largest: float) -> Tensor:
+    """Features inside the public bound that the noise is sized by."""
+    if config.protection == "gauss":
+        assert config.norm is not None
+        rows = features.flatten(1)
+        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        return (rows * (config.norm / norms.clamp_min(config.norm))).view_as(features)
+    return features.clamp(0, largest)

@@ -1,0 +1,297 @@
+"""FedDig: who stands in for whom, what stays durable, and what a lying site cannot do."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from config.run import RunSettings
+from engine.run import run_in_process
+from foundation.errors import ConfigError, ProtocolError, StateError
+from foundation.streams import stream
+from models.config import ModelConfig
+from models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from models.incremental import travelling
+from models.registry import build_model
+from protocol.fields import Tensors
+from protocol.messages import DigestReply, Stamp
+from server.checkpoint import load_checkpoint
+from strategies.digest_store import DigestStore, checked
+from strategies.digest_synthesis import DigestSynthesis
+from strategies.fedavg import FedAvg
+from strategies.gate import Admitted
+from strategies.recall import Momentum, Recall
+from strategies.registry import build_strategy
+
+STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=4, num_classes=4)
+SHAPE = (4, 4, 4)
+EXPERIMENT: dict[str, Any] = {
+    "name": "small",
+    "seed": 3,
+    "data": {"source": "digits", "sites": 3, "samples_limit": 240, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 3},
+    "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
+    "learner": {"optimizer": {"lr": 0.05, "momentum": 0.9}},
+    "strategy": {"name": "digest_synthesis", "base": "fedavg"},
+    "digests": {"per_digest": 2},
+    "absence": [{"site": "site-1", "first_round": 2, "last_round": 4}],
+    "evaluation": {"federated": False},
+}
+
+
+def write(folder: Path, **changes: Any) -> str:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | changes))
+    return str(path)
+
+
+def run(folder: Path, runs: str = "runs", workers: int = 1, **changes: Any) -> dict[str, Any]:
+    return run_in_process(RunSettings(write(folder, **changes), runs=str(folder / runs)), workers)
+
+
+def rounds_of(folder: Path, runs: str = "runs") -> list[dict[str, Any]]:
+    lines = (folder / runs / "small" / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == "round"]
+
+
+# one round, without a server
+
+
+def reply(site: str, value: float, num_examples: int) -> Admitted:
+    update = {"w": torch.full((3,), value)}
+    return Admitted(site, update, float(update["w"].norm()), num_examples)
+
+
+def aggregate(strategy: FedAvg | DigestSynthesis, replies: list[Admitted]) -> torch.Tensor:
+    strategy.reference = {"w": torch.tensor([0.1, 0.2, 0.3])}
+    strategy.begin_round()
+    for one in replies:
+        strategy.fold(one)
+        strategy.outcome.participants[one.site] = one
+    assert strategy.close_round()
+    return strategy.finish_round()["w"]
+
+
+def test_with_nobody_absent_it_is_the_base_with_uniform_weights() -> None:
+    replies = [reply("a", 0.3, 10), reply("b", -0.1, 70)]
+    alike = [replace(one, num_examples=1) for one in replies]
+    assert torch.equal(aggregate(DigestSynthesis(FedAvg()), replies), aggregate(FedAvg(), alike))
+    weighted = DigestSynthesis(FedAvg(), weights="samples")
+    assert torch.equal(aggregate(weighted, replies), aggregate(FedAvg(), replies))
+
+
+# whole runs
+
+
+def test_an_absent_site_is_stood_in_for_and_one_that_returns_is_not(tmp_path: Path) -> None:
+    summary = run(tmp_path)
+    stood_in = [list(event["details"]["digests"]["stood_in"]) for event in rounds_of(tmp_path)]
+    assert stood_in == [[], ["site-1"], ["site-1"], ["site-1"], [], []]
+    assert all(len(event["participants"]) == 3 for event in rounds_of(tmp_path)[4:])
+    block = summary["digest"]
+    assert block["sites"]["site-1"]["rounds_stood_in"] == 3
+    # site-1 was away when task 2 began, and lends that task's digests when it is back
+    assert {site: facts["tasks"] for site, facts in block["sites"].items()} == {
+        f"site-{number}": [1, 2] for number in range(3)
+    }
+    assert block["epsilon_of_one_sample"] == "infinite"
+
+
+def test_a_site_that_has_lent_nothing_is_not_stood_in_for(tmp_path: Path) -> None:
+    gone = [{"site": "site-1", "first_round": 1}]
+    strategy = {"name": "digest_synthesis", "base": "fedavg", "server_epochs": 0, "weights": "samples"}
+    with_digests = run(tmp_path, absence=gone, strategy=strategy)
+    base = run(tmp_path, runs="base", absence=gone, strategy="fedavg", digests=None)
+    assert with_digests["model_sha256"] == base["model_sha256"]
+    assert with_digests["digest"]["sites"].keys() == {"site-0", "site-2"}
+
+
+def test_a_run_goes_on_when_everybody_has_left(tmp_path: Path) -> None:
+    gone = [{"site": f"site-{number}", "first_round": 2} for number in range(3)]
+    run(tmp_path, absence=gone, tasks={"count": 1, "rounds": 4}, rounds={"max_skipped": 1})
+    assert [len(event["participants"]) for event in rounds_of(tmp_path)] == [3, 0, 0, 0]
+    assert not any(event["skipped"] for event in rounds_of(tmp_path))
+    with pytest.raises(StateError, match="rounds in a row without"):
+        run(tmp_path, runs="base", absence=gone, strategy="fedavg", digests=None, rounds={"max_skipped": 1})
+
+
+@pytest.mark.slow
+def test_the_bits_do_not_depend_on_workers_nor_on_a_stop(tmp_path: Path) -> None:
+    whole = run(tmp_path)
+    assert run(tmp_path, runs="workers", workers=2)["model_sha256"] == whole["model_sha256"]
+    for stop in (2, 4):
+        runs = str(tmp_path / f"stopped-{stop}")
+
+        def listener(event: dict[str, Any], stop: int = stop) -> None:
+            if event["event"] == "round" and event["round"] == stop:
+                raise KeyboardInterrupt
+
+        settings = RunSettings(write(tmp_path), runs=runs)
+        with pytest.raises(KeyboardInterrupt):
+            run_in_process(settings, listener=listener)
+        resumed = run_in_process(replace(settings, resume="yes"))
+        assert resumed["model_sha256"] == whole["model_sha256"]
+        assert resumed["digest"] == whole["digest"]
+
+
+def test_the_guidance_stays_at_the_server_and_digests_survive_in_its_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path)
+    checkpoint, _ = load_checkpoint(tmp_path / "runs" / "small" / "checkpoint")
+    guidance = {name for name in checkpoint.strategy if name.startswith("guidance/")}
+    assert guidance
+    assert not any("guidance" in name or "encoder" in name for name in checkpoint.arrays)
+    features, labels = checkpoint.strategy["digest/0/features"], checkpoint.strategy["digest/0/labels"]
+    assert checkpoint.strategy["digests"][0][:3] == ["site-0", 1, 2 * len(features)]
+    assert labels.shape == (len(features), 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"digests": None}, "digests: missing"),
+        ({"model": {"name": "mlp"}}, "reads digests with digest_two_branch"),
+        ({"learner": {"optimizer": {"name": "adam", "lr": 0.01}}}, "trains with sgd"),
+    ],
+)
+def test_an_experiment_that_cannot_make_or_read_digests_is_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        run(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"recall_epochs": -1},
+        {"server_lr": 0.0},
+        {"server_momentum": 1.0},
+        {"weights": "equal"},
+        {"bas": "fedavg"},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(parameters))):
+        build_strategy("digest_synthesis", {"base": "fedavg"} | parameters)
+
+
+# the server's networks
+
+
+def networks() -> Recall:
+    model = build_model(
+        ModelConfig.model_validate({"name": "digest_two_branch", "backbone": "small_cnn"}),
+        (1, 8, 8),
+        4,
+        seed=1,
+    )
+    assert isinstance(model, DigestTwoBranchModel)
+    return Recall(model, GuidanceProducer((1, 8, 8), seed=1), None, batch_size=4)
+
+
+def digests(count: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.rand(count, 4, generator=generator)
+    return torch.rand(count, *SHAPE, generator=generator), labels / labels.sum(1, keepdim=True)
+
+
+def test_recall_leaves_the_guidance_and_the_encoder_alone_and_the_joint_step_trains_the_guidance() -> None:
+    recall = networks()
+    reference = {name: tensor.clone() for name, tensor in travelling(recall.model).items()}
+    encoder = {name: tensor.clone() for name, tensor in recall.model.encoder.state_dict().items()}
+    guidance = recall.producer.vector.clone()
+    nothing = recall.stand_in(reference, *digests(), 0, Momentum(0.1, 0.9), stream(1, "batches"))
+    assert nothing is not None
+    assert all(not tensor.any() for tensor in nothing[0].values())
+    assert nothing[1:3] == (0.0, 0)
+    something = recall.stand_in(reference, *digests(), 2, Momentum(0.1, 0.9), stream(1, "batches"))
+    assert something is not None
+    assert something[2] == 6
+    assert torch.equal(recall.producer.vector, guidance)
+    descents = Momentum(0.1, 0.9), Momentum(0.1, 0.9)
+    assert recall.joint_step(reference, *digests(), 1, descents, stream(1, "batches")) is not None
+    assert not torch.equal(recall.producer.vector, guidance)
+    for name, tensor in recall.model.encoder.state_dict().items():
+        assert torch.equal(tensor, encoder[name])
+
+
+def test_training_that_diverges_is_left_out_and_the_guidance_is_as_it_was() -> None:
+    recall = networks()
+    reference = {name: tensor.clone() for name, tensor in travelling(recall.model).items()}
+    guidance = recall.producer.vector.clone()
+    features, labels = digests()
+    features = features * 1e30
+    assert recall.stand_in(reference, features, labels, 2, Momentum(9.0, 0.9), stream(1, "b")) is None
+    descents = Momentum(9.0, 0.9), Momentum(9.0, 0.9)
+    assert recall.joint_step(reference, features, labels, 2, descents, stream(1, "b")) is None
+    assert torch.equal(recall.producer.vector, guidance)
+
+
+# the store
+
+
+def lent(**changes: Any) -> DigestReply:
+    features, labels = digests(5)
+    fields: dict[str, Any] = {
+        "encoder": "h",
+        "samples_per_digest": 4,
+        "digests": Tensors(features=features, labels=labels),
+    }
+    return DigestReply(**STAMP.stamp_fields, **(fields | changes))
+
+
+def broken(**changes: torch.Tensor) -> Tensors:
+    features, labels = digests(5)
+    return Tensors({"features": features, "labels": labels} | changes)
+
+
+NOT_FINITE = digests(5)[0]
+NOT_FINITE[2, 1] = torch.nan
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"encoder": "other"}, "encoder: found other, expected h"),
+        ({"samples_per_digest": 1}, "samples_per_digest: found 1, expected 4"),
+        ({"digests": None}, r"found \[\]"),
+        ({"digests": Tensors(features=digests(5)[0])}, r"found \['features'\]"),
+        ({"digests": broken(features=torch.rand(5, 4, 4, 3))}, r"features: .*\(5, 4, 4, 3\), expected"),
+        ({"digests": broken(features=torch.rand(0, *SHAPE), labels=torch.rand(0, 4))}, "no digest"),
+        ({"digests": broken(features=NOT_FINITE)}, "features: .*not finite"),
+        ({"digests": broken(labels=torch.rand(5, 3))}, r"labels: .*\(5, 3\)"),
+        ({"digests": broken(labels=torch.full((5, 4), 0.3))}, "does not sum to 1"),
+        ({"digests": broken(labels=torch.tensor([[1.5, -0.5, 0, 0]] * 5))}, "negative"),
+    ],
+)
+def test_digests_that_are_not_what_they_should_be_are_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        checked(lent(**changes), "h", SHAPE, 4)
+
+
+def test_the_store_pads_refuses_a_second_release_and_comes_back_from_its_state() -> None:
+    store = DigestStore()
+    store.put("b", 1, checked(lent(), "h", SHAPE, 4))
+    with pytest.raises(ProtocolError, match="task 1 already"):
+        store.put("b", 1, checked(lent(), "h", SHAPE, 4))
+    store.put("a/b", 1, checked(lent(), "h", SHAPE, 4))
+    features, labels = store.gathered(["b", "a/b"], 6)
+    assert features.shape == (10, *SHAPE)
+    assert labels.shape == (10, 6)
+    assert not labels[:, 4:].any()
+    model = networks().model
+    model.grow(6, stream(1, "head"))
+    logits = model.forward_digest(torch.rand(10, 1, 8, 8), features)
+    assert torch.nn.functional.cross_entropy(logits, labels).isfinite()
+    again = DigestStore()
+    again.load_state_dict(
+        json.loads(json.dumps({"digests": store.state_dict()["digests"]})) | store.state_dict()
+    )
+    assert again.samples("b") == 20
+    assert torch.equal(again.gathered(["a/b"], 4)[1], labels[:5, :4])
+    assert store.drop("b") == 5
+    assert store.sites == ["a/b"]
