@@ -17,6 +17,8 @@ from strategies.base import IncrementalStrategy
 
 STRATEGIES = {
     "fedavg": "strategies.fedavg:FedAvg",
+    "layer_attention": "strategies.layer_attention:LayerAttention",
+    "uniform_mean": "strategies.uniform_mean:UniformMean",
 }
 
 
