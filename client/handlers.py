@@ -9,6 +9,7 @@ from torch import Tensor
 from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
 from client.policy import check_answer, check_protection, check_samples
+from client.pretraining import task_places
 from client.release import release_update
 from client.site import Site
 from client.training import train
@@ -38,7 +39,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
     low, high = _task_range(site, request)
-    new = site.data.task_indices("train", low, high)
+    new = task_places(site, request, site.data.task_indices("train", low, high))
     old = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and request.task > 1:
         store = site.exemplars(request.run)

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from config.learner import LearnerConfig
+from config.pretraining import PretrainingConfig
 from config.yaml_file import apply_overrides, read_yaml, validate
 from data.config import DataConfig, TasksConfig
 from models.config import ModelConfig
@@ -85,6 +86,7 @@ class Experiment(BaseModel):
     learner: LearnerConfig
     strategy: Annotated[StrategySpec, BeforeValidator(_name_only)] = StrategySpec(name="fedavg")
     privacy: PrivacyConfig = PrivacyConfig()
+    pretraining: PretrainingConfig | None = None
     rounds: RoundsConfig = RoundsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     absence: list[AbsenceConfig] = []
@@ -102,6 +104,23 @@ class Experiment(BaseModel):
                 "or privacy.allow_unaccounted_metrics to true"
             )
         return self
+
+    @model_validator(mode="after")
+    def _pretraining_keeps_the_guarantee(self) -> "Experiment":
+        if self.pretraining is not None and self.privacy.mode in ("client_central", "sample"):
+            why = {
+                "client_central": "plain averaging adds no noise at the server",
+                "sample": "which samples of a class are chosen depends on the others",
+            }
+            raise ValueError(
+                f"pretraining: not with privacy.mode {self.privacy.mode!r}, because "
+                f"{why[self.privacy.mode]}; allowed with none and client_local"
+            )
+        return self
+
+    def lead_rounds(self, task: int) -> int:
+        """Rounds of pre-training that come before the rounds of a task."""
+        return self.pretraining.rounds if self.pretraining is not None and task == 1 else 0
 
     @cached_property
     def digest(self) -> str:

@@ -113,6 +113,11 @@ def data_facts(experiment: Experiment) -> DataFacts:
         registry = build_registry(data.classes, experiment.tasks, experiment.seed)
         return DataFacts(registry, declared_input_shape(data), None, data.sites or 1, ())
     federation = simulated_federation(experiment)
+    if experiment.pretraining is not None:
+        first = federation.schedule.classes_of(1)
+        for name, site in federation.sites.items():
+            held = site.task_indices("train", first.start, first.stop)
+            experiment.pretraining.require(name, len(held))
     return DataFacts(
         federation.registry,
         federation.input_shape,

@@ -30,6 +30,7 @@ from server.roster import Roster
 from server.run_folder import RunFolder
 from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.exchange import Exchange
+from strategies.fedavg import FedAvg
 from strategies.services import Services
 
 Sites = Mapping[str, int]
@@ -71,6 +72,7 @@ class Curriculum:
         )
         self._grid = grid
         self._exchange = Exchange()
+        self._averaging = FedAvg(strategy.max_update_norm)
         self._clock = time.monotonic()
         self._previous = Previous()
         self.roster = Roster(grid, experiment.digest, lambda text: journal.write("note", text=text))
@@ -94,7 +96,7 @@ class Curriculum:
             task = self.progress.task
             if self.progress.round_in_task == 0:
                 self._begin_task(task)
-            while self.progress.round_in_task < self.schedule.rounds[task - 1]:
+            while self.progress.round_in_task < self._rounds(task):
                 self._round(task)
             self._finish_task(task)
         self.progress.finished = True
@@ -147,7 +149,8 @@ class Curriculum:
         number = progress.round + 1
         sites = self._available(number)
         previous = self._previous if self.experiment.needs_previous else Previous()
-        outcome = self.strategy.train_round(
+        lead = self.experiment.lead_rounds(task)
+        outcome = self._strategy(task).train_round(
             self._grid,
             RoundRequest(
                 stamp=self._stamp(number),
@@ -155,7 +158,7 @@ class Curriculum:
                 sites=self._sampled(sites, number),
                 deadline=rounds.deadline,
                 quorum=rounds.quorum,
-                progress=progress.round_in_task / self.schedule.rounds[task - 1],
+                progress=max(0, progress.round_in_task - lead) / self.schedule.rounds[task - 1],
                 previous=previous.sha256,
                 previous_arrays=previous.arrays,
                 holders=frozenset(progress.holders),
@@ -180,6 +183,15 @@ class Curriculum:
                 f"{progress.skipped_in_a_row} rounds in a row without {rounds.quorum} valid replies; last: "
                 f"{'; '.join(reasons) or 'no site answered'}; the model is as it was; the run can be resumed"
             )
+
+    def _rounds(self, task: int) -> int:
+        return self.experiment.lead_rounds(task) + self.schedule.rounds[task - 1]
+
+    def _strategy(self, task: int) -> IncrementalStrategy:
+        """The experiment's strategy; plain averaging while pre-training lasts."""
+        if self.progress.round_in_task < self.experiment.lead_rounds(task):
+            return self._averaging
+        return self.strategy
 
     def _finish_task(self, task: int) -> None:
         """Freeze the model, let sites choose exemplars, measure, and step to the next task in one
