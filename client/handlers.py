@@ -6,14 +6,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
+from client.class_means import release_class_sums
+from client.evaluation import by_class_means, by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
 from client.policy import check_answer, check_protection, check_samples
 from client.pretraining import task_places
 from client.release import release_update
 from client.site import Site
 from client.training import train
-from foundation.errors import DataError
+from foundation.errors import DataError, ProtocolError
 from foundation.streams import stream
 from models.incremental import IncrementalModel, complete_state
 from protocol.fields import Tensors
@@ -85,7 +86,11 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     if site.experiment.learner.memory is not None:
         low, high = _task_range(site, request)
         _choose(site, site.exemplars(request.run), model, low, high, version=request.round)
-    return FinishTaskReply(**request.stamp_fields, model=sha256)
+    sums = None
+    if site.experiment.learner.means == "global":
+        kept = site.exemplars(request.run).indices(before_round=request.round + 1)
+        sums = release_class_sums(site, request, model, kept)
+    return FinishTaskReply(**request.stamp_fields, model=sha256, class_sums=sums)
 
 
 def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
@@ -98,12 +103,22 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     part = "test" if len(site.data.test) else "validation"
     data = site.samples(site.data.task_indices(part, 0, request.num_classes))
     predict = by_head(model)
-    if site.experiment.learner.classifier == "nearest_mean":
+    if request.class_means is not None:
+        predict = by_class_means(model, _means(model, request.class_means))
+    elif site.experiment.learner.classifier == "nearest_mean":
         kept = site.exemplars(request.run).indices(before_round=request.round + 1)
         if len(kept):
             predict = by_nearest_mean(model, site.samples(kept))
     correct, total = count_correct(predict, data, request.num_classes)
     return EvaluateReply(**request.stamp_fields, correct=correct, total=total)
+
+
+def _means(model: IncrementalModel, tensors: Tensors) -> Tensor:
+    expected = (model.num_classes, model.feature_width)
+    if set(tensors) != {"means"} or tuple(tensors["means"].shape) != expected:
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        raise ProtocolError(f"EvaluateRequest: class_means: found {found}, expected means {expected}")
+    return tensors["means"]
 
 
 def _task_range(site: Site, stamp: Stamp) -> tuple[int, int]:

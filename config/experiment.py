@@ -118,6 +118,15 @@ class Experiment(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _class_means_are_accounted(self) -> "Experiment":
+        if self.learner.means == "global" and self.privacy.mode in ("client_central", "sample"):
+            raise ValueError(
+                f"learner.means: found 'global' with privacy.mode {self.privacy.mode!r}, under which no "
+                "accountant covers what a site would send; allowed with none and client_local"
+            )
+        return self
+
     def lead_rounds(self, task: int) -> int:
         """Rounds of pre-training that come before the rounds of a task."""
         return self.pretraining.rounds if self.pretraining is not None and task == 1 else 0

@@ -110,6 +110,8 @@ class LearnerConfig(Part):
     contrastive: Contrastive | None = None
     memory: Memory | None = None
     classifier: Literal["head", "nearest_mean"] = "head"
+    means: Literal["site", "global"] = "site"
+    """nearest_mean: whose exemplars make the class means; global sends their sums to the server."""
     correction: Annotated[Correction, BeforeValidator(_name_only)] | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: autocast of the forward pass; parameters and updates stay float32."""
@@ -120,6 +122,8 @@ class LearnerConfig(Part):
     def _nearest_mean_needs_memory(self) -> "LearnerConfig":
         if self.classifier == "nearest_mean" and self.memory is None:
             raise ValueError("classifier nearest_mean classifies by exemplars; it needs `memory`")
+        if self.means == "global" and self.classifier != "nearest_mean":
+            raise ValueError("means: found 'global', allowed with classifier nearest_mean")
         return self
 
     @property

@@ -22,6 +22,7 @@ from protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskReply, F
 from protocol.tensors import content_sha256
 from server.ask import ask
 from server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
+from server.class_means import check_class_sums, global_means
 from server.evaluation import Counts, check_counts, evaluate_centrally
 from server.global_model import GlobalModel
 from server.history import History
@@ -200,10 +201,11 @@ class Curriculum:
         arrays = self.model.frozen()
         finished = Previous(content_sha256(arrays), arrays)
         sites = self._available(progress.round)
-        holders = self._send_finish(sites, finished.sha256) if self.experiment.needs_previous else []
-        federated = self._federated_counts(sites) if self.experiment.evaluation.federated else {}
+        replies = self._send_finish(sites, finished.sha256) if self.experiment.needs_previous else {}
+        holders, means = list(replies), global_means(replies)
+        federated = self._federated_counts(sites, means) if self.experiment.evaluation.federated else {}
         facts = self.history.task_done(
-            self.schedule.boundaries[: task + 1], self._central_counts(task), federated
+            self.schedule.boundaries[: task + 1], self._central_counts(task, means), federated
         )
         save_previous(self.folder.checkpoint_folder, finished.sha256, arrays)
         self._previous = finished
@@ -214,14 +216,19 @@ class Curriculum:
 
     # exchanges other than training
 
-    def _send_finish(self, sites: Sites, sha256: str) -> list[str]:
-        """Tell the sites that the task is over; returns those that now hold its model."""
+    def _send_finish(self, sites: Sites, sha256: str) -> dict[str, FinishTaskReply]:
+        """Tell the sites that the task is over; returns the replies of those that now hold its model."""
+        learner, privacy = self.experiment.learner, self.experiment.privacy
+        if learner.means == "global":
+            self.history.class_sums_asked(sites)
 
         def check(reply: FinishTaskReply) -> None:
+            if learner.means == "global":
+                check_class_sums(reply, reply.num_classes, self.model.feature_width, privacy.enabled)
             if reply.model != sha256:
                 raise ProtocolError(f"FinishTaskReply: model: found {reply.model:.12}, expected {sha256:.12}")
 
-        replies = ask(
+        return ask(
             self._grid,
             self._exchange,
             [(site, node, FinishTaskRequest(**self._with_previous(site))) for site, node in sites.items()],
@@ -230,13 +237,16 @@ class Curriculum:
             self._note_drop,
             check,
         )
-        return list(replies)
 
-    def _federated_counts(self, sites: Sites) -> dict[str, Counts]:
+    def _federated_counts(self, sites: Sites, means: Tensor | None) -> dict[str, Counts]:
+        class_means = None if means is None else Tensors(means=means)
         replies = ask(
             self._grid,
             self._exchange,
-            [(site, node, EvaluateRequest(**self._with_previous(site))) for site, node in sites.items()],
+            [
+                (site, node, EvaluateRequest(**self._with_previous(site), class_means=class_means))
+                for site, node in sites.items()
+            ],
             EvaluateReply,
             self.experiment.rounds.deadline,
             self._note_drop,
@@ -295,10 +305,10 @@ class Curriculum:
         chosen = sorted(generator.choice(len(names), size=count, replace=False).tolist())
         return {names[index]: sites[names[index]] for index in chosen}
 
-    def _central_counts(self, task: int) -> Counts | None:
+    def _central_counts(self, task: int, means: Tensor | None = None) -> Counts | None:
         if self.test is None:
             return None
-        return evaluate_centrally(self.model.loaded(), self.test, self.schedule.num_classes(task))
+        return evaluate_centrally(self.model.loaded(), self.test, self.schedule.num_classes(task), means)
 
     def _update_holders(self, outcome: RoundOutcome) -> None:
         """A site that trained holds the previous model; one that failed may have lost it, and gets it

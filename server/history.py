@@ -1,6 +1,6 @@
 """What a run has measured so far: the part of `progress` that the summary and the report are made of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from server.evaluation import Counts, pooled
@@ -44,6 +44,12 @@ class History:
             self.site(site)["refused"] += 1
         self._data["bytes_up"] += outcome.bytes_up
         self._data["bytes_down"] += outcome.bytes_down
+
+    def class_sums_asked(self, sites: Iterable[str]) -> None:
+        """Count a release of class sums for each site that is asked for one, whether or not it arrives."""
+        for site in sites:
+            counters = self.site(site)
+            counters["class_sums"] = counters.get("class_sums", 0) + 1
 
     def task_begun(self, boundary: int) -> None:
         """Classes up to boundary are known from now on."""

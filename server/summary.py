@@ -86,7 +86,7 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     per_site: dict[str, float] = {}
     by_rounds: dict[int, float] = {}
     for site, counters in curriculum.history.data["sites"].items():
-        rounds = counters["rounds"] + counters["rejected"]
+        rounds = counters["rounds"] + counters["rejected"] + counters.get("class_sums", 0)
         if rounds not in by_rounds:
             accountant = make_accountant(privacy.accountant)
             if rounds:
