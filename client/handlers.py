@@ -61,6 +61,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         teacher=site.bench.teacher(previous) if previous is not None and learner.needs_previous else None,
         augmentation=site.experiment.data.augmentation,
         progress=request.progress,
+        first_class=low,
     )
     release_update(site, request, result.update)
     private = site.experiment.privacy.mode != "none" and not site.experiment.privacy.allow_unaccounted_metrics
