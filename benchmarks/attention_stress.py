@@ -158,6 +158,10 @@ def page(lines: list[dict[str, Any]]) -> str:
         values = [100 * line[key] for line in lines if (line["case"], line["strategy"]) == (case, label)]
         return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
 
+    cases = [case for case in CASES if any(line["case"] == case for line in lines)]
+    columns = [
+        name for case in cases for name in ((case, "its small site") if case == "unequal" else (case,))
+    ]
     text = [
         "# Layer attention under stress",
         "",
@@ -166,11 +170,11 @@ def page(lines: list[dict[str, Any]]) -> str:
         "samples; the small site's classes beside it. Honest and poisoned: five equal sites, without and",
         "with one that sends its update times -3; a run that diverges is stopped and counts as chance, 10.",
         "",
-        "| | unequal | its small site's classes | honest | poisoned |",
-        "| --- | --- | --- | --- | --- |",
+        f"| | {' | '.join(columns)} |",
+        "| --- " * (len(columns) + 1) + "|",
     ]
     for label in dict.fromkeys(line["strategy"] for line in lines):
-        cells = [cell(case, label, "accuracy") for case in CASES]
+        cells = [cell(case, label, "accuracy") for case in cases]
         cells.insert(1, cell("unequal", label, "small"))
         text.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(text) + "\n"
