@@ -159,9 +159,8 @@ def page(lines: list[dict[str, Any]]) -> str:
         return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
 
     cases = [case for case in CASES if any(line["case"] == case for line in lines)]
-    columns = [
-        name for case in cases for name in ((case, "its small site") if case == "unequal" else (case,))
-    ]
+    columns = list(cases)
+    columns.insert(1, "its small site")
     text = [
         "# Layer attention under stress",
         "",
