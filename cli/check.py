@@ -42,7 +42,8 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
     )
     for task in range(1, schedule.count + 1):
         names = ", ".join(facts.registry.classes[label] for label in schedule.classes_of(task))
-        console.print(f"  task {task}: {names} ({schedule.rounds[task - 1]} rounds)")
+        rounds = experiment.lead_rounds(task) + schedule.rounds[task - 1]
+        console.print(f"  task {task}: {names} ({rounds} rounds)")
     for note in facts.notes:
         console.print(f"  note: {note}", markup=False)
     console.print("ok")

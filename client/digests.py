@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from client.policy import check_samples
-from client.release import RECIPIENT
+from client.release import RECIPIENT, charge_entry
 from client.site import Site
 from foundation.errors import ConfigError, PolicyRefusal, ProtocolError
 from foundation.streams import stream
@@ -19,7 +19,6 @@ from privacy.calibration import gaussian_multiplier
 from privacy.digest_config import DigestConfig
 from privacy.digests import DigestGuarantee, Digests, make_digests
 from privacy.entries import Entry
-from privacy.ledger import Ledger, Limit
 from privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from protocol.fields import Tensors
 from protocol.messages import DigestReply, DigestRequest
@@ -141,10 +140,8 @@ def _charge(site: Site, request: DigestRequest, config: DigestConfig, guarantee:
     identity = site.identity
     if not identity.deployed and not config.protects:
         return
-    policy, accountant = identity.policy, site.experiment.privacy.accountant
-    limit = None if policy.max_epsilon is None else Limit(policy.max_epsilon, policy.delta, accountant)
     for entry in ledger_entries(config, guarantee, request.run, request.experiment):
-        Ledger(identity.state_dir).charge(entry, limit)
+        charge_entry(site, entry)
 
 
 def _noise(site: Site, config: DigestConfig, task: int) -> NoiseSource:

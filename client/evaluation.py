@@ -43,8 +43,13 @@ def by_nearest_mean(model: IncrementalModel, exemplars: TrainingSet) -> Callable
         raise ValueError("nearest mean of exemplars without any exemplar")
     features = unit_features(model, exemplars)
     sums = features.new_zeros(model.num_classes, features.shape[1]).index_add_(0, exemplars.y, features)
-    means = F.normalize(sums, dim=1)
-    empty = exemplars.counts(model.num_classes) == 0
+    return by_class_means(model, F.normalize(sums, dim=1))
+
+
+def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor], Tensor]:
+    """The class whose mean, a row of (M, d) of unit length, is closest; a row of zeros is never predicted."""
+    means = means.to(model.head.weight.device)
+    empty = ~means.any(dim=1)
 
     def predict(inputs: Tensor) -> Tensor:
         similarity = F.normalize(model.features(inputs), dim=1) @ means.T

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from client.adversary import behaviour, mislabelled
+from client.class_means import release_class_sums
 from client.corrections import open_correction
 from client.digests import withdrawal
-from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
+from client.evaluation import by_class_means, by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
 from client.policy import check_answer, check_evaluation, check_protection, check_samples
+from client.pretraining import task_places
 from client.private_training import require_no_extra_losses, train_privately
 from client.rehearsal import open_rehearsal
 from client.release import charge, check_reply, noise_source, release_update
@@ -19,7 +21,7 @@ from client.ring_turn import segment_of, turn_of
 from client.site import Site
 from client.told import told_metrics
 from client.training import train
-from foundation.errors import DataError
+from foundation.errors import DataError, ProtocolError
 from foundation.streams import stream
 from models.incremental import IncrementalModel, complete_state
 from protocol.fields import Tensors
@@ -45,7 +47,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
     low, high = _task_range(site, request)
-    new = site.data.task_indices("train", low, high)
+    new = task_places(site, request, site.data.task_indices("train", low, high))
     old = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and request.task > 1:
         store = site.exemplars(request.run)
@@ -92,6 +94,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
             teacher=teacher,
             augmentation=augmentation,
             progress=request.progress,
+            first_class=low,
             correction=correction.gradient,
             rehearsal=open_rehearsal(site, request, model),
         )
@@ -121,7 +124,11 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     if site.experiment.learner.memory is not None:
         low, high = _task_range(site, request)
         _choose(site, site.exemplars(request.run), model, low, high, version=request.round)
-    return FinishTaskReply(**request.stamp_fields, model=sha256)
+    sums = None
+    if site.experiment.learner.means == "global":
+        kept = site.exemplars(request.run).indices(before_round=request.round + 1)
+        sums = release_class_sums(site, request, model, kept)
+    return FinishTaskReply(**request.stamp_fields, model=sha256, class_sums=sums)
 
 
 def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
@@ -135,13 +142,23 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     part = "test" if len(site.data.test) else "validation"
     data = site.samples(site.data.task_indices(part, 0, request.num_classes))
     predict = by_head(model)
-    if site.experiment.learner.classifier == "nearest_mean":
+    if request.class_means is not None:
+        predict = by_class_means(model, _means(model, request.class_means))
+    elif site.experiment.learner.classifier == "nearest_mean":
         kept = site.exemplars(request.run).indices(before_round=request.round + 1)
         if len(kept):
             predict = by_nearest_mean(model, site.samples(kept))
     correct, total = count_correct(predict, data, request.num_classes)
     charge(site, request.run, of_update=False)
     return EvaluateReply(**request.stamp_fields, correct=correct, total=total)
+
+
+def _means(model: IncrementalModel, tensors: Tensors) -> Tensor:
+    expected = (model.num_classes, model.feature_width)
+    if set(tensors) != {"means"} or tuple(tensors["means"].shape) != expected:
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        raise ProtocolError(f"EvaluateRequest: class_means: found {found}, expected means {expected}")
+    return tensors["means"]
 
 
 def _task_range(site: Site, stamp: Stamp) -> tuple[int, int]:

@@ -37,6 +37,18 @@ def balanced_softmax(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
     return F.cross_entropy(logits + prior, labels)
 
 
+def current_softmax(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
+    """Cross entropy over the classes of the current task alone, so that old rows of the head get no gradient.
+
+    first_class: the task's first label. Raises ValueError on a label of an earlier task.
+    Masana et al. 2020 (arXiv 2010.15277), equation 5; Li and Hoiem 2016 (arXiv 1606.09282) use it with
+    distillation.
+    """
+    if bool((labels < first_class).any()):
+        raise ValueError(f"label {int(labels.min())} is of an earlier task; this one begins at {first_class}")
+    return F.cross_entropy(logits[:, first_class:], labels - first_class)
+
+
 def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None) -> Tensor:
     """Binary cross entropy over all classes, mean over batch and classes; old columns aim at the previous
     model's outputs.

@@ -72,11 +72,14 @@ def charge(site: Site, run: str, *, of_update: bool) -> None:
             relation="replace",
             mechanism="unprotected",
         )
-    policy = identity.policy
-    limit = (
-        None if policy.max_epsilon is None else Limit(policy.max_epsilon, policy.delta, privacy.accountant)
-    )
-    Ledger(identity.state_dir).charge(entry, limit)
+    charge_entry(site, entry)
+
+
+def charge_entry(site: Site, entry: Entry) -> None:
+    """Record one release against the site's lifetime budget; errors as charge()."""
+    policy, accountant = site.identity.policy, site.experiment.privacy.accountant
+    limit = None if policy.max_epsilon is None else Limit(policy.max_epsilon, policy.delta, accountant)
+    Ledger(site.identity.state_dir).charge(entry, limit)
 
 
 def check_reply(site: Site, reply: TrainReply) -> TrainReply:

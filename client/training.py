@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from client.batches import TrainingSet, shuffled
 from client.gradient_correction import GradientCorrection
-from client.losses import balanced_softmax, distillation, icarl_bce, log_prior, supervised_contrastive
+from client.losses import (
+    balanced_softmax,
+    current_softmax,
+    distillation,
+    icarl_bce,
+    log_prior,
+    supervised_contrastive,
+)
 from client.optimizers import FlatOptimizer
 from config.learner import LearnerConfig
 from data.config import AugmentationConfig
@@ -39,6 +46,7 @@ class Objective:
     """The sum of the loss terms for one training set.
 
     teacher: frozen model of the task before, or None in task 1 and where no term needs it.
+    first_class: of the task; current_softmax alone needs it.
     """
 
     def __init__(
@@ -48,8 +56,10 @@ class Objective:
         data: TrainingSet,
         teacher: nn.Module | None,
         augmented: bool,
+        first_class: int = 0,
     ) -> None:
         self._config = config
+        self._first_class = first_class
         self._model = model
         self._prior: Tensor | None = None
         if config.classification.name == "balanced_softmax":
@@ -69,6 +79,8 @@ class Objective:
             case "balanced_softmax":
                 assert self._prior is not None
                 loss = balanced_softmax(logits, labels, self._prior)
+            case "current_softmax":
+                loss = current_softmax(logits, labels, self._first_class)
             case "icarl_bce":
                 loss = icarl_bce(logits, labels, old_logits)
             case _:
@@ -111,6 +123,7 @@ def train(
     teacher: nn.Module | None = None,
     augmentation: AugmentationConfig,
     progress: float = 0.0,
+    first_class: int = 0,
     correction: GradientCorrection | None = None,
     rehearsal: Callable[[], Tensor] | None = None,
 ) -> TrainingResult:
@@ -127,7 +140,7 @@ def train(
     if normalises_batches and len(data) == 1:
         raise DataError("one sample only, and batch normalisation needs two; use model.norm: group")
     before = flat.vector.clone()
-    objective = Objective(config, model, data, teacher, augmentation.active)
+    objective = Objective(config, model, data, teacher, augmentation.active, first_class)
     optimizer = FlatOptimizer(config.optimizer, flat.trainable, flat.gradient, progress)
     anchor = before[: len(flat.trainable)]
     model.train()

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from config.learner import LearnerConfig
+from config.pretraining import PretrainingConfig
 from config.yaml_file import apply_overrides, read_yaml, validate
 from data.config import DataConfig, TasksConfig
 from models.config import ModelConfig
@@ -100,6 +101,7 @@ class Experiment(BaseModel):
     privacy: PrivacyConfig = PrivacyConfig()
     digests: DigestConfig | None = None
     """What sites lend for the time when they are away; None: nothing."""
+    pretraining: PretrainingConfig | None = None
     rounds: RoundsConfig = RoundsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     absence: list[AbsenceConfig] = []
@@ -132,6 +134,32 @@ class Experiment(BaseModel):
                         f"adversaries: found site {name!r}, allowed site-0 to site-{self.data.sites - 1}"
                     )
         return self
+
+    @model_validator(mode="after")
+    def _pretraining_keeps_the_guarantee(self) -> "Experiment":
+        if self.pretraining is not None and self.privacy.mode in ("client_central", "sample"):
+            why = {
+                "client_central": "plain averaging adds no noise at the server",
+                "sample": "which samples of a class are chosen depends on the others",
+            }
+            raise ValueError(
+                f"pretraining: not with privacy.mode {self.privacy.mode!r}, because "
+                f"{why[self.privacy.mode]}; allowed with none and client_local"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _class_means_are_accounted(self) -> "Experiment":
+        if self.learner.means == "global" and self.privacy.mode in ("client_central", "sample"):
+            raise ValueError(
+                f"learner.means: found 'global' with privacy.mode {self.privacy.mode!r}, under which no "
+                "accountant covers what a site would send; allowed with none and client_local"
+            )
+        return self
+
+    def lead_rounds(self, task: int) -> int:
+        """Rounds of pre-training that come before the rounds of a task."""
+        return self.pretraining.rounds if self.pretraining is not None and task == 1 else 0
 
     @cached_property
     def digest(self) -> str:

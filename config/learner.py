@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from foundation.errors import ConfigError
+
 
 class Part(BaseModel):
     """Base of a named part; unknown keys are errors."""
@@ -37,7 +39,8 @@ class Optimizer(Part):
 class Classification(Part):
     """The loss over the labels."""
 
-    name: Literal["ce", "balanced_softmax", "icarl_bce"] = "ce"
+    name: Literal["ce", "balanced_softmax", "icarl_bce", "current_softmax"] = "ce"
+    """current_softmax: cross entropy over the classes of the current task alone; not with a memory."""
     scale: float = Field(default=1.0, ge=0)
     """balanced_softmax: multiplies the log-prior; 0 is plain cross entropy over the classes that the site
     holds."""
@@ -100,6 +103,14 @@ class Memory(Part):
         assert self.fixed_total is not None
         return self.fixed_total // (num_classes * sites)
 
+    def require(self, num_classes: int, sites: int) -> None:
+        """Raises ConfigError when the budget leaves a site not one sample of each class in the end."""
+        if self.quota(num_classes, sites) < 1:
+            raise ConfigError(
+                f"learner.memory.fixed_total: found {self.fixed_total}, allowed {num_classes * sites} or "
+                f"more: one sample of each of {num_classes} classes at each of {sites} sites"
+            )
+
 
 class Correction(Part):
     """A term that pulls local training towards the global model."""
@@ -120,6 +131,8 @@ class LearnerConfig(Part):
     contrastive: Contrastive | None = None
     memory: Memory | None = None
     classifier: Literal["head", "nearest_mean"] = "head"
+    means: Literal["site", "global"] = "site"
+    """nearest_mean: whose exemplars make the class means; global sends their sums to the server."""
     correction: Annotated[Correction, BeforeValidator(_name_only)] | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: autocast of the forward pass; parameters and updates stay float32."""
@@ -127,9 +140,16 @@ class LearnerConfig(Part):
     """Memory layout that convolutions of GPUs prefer."""
 
     @model_validator(mode="after")
-    def _nearest_mean_needs_memory(self) -> "LearnerConfig":
+    def _parts_fit_the_memory(self) -> "LearnerConfig":
         if self.classifier == "nearest_mean" and self.memory is None:
             raise ValueError("classifier nearest_mean classifies by exemplars; it needs `memory`")
+        if self.classification.name == "current_softmax" and self.memory is not None:
+            raise ValueError(
+                "classification current_softmax has no place for exemplars of earlier classes; "
+                "allowed without `memory`"
+            )
+        if self.means == "global" and self.classifier != "nearest_mean":
+            raise ValueError("means: found 'global', allowed with classifier nearest_mean")
         return self
 
     @property

@@ -136,11 +136,14 @@ class FinishTaskRequest(Stamp):
 
 @dataclass(frozen=True, kw_only=True)
 class FinishTaskReply(Stamp):
-    """Site to server: done. Exemplars stay at the site; so does their number."""
+    """Site to server: done. Exemplars stay at the site; so does their number, but with global class means."""
 
     message_type = "train.finish_task"
     model: str = ""
     """SHA-256 of the model that the site now keeps as the teacher."""
+    class_sums: Tensors | None = None
+    """Sums of the exemplars' unit features and their number, by class; only with learner.means: global,
+    protected as the experiment says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +157,8 @@ class EvaluateRequest(Stamp):
     """SHA-256 of the global model at the end of the task before; '' in task 1."""
     previous_arrays: Tensors | None = None
     """That model itself, for a site that is not known to hold it."""
+    class_means: Tensors | None = None
+    """Mean feature of each class over all sites, to classify with; only with learner.means: global."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,8 +117,15 @@ def data_facts(experiment: Experiment) -> DataFacts:
                 "data.classes: missing; a server without data needs the registry of class names"
             )
         registry = build_registry(data.classes, experiment.tasks, experiment.seed)
+        _check_memory(experiment, registry, data.sites or 1)
         return DataFacts(registry, declared_input_shape(data), None, data.sites or 1, ())
     federation = simulated_federation(experiment)
+    _check_memory(experiment, federation.registry, len(federation.sites))
+    if experiment.pretraining is not None:
+        first = federation.schedule.classes_of(1)
+        for name, site in federation.sites.items():
+            held = site.task_indices("train", first.start, first.stop)
+            experiment.pretraining.require(name, len(held))
     return DataFacts(
         federation.registry,
         federation.input_shape,
@@ -128,3 +135,8 @@ def data_facts(experiment: Experiment) -> DataFacts:
         (federation.mean.tolist(), federation.std.tolist()),
         federation.estimated_constants,
     )
+
+
+def _check_memory(experiment: Experiment, registry: Registry, sites: int) -> None:
+    if experiment.learner.memory is not None:
+        experiment.learner.memory.require(len(registry.classes), sites)

@@ -23,6 +23,7 @@ from protocol.tensors import content_sha256
 from server.ask import ask
 from server.central_privacy import CentralPrivacy
 from server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
+from server.class_means import check_class_sums, global_means
 from server.evaluation import Counts, Judge, check_counts, evaluate_centrally
 from server.global_model import GlobalModel
 from server.history import History
@@ -32,6 +33,7 @@ from server.roster import Roster
 from server.run_folder import RunFolder
 from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.exchange import Exchange
+from strategies.fedavg import FedAvg
 from strategies.services import Services
 
 Sites = Mapping[str, int]
@@ -74,6 +76,7 @@ class Curriculum:
         self._grid = grid
         self._settings = experiment.model_dump(mode="json")
         self._exchange = Exchange()
+        self._averaging = FedAvg(strategy.max_update_norm)
         self._clock = time.monotonic()
         self._previous = Previous()
         self._judgement: Judge | None = None
@@ -100,7 +103,7 @@ class Curriculum:
             task = self.progress.task
             if self.progress.round_in_task == 0:
                 self._begin_task(task)
-            while self.progress.round_in_task < self.schedule.rounds[task - 1]:
+            while self.progress.round_in_task < self._rounds(task):
                 self._round(task)
             self._finish_task(task)
         self.progress.finished = True
@@ -166,10 +169,10 @@ class Curriculum:
         sites = self._available(number)
         asked = self._sampled(sites, number)
         previous = self._previous if self.experiment.needs_previous else Previous()
-        asked = self._sampled(sites, number)
         if self.experiment.privacy.enabled:
             self.releases.asked(number, asked)
-        outcome = self.strategy.train_round(
+        lead = self.experiment.lead_rounds(task)
+        outcome = self._strategy(task).train_round(
             self._grid,
             RoundRequest(
                 stamp=self._stamp(number),
@@ -177,7 +180,7 @@ class Curriculum:
                 sites=asked,
                 deadline=rounds.deadline,
                 quorum=rounds.quorum,
-                progress=progress.round_in_task / self.schedule.rounds[task - 1],
+                progress=max(0, progress.round_in_task - lead) / self.schedule.rounds[task - 1],
                 previous=previous.sha256,
                 previous_arrays=previous.arrays,
                 clip_norm=self.central.sent_clip_norm if self.central else None,
@@ -209,6 +212,15 @@ class Curriculum:
                 f"{'; '.join(reasons) or 'no site answered'}; the model is as it was; the run can be resumed"
             )
 
+    def _rounds(self, task: int) -> int:
+        return self.experiment.lead_rounds(task) + self.schedule.rounds[task - 1]
+
+    def _strategy(self, task: int) -> IncrementalStrategy:
+        """The experiment's strategy; plain averaging while pre-training lasts."""
+        if self.progress.round_in_task < self.experiment.lead_rounds(task):
+            return self._averaging
+        return self.strategy
+
     def _finish_task(self, task: int) -> None:
         """Freeze the model, let sites choose exemplars, measure, and step to the next task in one
         checkpoint."""
@@ -216,10 +228,11 @@ class Curriculum:
         arrays = self.model.frozen()
         finished = Previous(content_sha256(arrays), arrays)
         sites = self._available(progress.round)
-        holders = self._send_finish(sites, finished.sha256) if self.experiment.needs_previous else []
-        federated = self._federated_counts(sites) if self.experiment.evaluation.federated else {}
+        replies = self._send_finish(sites, finished.sha256) if self.experiment.needs_previous else {}
+        holders, means = list(replies), global_means(replies)
+        federated = self._federated_counts(sites, means) if self.experiment.evaluation.federated else {}
         facts = self.history.task_done(
-            self.schedule.boundaries[: task + 1], self._central_counts(task), federated
+            self.schedule.boundaries[: task + 1], self._central_counts(task, means), federated
         )
         save_previous(self.folder.checkpoint_folder, finished.sha256, arrays)
         self._previous = finished
@@ -230,14 +243,19 @@ class Curriculum:
 
     # exchanges other than training
 
-    def _send_finish(self, sites: Sites, sha256: str) -> list[str]:
-        """Tell the sites that the task is over; returns those that now hold its model."""
+    def _send_finish(self, sites: Sites, sha256: str) -> dict[str, FinishTaskReply]:
+        """Tell the sites that the task is over; returns the replies of those that now hold its model."""
+        learner, privacy = self.experiment.learner, self.experiment.privacy
+        if learner.means == "global":
+            self.history.class_sums_asked(sites)
 
         def check(reply: FinishTaskReply) -> None:
+            if learner.means == "global":
+                check_class_sums(reply, reply.num_classes, self.model.feature_width, privacy.enabled)
             if reply.model != sha256:
                 raise ProtocolError(f"FinishTaskReply: model: found {reply.model:.12}, expected {sha256:.12}")
 
-        replies = ask(
+        return ask(
             self._grid,
             self._exchange,
             [(site, node, FinishTaskRequest(**self._with_previous(site))) for site, node in sites.items()],
@@ -246,13 +264,16 @@ class Curriculum:
             self._note_drop,
             check,
         )
-        return list(replies)
 
-    def _federated_counts(self, sites: Sites) -> dict[str, Counts]:
+    def _federated_counts(self, sites: Sites, means: Tensor | None) -> dict[str, Counts]:
+        class_means = None if means is None else Tensors(means=means)
         replies = ask(
             self._grid,
             self._exchange,
-            [(site, node, EvaluateRequest(**self._with_previous(site))) for site, node in sites.items()],
+            [
+                (site, node, EvaluateRequest(**self._with_previous(site), class_means=class_means))
+                for site, node in sites.items()
+            ],
             EvaluateReply,
             self.experiment.rounds.deadline,
             self._note_drop,
@@ -311,10 +332,10 @@ class Curriculum:
         chosen = sorted(generator.choice(len(names), size=count, replace=False).tolist())
         return {names[index]: sites[names[index]] for index in chosen}
 
-    def _central_counts(self, task: int) -> Counts | None:
+    def _central_counts(self, task: int, means: Tensor | None = None) -> Counts | None:
         if self.test is None:
             return None
-        return evaluate_centrally(self.model.loaded(), self.test, self.schedule.num_classes(task))
+        return evaluate_centrally(self.model.loaded(), self.test, self.schedule.num_classes(task), means)
 
     def _update_holders(self, outcome: RoundOutcome) -> None:
         """A site that trained holds the previous model; one that failed may have lost it, and gets it

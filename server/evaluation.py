@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from client.batches import TrainingSet
-from client.evaluation import by_head, count_correct
+from client.evaluation import by_class_means, by_head, count_correct
 from foundation.errors import ProtocolError
 from foundation.streams import stream
 from models.incremental import IncrementalModel
@@ -16,11 +17,18 @@ Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""
 
 
-def evaluate_centrally(model: IncrementalModel, test: TrainingSet, num_classes: int) -> Counts:
-    """Counts on the test samples of the classes seen so far. test: samples of all classes, in any order."""
+def evaluate_centrally(
+    model: IncrementalModel, test: TrainingSet, num_classes: int, means: Tensor | None = None
+) -> Counts:
+    """Counts on the test samples of the classes seen so far. test: samples of all classes, in any order.
+
+    means: (M, d) class means to classify with in place of the head.
+    """
     seen = (test.y < num_classes).nonzero().flatten()
     part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std)
-    return count_correct(by_head(model.eval()), part, num_classes)
+    model.eval()
+    predict = by_head(model) if means is None else by_class_means(model, means)
+    return count_correct(predict, part, num_classes)
 
 
 class Judge:

@@ -26,6 +26,10 @@ class GlobalModel:
         self.arrays: dict[str, Tensor] = {}
         self._adopt(self._model.to(device))
 
+    @property
+    def feature_width(self) -> int:
+        return self._model.feature_width
+
     def begin_task(self, task: int, previous: Mapping[str, Tensor] | None) -> None:
         """Grow the head for task's classes, from the complete model of the task before (None in task 1).
 

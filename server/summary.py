@@ -93,7 +93,12 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     if not privacy.enabled:
         return None
     steps = math.ceil(experiment.learner.epochs / privacy.sample_rate) if privacy.sample_rate else 1
-    counts = curriculum.releases.counts()
+    # sums for class means are released with the update's own clip norm and noise, so they count like one
+    told = curriculum.history.data["sites"]
+    counts = {
+        site: count + told.get(site, {}).get("class_sums", 0)
+        for site, count in curriculum.releases.counts().items()
+    }
     typical = curriculum.central.typical_epsilon() if curriculum.central else None
     if curriculum.releases.repeated(curriculum.progress.round):
         typical = None  # a repeated round released more than the Bayesian accountant saw

@@ -143,11 +143,6 @@ class DigestSynthesis(IncrementalStrategy):
         base.reference, base.outcome = self.reference, self.outcome
         base.asked, base._quorum = self.asked, self._quorum
         base._stamp, base._names = self._stamp, self._names
-            self.asked,
-            self._stamp,
-            self._quorum,
-            self._names,
-        )
         base.begin_round()
 
     def while_waiting(self) -> None:

@@ -50,7 +50,7 @@ class ExactSum:
 
         Raises OverflowError when a sum of such sizes could leave the range of the accumulator (about 1.3e8).
         """
-        if self._largest + weight * norm > _LIMIT:
+        if not self.holds(weight, norm):
             raise OverflowError(f"weighted update of norm {weight * norm:.3g} does not fit the exact sum")
         self._largest += weight * norm
         fast = weight * norm < _FAST_LIMIT
@@ -62,6 +62,10 @@ class ExactSum:
                 steps.add_((values.double() * (weight / GRID)).round().to(torch.int64))
         self._anchors += fast
         self._weights.append(weight)
+
+    def holds(self, weight: float, norm: float) -> bool:
+        """Whether the accumulator has room for one more weighted update of this size."""
+        return self._largest + weight * norm <= _LIMIT
 
     def _add_fast(self, steps: Tensor, values: Tensor, weight: float) -> None:
         if self._scratch is None:

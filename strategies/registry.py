@@ -28,6 +28,8 @@ STRATEGIES = {
     "splitfed": "strategies.splitfed:SplitFed",
     "serial_ring": "strategies.serial_ring:SerialRing",
     "contribution": "strategies.contribution:Contribution",
+    "layer_attention": "strategies.layer_attention:LayerAttention",
+    "uniform_mean": "strategies.uniform_mean:UniformMean",
 }
 
 

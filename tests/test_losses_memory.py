@@ -5,8 +5,16 @@ import math
 import pytest
 import torch
 
-from client.losses import balanced_softmax, distillation, icarl_bce, log_prior, supervised_contrastive
+from client.losses import (
+    balanced_softmax,
+    current_softmax,
+    distillation,
+    icarl_bce,
+    log_prior,
+    supervised_contrastive,
+)
 from client.memory import herding, nearest, random_by_hash
+from config.learner import LearnerConfig, Memory
 from foundation.errors import ConfigError
 
 
@@ -101,3 +109,28 @@ def test_icarl_targets_are_the_teachers_outputs_for_old_classes() -> None:
     confident = torch.tensor([[20.0, -20.0]])
     exact = icarl_bce(torch.tensor([[20.0, -20.0, 20.0]]), torch.tensor([2]), confident)
     assert float(exact) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_softmax_of_the_current_task_leaves_old_rows_alone() -> None:
+    logits = torch.tensor([[3.0, -1.0, 0.5, 1.5]], requires_grad=True)
+    labels = torch.tensor([3])
+    loss = current_softmax(logits, labels, 2)
+    assert float(loss) == pytest.approx(math.log(1 + math.exp(-1.0)), abs=1e-6)
+    shifted = logits.detach() + torch.tensor([[7.0, 7.0, 0.0, 0.0]])
+    assert torch.equal(current_softmax(shifted, labels, 2), loss.detach())
+    loss.backward()
+    assert logits.grad is not None
+    assert logits.grad[0, :2].tolist() == [0.0, 0.0]
+    assert float(logits.grad[0, 3]) < 0
+    with pytest.raises(ValueError, match="label 1 is of an earlier task; this one begins at 2"):
+        current_softmax(logits, torch.tensor([1]), 2)
+    with pytest.raises(ValueError, match="no place for exemplars"):
+        LearnerConfig.model_validate(
+            {"optimizer": {"lr": 0.1}, "classification": "current_softmax", "memory": {"per_class": 1}}
+        )
+
+
+def test_a_budget_of_no_sample_for_a_class_is_an_error_that_names_the_smallest_one() -> None:
+    Memory(fixed_total=50).require(10, 5)
+    with pytest.raises(ConfigError, match="found 49, allowed 50 or more"):
+        Memory(fixed_total=49).require(10, 5)

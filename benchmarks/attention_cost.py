@@ -1,0 +1,108 @@
+"""What layer attention costs the server beside plain averaging: time and memory for updates of a ResNet-18.
+
+`python -m benchmarks.attention_cost [OUTPUT]` aggregates 50 updates by each rule in one process, alternating,
+and writes the medians to benchmarks/results/attention_cost.json (or OUTPUT). Memory is what the sums hold
+when all updates are in; an update itself is dropped once it is folded.
+"""
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foundation.streams import stream, torch_seed
+from models.config import ModelConfig
+from models.incremental import travelling
+from models.registry import build_model
+from strategies.base import IncrementalStrategy, RoundOutcome
+from strategies.fedavg import FedAvg
+from strategies.gate import Admitted
+from strategies.layer_attention import LayerAttention
+
+SITES, REPEATS = 50, 2
+RULES: Mapping[str, Mapping[str, Any]] = {
+    "layer_attention": {},
+    "layer_attention, scale mean (two passes)": {"scale": "mean"},
+}
+
+
+def updates(reference: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    """count updates whose norms differ as those of sites do."""
+    generator = torch.Generator().manual_seed(torch_seed(stream(1, "attention-cost")))
+    return [
+        {
+            name: (0.01 + 0.002 * number) * torch.randn(tensor.shape, generator=generator)
+            for name, tensor in reference.items()
+        }
+        for number in range(count)
+    ]
+
+
+def seconds(
+    strategy: IncrementalStrategy, reference: Mapping[str, Tensor], some: list[dict[str, Tensor]], sites: int
+) -> float:
+    """Time of one round's arithmetic: every reply folded, and the round finished."""
+    norms = [float(torch.cat([tensor.reshape(-1) for tensor in update.values()]).norm()) for update in some]
+    replies = [
+        Admitted(f"site-{site:02}", some[site % len(some)], norms[site % len(some)], 100)
+        for site in range(sites)
+    ]
+    strategy.reference, strategy.outcome = reference, RoundOutcome()
+    start = time.perf_counter()
+    strategy.begin_round()
+    for reply in replies:
+        strategy.fold(reply)
+    strategy.finish_round()
+    return time.perf_counter() - start
+
+
+def sums_bytes(strategy: LayerAttention) -> int:
+    """Bytes of the accumulators of the last round."""
+    bands = [band for total in strategy._sums.values() for band in total._bands.values()]
+    return sum(steps.nbytes for band in bands for steps in band._steps)
+
+
+def main(output: Path) -> None:
+    """Measure, alternating between the rules, and write the medians and their ratios."""
+    torch.set_num_threads(1)
+    model = build_model(ModelConfig.model_validate({"name": "resnet18"}), (3, 32, 32), 100, seed=1)
+    reference = {name: tensor.clone() for name, tensor in travelling(model).items()}
+    some = updates(reference, 4)
+    strategies: dict[str, IncrementalStrategy] = {"fedavg": FedAvg()}
+    strategies |= {label: LayerAttention(**keywords) for label, keywords in RULES.items()}
+    times: dict[str, list[float]] = {label: [] for label in strategies}
+    for _ in range(REPEATS):
+        for label, strategy in strategies.items():
+            times[label].append(seconds(strategy, reference, some, SITES))
+    medians = {label: statistics.median(values) for label, values in times.items()}
+    literal = strategies["layer_attention"]
+    assert isinstance(literal, LayerAttention)
+    held = {str(SITES): sums_bytes(literal)}
+    seconds(literal, reference, some, len(some))
+    held[str(len(some))] = sums_bytes(literal)
+    result = {
+        "model": "resnet18, 100 classes",
+        "floats": sum(tensor.numel() for tensor in reference.values()),
+        "sites": SITES,
+        "repeats": REPEATS,
+        "seconds": {label: round(value, 3) for label, value in medians.items()},
+        "times plain averaging": {
+            label: round(value / medians["fedavg"], 2) for label, value in medians.items()
+        },
+        "bytes of the sums, by sites": held,
+        "machine": f"{platform.machine()}, CPU, one thread",
+    }
+    output.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    default = Path(__file__).resolve().parent / "results" / "attention_cost.json"
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else default)

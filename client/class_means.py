@@ -1,0 +1,67 @@
+"""A site's share of the global class means: what its exemplars of each class look like, summed.
+
+A mean feature describes a class's samples at this site, so it is a release of its own: under client_local it
+is clipped, noised and charged to the ledger as an update is.
+"""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from client.batches import TrainingSet
+from client.evaluation import unit_features
+from client.policy import check_protection
+from client.release import RECIPIENT, charge_entry
+from client.site import Site
+from foundation.errors import PrivacyError
+from foundation.streams import stream
+from models.incremental import IncrementalModel
+from privacy.entries import Entry
+from privacy.noise import SecureNoise, SeededNoise
+from privacy.protection import protect_update
+from protocol.fields import Tensors
+from protocol.messages import FinishTaskRequest
+
+
+@torch.no_grad()
+def class_sums(model: IncrementalModel, exemplars: TrainingSet) -> Tensor:
+    """(M, d) sums of the exemplars' features of unit length; a class without exemplars has a row of zeros."""
+    sums = torch.zeros(model.num_classes, model.feature_width, device=exemplars.y.device)
+    if len(exemplars):
+        sums.index_add_(0, exemplars.y, unit_features(model, exemplars))
+    return sums
+
+
+def release_class_sums(
+    site: Site, request: FinishTaskRequest, model: IncrementalModel, kept: Tensor
+) -> Tensors:
+    """What may leave about the exemplars at the places kept: "sums" (M, d) and "counts" (M,).
+
+    Under client_local every row is a mean direction instead, scaled so that all rows together have norm 1 at
+    most; one site's whole data then moves the release by 2 at most, as the accountant takes it, and the
+    counts are 1 whatever the site holds. Raises PolicyRefusal when the site demands a protection that the
+    experiment lacks, PrivacyError when the lifetime budget does not cover the release.
+    """
+    check_protection(site.identity.policy, site.experiment)
+    exemplars = site.samples(kept)
+    sums = class_sums(model, exemplars)
+    privacy, identity = site.experiment.privacy, site.identity
+    if privacy.mode == "none":
+        counts = exemplars.counts(model.num_classes).to(torch.float32)
+        if not identity.deployed:
+            return Tensors(sums=sums, counts=counts)
+    elif privacy.mode == "client_local":
+        assert privacy.noise_multiplier is not None
+        sums = F.normalize(sums, dim=1).div_(len(sums) ** 0.5)
+        counts = torch.ones(len(sums), device=sums.device)
+        secure = privacy.noise_source == "secure"
+        seeded = stream(site.experiment.seed, "class-means-noise", site.name, request.round)
+        source = SecureNoise() if secure else SeededNoise(seeded)
+        protect_update(sums.view(-1), 1.0, privacy.noise_multiplier, source)
+    else:
+        raise PrivacyError(f"learner.means global: not with privacy.mode {privacy.mode!r}")
+    entry = Entry.of_update(privacy, run=request.run, experiment=request.experiment, recipient=RECIPIENT)
+    charge_entry(site, replace(entry, kind="class_means"))
+    return Tensors(sums=sums, counts=counts)

@@ -1,0 +1,48 @@
+"""Which samples of task 1 a site trains on, before and after balanced pre-training."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client.site import Site
+from foundation.streams import stream
+from protocol.messages import TrainRequest
+
+
+def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) -> Tensor:
+    """Sorted (count,) int64 indices into labels, (n,) int64, as evenly over classes as there are samples.
+
+    A class that has too few gives all of them, and the others fill up. Which classes give one more than
+    others
+    is drawn too. Raises ValueError unless 1 <= count <= n.
+    """
+    if not 1 <= count <= len(labels):
+        raise ValueError(f"count: found {count}, allowed 1 to {len(labels)}")
+    order = generator.permutation(len(labels))
+    _, inverse, sizes = np.unique(labels.cpu().numpy()[order], return_inverse=True, return_counts=True)
+    # how many of its class come before each sample: taking by turns is taking the lowest of these
+    by_class = np.argsort(inverse, kind="stable")
+    turn = np.empty(len(order), dtype=np.int64)
+    turn[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    chosen = order[np.argsort(turn, kind="stable")[:count]]
+    return torch.from_numpy(np.sort(chosen))
+
+
+def task_places(site: Site, request: TrainRequest, places: Tensor) -> Tensor:
+    """places (n,) of the task's new samples, or those of them that pre-training leaves for this round.
+
+    Raises ConfigError when the site has fewer than pre-training asks of each site.
+    """
+    config = site.experiment.pretraining
+    if config is None or request.task != 1:
+        return places
+    config.require(site.name, len(places))
+    generator = stream(site.experiment.seed, "pretraining", site.name)
+    chosen = balanced_choice(site.data.y[places], config.samples, generator)
+    if request.round <= config.rounds:
+        return places[chosen]
+    if not config.exclude:
+        return places
+    rest = torch.ones(len(places), dtype=torch.bool)
+    rest[chosen] = False
+    return places[rest]

@@ -1,0 +1,211 @@
+"""Layer attention: in every layer a site counts by how far it moved from the server's model.
+
+Hu et al. 2022 (Appl. Sci. 12(19):10025), equations 7 to 11, after FedAtt (Ji et al. 2019, arXiv 1812.07108).
+With d_k = ||update_k of the layer||_p and weights att = softmax_k(sign * d_k / temperature) the layer becomes
+theta + alpha * sum_k att_k update_k. As printed (sign 1) the site that moved most counts most, so that one
+diverged or poisoned site takes over; sign -1 trusts the near instead. See docs/methods/incre_fl.md.
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from strategies.base import Arrays, IncrementalStrategy
+from strategies.exact_sum import ExactSum
+from strategies.gate import Admitted, Rejected
+from strategies.softmax_sum import LARGEST, SoftmaxSum
+from strategies.update_file import UpdateFile
+
+DOMINANT = 0.9
+"""A weight above this among more than two sites is worth a warning."""
+HEAD = "head."
+Granularity = Literal["tensor", "module", "model"]
+
+
+class LayerAttention(IncrementalStrategy):
+    """One pass in flat memory for the literal rule; two, with updates on disk, where a mean comes first.
+
+    alpha: step towards the weighted mean, 0 to 2. sign: 1 favours the far, -1 the near. order: p of the norm.
+    temperature: distances are divided by it. scale: "mean" divides each layer's distances by their mean over
+    the sites first, because a norm grows with the square root of the layer's size. granularity: one weight
+    for each tensor, each module or the whole model. head_query: distances of the head from the server's own
+    grown head, or as printed from the sites' mean. times_samples: multiply the weights by sample counts.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        sign: Literal[1, -1] = 1,
+        order: float = 2.0,
+        temperature: float = 1.0,
+        scale: Literal["none", "mean"] = "none",
+        granularity: Granularity = "tensor",
+        head_query: Literal["grown", "client_mean"] = "grown",
+        times_samples: bool = False,
+        max_update_norm: float | None = None,
+        **flower: Any,
+    ) -> None:
+        if not 0 <= alpha <= 2:
+            raise ValueError(f"alpha: found {alpha}, allowed 0 to 2")
+        if not order >= 1:
+            raise ValueError(f"order: found {order}, allowed 1 or more")
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature: found {temperature}, allowed a finite number above 0")
+        if granularity == "model" and head_query == "client_mean":
+            raise ValueError("head_query: client_mean treats the head alone; not with granularity model")
+        super().__init__(max_update_norm, **flower)
+        self.alpha, self.sign, self.order, self.temperature = alpha, sign, order, temperature
+        self.scale, self.head_query = scale, head_query
+        self.granularity: Granularity = granularity
+        self.times_samples = times_samples
+        self._rounds = 0
+        self._totals: dict[str, dict[str, float]] = {}
+        self._told = False
+
+    def begin_round(self) -> None:
+        self._layers = layers_of(self.reference, self.granularity)
+        self._sums = {layer: SoftmaxSum(like) for layer, like in self._layers.items()}
+        self._distances: dict[str, dict[str, float]] = {layer: {} for layer in self._layers}
+        self._samples: dict[str, int] = {}
+        self._room = ExactSum({})
+        self._head_mean = ExactSum({})
+        heads = [layer for layer in self._layers if layer.startswith(HEAD) or layer == HEAD.rstrip(".")]
+        self._from_mean = set(heads if self.head_query == "client_mean" else ())
+        self._late = [layer for layer in self._layers if self.scale == "mean" or layer in self._from_mean]
+        late = {name: tensor for layer in self._late for name, tensor in self._layers[layer].items()}
+        self._waiting = UpdateFile(late) if late else None
+        if self.head_query == "client_mean":
+            if not heads:
+                raise ValueError(f"head_query client_mean: the model has no tensor that starts with {HEAD!r}")
+            self._head_mean = ExactSum({n: t for layer in heads for n, t in self._layers[layer].items()})
+
+    def fold(self, reply: Admitted) -> None:
+        site = reply.site
+        distances = {layer: _norm(reply.update, like, self.order) for layer, like in self._layers.items()}
+        far = [layer for layer, distance in distances.items() if not math.isfinite(distance)]
+        if far:
+            raise Rejected(f"layer {far[0]!r}: its distance from the server's model is not finite")
+        # asked once, for the largest weight of all: a sum that is full half-way through the layers is no sum
+        if not self._room.holds(LARGEST, reply.norm):
+            raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
+        self._room.add({}, LARGEST, reply.norm)
+        self._samples[site] = reply.num_examples
+        for layer, distance in distances.items():
+            self._distances[layer][site] = distance
+            if layer not in self._late:
+                score = self._score(distance, reply.num_examples)
+                self._sums[layer].add(site, reply.update, score, reply.norm)
+        if self._from_mean:
+            self._head_mean.add(reply.update, 1.0, reply.norm)
+        if self._waiting is not None:
+            self._waiting.add(site, reply.update)
+
+    def finish_round(self) -> dict[str, Tensor]:
+        means = self._second_pass()
+        steps: dict[str, Tensor] = {}
+        for layer, total in self._sums.items():
+            for name, weighted in total.value().items():
+                steps[name] = weighted.mul_(self.alpha)
+                if layer in self._from_mean:
+                    steps[name].add_(means[name], alpha=1 - self.alpha)
+        self._tell({layer: total.weights() for layer, total in self._sums.items()})
+        return {name: steps[name].add_(tensor).to(tensor.dtype) for name, tensor in self.reference.items()}
+
+    def summary_blocks(self) -> dict[str, Any]:
+        """attention: layer -> site -> weight, mean over the rounds so far; an absent site counts as 0."""
+        if not self._rounds:
+            return {}
+        return {
+            "attention": {
+                layer: {site: total / self._rounds for site, total in sorted(row.items())}
+                for layer, row in self._totals.items()
+            }
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rounds": self._rounds, "totals": self._totals}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rounds, self._totals = state["rounds"], state["totals"]
+
+    def _score(self, distance: float, samples: int) -> float:
+        return self.sign * distance / self.temperature + (math.log(samples) if self.times_samples else 0.0)
+
+    def _second_pass(self) -> Arrays:
+        """Fold the layers whose weights need a mean over all sites first; returns the mean head update."""
+        means: dict[str, Tensor] = {}
+        if self._waiting is None:
+            return means
+        if self._from_mean:
+            means = {name: t.div_(len(self._head_mean)) for name, t in self._head_mean.value().items()}
+            for site, update in self._waiting:
+                for layer in self._from_mean:
+                    like = self._layers[layer]
+                    difference = {name: update[name].double() - means[name] for name in like}
+                    self._distances[layer][site] = _norm(difference, like, self.order)
+        for layer in self._late if self.scale == "mean" else ():
+            row = self._distances[layer]
+            mean = math.fsum(row.values()) / len(row)
+            self._distances[layer] = {site: d / mean if mean else 0.0 for site, d in row.items()}
+        for site, update in self._waiting:
+            for layer in self._late:
+                score = self._score(self._distances[layer][site], self._samples[site])
+                norm = _norm(update, self._layers[layer], 2.0)
+                self._sums[layer].add(site, update, score, norm)
+        self._waiting = None
+        return means
+
+    def _tell(self, weights: dict[str, dict[str, float]]) -> None:
+        """Weights into the journal and the summary, and a warning where they say that something is wrong."""
+        self._rounds += 1
+        for layer, row in weights.items():
+            totals = self._totals.setdefault(layer, {})
+            for site, weight in row.items():
+                totals[site] = totals.get(site, 0.0) + weight
+        self.outcome.details["attention"] = {
+            layer: {
+                "largest": max(row.values()),
+                "entropy": -math.fsum(weight * math.log(weight) for weight in row.values() if weight),
+                "weights": row,
+            }
+            for layer, row in weights.items()
+        }
+        self.outcome.warnings += dominance(weights)
+        if self.alpha > 1.5 and not self._told:
+            self._told = True
+            self.outcome.warnings.append(
+                f"layer_attention.alpha is {self.alpha}: steps beyond the sites' mean can diverge above 1.5"
+            )
+
+
+def layers_of(arrays: Arrays, granularity: Granularity) -> dict[str, Arrays]:
+    """Layer -> its tensors. A module's own parameters and float buffers are one layer under "module"."""
+    layers: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in arrays.items():
+        layer = {"tensor": name, "module": name.rpartition(".")[0] or name, "model": "model"}[granularity]
+        layers.setdefault(layer, {})[name] = tensor
+    return dict(layers)
+
+
+def dominance(weights: dict[str, dict[str, float]]) -> list[str]:
+    """One sentence for each site that decides some layer alone; none among two sites, where it is usual."""
+    sentences = []
+    for site in sorted({site for row in weights.values() for site in row}):
+        rows = {layer: row[site] for layer, row in weights.items() if site in row and len(row) > 2}
+        over = {layer: weight for layer, weight in rows.items() if weight > DOMINANT}
+        if over:
+            worst = max(over, key=lambda layer: over[layer])
+            sentences.append(
+                f"attention: site {site} has more than {DOMINANT:.0%} of the weight in {len(over)} of "
+                f"{len(rows)} layers ({over[worst]:.4f} in {worst}); its update may be poisoned or diverged: "
+                "see max_update_norm, scale and sign"
+            )
+    return sentences
+
+
+def _norm(update: Arrays, like: Arrays, order: float) -> float:
+    """p-norm of the flattened layer."""
+    norms = [torch.linalg.vector_norm(update[name], order) for name in like]
+    return float(norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), order))

@@ -1,0 +1,16 @@
+"""The mean of the sites' updates in which every site counts the same, whatever its number of samples.
+
+The baseline to hold beside any rule that ignores sample counts: what such a rule gains over FedAvg may be
+nothing but this.
+"""
+
+from strategies.fedavg import FedAvg
+from strategies.gate import Admitted
+
+
+class UniformMean(FedAvg):
+    """theta + sum_k update_k / K."""
+
+    def weight(self, reply: Admitted) -> float:
+        """One for each site."""
+        return 1.0

@@ -1,0 +1,292 @@
+"""Layer attention: hand-computed weights, the published rule computed independently, order of arrival."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from foundation.errors import ConfigError
+from strategies.base import RoundOutcome
+from strategies.gate import Admitted, Rejected
+from strategies.layer_attention import LayerAttention, dominance
+from strategies.registry import build_strategy
+from strategies.softmax_sum import KEPT_BANDS, SoftmaxSum
+
+Arrays = dict[str, Tensor]
+
+
+def reply(site: str, update: Arrays, samples: int = 1) -> Admitted:
+    norm = float(torch.cat([tensor.reshape(-1) for tensor in update.values()]).norm())
+    return Admitted(site, update, norm, samples)
+
+
+def aggregate(
+    strategy: LayerAttention, reference: Arrays, updates: Sequence[Arrays], samples: Sequence[int] = ()
+) -> Arrays:
+    strategy.reference, strategy.outcome = reference, RoundOutcome()
+    strategy.begin_round()
+    for index, update in enumerate(updates):
+        strategy.fold(reply(f"site-{index}", update, samples[index] if samples else 1))
+    return strategy.finish_round()
+
+
+def weights(strategy: LayerAttention, layer: str = "a") -> list[float]:
+    return list(strategy.outcome.details["attention"][layer]["weights"].values())
+
+
+def scalars(*values: float) -> list[Arrays]:
+    return [{"a": torch.tensor([value])} for value in values]
+
+
+ZERO = {"a": torch.zeros(1)}
+
+
+def random_updates(seed: int, count: int, scale: float = 1.0) -> tuple[Arrays, list[Arrays]]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"body.weight": (4, 3, 2, 2), "body.bias": (4,), "head.weight": (3, 4), "head.bias": (3,)}
+    reference = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    updates = [
+        {name: scale * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        for _ in range(count)
+    ]
+    return reference, updates
+
+
+@pytest.mark.parametrize(
+    ("sign", "expected", "result"),
+    [(1, (0.119203, 0.880797), 2.761594), (-1, (0.880797, 0.119203), 1.238406)],
+)
+def test_one_scalar_layer_by_hand(sign: int, expected: tuple[float, float], result: float) -> None:
+    strategy = LayerAttention(sign=sign)  # type: ignore[arg-type]
+    value = aggregate(strategy, ZERO, scalars(1.0, 3.0))
+    assert weights(strategy) == pytest.approx(expected, abs=1e-6)
+    assert float(value["a"]) == pytest.approx(result, abs=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_published_rule_computed_by_another_way(sign: int) -> None:
+    reference, updates = random_updates(3, 4)
+    value = aggregate(LayerAttention(alpha=1.2, sign=sign), reference, updates)  # type: ignore[arg-type]
+    for name, tensor in reference.items():
+        server = tensor.numpy().astype(np.float64)
+        clients = [server + update[name].numpy() for update in updates]
+        distance = np.array([np.sqrt(((server - client) ** 2).sum()) for client in clients])
+        exponential = np.exp(sign * distance)
+        attention = exponential / exponential.sum()
+        gradient = sum(a * (server - client) for a, client in zip(attention, clients, strict=True))
+        np.testing.assert_allclose(value[name].numpy(), server - 1.2 * gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_the_printed_head_rule_by_another_way() -> None:
+    reference, updates = random_updates(4, 3)
+    value = aggregate(LayerAttention(alpha=0.7, head_query="client_mean"), reference, updates)
+    for name in ("head.weight", "head.bias"):
+        clients = np.stack([(reference[name] + update[name]).double().numpy() for update in updates])
+        mean = clients.mean(axis=0)
+        distance = np.array([np.linalg.norm((mean - client).ravel()) for client in clients])
+        attention = np.exp(distance) / np.exp(distance).sum()
+        expected = mean - 0.7 * (attention.reshape(-1, *[1] * mean.ndim) * (mean - clients)).sum(axis=0)
+        np.testing.assert_allclose(value[name].numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_equal_sites_and_equal_distances_give_the_plain_mean() -> None:
+    strategy = LayerAttention()
+    value = aggregate(strategy, {"a": torch.tensor([2.0])}, scalars(0.5, 0.5, 0.5))
+    assert weights(strategy) == [1 / 3] * 3
+    assert float(value["a"]) == pytest.approx(2.5, abs=1e-7)
+    value = aggregate(strategy, ZERO, scalars(1.0, -1.0))
+    assert float(value["a"]) == pytest.approx(0.0, abs=1e-7)
+    half = aggregate(LayerAttention(alpha=0.5), {"a": torch.tensor([2.0])}, scalars(0.5, 0.5))
+    assert float(half["a"]) == pytest.approx(2.25, abs=1e-7)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.permutations(list(range(6))), st.integers(0, 1000), st.floats(1e-3, 1e3), st.sampled_from([1, -1]))
+def test_any_order_of_arrival_gives_the_same_bits(
+    order: list[int], seed: int, scale: float, sign: int
+) -> None:
+    reference, updates = random_updates(seed, 6, scale)
+    for options in ({}, {"scale": "mean", "head_query": "client_mean"}, {"granularity": "module"}):
+        results = []
+        for sequence in (range(6), order):
+            strategy = LayerAttention(sign=sign, times_samples=True, **options)  # type: ignore[arg-type]
+            strategy.reference, strategy.outcome = reference, RoundOutcome()
+            strategy.begin_round()
+            for index in sequence:
+                strategy.fold(reply(f"site-{index}", updates[index], 1 + 7 * index))
+            results.append((strategy.finish_round(), strategy.outcome.details, strategy.summary_blocks()))
+        first, second = results
+        assert all(torch.equal(first[0][name], second[0][name]) for name in reference)
+        assert first[1:] == second[1:]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=8), st.floats(-1000, 1000))
+def test_softmax_weights_do_not_see_a_common_shift(scores: list[float], shift: float) -> None:
+    found = []
+    for offset in (0.0, shift):
+        total = SoftmaxSum(ZERO)
+        for index, score in enumerate(scores):
+            total.add(f"site-{index}", ZERO, score + offset, 0.0)
+        found.append(list(total.weights().values()))
+        assert math.fsum(found[-1]) == pytest.approx(1.0, abs=1e-12)
+        assert min(found[-1]) >= 0
+    assert found[0] == pytest.approx(found[1], abs=1e-8)
+    peak = max(scores)
+    exponentials = [math.exp(score - peak) for score in scores]
+    expected = [value / math.fsum(exponentials) for value in exponentials]
+    assert found[0] == pytest.approx(expected, abs=1e-8)
+
+
+def test_distances_that_would_overflow_and_saturation() -> None:
+    strategy = LayerAttention()
+    aggregate(strategy, ZERO, scalars(1e4, 0.0))
+    assert weights(strategy) == [1.0, 0.0]
+    aggregate(strategy, ZERO, scalars(20.0, 0.0))
+    assert 0 < 1 - weights(strategy)[0] < 2.1e-9
+
+
+def test_the_memory_is_that_of_a_few_sums_however_many_sites() -> None:
+    total = SoftmaxSum(ZERO)
+    for index in range(200):
+        total.add(f"site-{index:03}", ZERO, 3.0 * index, 0.0)
+        assert len(total._bands) <= KEPT_BANDS
+
+
+def test_no_step_one_site_and_no_site() -> None:
+    reference, updates = random_updates(5, 3)
+    still = aggregate(LayerAttention(alpha=0.0), reference, updates)
+    alone = aggregate(LayerAttention(), reference, updates[:1])
+    for name, tensor in reference.items():
+        assert torch.equal(still[name], tensor)
+        assert torch.allclose(alone[name], tensor + updates[0][name], atol=1e-6)
+    with pytest.raises(ValueError, match="no site at all"):
+        aggregate(LayerAttention(), reference, [])
+
+
+@pytest.mark.parametrize("options", [{}, {"order": 1.0, "temperature": 0.3}, {"order": math.inf}])
+def test_two_sites_and_the_printed_head_rule_give_the_mean_head(options: dict[str, float]) -> None:
+    reference, updates = random_updates(6, 2)
+    value = aggregate(LayerAttention(head_query="client_mean", **options), reference, updates)  # type: ignore[arg-type]
+    for name in ("head.weight", "head.bias"):
+        mean = reference[name] + (updates[0][name] + updates[1][name]) / 2
+        assert torch.allclose(value[name], mean, atol=1e-6)
+
+
+def test_a_convex_combination_stays_between_the_sites() -> None:
+    reference, updates = random_updates(7, 5)
+    value = aggregate(LayerAttention(), reference, updates)
+    for name, tensor in reference.items():
+        sites = torch.stack([tensor + update[name] for update in updates])
+        assert bool((value[name] <= sites.amax(dim=0) + 1e-6).all())
+        assert bool((value[name] >= sites.amin(dim=0) - 1e-6).all())
+
+
+def test_a_high_temperature_is_the_uniform_mean_and_the_mean_scale_ignores_size() -> None:
+    reference, updates = random_updates(8, 4)
+    value = aggregate(LayerAttention(temperature=1e6), reference, updates)
+    for name, tensor in reference.items():
+        mean = tensor + torch.stack([update[name] for update in updates]).mean(dim=0)
+        assert torch.allclose(value[name], mean, atol=1e-5)
+    strategy = LayerAttention(scale="mean")
+    aggregate(strategy, reference, updates)
+    small = weights(strategy, "body.weight")
+    aggregate(strategy, reference, [{name: 64 * t for name, t in update.items()} for update in updates])
+    assert weights(strategy, "body.weight") == pytest.approx(small, abs=1e-6)
+    aggregate(strategy, ZERO, scalars(0.0, 0.0))
+    assert weights(strategy) == [0.5, 0.5]
+
+
+def test_granularity_joins_tensors() -> None:
+    reference, updates = random_updates(9, 3)
+    strategy = LayerAttention(granularity="module")
+    aggregate(strategy, reference, updates)
+    assert list(strategy.outcome.details["attention"]) == ["body", "head"]
+    distance = [math.hypot(float(u["head.weight"].norm()), float(u["head.bias"].norm())) for u in updates]
+    exponential = np.exp(distance)
+    assert weights(strategy, "head") == pytest.approx((exponential / exponential.sum()).tolist(), abs=1e-6)
+    strategy = LayerAttention(granularity="model")
+    aggregate(strategy, reference, updates)
+    assert list(strategy.outcome.details["attention"]) == ["model"]
+
+
+def test_sample_counts_multiply_the_weights() -> None:
+    strategy = LayerAttention(times_samples=True)
+    aggregate(strategy, ZERO, scalars(1.0, -1.0), samples=[30, 10])
+    assert weights(strategy) == pytest.approx([0.75, 0.25], abs=1e-12)
+
+
+def test_a_site_that_takes_over_is_named_and_the_literal_rule_lets_it() -> None:
+    strategy = LayerAttention()
+    value = aggregate(strategy, ZERO, scalars(0.1, 0.1, 21.0))
+    assert float(value["a"]) == pytest.approx(21.0, abs=1e-6)
+    [warning] = strategy.outcome.warnings
+    assert "site-2" in warning
+    assert "1 of 1 layers" in warning
+    assert dominance({"a": {"one": 0.99, "two": 0.01}}) == []
+    near = LayerAttention(sign=-1)
+    assert abs(float(aggregate(near, ZERO, scalars(0.1, 0.1, 21.0))["a"]) - 0.1) < 1e-6
+    assert near.outcome.warnings == []
+
+
+def test_a_step_that_can_diverge_is_told_once() -> None:
+    strategy = LayerAttention(alpha=1.6)
+    aggregate(strategy, ZERO, scalars(1.0, 1.0))
+    assert any("alpha is 1.6" in warning for warning in strategy.outcome.warnings)
+    aggregate(strategy, ZERO, scalars(1.0, 1.0))
+    assert strategy.outcome.warnings == []
+
+
+def test_the_summary_is_the_mean_over_rounds_and_survives_a_restart() -> None:
+    strategy = LayerAttention()
+    aggregate(strategy, ZERO, scalars(1.0, 3.0))
+    resumed = LayerAttention()
+    resumed.load_state_dict(strategy.state_dict())
+    aggregate(resumed, ZERO, scalars(1.0))
+    block = resumed.summary_blocks()["attention"]["a"]
+    assert block == pytest.approx({"site-0": (0.119203 + 1) / 2, "site-1": 0.880797 / 2}, abs=1e-6)
+
+
+def test_an_update_of_no_finite_or_no_possible_size_is_rejected_before_any_sum() -> None:
+    strategy = LayerAttention(order=1.0)
+    strategy.reference, strategy.outcome = {"a": torch.zeros(4)}, RoundOutcome()
+    strategy.begin_round()
+    with pytest.raises(Rejected, match="layer 'a': its distance"):
+        strategy.fold(reply("site-0", {"a": torch.full((4,), 3e38)}))
+    with pytest.raises(Rejected, match="does not fit"):
+        strategy.fold(reply("site-1", {"a": torch.full((4,), 1e7)}))
+    strategy.fold(reply("site-2", {"a": torch.ones(4)}))
+    assert torch.equal(strategy.finish_round()["a"], torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("order", 0.5),
+        ("temperature", 0.0),
+        ("temperature", -1.0),
+        ("alpha", -0.1),
+        ("alpha", 2.1),
+        ("sign", 0),
+        ("granularity", "row"),
+        ("scale", "max"),
+        ("head_query", "server"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=key):
+        build_strategy("layer_attention", {key: value})
+
+
+def test_the_printed_head_rule_needs_a_head_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="head_query"):
+        build_strategy("layer_attention", {"granularity": "model", "head_query": "client_mean"})
+    strategy = LayerAttention(head_query="client_mean")
+    strategy.reference = ZERO
+    with pytest.raises(ValueError, match=r"starts with 'head\.'"):
+        strategy.begin_round()

@@ -1,0 +1,96 @@
+"""Balanced pre-training: the same number from each site, evenly over its classes, by plain averaging."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client.pretraining import balanced_choice
+from config.run import RunSettings
+from engine.run import run_in_process
+from foundation.errors import ConfigError
+from foundation.streams import stream
+
+EXPERIMENT = {
+    "name": "pre",
+    "seed": 2,
+    "data": {"source": "digits", "sites": 2, "samples_limit": 240, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [8]},
+    "learner": {"optimizer": {"lr": 0.05}, "memory": {"per_class": 2}},
+    "strategy": {"name": "layer_attention"},
+    "pretraining": {"samples": 10, "rounds": 2},
+}
+
+
+def run(folder: Path, **changes: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    folder.mkdir(exist_ok=True)
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | changes))
+    summary = run_in_process(RunSettings(str(path), runs=str(folder / "runs")))
+    lines = (folder / "runs" / "pre" / "events.jsonl").read_text().splitlines()
+    return summary, [event for event in map(json.loads, lines) if event["event"] == "round"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(0, 100), st.data())
+def test_classes_are_as_even_as_their_samples_allow(sizes: list[int], seed: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, sum(sizes)))
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    labels = labels[torch.from_numpy(np.random.default_rng(seed).permutation(len(labels)))]
+    chosen = balanced_choice(labels, count, stream(seed, "pretraining", "a"))
+    assert len(chosen.unique()) == count
+    taken = torch.bincount(labels[chosen], minlength=len(sizes)).tolist()
+    for one, size in zip(taken, sizes, strict=True):
+        # a class that gives less than another by more than one has no more to give
+        assert one == size or one >= max(taken) - 1
+    assert torch.equal(chosen, balanced_choice(labels, count, stream(seed, "pretraining", "a")))
+
+
+def test_more_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="allowed 1 to 3"):
+        balanced_choice(torch.zeros(3, dtype=torch.int64), 4, stream(1, "pretraining", "a"))
+
+
+def test_its_rounds_come_first_and_average_plainly(tmp_path: Path) -> None:
+    summary, rounds = run(tmp_path)
+    assert [(event["task"], event["round"]) for event in rounds] == [
+        (1, 1),
+        (1, 2),
+        (1, 3),
+        (1, 4),
+        (2, 5),
+        (2, 6),
+    ]
+    assert ["details" in event for event in rounds] == [False, False, True, True, True, True]
+    assert summary["rounds"] == 6
+
+
+def test_the_paper_leaves_its_samples_out_of_the_rest_of_task_1(tmp_path: Path) -> None:
+    samples = []
+    for exclude in (False, True):
+        changed = {"samples": 10, "rounds": 1, "exclude": exclude}
+        summary, _ = run(
+            tmp_path / str(exclude), pretraining=changed, tasks={"increments": [10], "rounds": 1}
+        )
+        samples.append([site["samples"] for site in summary["sites"].values()])
+    assert [all_of - rest for all_of, rest in zip(*samples, strict=True)] == [10, 10]
+
+
+def test_a_site_that_has_fewer_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pretraining\.samples: found 500, but site 'site-0' has"):
+        run(tmp_path, pretraining={"samples": 500})
+
+
+@pytest.mark.parametrize("mode", ["client_central", "sample"])
+def test_it_does_not_go_with_protections_that_it_would_bypass(tmp_path: Path, mode: str) -> None:
+    rate = {"sample_rate": 0.1} if mode == "sample" else {}
+    privacy = {"mode": mode, "clip_norm": 1.0, "noise_multiplier": 1.0, **rate}
+    with pytest.raises(ConfigError, match=f"pretraining: not with privacy.mode '{mode}'"):
+        run(tmp_path, privacy=privacy, evaluation={"federated": False})
