@@ -10,6 +10,8 @@ from torch import Tensor
 from data.augmentation import augment, to_float
 from data.config import AugmentationConfig
 
+EVALUATION_BATCH = 2048
+
 
 @dataclass(frozen=True)
 class TrainingSet:

@@ -11,6 +11,7 @@ from client.exemplars import ExemplarStore
 from client.policy import check_answer, check_protection, check_samples
 from client.release import release_update
 from client.site import Site
+from client.telling import tell
 from client.training import train
 from foundation.errors import DataError
 from foundation.streams import stream
@@ -68,7 +69,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         num_examples=1 if private else len(places),
         train_loss=None if private else result.loss,
         steps=result.steps,
-        metrics=json.dumps({}),
+        metrics=json.dumps({} if private else tell(site, request, model, places, result)),
     )
 
 

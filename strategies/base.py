@@ -109,6 +109,16 @@ class IncrementalStrategy(FlowerFedAvg):
 
     # what a method changes
 
+    @property
+    def weights_use_metrics(self) -> bool:
+        """Whether weights depend on loss, accuracy or classes that sites tell, which privacy must forbid."""
+        return False
+
+    @property
+    def largest_weight(self) -> float:
+        """The largest weight that one site can have in a round with a quorum, whatever the sites tell."""
+        return 1.0
+
     def attach(self, services: Services) -> None:
         """The server lends its services, once, before the first task or a resume. Default: nothing."""
 
@@ -159,7 +169,8 @@ class IncrementalStrategy(FlowerFedAvg):
         if request.previous_arrays is not None and set(request.sites) - request.holders:
             full = TrainRequest(**{**vars(common), "previous_arrays": Tensors(request.previous_arrays)})
         asked = {site: node for site, node in request.sites.items() if not self._exchange.busy(site)}
-        self._names = {node: site for site, node in asked.items()}
+        # a site that still works on an earlier round is not asked, and is named when its late reply comes
+        self._names |= {node: site for site, node in request.sites.items()}
         requests = [
             (site, node, self.personalise(site, common if site in request.holders else full))
             for site, node in asked.items()

@@ -49,8 +49,7 @@ class ExactSum:
 
         Raises OverflowError when a sum of such sizes could leave the range of the accumulator (about 1.3e8).
         """
-        if self._largest + weight * norm > _LIMIT:
-            raise OverflowError(f"weighted update of norm {weight * norm:.3g} does not fit the exact sum")
+        self.require_room(weight, norm)
         self._largest += weight * norm
         fast = weight * norm < _FAST_LIMIT
         for group, steps in zip(self._groups, self._steps, strict=True):
@@ -61,6 +60,11 @@ class ExactSum:
                 steps.add_((values.double() * (weight / GRID)).round().to(torch.int64))
         self._anchors += fast
         self._weights.append(weight)
+
+    def require_room(self, weight: float, norm: float) -> None:
+        """Raises OverflowError where add would, and changes nothing."""
+        if self._largest + weight * norm > _LIMIT:
+            raise OverflowError(f"weighted update of norm {weight * norm:.3g} does not fit the exact sum")
 
     def _add_fast(self, steps: Tensor, values: Tensor, weight: float) -> None:
         buffer, anchor = self._room(steps)

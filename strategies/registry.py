@@ -17,6 +17,7 @@ from strategies.base import IncrementalStrategy
 
 STRATEGIES = {
     "fedavg": "strategies.fedavg:FedAvg",
+    "multi_factor": "strategies.multi_factor:MultiFactor",
 }
 
 
