@@ -103,6 +103,16 @@ class Experiment(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _teacher_exists(self) -> "Experiment":
+        distillation = self.learner.distillation
+        if distillation and distillation.teacher == "old_backbone" and self.model.name != "dual_backbone":
+            raise ValueError(
+                "learner.distillation.teacher: found 'old_backbone', which is a part of model dual_backbone; "
+                f"the model is {self.model.name}; allowed: full"
+            )
+        return self
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the resolved settings: the experiment id on the wire. Where data lies on a disk is not
