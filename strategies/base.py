@@ -109,16 +109,6 @@ class IncrementalStrategy(FlowerFedAvg):
 
     # what a method changes
 
-    @property
-    def weights_use_metrics(self) -> bool:
-        """Whether weights depend on loss, accuracy or classes that sites tell, which privacy must forbid."""
-        return False
-
-    @property
-    def largest_weight(self) -> float:
-        """The largest weight that one site can have in a round with a quorum, whatever the sites tell."""
-        return 1.0
-
     def attach(self, services: Services) -> None:
         """The server lends its services, once, before the first task or a resume. Default: nothing."""
 

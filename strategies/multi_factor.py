@@ -22,7 +22,7 @@ from protocol.measurements import (
 from protocol.messages import TrainRequest
 from strategies.base import IncrementalStrategy
 from strategies.exact_sum import ExactSum
-from strategies.factors import UNCAPPED_SITES, mixed, share, water_fill
+from strategies.factors import mixed, share, water_fill
 from strategies.gate import Admitted, Rejected
 from strategies.heaviest import Heaviest
 from strategies.services import Services
@@ -84,19 +84,9 @@ class MultiFactor(IncrementalStrategy):
         self.tell = self._measurements()
         self._asking: list[tuple[TrainRequest, TrainRequest]] = []
 
-    @property
-    def weights_use_metrics(self) -> bool:
-        return bool(self.tell)
-
-    @property
-    def largest_weight(self) -> float:
-        return self.max_weight if self._quorum > UNCAPPED_SITES else 1.0
-
     def attach(self, services: Services) -> None:
         """Raises PrivacyError where weights would use figures that no accountant covers."""
-        refuse_false_claims(
-            services.experiment.privacy, norm="none", weights_use_metrics=self.weights_use_metrics
-        )
+        refuse_false_claims(services.experiment.privacy, norm="none", weights_use_metrics=bool(self.tell))
 
     def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
         """The request, asking for the measurements that the weights need."""

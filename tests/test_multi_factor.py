@@ -263,11 +263,3 @@ def test_sites_are_asked_for_what_the_weights_need_in_one_message_for_all() -> N
     assert MultiFactor(gamma=0, delta=0).personalise("a", request) is request
     literal = MultiFactor(quality="train", timeliness="coverage", delta=0)
     assert literal.tell == ["class_coverage", "train_accuracy"]
-
-
-def test_the_largest_weight_is_the_cap_where_the_cap_always_holds() -> None:
-    strategy = MultiFactor(max_weight=0.4)
-    strategy._quorum = 2
-    assert strategy.largest_weight == 1.0
-    strategy._quorum = 3
-    assert strategy.largest_weight == 0.4
