@@ -10,6 +10,7 @@ with s, rho, pi and q the shares of size, recency, quality and inverse loss. m: 
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,8 @@ def share(values: Sequence[float | None]) -> Share:
     sites = len(values)
     told = [value for value in values if value is not None]
     total = math.fsum(told)
-    if total == 0:
+    # below the least normal number the reciprocal would be infinite
+    if total < sys.float_info.min:
         return Share(0.0, 1 / sites, 1 / sites)
     return Share(1 / (total * (sites / len(told))), 0.0, 1 / sites)
 
