@@ -46,8 +46,8 @@ def page() -> str:
 
 def _measurements() -> str:
     lines = ["### What `metrics` of a TrainReply can hold", "", "Only what the strategy asks for.", ""]
-    lines += ["| name | what it is |", "| --- | --- |"]
-    lines += [f"| `{name}` | {text} |" for name, text in MEASUREMENTS.items()]
+    lines += ["| name | type | what it is |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | number | {text} |" for name, text in MEASUREMENTS.items()]
     return "\n".join(lines) + "\n"
 
 
