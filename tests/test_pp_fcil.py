@@ -274,3 +274,19 @@ def test_a_site_tells_no_more_than_it_knows(settings: str) -> None:
 def test_experiment_files_are_valid(path: Path) -> None:
     experiment = load_experiment(path)
     assert experiment.strategy.name == "multi_factor" and experiment.model.name == "dual_backbone"
+
+
+@pytest.mark.slow
+def test_workers_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == 3:
+            raise KeyboardInterrupt
+
+    # a cap that holds in every round, so that kept updates are part of the sum
+    experiment = write(tmp_path, strategy={"name": "multi_factor", "max_weight": 0.34})
+    whole = run_in_process(RunSettings(experiment, runs=str(tmp_path / "whole")))
+    spread = run_in_process(RunSettings(experiment, runs=str(tmp_path / "spread")), workers=2)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(RunSettings(experiment, runs=str(tmp_path / "stopped")), listener=stop)
+    resumed = run_in_process(RunSettings(experiment, runs=str(tmp_path / "stopped"), resume="yes"))
+    assert spread["model_sha256"] == whole["model_sha256"] == resumed["model_sha256"]
