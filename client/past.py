@@ -43,14 +43,14 @@ class Past:
         if augmented:
             return
         if self._dual is not None:
-            self._old_features = remembered(self._dual.old_features, data)
+            self._old_features = outputs(self._dual.old_features, data)
         if teacher is not None:
             if self._shares_features:
                 assert self._old_features is not None
                 with torch.no_grad():
                     self._old_logits = teacher.classify(self._old_features)
             else:
-                self._old_logits = remembered(teacher, data)
+                self._old_logits = outputs(teacher, data)
 
     def features_and_old_logits(self, rows: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """(B, d) features of the model, and (B, M_old) logits of the teacher or None."""
@@ -92,7 +92,7 @@ def check_frozen(model: IncrementalModel, teacher: IncrementalModel | None) -> N
 
 
 @torch.no_grad()
-def remembered(answer: Callable[[Tensor], Tensor], data: TrainingSet) -> Tensor:
+def outputs(answer: Callable[[Tensor], Tensor], data: TrainingSet) -> Tensor:
     """(n, ...) answers to all samples, in batches."""
     starts = range(0, len(data), EVALUATION_BATCH)
     return torch.cat([answer(data.inputs(slice(i, i + EVALUATION_BATCH))) for i in starts])

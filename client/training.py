@@ -28,13 +28,13 @@ from models.incremental import IncrementalModel
 class TrainingResult:
     """update: (P,) float32, vector after minus vector before.
 
-    loss: mean of the last epoch. classification: the part of it that is the loss over the labels.
+    loss: mean of the last epoch. classification: the part of it that is the loss over the labels, where known.
     """
 
     update: Tensor
     loss: float
     steps: int
-    classification: float
+    classification: float | None = None
 
 
 class Objective:
