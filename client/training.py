@@ -28,7 +28,7 @@ from models.incremental import IncrementalModel
 class TrainingResult:
     """update: (P,) float32, vector after minus vector before.
 
-    loss: mean of the last epoch. classification: the part of it that is the loss over the labels, where known.
+    loss: mean of the last epoch. classification: the part of it that is the loss over the labels, if known.
     """
 
     update: Tensor
