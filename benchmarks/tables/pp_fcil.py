@@ -107,8 +107,7 @@ TABLES = {
             Row("iCaRL-FedAvg", "icarl_fedavg_ham10000", (AT_SITES, REDUCED)),
         ],
         measures=BALANCED,
-        note="2,000 of the 7,994 training samples, class by class in proportion. Measured at the clinics, on the "
-        "samples that each held out, all together: there iCaRL can classify by the nearest mean of the clinic's "
-        "own exemplars, as it should.",
+        note="2,000 of the 7,994 training samples, class by class in proportion. Measured at the clinics "
+        "on what each held out: there iCaRL can classify by the nearest mean of the clinic's own exemplars.",
     ),
 }
