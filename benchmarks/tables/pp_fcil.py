@@ -105,6 +105,11 @@ TABLES = {
         [
             Row("PP-FCIL", "pp_fcil_ham10000", (AT_SITES, REDUCED)),
             Row("iCaRL-FedAvg", "icarl_fedavg_ham10000", (AT_SITES, REDUCED)),
+            Row(
+                "PP-FCIL, classifying as iCaRL does",
+                "pp_fcil_ham10000",
+                (AT_SITES, REDUCED, "learner.classifier=nearest_mean"),
+            ),
         ],
         measures=BALANCED,
         note="2,000 of the 7,994 training samples, class by class in proportion. Measured at the clinics "
