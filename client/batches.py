@@ -12,6 +12,7 @@ from data.config import AugmentationConfig
 
 CONVERTED_VALUES = 1 << 20
 """Values of stored samples that become floats in one operation (4 MiB of them)."""
+EVALUATION_BATCH = 2048
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.batches import TrainingSet
-from client.training import EVALUATION_BATCH
+from client.batches import EVALUATION_BATCH, TrainingSet
 from models.incremental import IncrementalModel
 
 

@@ -19,7 +19,7 @@ from client.rehearsal import open_rehearsal
 from client.release import charge, check_reply, noise_source, release_update
 from client.ring_turn import segment_of, turn_of
 from client.site import Site
-from client.told import told_metrics
+from client.telling import tell
 from client.training import train
 from foundation.errors import DataError, ProtocolError
 from foundation.streams import stream
@@ -57,7 +57,6 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     if len(places) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")
     check_samples(site.identity.policy, len(places))
-    metrics = told_metrics(site, request, site.data.y[places])
     turn, exemplars, batches = turn_of(request), len(old), [request.round]
     if turn is not None and turn.segments > 1:
         places, exemplars = segment_of(turn, places, exemplars, request, site.experiment.seed, site.name)
@@ -107,7 +106,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         **request.stamp_fields,
         update=Tensors(flat.views(result.update)),
         **vars(told),
-        metrics=json.dumps({**metrics, **withdrawal(site)}),
+        metrics=json.dumps({**tell(site, request, model, places, result), **withdrawal(site)}),
     )
     return check_reply(site, reply)
 

@@ -33,7 +33,16 @@ def log_prior(counts: Tensor, scale: float, sign: int) -> Tensor:
 
 
 def balanced_softmax(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
-    """Cross entropy of logits shifted by the log-prior. prior: (M,) of log_prior."""
+    """Cross entropy of logits shifted by the log-prior. prior: (M,) of log_prior.
+
+    Raises ValueError where the prior or a label is of another number of classes.
+    """
+    classes = logits.shape[1]
+    if prior.shape != (classes,):
+        raise ValueError(f"prior: found shape {tuple(prior.shape)}, allowed ({classes},)")
+    # on a GPU the look at the labels would stop the queue in every batch, and the loss itself asserts there
+    if labels.device.type == "cpu" and bool(((labels < 0) | (labels >= classes)).any()):
+        raise ValueError(f"labels: found {labels.min()} to {labels.max()}, allowed 0 to {classes - 1}")
     return F.cross_entropy(logits + prior, labels)
 
 
@@ -65,8 +74,13 @@ def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None) -> Tens
 def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
     """T^2 * KL(previous model || this model) over the old classes alone, both renormalised there.
 
-    logits: (B, M), old_logits: (B, M_old), M_old <= M. Hinton et al. 2015 (arXiv 1503.02531).
+    logits: (B, M), old_logits: (B, M_old). Raises ValueError where M_old > M.
+    Hinton et al. 2015 (arXiv 1503.02531).
     """
+    if old_logits.shape[1] > logits.shape[1]:
+        raise ValueError(
+            f"old logits: found {old_logits.shape[1]} classes, allowed {logits.shape[1]} at most"
+        )
     ours = F.log_softmax(logits[:, : old_logits.shape[1]] / temperature, dim=1)
     theirs = F.log_softmax(old_logits / temperature, dim=1)
     return F.kl_div(ours, theirs, reduction="batchmean", log_target=True) * temperature**2

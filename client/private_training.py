@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from client.batches import TrainingSet
 from client.optimizers import FlatOptimizer
-from client.training import TrainingResult, outputs, seeded_dropout
+from client.past import outputs
+from client.training import TrainingResult, seeded_dropout
 from config.learner import LearnerConfig
 from data.augmentation import augment
 from data.config import AugmentationConfig

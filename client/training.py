@@ -23,6 +23,7 @@ from client.losses import (
     supervised_contrastive,
 )
 from client.optimizers import FlatOptimizer
+from client.past import Past
 from config.learner import LearnerConfig
 from data.config import AugmentationConfig
 from foundation.errors import DataError
@@ -30,16 +31,18 @@ from foundation.streams import torch_seed
 from models.flat import FlatParameters
 from models.incremental import IncrementalModel
 
-EVALUATION_BATCH = 2048
-
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """update: (P,) float32, vector after minus vector before. loss: mean of the last epoch."""
+    """update: (P,) float32, vector after minus vector before.
+
+    loss: mean of the last epoch. classification: the part of it that is the loss over the labels, if known.
+    """
 
     update: Tensor
     loss: float
     steps: int
+    classification: float | None = None
 
 
 class Objective:
@@ -54,7 +57,7 @@ class Objective:
         config: LearnerConfig,
         model: IncrementalModel,
         data: TrainingSet,
-        teacher: nn.Module | None,
+        teacher: IncrementalModel | None,
         augmented: bool,
         first_class: int = 0,
     ) -> None:
@@ -65,16 +68,16 @@ class Objective:
         if config.classification.name == "balanced_softmax":
             counts = data.counts(model.num_classes)
             self._prior = log_prior(counts, config.classification.scale, config.classification.sign)
-        self._teacher = teacher
-        # without augmentation the teacher sees the same input in every epoch, so it answers once
-        self._remembered = None if teacher is None or augmented else outputs(teacher, data)
+        kind = "full" if config.distillation is None else config.distillation.teacher
+        self._past = Past(model, teacher, kind, data, augmented)
+        self.classification = torch.zeros((), device=data.y.device)
+        """The loss over the labels of the latest batch, without gradient."""
 
     def __call__(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The scalar loss of one batch."""
         config = self._config
-        features = self._model.features(inputs)
+        features, old_logits = self._past.features_and_old_logits(rows, inputs)
         logits = self._model.classify(features)
-        old_logits = self._old_logits(rows, inputs)
         match config.classification.name:
             case "balanced_softmax":
                 assert self._prior is not None
@@ -85,6 +88,7 @@ class Objective:
                 loss = icarl_bce(logits, labels, old_logits)
             case _:
                 loss = F.cross_entropy(logits, labels)
+        self.classification = loss.detach()
         if config.distillation is not None and old_logits is not None:
             loss = loss + config.distillation.weight * distillation(
                 logits, old_logits, config.distillation.temperature
@@ -96,22 +100,6 @@ class Objective:
             loss = loss + config.contrastive.weight * term
         return loss
 
-    def _old_logits(self, rows: Tensor, inputs: Tensor) -> Tensor | None:
-        if self._teacher is None:
-            return None
-        if self._remembered is not None:
-            return self._remembered[rows]
-        with torch.no_grad():
-            return self._teacher(inputs)
-
-
-@torch.no_grad()
-def outputs(model: nn.Module, data: TrainingSet) -> Tensor:
-    """(n, M) logits of a frozen model on all samples, in batches."""
-    return torch.cat(
-        [model(data.inputs(slice(i, i + EVALUATION_BATCH))) for i in range(0, len(data), EVALUATION_BATCH)]
-    )
-
 
 def train(
     config: LearnerConfig,
@@ -120,7 +108,7 @@ def train(
     data: TrainingSet,
     generator: np.random.Generator,
     *,
-    teacher: nn.Module | None = None,
+    teacher: IncrementalModel | None = None,
     augmentation: AugmentationConfig,
     progress: float = 0.0,
     first_class: int = 0,
@@ -145,11 +133,13 @@ def train(
     anchor = before[: len(flat.trainable)]
     model.train()
     flat.gradient.zero_()
-    epoch_loss, seen, steps = torch.zeros((), device=before.device), 0, 0
+    epoch_loss, epoch_classification = torch.zeros(2, device=before.device)
+    seen = steps = 0
     balanced = config.memory is not None and config.memory.balanced
     with seeded_dropout(model, generator):
         for _ in range(config.epochs):
             epoch_loss.zero_()
+            epoch_classification.zero_()
             seen = 0
             for rows, inputs, labels in shuffled(
                 data,
@@ -172,9 +162,12 @@ def train(
                 flat.gradient.zero_()
                 size = rows.shape[0]
                 epoch_loss.add_(loss.detach(), alpha=size)
+                epoch_classification.add_(objective.classification, alpha=size)
                 seen += size
                 steps += 1
-    return TrainingResult(flat.vector - before, float(epoch_loss) / seen, steps)
+    return TrainingResult(
+        flat.vector - before, float(epoch_loss) / seen, steps, float(epoch_classification) / seen
+    )
 
 
 @contextmanager

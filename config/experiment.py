@@ -157,6 +157,16 @@ class Experiment(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _teacher_exists(self) -> "Experiment":
+        distillation = self.learner.distillation
+        if distillation and distillation.teacher == "old_backbone" and self.model.name != "dual_backbone":
+            raise ValueError(
+                "learner.distillation.teacher: found 'old_backbone', which is a part of model dual_backbone; "
+                f"the model is {self.model.name}; allowed: full"
+            )
+        return self
+
     def lead_rounds(self, task: int) -> int:
         """Rounds of pre-training that come before the rounds of a task."""
         return self.pretraining.rounds if self.pretraining is not None and task == 1 else 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from protocol import messages
 from protocol.fields import WireMessage
+from protocol.measurements import MEASUREMENTS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "what_leaves_a_site.md"
 UP = (
@@ -39,9 +40,17 @@ def page() -> str:
     """The page's text."""
     parts = [HEAD, "\n## From a site to the server\n"]
     parts += [_section(message) for message in UP]
+    parts += [_measurements()]
     parts += ["\n## From the server to a site\n"]
     parts += [_section(message) for message in DOWN]
     return "\n".join(parts)
+
+
+def _measurements() -> str:
+    lines = ["### What `metrics` of a TrainReply can hold", "", "Only what the strategy asks for.", ""]
+    lines += ["| name | type | what it is |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | number | {text} |" for name, text in MEASUREMENTS.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _section(message: type[WireMessage]) -> str:

@@ -195,7 +195,8 @@ class IncrementalStrategy(FlowerFedAvg):
         if request.previous_arrays is not None and set(request.sites) - request.holders:
             full = TrainRequest(**{**vars(common), "previous_arrays": Tensors(request.previous_arrays)})
         asked = {site: node for site, node in request.sites.items() if not self._exchange.busy(site)}
-        self._names = {node: site for site, node in asked.items()}
+        # a site that still works on an earlier round is not asked, and is named when its late reply comes
+        self._names |= {node: site for site, node in request.sites.items()}
         self.asked = len(asked)
         requests = [
             (site, node, self.personalise(site, common if site in request.holders else full))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protocol.measurements import LABEL_COUNTS
 from protocol.messages import MAX_EXAMPLES, TrainRequest
 from strategies.disclosures import Disclosures
 from strategies.exact_sum import ExactSum
@@ -18,7 +19,6 @@ from strategies.orders import SameForAll, with_settings
 from strategies.spool import Spool
 
 Distance = Literal["kl", "l1", "l2", "cosine"]
-LABEL_COUNTS = "label_counts"
 
 
 def discrepancies(counts: NDArray[np.int64], distance: Distance) -> NDArray[np.float64]:

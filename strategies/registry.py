@@ -30,6 +30,7 @@ STRATEGIES = {
     "contribution": "strategies.contribution:Contribution",
     "layer_attention": "strategies.layer_attention:LayerAttention",
     "uniform_mean": "strategies.uniform_mean:UniformMean",
+    "multi_factor": "strategies.multi_factor:MultiFactor",
 }
 
 

@@ -1,0 +1,46 @@
+"""The numbers that a strategy may ask a site to tell beside its update, and what each of them says.
+
+Asked for in TrainRequest.settings as {"tell": [names]}, answered in TrainReply.metrics as {name: value}. A
+site under privacy refuses, unless the experiment allows metrics that no accountant covers.
+"""
+
+import json
+from collections.abc import Sequence
+
+from foundation.errors import ProtocolError, nearest
+
+HELD_OUT_ACCURACY = "held_out_accuracy"
+TRAIN_ACCURACY = "train_accuracy"
+CLASSIFICATION_LOSS = "classification_loss"
+CLASS_COVERAGE = "class_coverage"
+LABEL_COUNTS = "label_counts"
+
+MEASUREMENTS = {
+    HELD_OUT_ACCURACY: "Share of right answers of the site's trained model on its own validation samples of "
+    "all classes seen so far; not told where there is none.",
+    TRAIN_ACCURACY: "Share of right answers of that model on what it was trained on.",
+    CLASSIFICATION_LOSS: "Mean classification loss of the last local epoch, without the other terms.",
+    CLASS_COVERAGE: "Share of the classes seen so far that the site's training samples contain.",
+    LABEL_COUNTS: "Number of the site's training samples of each class seen so far.",
+}
+
+
+def asking(settings: str, names: Sequence[str]) -> str:
+    """settings, a JSON object, with the request to tell `names` added."""
+    content = json.loads(settings)
+    return json.dumps(content | {"tell": [*content.get("tell", []), *names]})
+
+
+def asked(settings: str) -> tuple[str, ...]:
+    """The measurements that settings ask for. Raises ProtocolError naming one that there is not."""
+    content = json.loads(settings)
+    names = content.get("tell", []) if isinstance(content, dict) else None
+    if not isinstance(names, list):
+        raise ProtocolError(f"settings: found {settings:.60}, allowed a JSON object with a list `tell`")
+    for name in names:
+        if name not in MEASUREMENTS:
+            raise ProtocolError(
+                f"settings: tell: found {name!r}{nearest(str(name), MEASUREMENTS)}; "
+                f"allowed: {', '.join(MEASUREMENTS)}"
+            )
+    return tuple(names)

@@ -1,0 +1,196 @@
+"""PP-FCIL's aggregation: capped weights from size, recency, held-out quality and inverse loss.
+
+Varalakshmi et al. 2026 (doi 10.38124/ijisrt/26apr1499), equations 6 and 7; recency, which they leave
+undefined, is the timeliness of Xiao, Tang and Lu 2024 (doi 10.1109/TMLCN.2023.3344074).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from protocol.measurements import (
+    CLASS_COVERAGE,
+    CLASSIFICATION_LOSS,
+    HELD_OUT_ACCURACY,
+    TRAIN_ACCURACY,
+    asking,
+)
+from protocol.messages import TrainRequest
+from strategies.base import IncrementalStrategy
+from strategies.disclosures import Disclosures
+from strategies.exact_sum import ExactSum
+from strategies.factors import mixed, share, water_fill
+from strategies.gate import Admitted, Rejected
+from strategies.heaviest import Heaviest
+
+LEAST = 1e-3
+"""No value of a factor counts below this, so that a share never magnifies the grid of the exact sum much."""
+
+Values = dict[str, float | None]
+
+
+class MultiFactor(IncrementalStrategy):
+    """theta + sum_k w_k update_k, w_k of strategies/factors.py.
+
+    alpha, beta, gamma, delta: of size, recency, quality and inverse loss; only their proportions count, and
+    alpha alone is FedAvg. Accuracy and inverse loss favour sites with few classes, so keep them small.
+    kappa: recency is exp(-kappa * rounds late). staleness: rounds by which a reply may be late and still
+    count. timeliness: "coverage" weighs the share of seen classes that a site holds in the place of recency.
+    quality: accuracy on samples held out from training, or "train" as the paper's abstract has it.
+    loss_floor: added to a loss before it is inverted. max_weight: cap on one site's weight in rounds of three
+    sites or more, because all factors are the sites' own words.
+
+    Aggregates as replies come, in one accumulator for each factor. The few updates that may yet be capped are
+    kept beside them.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.7,
+        beta: float = 0.1,
+        gamma: float = 0.1,
+        delta: float = 0.1,
+        kappa: float = 0.5,
+        timeliness: Literal["recency", "coverage"] = "recency",
+        quality: Literal["held_out", "train"] = "held_out",
+        loss_floor: float = 1e-3,
+        max_weight: float = 0.5,
+        staleness: int = 2,
+        max_update_norm: float | None = None,
+        **flower: Any,
+    ) -> None:
+        super().__init__(max_update_norm, **flower)
+        given = {"size": alpha, "timeliness": beta, "quality": gamma, "inverse_loss": delta}
+        if not all(0 <= value < math.inf for value in given.values()) or not any(given.values()):
+            raise ValueError(
+                f"alpha, beta, gamma, delta: found {alpha}, {beta}, {gamma}, {delta}; "
+                "allowed: finite numbers, none negative and not all 0"
+            )
+        for name, value, allowed in (
+            ("kappa", kappa, 0 <= kappa < math.inf),
+            ("loss_floor", loss_floor, 0 < loss_floor < math.inf),
+            ("max_weight", max_weight, 0 < max_weight <= 1),
+            ("staleness", staleness, staleness >= 0),
+        ):
+            if not allowed:
+                raise ValueError(f"{name}: found {value}, which is out of range")
+        self.coefficients = {name: value for name, value in given.items() if value}
+        self.kappa, self.loss_floor, self.max_weight = kappa, loss_floor, max_weight
+        self.timeliness, self.quality, self.staleness = timeliness, quality, staleness
+        self.tell = self._measurements()
+        self._asking: list[tuple[TrainRequest, TrainRequest]] = []
+
+    def disclosures(self) -> Disclosures:
+        """Weights that sites influence by what they tell: no claim covers them."""
+        return Disclosures(weights_use_metrics=bool(self.tell))
+
+    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
+        """The request, asking for the measurements that the weights need."""
+        if not self.tell:
+            return request
+        # one object for all sites that get the same message, so that a model is serialised once for a round
+        for plain, ours in self._asking:
+            if plain is request:
+                return ours
+        ours = replace(request, settings=asking(request.settings, self.tell))
+        self._asking = [*self._asking[-1:], (request, ours)]
+        return ours
+
+    def begin_round(self) -> None:
+        self._asking = []
+        self._values: dict[str, Values] = {}
+        self._told = {name: ExactSum(self.reference) for name in self.coefficients}
+        self._untold: dict[str, ExactSum] = {}
+        self._heaviest = Heaviest(int(1 / self.max_weight + 1e-9))
+
+    def fold(self, reply: Admitted) -> None:
+        """Raises Rejected when a figure is not finite or out of its range."""
+        values = self._factors(reply)
+        sums = {name: self._sum(name, value) for name, value in values.items()}
+        # before any sum is touched: a reply is in all of them or in none
+        if not all(total.holds(values[name] or 1.0, reply.norm) for name, total in sums.items()):
+            raise OverflowError(f"update of norm {reply.norm:.3g} does not fit the exact sum")
+        for name, total in sums.items():
+            total.add(reply.update, values[name] or 1.0, reply.norm)
+        self._values[reply.site] = values
+        self._heaviest.offer(reply.site, tuple(values.values()), reply.update)
+
+    def finish_round(self) -> dict[str, Tensor]:
+        sites = sorted(self._values)
+        shares = {name: share([self._values[site][name] for site in sites]) for name in self.coefficients}
+        raw = [mixed(self.coefficients, shares, self._values[site]) for site in sites]
+        filled = water_fill(raw, self.max_weight)
+        whole = math.fsum(self.coefficients.values())
+        terms: list[tuple[float, Mapping[str, Tensor]]] = []
+        for name, coefficient in self.coefficients.items():
+            part = coefficient / whole * filled.rest
+            terms.append((part * shares[name].scale, self._told[name].value()))
+            if name in self._untold:
+                terms.append((part * shares[name].untold, self._untold[name].value()))
+        for position, weight in sorted(filled.fixed.items()):
+            site = sites[position]
+            # what the sums hold of this site is replaced by its fixed weight
+            terms.append((weight - raw[position] * filled.rest, self._heaviest.update(site)))
+        self.outcome.details["weights"] = {
+            site: round(filled.weight(position, raw[position]), 6) for position, site in enumerate(sites)
+        }
+        return {name: _moved(tensor, name, terms) for name, tensor in self.reference.items()}
+
+    def _measurements(self) -> list[str]:
+        """What the sites are asked to tell."""
+        tell = []
+        if "timeliness" in self.coefficients and self.timeliness == "coverage":
+            tell.append(CLASS_COVERAGE)
+        if "quality" in self.coefficients:
+            tell.append(HELD_OUT_ACCURACY if self.quality == "held_out" else TRAIN_ACCURACY)
+        if "inverse_loss" in self.coefficients:
+            tell.append(CLASSIFICATION_LOSS)
+        return tell
+
+    def _factors(self, reply: Admitted) -> Values:
+        values: Values = {}
+        for name in self.coefficients:
+            match name:
+                case "size":
+                    value = float(reply.num_examples)
+                case "timeliness" if self.timeliness == "recency":
+                    now = self._stamp.round if self._stamp else reply.base_round
+                    value = math.exp(-self.kappa * (now - reply.base_round))
+                case "timeliness":
+                    value = _told(reply, CLASS_COVERAGE, 1.0)
+                case "quality":
+                    held_out = self.quality == "held_out"
+                    value = _told(reply, HELD_OUT_ACCURACY if held_out else TRAIN_ACCURACY, 1.0)
+                case _:
+                    loss = _told(reply, CLASSIFICATION_LOSS, math.inf, reply.train_loss)
+                    value = None if loss is None else 1 / (loss + self.loss_floor)
+            values[name] = None if value is None else max(value, LEAST)
+        return values
+
+    def _sum(self, name: str, value: float | None) -> ExactSum:
+        if value is not None:
+            return self._told[name]
+        return self._untold.setdefault(name, ExactSum(self.reference))
+
+
+def _told(reply: Admitted, name: str, highest: float, otherwise: float | None = None) -> float | None:
+    """A figure from 0 to highest among the reply's metrics, or `otherwise` where there is none."""
+    value = reply.metrics.get(name, otherwise)
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not 0 <= value <= highest:
+        raise Rejected(f"{name}: found {value!r:.20}, allowed a finite number from 0 to {highest:g}")
+    return float(value)
+
+
+def _moved(tensor: Tensor, name: str, terms: list[tuple[float, Mapping[str, Tensor]]]) -> Tensor:
+    """tensor + sum of factor * term[name], in float64 and back."""
+    (factor, first), *others = terms
+    total = first[name] * factor
+    for factor, term in others:
+        total.add_(term[name].to(total.device), alpha=factor)
+    return total.add_(tensor).to(tensor.dtype)
