@@ -1,13 +1,13 @@
 """What a site does for each kind of request. Imported only when a request needs data and a model."""
 
 import json
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from client.evaluation import by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
+from client.own_layers import keep_own_layers, shared_update, with_own_layers
 from client.policy import check_answer, check_protection, check_samples
 from client.release import release_update
 from client.site import Site
@@ -15,7 +15,6 @@ from client.training import train
 from foundation.errors import DataError
 from foundation.streams import stream
 from models.incremental import IncrementalModel, complete_state
-from protocol.fields import Tensors
 from protocol.messages import (
     EvaluateReply,
     EvaluateRequest,
@@ -28,7 +27,6 @@ from protocol.messages import (
 from protocol.tensors import content_sha256
 
 Previous = tuple[str, dict[str, Tensor]] | None
-Request = TypeVar("Request", TrainRequest, FinishTaskRequest, EvaluateRequest)
 
 
 def answer_train(site: Site, request: TrainRequest) -> TrainReply:
@@ -37,34 +35,33 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     check_protection(site.identity.policy, site.experiment)
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
-    low, high = _task_range(site, request)
-    new = site.data.task_indices("train", low, high)
-    old = torch.empty(0, dtype=torch.int64)
-    if site.experiment.learner.memory is not None and request.task > 1:
-        store = site.exemplars(request.run)
-        _catch_up(site, store, request, previous)
-        old = store.indices(before_round=request.round)
-    places = torch.cat([new, old])
-    if len(places) == 0:
-        raise DataError("no samples to train on in this task: no new data and no exemplars")
-    check_samples(site.identity.policy, len(places))
-    model, flat = site.bench.load(request.num_classes, request.arrays, previous)
+    places, exemplars = training_places(site, request, previous)
+    own = request.personal or []
+    arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
+    model, flat = site.bench.load(request.num_classes, arrays, previous)
     learner = site.experiment.learner
     result = train(
         learner,
         model,
         flat,
-        site.samples(places, exemplars=len(old)),
+        site.samples(places, exemplars=exemplars),
         stream(site.experiment.seed, "batches", site.name, request.round),
         teacher=site.bench.teacher(previous) if previous is not None and learner.needs_previous else None,
         augmentation=site.experiment.data.augmentation,
         progress=request.progress,
     )
+    update = flat.views(result.update)
+    if own:
+        layers = flat.views(flat.vector)
+        keep_own_layers(site, request.run, {name: layers[name] for name in own}, after_round=request.round)
+        # what stays here must not take its share of the clip norm from what leaves
+        for name in own:
+            update[name].zero_()
     release_update(site, request, result.update)
     private = site.experiment.privacy.mode != "none" and not site.experiment.privacy.allow_unaccounted_metrics
     return TrainReply(
         **request.stamp_fields,
-        update=Tensors(flat.views(result.update)),
+        update=shared_update(update, own),
         num_examples=1 if private else len(places),
         train_loss=None if private else result.loss,
         steps=result.steps,
@@ -93,16 +90,40 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
     model, _ = site.bench.load(request.num_classes, request.arrays, previous)
+    correct, total = held_out_counts(site, request, model)
+    return EvaluateReply(**request.stamp_fields, correct=correct, total=total)
+
+
+def held_out_counts(site: Site, stamp: Stamp, model: IncrementalModel) -> tuple[list[int], list[int]]:
+    """(right answers, samples) of each class on the site's test samples, or else its validation samples."""
     model.eval()
     part = "test" if len(site.data.test) else "validation"
-    data = site.samples(site.data.task_indices(part, 0, request.num_classes))
+    data = site.samples(site.data.task_indices(part, 0, stamp.num_classes))
     predict = by_head(model)
     if site.experiment.learner.classifier == "nearest_mean":
-        kept = site.exemplars(request.run).indices(before_round=request.round + 1)
+        kept = site.exemplars(stamp.run).indices(before_round=stamp.round + 1)
         if len(kept):
             predict = by_nearest_mean(model, site.samples(kept))
-    correct, total = count_correct(predict, data, request.num_classes)
-    return EvaluateReply(**request.stamp_fields, correct=correct, total=total)
+    return count_correct(predict, data, stamp.num_classes)
+
+
+def training_places(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
+    """Places of the samples to train on in this task, new ones first, and how many of them are exemplars.
+
+    Raises DataError when there is none, PolicyRefusal below the site's least number of samples.
+    """
+    low, high = _task_range(site, stamp)
+    new = site.data.task_indices("train", low, high)
+    old = torch.empty(0, dtype=torch.int64)
+    if site.experiment.learner.memory is not None and stamp.task > 1:
+        store = site.exemplars(stamp.run)
+        _catch_up(site, store, stamp, previous)
+        old = store.indices(before_round=stamp.round)
+    places = torch.cat([new, old])
+    if len(places) == 0:
+        raise DataError("no samples to train on in this task: no new data and no exemplars")
+    check_samples(site.identity.policy, len(places))
+    return places, len(old)
 
 
 def _task_range(site: Site, stamp: Stamp) -> tuple[int, int]:
@@ -110,7 +131,7 @@ def _task_range(site: Site, stamp: Stamp) -> tuple[int, int]:
     return classes.start, classes.stop
 
 
-def _catch_up(site: Site, store: ExemplarStore, request: TrainRequest, previous: Previous) -> None:
+def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:
     """A site that was away when a task ended chooses that task's exemplars now, with the model of the task
     before."""
     if previous is None:

@@ -17,6 +17,8 @@ UP = (
     messages.TrainReply,
     messages.FinishTaskReply,
     messages.EvaluateReply,
+    messages.SparsityReply,
+    messages.PersonalModelReply,
     messages.Refusal,
 )
 DOWN = (
@@ -24,6 +26,8 @@ DOWN = (
     messages.TrainRequest,
     messages.FinishTaskRequest,
     messages.EvaluateRequest,
+    messages.SparsityRequest,
+    messages.PersonalModelRequest,
 )
 HEAD = """# What leaves a site
 

@@ -20,7 +20,6 @@ from foundation.streams import stream
 from protocol.fields import Tensors
 from protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskReply, FinishTaskRequest, Stamp
 from protocol.tensors import content_sha256
-from server.ask import ask
 from server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from server.evaluation import Counts, check_counts, evaluate_centrally
 from server.global_model import GlobalModel
@@ -28,6 +27,7 @@ from server.history import History
 from server.journal import Journal
 from server.roster import Roster
 from server.run_folder import RunFolder
+from strategies.ask import ask
 from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.exchange import Exchange
 from strategies.services import Services

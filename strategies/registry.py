@@ -16,6 +16,7 @@ from foundation.errors import ConfigError, nearest
 from strategies.base import IncrementalStrategy
 
 STRATEGIES = {
+    "clustered_personalisation": "strategies.clustered_personalisation:ClusteredPersonalisation",
     "fedavg": "strategies.fedavg:FedAvg",
 }
 
