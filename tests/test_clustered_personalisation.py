@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from client.app import app as client_app
 from config.run import RunSettings
 from config.simulation import simulated_site_names
 from engine.grid import InProcessGrid, site_contexts
+from engine.run import run_in_process
 from foundation.errors import ConfigError, PrivacyError, StateError
 from models.layers import select_layers, with_rows
 from protocol.fields import Tensors, read_kind
@@ -316,3 +317,30 @@ def test_wildcards_and_modules_name_layers() -> None:
     assert select_layers([], keys) == ()
     strategy = build_strategy("clustered_personalisation", {"base": "fedavg", "global_rounds": [3, 1]})
     assert strategy.state_dict()["clusters"] == []
+
+
+def test_under_flowers_own_start_it_is_the_base_strategy() -> None:
+    def plus_one(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 2, "loss": 0.5})
+        if message.metadata.message_type == "evaluate":
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        arrays = message.content.array_records["arrays"]
+        moved = ArrayRecord([array.numpy() + 1.0 for array in arrays.values()])
+        named = ArrayRecord(dict(zip(arrays, moved.values(), strict=True)))
+        return Message(RecordDict({"arrays": named, "metrics": metrics}), reply_to=message)
+
+    strategy = build_strategy("clustered_personalisation", {"base": "fedavg", "global_rounds": 0})
+    start = ArrayRecord({"head.weight": torch.zeros(2, 2)})
+    result = strategy.start(InProcessGrid(plus_one, site_contexts(3, {})), start, num_rounds=2)
+    assert result.arrays["head.weight"].numpy().tolist() == [[2.0, 2.0], [2.0, 2.0]]
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_same_personal_models(tmp_path: Path) -> None:
+    alone = run(tmp_path / "alone")
+    path = str(tmp_path / "alone" / "experiment.yaml")
+    spread = run_in_process(RunSettings(path, runs=str(tmp_path / "spread")), workers=2)
+    together = Run(tmp_path / "spread" / "fedperc", spread)
+    assert spread["personalised_accuracy"] == alone.summary["personalised_accuracy"]
+    for site in alone.summary["personalisation"]["members"]:
+        assert equal(together.own(site), alone.own(site))
