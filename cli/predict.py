@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import typer
 
-from foundation.errors import DataError, StateError
+from foundation.errors import DataError, StateError, nearest
 
 BATCH = 256
 
@@ -40,10 +40,10 @@ def model_file(folder: Path, site: str) -> Path:
     if site:
         path = folder / "sites" / site / PERSONAL_MODEL
         if not path.exists():
-            found = sorted(other.parent.name for other in folder.glob(f"sites/*/{PERSONAL_MODEL}"))
+            found = [other.parent.name for other in folder.glob(f"sites/*/{PERSONAL_MODEL}")]
             raise StateError(
-                f"{path}: missing; sites with a model of their own: {', '.join(found) or 'none'}; "
-                "a strategy that personalises makes them at the end of a task"
+                f"{path}: missing; {len(found)} sites have a model of their own{nearest(site, found)}, which a "
+                "strategy that personalises makes at the end of a task"
             )
         return path
     own = folder / PERSONAL_MODEL

@@ -70,6 +70,11 @@ class ClusteredPersonalisation(IncrementalStrategy):
             raise ValueError(f"global_rounds: found {global_rounds}, allowed 0 or more")
         if channels < 1 or layers < 1:
             raise ValueError(f"channels, layers: found {channels}, {layers}; allowed 1 or more")
+        if sparsity_epsilon is not None and not (sparsity_epsilon > 0 and 0 < sparsity_delta < 1):
+            raise ValueError(
+                f"sparsity_epsilon, sparsity_delta: found {sparsity_epsilon}, {sparsity_delta}; "
+                "allowed above 0, and between 0 and 1"
+            )
         self._base = base
         self._template = copy.deepcopy(base)
         self._global_rounds = global_rounds

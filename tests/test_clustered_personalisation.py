@@ -272,6 +272,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ({"global_rounds": 4}, "global_rounds: found 4 in task 1"),
         ({"global_rounds": -1}, "global_rounds"),
         ({"grouping": "given"}, "groups: missing"),
+        ({"sparsity_epsilon": 0.0}, "sparsity_epsilon, sparsity_delta: found 0.0"),
         ({"grouping": "random", "clusters": "auto"}, "random groups need their number"),
         ({"groups": [["site-0"], ["site-0"]]}, "site-0 listed more than once"),
         ({"grouping": "sparcity"}, "grouping"),
