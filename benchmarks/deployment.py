@@ -31,7 +31,12 @@ def experiment(name: str, model: dict[str, Any], sites: int, rounds: int) -> dic
     """Digits shared out to sites that train for a moment only, so that what remains is the deployment's."""
     return {
         "name": name,
-        "data": {"source": "digits", "sites": sites, "samples_limit": 60 * sites, "partition": {"kind": "iid"}},
+        "data": {
+            "source": "digits",
+            "sites": sites,
+            "samples_limit": 60 * sites,
+            "partition": {"kind": "iid"},
+        },
         "tasks": {"count": 1, "rounds": rounds},
         "model": model,
         "rounds": {"wait_for": sites, "quorum": sites, "deadline": 560},

@@ -42,7 +42,7 @@ def model_file(folder: Path, site: str) -> Path:
         if not path.exists():
             found = [other.parent.name for other in folder.glob(f"sites/*/{PERSONAL_MODEL}")]
             raise StateError(
-                f"{path}: missing; {len(found)} sites have a model of their own{nearest(site, found)}, which a "
+                f"{path}: missing; {len(found)} sites have their own model{nearest(site, found)}, which a "
                 "strategy that personalises makes at the end of a task"
             )
         return path
