@@ -4,6 +4,7 @@ A vector is a statistic of the site's data. Nothing is proven about what it give
 then one Gaussian release hides the replacement of one sample (FedPerC's authors leave this open).
 """
 
+from collections.abc import Iterator
 from typing import Any, get_args
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from client.site import Site
 from client.training import EVALUATION_BATCH
 from foundation.errors import DataError, ProtocolError
 from foundation.streams import stream
-from models.sparsity import Combine, SparsityPlan, zero_shares
+from models.sparsity import VECTOR, Combine, SparsityPlan, zero_shares
 from privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
 from privacy.combinations import refuse_false_claims
 from privacy.entries import Entry
@@ -25,8 +26,6 @@ from privacy.noise import SecureNoise, SeededNoise, add_noise
 from protocol.fields import Tensors
 from protocol.messages import SparsityReply, SparsityRequest
 from protocol.tensors import content_sha256
-
-VECTOR = "sparsity"
 
 
 def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
@@ -73,8 +72,8 @@ def _plan(request: SparsityRequest) -> SparsityPlan:
     return SparsityPlan(tuple(request.channels), request.layers, request.combine)  # pyright: ignore[reportArgumentType]
 
 
-def _batches(data: TrainingSet) -> list[Tensor]:
-    return [data.inputs(slice(i, i + EVALUATION_BATCH)) for i in range(0, len(data), EVALUATION_BATCH)]
+def _batches(data: TrainingSet) -> Iterator[Tensor]:
+    return (data.inputs(slice(i, i + EVALUATION_BATCH)) for i in range(0, len(data), EVALUATION_BATCH))
 
 
 def _release(site: Site, request: SparsityRequest, vector: Tensor, samples: int) -> None:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from foundation.errors import ConfigError, DataError
 
 Combine = Literal["average", "concatenate", "last"]
+VECTOR = "sparsity"
+"""Name of the vector among the tensors of a message."""
 
 
 @dataclass(frozen=True)

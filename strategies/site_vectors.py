@@ -11,15 +11,13 @@ from flwr.serverapp import Grid
 from foundation.errors import ConfigError, ProtocolError
 from foundation.streams import stream
 from models.incremental import IncrementalModel
-from models.sparsity import Combine, SparsityPlan, common_channels
+from models.sparsity import VECTOR, Combine, SparsityPlan, common_channels
 from protocol.fields import Tensors
 from protocol.messages import SparsityReply, SparsityRequest
 from protocol.tensors import content_sha256
 from strategies.ask import ask
 from strategies.base import RoundRequest
 from strategies.exchange import Exchange
-
-VECTOR = "sparsity"
 
 
 @dataclass(frozen=True)

@@ -86,20 +86,20 @@ def test_what_has_no_vector_is_refused() -> None:
 
 def test_vectors_that_cannot_be_true_are_refused() -> None:
     plan = SparsityPlan((0, 1), 1)
-    print_ = plan.fingerprint("model")
+    fingerprint = plan.fingerprint("model")
 
-    def reply(values: Tensor, extractor: str = print_) -> SparsityReply:
+    def reply(values: Tensor, extractor: str = fingerprint) -> SparsityReply:
         return SparsityReply(**STAMP, extractor=extractor, vector=Tensors(sparsity=values))
 
-    check_vector(reply(torch.tensor([0.0, 1.0])), plan, print_)
+    check_vector(reply(torch.tensor([0.0, 1.0])), plan, fingerprint)
     with pytest.raises(ProtocolError, match=r"values from -0.1 to 0.5"):
-        check_vector(reply(torch.tensor([0.5, -0.1])), plan, print_)
+        check_vector(reply(torch.tensor([0.5, -0.1])), plan, fingerprint)
     with pytest.raises(ProtocolError, match="expected sparsity"):
-        check_vector(reply(torch.zeros(3)), plan, print_)
+        check_vector(reply(torch.zeros(3)), plan, fingerprint)
     stale = SparsityPlan((0, 2), 1).fingerprint("model")
     for other in (stale, plan.fingerprint("another model")):
         with pytest.raises(ProtocolError, match="another model or other channels"):
-            check_vector(reply(torch.zeros(2), other), plan, print_)
+            check_vector(reply(torch.zeros(2), other), plan, fingerprint)
     with pytest.raises(ProtocolError, match="NaN"):
         SparsityReply.from_record(reply(torch.tensor([0.5, math.nan])).to_record())
 
