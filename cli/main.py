@@ -92,13 +92,14 @@ def bench(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="run folder")],
+    run: Annotated[Path, typer.Argument(help="run folder, or a site's state folder for its own model")],
     paths: Annotated[list[Path], typer.Argument(help="image files, or a CSV table")],
+    site: Annotated[str, typer.Option(help="of a simulated run: use this site's own model")] = "",
 ) -> None:
     """Class and confidence for images or rows, one tab-separated line each."""
     from cli.predict import predict_command
 
-    predict_command(run, paths)
+    predict_command(run, paths, site)
 
 
 @app.command()

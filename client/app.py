@@ -29,7 +29,9 @@ from protocol.messages import (
     DigestRequest,
     EvaluateRequest,
     FinishTaskRequest,
+    PersonalModelRequest,
     Refusal,
+    SparsityRequest,
     TrainRequest,
 )
 
@@ -145,3 +147,29 @@ def digest(message: Message, context: Context) -> Message:
         return answer_digest(open_site(identity), request)
 
     return _answer(message, context, DigestRequest, handle)
+
+
+@app.query("sparsity")
+def sparsity(message: Message, context: Context) -> Message:
+    """Measure how often each channel is silent."""
+
+    def handle(identity: Identity, request: SparsityRequest) -> WireMessage:
+        from client.site import open_site
+        from client.sparsity import answer_sparsity
+
+        return answer_sparsity(open_site(identity), request)
+
+    return _answer(message, context, SparsityRequest, handle)
+
+
+@app.train("personal_model")
+def personal_model(message: Message, context: Context) -> Message:
+    """Keep, and measure, the site's own model."""
+
+    def handle(identity: Identity, request: PersonalModelRequest) -> WireMessage:
+        from client.own_model import answer_personal_model
+        from client.site import open_site
+
+        return answer_personal_model(open_site(identity), request)
+
+    return _answer(message, context, PersonalModelRequest, handle)

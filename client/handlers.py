@@ -1,7 +1,6 @@
 """What a site does for each kind of request. Imported only when a request needs data and a model."""
 
 import json
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from client.corrections import open_correction
 from client.digests import withdrawal
 from client.evaluation import by_class_means, by_head, by_nearest_mean, count_correct, unit_features
 from client.exemplars import ExemplarStore
+from client.own_layers import keep_own_layers, shared_update, with_own_layers
 from client.policy import check_answer, check_evaluation, check_protection, check_samples
 from client.pretraining import task_places
 from client.private_training import require_no_extra_losses, train_privately
@@ -37,7 +37,6 @@ from protocol.messages import (
 from protocol.tensors import content_sha256
 
 Previous = tuple[str, dict[str, Tensor]] | None
-Request = TypeVar("Request", TrainRequest, FinishTaskRequest, EvaluateRequest)
 
 
 def answer_train(site: Site, request: TrainRequest) -> TrainReply:
@@ -46,22 +45,14 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     check_protection(site.identity.policy, site.experiment)
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
-    low, high = _task_range(site, request)
-    new = task_places(site, request, site.data.task_indices("train", low, high))
-    old = torch.empty(0, dtype=torch.int64)
-    if site.experiment.learner.memory is not None and request.task > 1:
-        store = site.exemplars(request.run)
-        _catch_up(site, store, request, previous)
-        old = store.indices(before_round=request.round)
-    places = torch.cat([new, old])
-    if len(places) == 0:
-        raise DataError("no samples to train on in this task: no new data and no exemplars")
-    check_samples(site.identity.policy, len(places))
-    turn, exemplars, batches = turn_of(request), len(old), [request.round]
+    places, exemplars = training_places(site, request, previous)
+    turn, batches = turn_of(request), [request.round]
     if turn is not None and turn.segments > 1:
         places, exemplars = segment_of(turn, places, exemplars, request, site.experiment.seed, site.name)
         batches.append(turn.sweep)
-    model, flat = site.bench.load(request.num_classes, request.arrays, previous)
+    own = request.personal or []
+    arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
+    model, flat = site.bench.load(request.num_classes, arrays, previous)
     flat.hold(turn.frozen if turn is not None else ())
     learner, adversary = site.experiment.learner, behaviour(site)
     correction = open_correction(site, request, flat)
@@ -93,10 +84,17 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
             teacher=teacher,
             augmentation=augmentation,
             progress=request.progress,
-            first_class=low,
+            first_class=_task_range(site, request)[0],
             correction=correction.gradient,
             rehearsal=open_rehearsal(site, request, model),
         )
+    update = flat.views(result.update)
+    if own:
+        layers = flat.views(flat.vector)
+        keep_own_layers(site, request.run, {name: layers[name] for name in own}, after_round=request.round)
+        # what stays here must not take its share of the clip norm from what leaves
+        for name in own:
+            update[name].zero_()
     if adversary == "free_rider":
         result.update.zero_()
     told = release_update(site, request, result, len(places))
@@ -104,7 +102,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     correction.remember(result.update, result.steps)
     reply = TrainReply(
         **request.stamp_fields,
-        update=Tensors(flat.views(result.update)),
+        update=shared_update(update, own),
         **vars(told),
         metrics=json.dumps({**tell(site, request, model, places, result), **withdrawal(site)}),
     )
@@ -137,19 +135,48 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
     model, _ = site.bench.load(request.num_classes, request.arrays, previous)
+    correct, total = held_out_counts(site, request, model)
+    return EvaluateReply(**request.stamp_fields, correct=correct, total=total)
+
+
+def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> tuple[list[int], list[int]]:
+    """(right answers, samples) of each class on the site's test samples, or else its validation samples.
+
+    They leave the site, so they are charged to its ledger here.
+    """
     model.eval()
     part = "test" if len(site.data.test) else "validation"
     data = site.samples(site.data.task_indices(part, 0, request.num_classes))
     predict = by_head(model)
-    if request.class_means is not None:
-        predict = by_class_means(model, _means(model, request.class_means))
+    means = request.class_means if isinstance(request, EvaluateRequest) else None
+    if means is not None:
+        predict = by_class_means(model, _means(model, means))
     elif site.experiment.learner.classifier == "nearest_mean":
         kept = site.exemplars(request.run).indices(before_round=request.round + 1)
         if len(kept):
             predict = by_nearest_mean(model, site.samples(kept))
-    correct, total = count_correct(predict, data, request.num_classes)
+    counts = count_correct(predict, data, request.num_classes)
     charge(site, request.run, of_update=False)
-    return EvaluateReply(**request.stamp_fields, correct=correct, total=total)
+    return counts
+
+
+def training_places(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
+    """Places of the samples to train on in this task, new ones first, and how many of them are exemplars.
+
+    Raises DataError when there is none, PolicyRefusal below the site's least number of samples.
+    """
+    low, high = _task_range(site, stamp)
+    new = task_places(site, stamp, site.data.task_indices("train", low, high))
+    old = torch.empty(0, dtype=torch.int64)
+    if site.experiment.learner.memory is not None and stamp.task > 1:
+        store = site.exemplars(stamp.run)
+        _catch_up(site, store, stamp, previous)
+        old = store.indices(before_round=stamp.round)
+    places = torch.cat([new, old])
+    if len(places) == 0:
+        raise DataError("no samples to train on in this task: no new data and no exemplars")
+    check_samples(site.identity.policy, len(places))
+    return places, len(old)
 
 
 def _means(model: IncrementalModel, tensors: Tensors) -> Tensor:
@@ -165,7 +192,7 @@ def _task_range(site: Site, stamp: Stamp) -> tuple[int, int]:
     return classes.start, classes.stop
 
 
-def _catch_up(site: Site, store: ExemplarStore, request: TrainRequest, previous: Previous) -> None:
+def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:
     """A site that was away when a task ended chooses that task's exemplars now, with the model of the task
     before."""
     if previous is None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from client.site import Site
 from foundation.streams import stream
-from protocol.messages import TrainRequest
+from protocol.messages import Stamp
 
 
 def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) -> Tensor:
@@ -28,7 +28,7 @@ def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) 
     return torch.from_numpy(np.sort(chosen))
 
 
-def task_places(site: Site, request: TrainRequest, places: Tensor) -> Tensor:
+def task_places(site: Site, request: Stamp, places: Tensor) -> Tensor:
     """places (n,) of the task's new samples, or those of them that pre-training leaves for this round.
 
     Raises ConfigError when the site has fewer than pre-training asks of each site.

@@ -19,7 +19,7 @@ from foundation.errors import nearest
 
 SourceKind = Literal["digits", "folder", "csv", "npz", "pack", "torchvision", "synth_groups"]
 DatasetName = Literal["cifar10", "cifar100", "mnist", "fashion_mnist", "emnist"]
-PartitionKind = Literal["iid", "dirichlet", "class_subset", "quantity", "natural"]
+PartitionKind = Literal["iid", "dirichlet", "class_subset", "quantity", "natural", "groups"]
 ArrayRole = Literal["x", "y", "site", "x_test", "y_test", "site_test", "classes", "site_names"]
 
 # Options that mean something to some sources or partitions only: elsewhere they would be ignored in silence.
@@ -41,6 +41,9 @@ _PARTITION_OF: dict[str, PartitionKind] = {
     "balance": "dirichlet",
     "classes_per_site": "class_subset",
     "ratios": "quantity",
+    "groups": "groups",
+    "shared_classes": "groups",
+    "own_classes": "groups",
 }
 
 
@@ -71,7 +74,10 @@ class _Strict(BaseModel):
 
 
 class PartitionConfig(_Strict):
-    """How the training samples are divided among simulated sites, task by task."""
+    """How the training samples are divided among simulated sites, task by task.
+
+    groups: so many groups of sites; a site holds the shared_classes of its group and own_classes of others.
+    """
 
     kind: PartitionKind = "iid"
     alpha: float | None = Field(default=None, gt=0)
@@ -79,6 +85,9 @@ class PartitionConfig(_Strict):
     balance: bool = False
     classes_per_site: PositiveInt | Literal["disjoint"] | None = None
     ratios: tuple[float, ...] | None = None
+    groups: PositiveInt | None = None
+    shared_classes: PositiveInt | None = None
+    own_classes: int = Field(default=0, ge=0)
 
     @field_validator("ratios")
     @classmethod
@@ -92,7 +101,7 @@ class PartitionConfig(_Strict):
         for key, kind in _PARTITION_OF.items():
             if self._says(key) and self.kind != kind:
                 raise ValueError(f"{key} belongs to kind {kind!r}; found kind {self.kind!r}")
-        for key in ("alpha", "classes_per_site", "ratios"):
+        for key in ("alpha", "classes_per_site", "ratios", "groups", "shared_classes"):
             if self.kind == _PARTITION_OF[key] and not self._says(key):
                 raise ValueError(f"kind {self.kind!r} needs {key}")
         return self

@@ -12,6 +12,7 @@ import numpy as np
 
 from data.apportion import apportion
 from data.config import PartitionConfig
+from data.group_partition import group_holders
 from foundation.errors import ConfigError
 from foundation.streams import stream
 
@@ -76,6 +77,8 @@ def _counts(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, 
             return _dirichlet(config, totals, sites, seed, task)
         case "class_subset":
             return _class_subset(config, totals, sites, seed, task)
+        case "groups":
+            return _groups(config, totals, sites, seed, task)
         case "quantity":
             return apportion(totals, np.tile(np.array(config.ratios), (len(totals), 1)))
         case _:
@@ -84,6 +87,8 @@ def _counts(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, 
 
 def _holders_wanted(config: PartitionConfig, sites: int, classes: int) -> int:
     """The fewest sites that a class of the task is meant for."""
+    if config.kind == "groups":
+        return 1
     if config.kind != "class_subset":
         return sites
     each = 1 if config.classes_per_site == "disjoint" else config.classes_per_site or 1
@@ -140,6 +145,16 @@ def _capped(totals: np.ndarray, shares: np.ndarray) -> np.ndarray:
         allowed = allowed if allowed.sum() > 0 else np.where(room, 1.0, 0.0) + (not room.any())
         counts[c] = apportion(np.array([total]), allowed[None])[0]
     return counts
+
+
+def _groups(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:
+    """Each class in equal parts among the sites of the groups that hold it."""
+    assert config.groups is not None and config.shared_classes is not None
+    generator = stream(seed, "site-groups", task)
+    holds = group_holders(
+        len(totals), sites, config.groups, config.shared_classes, config.own_classes, generator
+    )
+    return _equal_parts(totals, holds, task)
 
 
 def _class_subset(

@@ -14,6 +14,11 @@ from models.config import ModelConfig
 from models.incremental import IncrementalModel, load_complete
 from models.registry import build_model
 
+GLOBAL_MODEL = "model.safetensors"
+"""In a run's folder."""
+PERSONAL_MODEL = "personal_model.safetensors"
+"""In a site's state folder; mode 0600."""
+
 
 @dataclass(frozen=True)
 class SavedModel:

@@ -19,6 +19,8 @@ UP = (
     messages.FinishTaskReply,
     messages.EvaluateReply,
     messages.DigestReply,
+    messages.SparsityReply,
+    messages.PersonalModelReply,
     messages.Refusal,
 )
 DOWN = (
@@ -27,6 +29,8 @@ DOWN = (
     messages.FinishTaskRequest,
     messages.EvaluateRequest,
     messages.DigestRequest,
+    messages.SparsityRequest,
+    messages.PersonalModelRequest,
 )
 HEAD = """# What leaves a site
 

@@ -15,6 +15,8 @@ VERSION = 1
 MAX_TASKS = 10_000
 MAX_CLASSES = 1_000_000
 MAX_EXAMPLES = 100_000_000
+MAX_CHANNELS = 1_000_000
+MAX_LAYERS = 1_000
 STAMP_FIELDS = ("run", "experiment", "class_order", "task", "round", "num_classes")
 
 
@@ -98,6 +100,9 @@ class TrainRequest(Stamp):
     """L2 norm to clip the update to in this round; with adaptive clipping alone."""
     settings: str = "{}"
     """The strategy's settings for this round, a JSON object."""
+    personal: list[str] | None = None
+    """Layers of which the site uses and trains its own values; they stay at the site, and the update is
+    without them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +111,8 @@ class TrainReply(Stamp):
 
     message_type = "train"
     update: Tensors
-    """Model after training minus model received, same names and shapes; protected as the experiment says."""
+    """Model after training minus model received, same names and shapes but for personal layers; protected as
+    the experiment says."""
     num_examples: int = bounded(1, MAX_EXAMPLES)
     """Samples trained on: new data and exemplars; 1 at every site under privacy."""
     train_loss: float | None = None
@@ -194,6 +200,68 @@ class DigestReply(Stamp):
     digests: Tensors | None = None
     """`features`, one row for each digest, and `labels`, the share of each class in it; absent from a site
     that lends none, and the server then forgets what it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsityRequest(Stamp):
+    """Server to site: how often is each channel of this model silent on your samples?"""
+
+    message_type = "query.sparsity"
+    arrays: Tensors
+    """The global model, whose first ReLU layers are looked at."""
+    previous: str = ""
+    """SHA-256 of the global model at the end of the task before; '' in task 1."""
+    previous_arrays: Tensors | None = None
+    """That model itself, for a site that is not known to hold it."""
+    channels: list[int] = bounded(0, MAX_CHANNELS)
+    """Channels to look at, the same in every layer."""
+    layers: int = bounded(1, MAX_LAYERS)
+    """So many first ReLU calls of the network."""
+    combine: str
+    """average, concatenate or last: how the layers become one vector."""
+    epsilon: float | None = bounded(0, default=None)
+    """Of the Gaussian noise that the site adds, for one of its samples replaced; absent: no noise."""
+    delta: float | None = bounded(0, 1, default=None)
+    """Of that noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsityReply(Stamp):
+    """Site to server: one number for each channel, a mean over all of the site's training samples."""
+
+    message_type = "query.sparsity"
+    extractor: str
+    """SHA-256 of model, channels and layers that were used; vectors of different ones cannot be compared."""
+    vector: Tensors
+    """`sparsity`: the mean share of zeros, from 0 to 1, with the noise that was asked for. It describes the
+    site's data; without noise nothing is proven about what it gives away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalModelRequest(Stamp):
+    """Server to site: join these shared layers with your own layers, and keep the result as your model."""
+
+    message_type = "train.personal_model"
+    arrays: Tensors
+    """The shared layers of the site's cluster; for a personal layer, what a site without its own starts
+    from."""
+    personal: list[str] | None = None
+    """Layers of which the site uses its own values."""
+    previous: str = ""
+    """SHA-256 of the global model at the end of the task before; '' in task 1."""
+    previous_arrays: Tensors | None = None
+    """That model itself, for a site that is not known to hold it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalModelReply(Stamp):
+    """Site to server: done; and how good the model is there, where the experiment has sites evaluate."""
+
+    message_type = "train.personal_model"
+    correct: list[int] | None = bounded(0, MAX_EXAMPLES, default=None)
+    """Right answers of each class on data held out from training; absent where sites do not evaluate."""
+    total: list[int] | None = bounded(0, MAX_EXAMPLES, default=None)
+    """Held-out samples of each class; absent where sites do not evaluate."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from foundation.files import replace_file
 from server.comparison import MEASURES, Comparison, Row, compared
+from server.comparison_sites import site_figure
 from server.figures import style
 from server.report_markup import (
     MISSING,
@@ -64,9 +65,11 @@ def _page(comparison: Comparison) -> bytes:
         for seed, run in row.runs.items()
     ]
     names = ["experiment", "seed", "run", "final accuracy"]
+    at_sites = site_figure(rows)
     sections = [
         Section("Results", parts),
         Section("Accuracy over tasks", [_curves(rows)]),
+        *([Section("Sites", [at_sites])] if at_sites is not None else []),
         Section("Runs", [panel("What was compared", table(names, sources, "lrlr", "Runs"), long=True)]),
     ]
     footer = element("p", "Written by `perennial compare`. This page loads nothing from anywhere.")

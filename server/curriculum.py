@@ -20,7 +20,6 @@ from foundation.streams import stream
 from protocol.fields import Tensors
 from protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskReply, FinishTaskRequest, Stamp
 from protocol.tensors import content_sha256
-from server.ask import ask
 from server.central_privacy import CentralPrivacy
 from server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from server.class_means import check_class_sums, global_means
@@ -31,6 +30,7 @@ from server.journal import Journal
 from server.releases import Releases
 from server.roster import Roster
 from server.run_folder import RunFolder
+from strategies.ask import ask
 from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.exchange import Exchange
 from strategies.fedavg import FedAvg

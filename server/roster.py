@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from foundation.errors import ProtocolError, StateError
 from protocol.messages import VERSION, DescribeReply, DescribeRequest
-from server.ask import ask
+from strategies.ask import ask
 from strategies.exchange import Exchange
 
 DESCRIBE_DEADLINE = 120.0

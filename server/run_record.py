@@ -31,6 +31,8 @@ class SiteSummary(_Record):
     """Rounds whose model holds an update of this site."""
     rejected: int = 0
     refused: int = 0
+    accuracy: Measured = None
+    """Of the global model, on what the site held out."""
 
 
 class Claim(_Record):

@@ -17,6 +17,7 @@ from strategies.base import IncrementalStrategy
 
 STRATEGIES = {
     "digest_synthesis": "strategies.digest_synthesis:DigestSynthesis",
+    "clustered_personalisation": "strategies.clustered_personalisation:ClusteredPersonalisation",
     "fedavg": "strategies.fedavg:FedAvg",
     "adabest": "strategies.adabest:AdaBest",
     "cyclic_weight_transfer": "strategies.cyclic_weight_transfer:CyclicWeightTransfer",

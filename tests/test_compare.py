@@ -91,3 +91,32 @@ def test_nothing_to_compare_is_refused(tmp_path: Path) -> None:
 def test_a_spread_leaves_out_what_was_not_measured() -> None:
     assert Spread.of([None, 0.5]) == Spread(0.5, None)
     assert str(Spread.of([None])) == "\N{EN DASH}"
+
+
+def test_sites_are_compared_where_they_have_models_of_their_own(tmp_path: Path) -> None:
+    sites = {name: {"samples": 9, "rounds": 1, "rejected": 0, "refused": 0} for name in ("north", "south")}
+    for name, accuracy in (("north", 0.5), ("south", 0.25)):
+        sites[name]["accuracy"] = accuracy  # type: ignore[assignment]
+    own = {"north": [0.1, 0.9], "south": [0.2, 0.75]}
+    runs = [
+        write_run(
+            tmp_path / "own", events=[], yaml="name: own\n", experiment="own", personalised_accuracy=own
+        ),
+        write_run(tmp_path / "plain", events=[], yaml="name: plain\n", experiment="plain", sites=sites),
+    ]
+    compare(runs[1:], tmp_path)
+    assert "accuracy-at-sites" not in (tmp_path / "compare.html").read_text()
+    compare(runs, tmp_path)
+    page = Page(tmp_path / "compare.html")
+    assert "plain, global model" in (tmp_path / "compare.html").read_text()
+    points = {trace["name"]: trace["y"] for trace in page.figures["accuracy-at-sites"]["data"]}
+    assert points == {"own": [0.9, 0.75], "plain, global model": [0.5, 0.25]}
+    broken = write_run(
+        tmp_path / "bad",
+        events=[],
+        yaml="name: bad\n",
+        experiment="bad",
+        personalised_accuracy={"north": "x"},
+    )
+    with pytest.raises(StateError, match="personalised_accuracy"):
+        compare([broken], tmp_path)

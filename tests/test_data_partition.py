@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from data.apportion import apportion
 from data.config import PartitionConfig
+from data.group_partition import group_holders, group_of_site
 from data.partition import Partition, partition
 from data.splits import Strata
 from foundation.errors import ConfigError
+from foundation.streams import stream
 
 BOUNDARIES = (0, 3, 5)
 NAMES = tuple("abcde")
@@ -227,3 +229,17 @@ def test_a_cap_keeps_proportions_and_every_class() -> None:
     rows = Strata(labels, NAMES, 0).cap(np.arange(1001), 100, "samples-limit")
     assert np.bincount(labels[rows]).tolist() == [60, 30, 10, 1]
     assert len(Strata(labels, NAMES, 0).cap(np.arange(1001), 2000, "samples-limit")) == 1001
+
+
+def test_sites_of_a_group_share_its_classes_and_every_class_is_held() -> None:
+    holds = group_holders(100, 20, 4, 20, 5, stream(1, "test"))
+    assert holds.sum(axis=0).tolist() == [25] * 20
+    assert holds.any(axis=1).all()
+    groups = group_of_site(20, 4)
+    for group in range(4):
+        assert holds[:, groups == group].all(axis=1).sum() >= 20
+    for shared, own, reason in [(26, 5, "up to 25"), (20, 0, "1 to 80"), (20, 81, "1 to 80")]:
+        with pytest.raises(ConfigError, match=reason):
+            group_holders(100, 20, 4, shared, own, stream(1, "test"))
+    with pytest.raises(ConfigError, match="allowed 1 to 3"):
+        group_holders(8, 3, 4, 2, 1, stream(1, "test"))

@@ -1,0 +1,45 @@
+"""A site's own model: the shared layers of its cluster and its own layers, kept as a file that can be
+served."""
+
+import json
+
+from safetensors.torch import save
+
+from client.handlers import held_out_counts
+from client.own_layers import with_own_layers
+from client.policy import check_answer
+from client.site import Site
+from foundation.files import replace_file
+from models.incremental import IncrementalModel, complete_state
+from models.saved import PERSONAL_MODEL
+from protocol.messages import PersonalModelReply, PersonalModelRequest
+
+
+def answer_personal_model(site: Site, request: PersonalModelRequest) -> PersonalModelReply:
+    """Keep the personalised model in the state folder; tell how good it is only where sites evaluate."""
+    policy = site.identity.policy
+    check_answer(policy, "train")
+    site.check_stamp(request)
+    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
+    arrays = with_own_layers(
+        site, request.run, request.arrays, request.personal or [], before_round=request.round + 1
+    )
+    model, _ = site.bench.load(request.num_classes, arrays, previous)
+    _keep(site, model)
+    if not site.experiment.evaluation.federated or "evaluate" not in policy.answers:
+        return PersonalModelReply(**request.stamp_fields)
+    correct, total = held_out_counts(site, request, model)
+    return PersonalModelReply(**request.stamp_fields, correct=correct, total=total)
+
+
+def _keep(site: Site, model: IncrementalModel) -> None:
+    metadata = {
+        "experiment": site.experiment.model_dump_json(),
+        "classes": json.dumps(site.process.registry.classes[: model.num_classes]),
+        "input_shape": json.dumps(site.data.input_shape),
+        "constants": json.dumps((site.data.mean.tolist(), site.data.std.tolist())),
+    }
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in complete_state(model).items()}
+    folder = site.identity.state_dir
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    replace_file(folder / PERSONAL_MODEL, save(tensors, metadata))

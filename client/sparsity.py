@@ -1,0 +1,108 @@
+"""A site's sparsity vector: computed on its training samples, noised as asked, charged to the ledger.
+
+A vector is a statistic of the site's data. Nothing is proven about what it gives away unless it has noise;
+then one Gaussian release hides the replacement of one sample (FedPerC's authors leave this open).
+"""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from torch import Tensor
+
+from client.batches import EVALUATION_BATCH, TrainingSet
+from client.handlers import training_places
+from client.policy import check_answer, check_protection
+from client.release import RECIPIENT, charge_entry
+from client.site import Site
+from foundation.errors import DataError, ProtocolError
+from foundation.streams import stream
+from models.sparsity import VECTOR, Combine, SparsityPlan, zero_shares
+from privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
+from privacy.combinations import refuse_false_claims
+from privacy.entries import Entry
+from privacy.noise import SecureNoise, SeededNoise, add_noise
+from protocol.fields import Tensors
+from protocol.messages import SparsityReply, SparsityRequest
+from protocol.tensors import content_sha256
+
+
+def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
+    """The mean share of zeros of the channels asked for, over the samples that this task is trained on."""
+    privacy, policy = site.experiment.privacy, site.identity.policy
+    check_answer(policy, "sparsity")
+    check_protection(policy, site.experiment)
+    noised = request.epsilon is not None
+    refuse_false_claims(
+        privacy, norm=site.experiment.model.norm or "none", sparsity="sample" if noised else "none"
+    )
+    site.check_stamp(request)
+    plan = _plan(request)
+    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
+    places, exemplars = training_places(site, request, previous)
+    if noised:
+        # which exemplars are kept can hang on one sample, and then one sample would move more than its share
+        places = places[: len(places) - exemplars]
+    model, _ = site.bench.load(request.num_classes, request.arrays, previous)
+    model.eval()
+    data = site.samples(places)
+    shares = zero_shares(model, _batches(data), plan.layers)
+    vector = plan.vector(shares)
+    _release(site, request, vector, len(places))
+    return SparsityReply(
+        **request.stamp_fields,
+        extractor=plan.fingerprint(content_sha256(request.arrays)),
+        vector=Tensors({VECTOR: vector.float()}),
+    )
+
+
+def noise_std(length: int, samples: int, epsilon: float, delta: float) -> float:
+    """Standard deviation that hides one sample of a mean over `samples` vectors in [0, 1]^length."""
+    return sparsity_l2_sensitivity(length, samples) * gaussian_multiplier(epsilon, delta)
+
+
+def _plan(request: SparsityRequest) -> SparsityPlan:
+    if request.combine not in get_args(Combine):
+        raise ProtocolError(
+            f"SparsityRequest: combine: found {request.combine!r}, allowed {', '.join(get_args(Combine))}"
+        )
+    if (request.epsilon is None) != (request.delta is None):
+        raise ProtocolError("SparsityRequest: epsilon and delta: allowed both or neither")
+    return SparsityPlan(tuple(request.channels), request.layers, request.combine)  # pyright: ignore[reportArgumentType]
+
+
+def _batches(data: TrainingSet) -> Iterator[Tensor]:
+    return (data.inputs(slice(i, i + EVALUATION_BATCH)) for i in range(0, len(data), EVALUATION_BATCH))
+
+
+def _release(site: Site, request: SparsityRequest, vector: Tensor, samples: int) -> None:
+    """Add the noise asked for, in place, and charge the ledger; then the vector may leave."""
+    identity, privacy = site.identity, site.experiment.privacy
+    place: dict[str, Any] = {
+        "run": request.run,
+        "experiment": request.experiment,
+        "recipient": RECIPIENT,
+        "kind": "sparsity",
+        "unit": "sample",
+        "relation": "replace",
+    }
+    if request.epsilon is None or request.delta is None:
+        if not identity.deployed:
+            return
+        entry = Entry(**place, mechanism="unprotected")
+    else:
+        if samples == 0:
+            raise DataError("sparsity: no new sample of this task, and a noised vector takes no exemplars")
+        secure = privacy.noise_source == "secure"
+        seeded = stream(site.experiment.seed, "sparsity-noise", site.name, request.round)
+        std = noise_std(len(vector), samples, request.epsilon, request.delta)
+        add_noise(vector, std, SecureNoise() if secure else SeededNoise(seeded))
+        vector.clamp_(0.0, 1.0)
+        entry = Entry(
+            **place,
+            mechanism="gaussian",
+            noise_multiplier=gaussian_multiplier(request.epsilon, request.delta),
+            sample_rate=1.0,
+            steps=1,
+            note="" if secure else "seeded noise: a test, not a protection",
+        )
+    charge_entry(site, entry)

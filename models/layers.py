@@ -1,0 +1,45 @@
+"""Which tensors of a model stay at a site, and how a site's own classifier grows with the classes."""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from foundation.errors import ConfigError, nearest
+
+
+def select_layers(patterns: Sequence[str], keys: Iterable[str]) -> tuple[str, ...]:
+    """The keys that a pattern names, in the keys' order.
+
+    A pattern is a module ("head" stands for head.weight and head.bias), a key, or a wildcard
+    ("*running_*" for the statistics of batch normalisation). Raises ConfigError when a pattern names nothing.
+    """
+    keys = tuple(keys)
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = [
+            key
+            for key in keys
+            if key == pattern or key.startswith(f"{pattern}.") or fnmatchcase(key, pattern)
+        ]
+        if not found:
+            modules = {key.partition(".")[0] for key in keys}
+            raise ConfigError(
+                f"personal: {pattern!r} names no tensor of the model{nearest(pattern, [*keys, *modules])}; "
+                f"allowed: {', '.join(sorted(modules))}, a name under one of them, or a wildcard"
+            )
+        chosen |= set(found)
+    return tuple(key for key in keys if key in chosen)
+
+
+def with_rows(own: Tensor, fresh: Tensor) -> Tensor:
+    """own with the rows of fresh that it lacks: a classifier of fewer classes, grown; the same if none lacks.
+
+    Raises ValueError when the shapes differ in anything but the number of rows, or own has more rows.
+    """
+    if own.shape == fresh.shape:
+        return own
+    if own.dim() != fresh.dim() or own.shape[1:] != fresh.shape[1:] or len(own) > len(fresh):
+        raise ValueError(f"found shape {tuple(own.shape)}, which cannot grow to {tuple(fresh.shape)}")
+    return torch.cat([own, fresh[len(own) :].to(own.device)])

@@ -1,0 +1,128 @@
+"""Sparsity vectors: how often each channel of the first ReLU layers is silent on a site's samples.
+
+v^l_c(x) is the share of zeros in channel c of the l-th ReLU's output for sample x; a site's vector is its
+mean over the samples. Sites whose data excite the same channels get near vectors. Yang et al. 2022 (FedPerC,
+doi 10.18293/SEKE2022-100); extraction as in Liu et al. 2021 (PFA, WWW).
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from foundation.errors import ConfigError, DataError
+
+Combine = Literal["average", "concatenate", "last"]
+VECTOR = "sparsity"
+"""Name of the vector among the tensors of a message."""
+
+
+@dataclass(frozen=True)
+class SparsityPlan:
+    """What is measured. channels: indices, the same in every layer. layers: so many first ReLU calls.
+
+    combine: "average" over the layers as published; "concatenate" keeps each layer's channels apart; "last"
+    takes the last of the layers alone.
+    """
+
+    channels: tuple[int, ...]
+    layers: int
+    combine: Combine = "average"
+
+    @property
+    def length(self) -> int:
+        """Entries of the vector."""
+        return len(self.channels) * (self.layers if self.combine == "concatenate" else 1)
+
+    def fingerprint(self, model_sha256: str) -> str:
+        """SHA-256 (hex) of the plan and the model: vectors with different ones cannot be compared."""
+        text = f"{model_sha256}|{self.combine}|{self.layers}|{','.join(map(str, self.channels))}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def vector(self, zeros: list[Tensor]) -> Tensor:
+        """(length,) float64 from each layer's (C_l,) shares of zeros.
+
+        Raises ConfigError when a layer has too few channels.
+        """
+        layers = zeros[-1:] if self.combine == "last" else zeros
+        least = min(len(layer) for layer in layers)
+        if not self.channels or not 0 <= min(self.channels) <= max(self.channels) < least:
+            raise ConfigError(
+                f"channels: found indices up to {max(self.channels, default=-1)}; the ReLU layers that are "
+                f"measured have {least} channels, so 0 to {least - 1} are allowed, and at least one"
+            )
+        shares = torch.stack([layer[list(self.channels)] for layer in layers])
+        return shares.flatten() if self.combine == "concatenate" else shares.mean(dim=0)
+
+
+def common_channels(model: nn.Module, sample: Tensor, layers: int, combine: Combine) -> int:
+    """Channels that all measured layers have. sample: (1, ...) input of any values."""
+    widths = [output.shape[1] for output in _relu_outputs(model, sample, layers)]
+    return widths[-1] if combine == "last" else min(widths)
+
+
+@torch.no_grad()
+def zero_shares(model: nn.Module, batches: Iterable[Tensor], layers: int) -> list[Tensor]:
+    """(C_l,) float64 share of exact zeros of each channel, for the first ReLU calls of a model.
+
+    model: in evaluation mode. batches: inputs (B, ...). Zeros are counted as whole numbers, so the order of
+    the samples does not matter. Raises ConfigError when the network calls fewer ReLUs than asked, DataError
+    on no sample at all or on an activation that is not a number.
+    """
+    zeros: list[Tensor] = []
+    places, seen = [0] * layers, 0
+    for inputs in batches:
+        outputs = _relu_outputs(model, inputs, layers)
+        for layer, output in enumerate(outputs):
+            flat = output.flatten(2) if output.dim() > 2 else output[:, :, None]
+            if bool(flat.isnan().any()):
+                raise DataError(f"sparsity: ReLU call {layer + 1} gave activations that are not numbers")
+            count = (flat == 0).sum(dim=(0, 2))
+            if seen:
+                zeros[layer] += count
+            else:
+                zeros.append(count)
+            places[layer] = flat.shape[2]
+        seen += len(inputs)
+    if seen == 0:
+        raise DataError("sparsity: a site without samples has no sparsity vector")
+    return [(count.double() / (seen * place)).cpu() for count, place in zip(zeros, places, strict=True)]
+
+
+@torch.no_grad()
+def _relu_outputs(model: nn.Module, inputs: Tensor, layers: int) -> list[Tensor]:
+    """Outputs of the first ReLU calls, in the order of execution; a module that is called twice counts
+    twice."""
+    with _recorded(model, layers) as outputs:
+        model(inputs)
+    if len(outputs) < layers:
+        raise ConfigError(
+            f"layers: found {layers}, but the network calls {len(outputs)} ReLU modules; sparsity needs "
+            "exact zeros, which other activations do not give"
+        )
+    return outputs
+
+
+@contextmanager
+def _recorded(model: nn.Module, layers: int) -> Iterator[list[Tensor]]:
+    outputs: list[Tensor] = []
+
+    def record(module: nn.Module, arguments: object, output: Tensor) -> None:
+        if len(outputs) < layers:
+            # an operation in place that follows the ReLU would change what was recorded
+            outputs.append(output.detach().clone())
+
+    handles = [
+        module.register_forward_hook(record)
+        for module in model.modules()
+        if isinstance(module, nn.ReLU | nn.ReLU6)
+    ]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()

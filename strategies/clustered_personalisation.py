@@ -1,0 +1,348 @@
+"""FedPerC: sites that are alike learn together, and each keeps layers of its own.
+
+Each task begins with rounds in which all sites train one global model by the base strategy. Then the sites
+tell how often its channels are silent on their data, sites with near vectors form a cluster, and in the rest
+of the rounds the base strategy aggregates each cluster's shared layers, while the personal ones stay at their
+sites. Yang, Huang, Shi and Cai 2022 (doi 10.18293/SEKE2022-100), algorithm 1.
+
+The printed algorithm adds up the shared layers of a cluster without dividing; the base strategy's weighted
+mean is used, as in FedPer (Arivazhagan et al. 2019, arXiv 1912.00818).
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from foundation.errors import ConfigError
+from models.layers import select_layers, with_rows
+from models.sparsity import Combine
+from protocol.fields import Tensors
+from protocol.messages import TrainRequest
+from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from strategies.clustering import adjusted_rand, two_directions
+from strategies.disclosures import Disclosures
+from strategies.gate import Admitted, Rejected
+from strategies.grouping import Grouping, Rule
+from strategies.personal_models import complete_personal_models, mean_accuracy
+from strategies.services import Services
+from strategies.site_vectors import VectorSettings
+
+Model = dict[str, Tensor]
+
+
+class ClusteredPersonalisation(IncrementalStrategy):
+    """base aggregates: all sites in the global rounds, then the shared layers of each cluster.
+
+    global_rounds: of each task, or one number for all; the task's other rounds are personal.
+    clusters: how many, or auto. grouping: by sparsity vectors (k-means, or PFA's threshold), random, or given
+    as groups, lists of site names; groups beside another rule only measure how well it finds them.
+    personal: layers that stay at the sites: modules, tensors or wildcards; none is PFA, all is fine-tuning.
+    channels, layers, combine, channel_choice: what a sparsity vector is made of. sparsity_epsilon,
+    sparsity_delta: of the noise on each vector; None: no noise, and no claim.
+    """
+
+    def __init__(
+        self,
+        base: IncrementalStrategy,
+        global_rounds: int | list[int],
+        clusters: int | Literal["auto"] = "auto",
+        grouping: Rule = "sparsity",
+        groups: list[list[str]] | None = None,
+        personal: tuple[str, ...] = ("head",),
+        channels: int = 32,
+        layers: int = 3,
+        combine: Combine = "average",
+        channel_choice: Literal["seeded", "variance"] = "seeded",
+        sparsity_epsilon: float | None = None,
+        sparsity_delta: float = 1e-5,
+        max_update_norm: float | None = None,
+    ) -> None:
+        super().__init__(max_update_norm)
+        if type(base).train_round is not IncrementalStrategy.train_round:
+            raise ValueError("base: runs its rounds in its own way; allowed: one that aggregates replies")
+        if min([global_rounds] if isinstance(global_rounds, int) else global_rounds, default=0) < 0:
+            raise ValueError(f"global_rounds: found {global_rounds}, allowed 0 or more")
+        if channels < 1 or layers < 1:
+            raise ValueError(f"channels, layers: found {channels}, {layers}; allowed 1 or more")
+        if sparsity_epsilon is not None and not (sparsity_epsilon > 0 and 0 < sparsity_delta < 1):
+            raise ValueError(
+                f"sparsity_epsilon, sparsity_delta: found {sparsity_epsilon}, {sparsity_delta}; "
+                "allowed above 0, and between 0 and 1"
+            )
+        self._base = base
+        self._template = copy.deepcopy(base)
+        self._global_rounds = global_rounds
+        self._patterns = personal
+        self._vectors = VectorSettings(
+            channels, layers, combine, channel_choice == "variance", sparsity_epsilon, sparsity_delta
+        )
+        self._grouping = Grouping(grouping, clusters, groups, self._vectors)
+        self._services: Services | None = None
+        self._global: Mapping[str, Tensor] = {}
+        self._in_personal_phase = False
+        self._phase_task = 0
+        self._models: dict[int, Model] = {}
+        self._aggregators: dict[int, IncrementalStrategy] = {}
+        self._folded: dict[int, int] = {}
+        self._requests: dict[tuple[int, int], TrainRequest] = {}
+        self._accuracy: dict[str, list[float | None]] = {}
+        self._by_round: list[dict[str, Any]] = []
+
+    # before anything starts
+
+    def attach(self, services: Services) -> None:
+        """Raises ConfigError or PrivacyError when the settings do not fit the experiment."""
+        self._services = services
+        self._base.attach(services)
+        experiment = services.experiment
+        self._grouping.check_sites(experiment.data.sites)
+        for task, rounds in enumerate(services.schedule.rounds, start=1):
+            if self._rounds_of_global(task) > rounds:
+                raise ConfigError(
+                    f"strategy.global_rounds: found {self._rounds_of_global(task)} in task {task}, which has "
+                    f"{rounds} rounds; allowed 0 to {rounds}"
+                )
+
+    def disclosures(self) -> Disclosures:
+        """What the base discloses, and the sparsity vectors where groups are found by them."""
+        protection = "none" if self._vectors.epsilon is None else "sample"
+        needed = self._grouping.needs_vectors
+        return replace(self._base.disclosures(), sparsity=protection if needed else None)
+
+    def begin_task(self, task: TaskStart) -> None:
+        select_layers(self._patterns, task.reference)
+        if self._services is not None and self._grouping.needs_vectors:
+            self._vectors.available(self._services.load(task.reference), self._services.input_shape)
+        self._base.begin_task(task)
+
+    # a round
+
+    def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
+        """A global round, or one round of every cluster; a task's last round completes the sites' models."""
+        self._global = request.arrays
+        self._in_personal_phase = self._round_in_task(request) > self._rounds_of_global(request.stamp.task)
+        if not self._in_personal_phase:
+            return super().train_round(grid, request)
+        warnings = self._prepare(grid, request)
+        members = {site: node for site, node in request.sites.items() if site in self._grouping.labels}
+        self._requests = {}
+        outcome = super().train_round(grid, replace(request, sites=members))
+        outcome.absent += [site for site in request.sites if site not in members]
+        outcome.warnings += warnings
+        outcome.details["clusters"] = {site: self._grouping.labels[site] for site in members}
+        self._complete(grid, replace(request, sites=members), outcome)
+        return outcome
+
+    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
+        if not self._in_personal_phase:
+            self._base.reference = self._global
+            return self._base.personalise(site, request)
+        cluster = self._grouping.labels[site]
+        key = (cluster, id(request))
+        if key not in self._requests:
+            changed = {"arrays": Tensors(self._sent(cluster)), "personal": list(self._personal)}
+            self._requests[key] = TrainRequest(**{**vars(request), **changed})
+        return self._aggregators[cluster].personalise(site, self._requests[key])
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        if self._in_personal_phase:
+            # the gate admits updates of exactly these tensors: a personal layer in a reply is refused
+            self.reference = self._shared(self._global)
+        return super().aggregate_train(server_round, replies)
+
+    def begin_round(self) -> None:
+        if not self._in_personal_phase:
+            self._base.reference, self._base.outcome = self.reference, self.outcome
+            self._base.begin_round()
+            return
+        self._folded = dict.fromkeys(self._aggregators, 0)
+        for cluster, aggregator in self._aggregators.items():
+            aggregator.reference, aggregator.outcome = self._models[cluster], RoundOutcome()
+            aggregator.begin_round()
+
+    def fold(self, reply: Admitted) -> None:
+        if not self._in_personal_phase:
+            self._base.fold(reply)
+            return
+        cluster = self._grouping.labels.get(reply.site)
+        if cluster is None:
+            raise Rejected("a site without a cluster in the personal phase")
+        self._aggregators[cluster].fold(reply)
+        self._folded[cluster] += 1
+
+    def finish_round(self) -> Model:
+        """The new global model; in the personal phase the global model stays, and the clusters' move."""
+        if not self._in_personal_phase:
+            return self._base.finish_round()
+        for cluster, aggregator in self._aggregators.items():
+            if self._folded[cluster]:
+                self._models[cluster] = aggregator.finish_round()
+                self.outcome.warnings += aggregator.outcome.warnings
+        return dict(self._global)
+
+    # the personal phase
+
+    @property
+    def _personal(self) -> tuple[str, ...]:
+        return select_layers(self._patterns, self._global)
+
+    def _shared(self, arrays: Mapping[str, Tensor]) -> Model:
+        personal = set(self._personal)
+        return {name: tensor for name, tensor in arrays.items() if name not in personal}
+
+    def _sent(self, cluster: int) -> Model:
+        """The cluster's shared layers; the global model's personal ones, for sites without their own."""
+        return {**self._global, **self._models[cluster]}
+
+    def _prepare(self, grid: Grid, request: RoundRequest) -> list[str]:
+        """Clusters for all sites of the round, and a model for each cluster; returns the operator's notes."""
+        assert self._services is not None
+        notes: list[str] = []
+        task, schedule = request.stamp.task, self._services.schedule
+        starting = self._phase_task != task
+        before = dict(self._grouping.labels)
+        self._grouping.assign(grid, self._exchange, request, self._services, anew=starting, notes=notes)
+        if starting and self._grouping.labels:
+            self._begin_phase(task, schedule.classes_of(task), before)
+        return sorted(notes)
+
+    def _begin_phase(self, task: int, classes: range, before: Mapping[str, int]) -> None:
+        """Shared layers start from the global model, or, in a task without global rounds, from the task
+        before."""
+        start = self._shared(self._global)
+        members: dict[int, list[str]] = {}
+        for site, cluster in sorted(self._grouping.labels.items()):
+            members.setdefault(cluster, []).append(site)
+        carried = self._models if self._rounds_of_global(task) == 0 else {}
+        self._models = {
+            cluster: _carried([carried[before[s]] for s in sites if before.get(s) in carried], start)
+            for cluster, sites in sorted(members.items())
+        }
+        self._aggregators = {cluster: copy.deepcopy(self._template) for cluster in self._models}
+        for cluster, aggregator in self._aggregators.items():
+            aggregator.begin_task(
+                TaskStart(task, classes.stop, classes, self._models[cluster], tuple(members[cluster]))
+            )
+        self._phase_task = task
+
+    def _complete(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
+        """After the last round of a task, or after each where every round is measured."""
+        assert self._services is not None
+        task, schedule = request.stamp.task, self._services.schedule
+        last = self._round_in_task(request) == schedule.rounds[task - 1]
+        if not self._models or not (last or self._services.experiment.evaluation.every == "round"):
+            return
+        accuracies = complete_personal_models(
+            grid,
+            self._exchange,
+            request,
+            {cluster: self._sent(cluster) for cluster in self._models},
+            {site: self._grouping.labels[site] for site in request.sites},
+            self._personal,
+            lambda site, reason: outcome.warnings.append(f"site {site}: own model: {reason}"),
+        )
+        mean = mean_accuracy(accuracies)
+        outcome.details["personalised_accuracy"] = mean
+        self._by_round.append({"round": request.stamp.round, "task": task, "accuracy": mean})
+        for site, accuracy in accuracies.items():
+            row = self._accuracy.setdefault(site, [])
+            row += [None] * (task - len(row))
+            row[task - 1] = accuracy
+
+    def _round_in_task(self, request: RoundRequest) -> int:
+        """From 1."""
+        assert self._services is not None
+        return request.stamp.round - sum(self._services.schedule.rounds[: request.stamp.task - 1])
+
+    def _rounds_of_global(self, task: int) -> int:
+        if isinstance(self._global_rounds, int):
+            return self._global_rounds
+        if task > len(self._global_rounds):
+            raise ConfigError(
+                f"strategy.global_rounds: found {len(self._global_rounds)} numbers, and none for task {task}"
+            )
+        return self._global_rounds[task - 1]
+
+    # what is left
+
+    def summary_blocks(self) -> dict[str, Any]:
+        """clusters: where sites lie and in which cluster; personalised_accuracy: of each site after each
+        task; personalisation: figures of the whole run."""
+        labels, vectors = self._grouping.labels, self._grouping.vectors
+        blocks: dict[str, Any] = {**self._base.summary_blocks()}
+        if len(vectors) > 1:
+            blocks["clusters"] = {
+                site: {"x": x, "y": y, "cluster": str(labels[site])}
+                for site, (x, y) in two_directions(vectors).items()
+                if site in labels
+            }
+        told = [entry["accuracy"] for entry in self._by_round if entry["accuracy"] is not None]
+        if told:
+            blocks["personalised_accuracy"] = dict(sorted(self._accuracy.items()))
+        if labels:
+            truth = self._grouping.truth
+            blocks["personalisation"] = {
+                "clusters": len(set(labels.values())),
+                "members": dict(sorted(labels.items())),
+                "adjusted_rand": adjusted_rand(labels, truth) if truth else None,
+                "accuracy": told[-1] if told else None,
+                "best_accuracy": max(told, default=None),
+                "rounds": self._by_round,
+                "sparsity_epsilon": self._vectors.epsilon if self._grouping.needs_vectors else None,
+                "personal": list(self._personal),
+            }
+        return blocks
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "phase_task": self._phase_task,
+            "accuracy": self._accuracy,
+            "by_round": self._by_round,
+            "clusters": sorted(self._models),
+            **_nested("grouping", self._grouping.state_dict()),
+            **_nested("base", self._base.state_dict()),
+        }
+        for cluster, model in self._models.items():
+            state |= _nested(f"model-{cluster}", model)
+            state |= _nested(f"aggregator-{cluster}", self._aggregators[cluster].state_dict())
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._phase_task = state["phase_task"]
+        self._accuracy, self._by_round = state["accuracy"], state["by_round"]
+        self._grouping.load_state_dict(_part(state, "grouping"))
+        self._base.load_state_dict(_part(state, "base"))
+        self._models, self._aggregators = {}, {}
+        for cluster in state["clusters"]:
+            self._models[cluster] = _part(state, f"model-{cluster}")
+            self._aggregators[cluster] = copy.deepcopy(self._template)
+            self._aggregators[cluster].load_state_dict(_part(state, f"aggregator-{cluster}"))
+
+
+def _carried(before: list[Model], start: Model) -> Model:
+    """The mean of the models that a cluster's sites had before, with the rows that they lack from start."""
+    if not before:
+        return start
+    return {
+        name: with_rows(
+            torch.stack([model[name].double() for model in before]).mean(dim=0).to(tensor.dtype), tensor
+        )
+        for name, tensor in start.items()
+    }
+
+
+def _nested(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}/{name}": value for name, value in state.items()}
+
+
+def _part(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    start = f"{prefix}/"
+    return {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}

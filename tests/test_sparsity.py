@@ -1,0 +1,124 @@
+"""Sparsity vectors by hand: what they count, what they refuse, and what noise they get."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from client.sparsity import noise_std
+from foundation.errors import ConfigError, DataError, ProtocolError
+from models.sparsity import SparsityPlan, common_channels, zero_shares
+from privacy.calibration import gaussian_multiplier
+from protocol.fields import Tensors
+from protocol.messages import SparsityReply
+from strategies.site_vectors import check_vector, most_varied, of_channels
+
+STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "round": 2, "num_classes": 2}
+RELU = nn.Sequential(nn.ReLU())
+
+
+def vector(model: nn.Module, x: Tensor, plan: SparsityPlan) -> Tensor:
+    return plan.vector(zero_shares(model, x.split(3), plan.layers))
+
+
+def test_silent_active_and_checkered_channels() -> None:
+    x = torch.ones(2, 3, 4, 4)
+    x[:, 0] = -1.0
+    x[:, 2, ::2, ::2] = -1.0
+    x[:, 2, 1::2, 1::2] = 0.0
+    assert vector(RELU, x, SparsityPlan((0, 1, 2), 1)).tolist() == [1.0, 0.0, 0.5]
+    assert vector(RELU, x, SparsityPlan((2, 0), 1)).tolist() == [0.5, 1.0]
+
+
+def test_layers_are_averaged_kept_apart_or_the_last_one_taken() -> None:
+    layers = [torch.zeros(2).double(), torch.full((2,), 0.5).double(), torch.ones(3).double()]
+    assert SparsityPlan((0, 1), 3).vector(layers).tolist() == [0.5, 0.5]
+    apart = SparsityPlan((0, 1), 3, "concatenate")
+    assert apart.vector(layers).tolist() == [0.0, 0.0, 0.5, 0.5, 1.0, 1.0]
+    assert apart.length == 6
+    assert SparsityPlan((2,), 3, "last").vector(layers).tolist() == [1.0]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU()).eval()
+
+
+def test_order_does_not_matter_and_equal_sets_average() -> None:
+    model, plan = network(), SparsityPlan((0, 1, 3), 2)
+    x = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    whole = vector(model, x, plan)
+    assert torch.equal(whole, vector(model, x.flip(0), plan))
+    assert torch.allclose(whole, (vector(model, x[:4], plan) + vector(model, x[4:], plan)) / 2, atol=1e-12)
+    assert 0.0 <= float(whole.min()) <= float(whole.max()) <= 1.0
+
+
+def test_calls_are_counted_and_not_modules() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.relu = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            # the second operation overwrites what the hook has seen
+            return self.relu(self.relu(x).sub_(1.0))
+
+    first, second = zero_shares(Twice(), [torch.tensor([[0.5, 2.0, -1.0]])], 2)
+    assert first.tolist() == [0.0, 0.0, 1.0]
+    assert second.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_what_has_no_vector_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"layers: found 2.*calls 1 ReLU"):
+        zero_shares(RELU, [torch.ones(1, 2)], 2)
+    with pytest.raises(ConfigError, match="calls 0 ReLU"):
+        zero_shares(nn.Sequential(nn.GELU()), [torch.ones(1, 2)], 1)
+    with pytest.raises(DataError, match="without samples"):
+        zero_shares(RELU, [], 1)
+    with pytest.raises(DataError, match="not numbers"):
+        zero_shares(RELU, [torch.tensor([[math.nan]])], 1)
+    with pytest.raises(ConfigError, match="0 to 3 are allowed"):
+        SparsityPlan((4,), 2).vector([torch.zeros(4), torch.zeros(6)])
+    assert common_channels(network(), torch.zeros(1, 1, 8, 8), 2, "average") == 4
+    assert common_channels(network(), torch.zeros(1, 1, 8, 8), 2, "last") == 6
+
+
+def test_vectors_that_cannot_be_true_are_refused() -> None:
+    plan = SparsityPlan((0, 1), 1)
+    fingerprint = plan.fingerprint("model")
+
+    def reply(values: Tensor, extractor: str = fingerprint) -> SparsityReply:
+        return SparsityReply(**STAMP, extractor=extractor, vector=Tensors(sparsity=values))
+
+    check_vector(reply(torch.tensor([0.0, 1.0])), plan, fingerprint)
+    with pytest.raises(ProtocolError, match=r"values from -0.1 to 0.5"):
+        check_vector(reply(torch.tensor([0.5, -0.1])), plan, fingerprint)
+    with pytest.raises(ProtocolError, match="expected sparsity"):
+        check_vector(reply(torch.zeros(3)), plan, fingerprint)
+    stale = SparsityPlan((0, 2), 1).fingerprint("model")
+    for other in (stale, plan.fingerprint("another model")):
+        with pytest.raises(ProtocolError, match="another model or other channels"):
+            check_vector(reply(torch.zeros(2), other), plan, fingerprint)
+    with pytest.raises(ProtocolError, match="NaN"):
+        SparsityReply.from_record(reply(torch.tensor([0.5, math.nan])).to_record())
+
+
+def test_the_noise_hides_one_sample() -> None:
+    multiplier = gaussian_multiplier(1.0, 1e-5)
+    assert noise_std(32, 1000, 1.0, 1e-5) == pytest.approx(math.sqrt(32) / 1000 * multiplier)
+    assert noise_std(32, 1000, 1.0, 1e-5) == pytest.approx(0.0211, abs=5e-5)
+    assert noise_std(32, 2000, 1.0, 1e-5) == pytest.approx(noise_std(32, 1000, 1.0, 1e-5) / 2)
+    by_epsilon = [noise_std(32, 1000, epsilon, 1e-5) for epsilon in (4.0, 2.0, 1.0, 0.5)]
+    assert by_epsilon == sorted(by_epsilon)
+
+
+def test_channels_in_which_sites_differ() -> None:
+    plan = SparsityPlan((1, 4, 6), 2, "concatenate")
+    vectors = {
+        "a": torch.tensor([0.5, 0.0, 0.2, 0.5, 0.0, 0.1]).double().numpy(),
+        "b": torch.tensor([0.5, 0.75, 0.3, 0.6, 1.0, 0.1]).double().numpy(),
+    }
+    assert most_varied(vectors, plan, 2) == [1, 4]
+    assert most_varied(vectors, plan, 1) == [4]
+    assert of_channels(vectors["b"], plan, [4]).tolist() == [0.75, 1.0]
