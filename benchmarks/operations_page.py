@@ -32,14 +32,14 @@ def costs() -> str:
     lines = []
     if idle := found.get("deployment_seconds_per_idle_round"):
         lines.append(
-            f"A round in which sites have next to nothing to do takes {idle['value']} ± {idle['deviation']} s "
-            f"({len(idle['samples'])} rounds, two sites): a SuperNode looks for messages every 3 s, and starts a "
-            "process for each.\n"
+            "A round in which sites have next to nothing to do takes "
+            f"{idle['value']} ± {idle['deviation']} s ({len(idle['samples'])} rounds, two sites): a SuperNode "
+            "looks for messages every 3 s, and starts a process for each.\n"
         )
     if large := found.get("deployment_large_model"):
         lines.append(
-            f"A model of {large['bytes_down'] / 2 / 1e6:.0f} MB goes to one site and back, trained for a moment, "
-            f"in {large['value']} s a round (mean of {len(large['samples'])}).\n"
+            f"A model of {large['bytes_down'] / 2 / 1e6:.0f} MB goes to one site and back, trained for a "
+            f"moment, in {large['value']} s a round (mean of {len(large['samples'])}).\n"
         )
     return "\n".join(lines) + "\n" + where(next(iter(found.values()))) if lines else "Not measured yet.\n"
 
