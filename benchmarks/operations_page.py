@@ -33,8 +33,8 @@ def costs() -> str:
     if idle := found.get("deployment_seconds_per_idle_round"):
         lines.append(
             "A round in which sites have next to nothing to do takes "
-            f"{idle['value']} ± {idle['deviation']} s ({len(idle['samples'])} rounds, two sites): a SuperNode "
-            "looks for messages every 3 s, and starts a process for each.\n"
+            f"{idle['value']} ± {idle['deviation']} s ({len(idle['samples'])} rounds, two sites): a "
+            "SuperNode looks for messages every 3 s, and starts a process for each.\n"
         )
     if large := found.get("deployment_large_model"):
         lines.append(
