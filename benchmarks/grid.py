@@ -110,11 +110,11 @@ def run_table(
 def _summaries(missing: Sequence[Job], workers: int, device: str) -> Iterator[tuple[Job, dict[str, Any]]]:
     if workers == 1 or len(missing) < 2:
         for job in missing:
-            yield job, _run(job.row, job.seed, device)
+            yield job, _run(job.row.file, job.row.changes, job.seed, device)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
-        waiting = {pool.submit(_run, job.row, job.seed, device): job for job in missing}
+        waiting = {pool.submit(_run, job.row.file, job.row.changes, job.seed, device): job for job in missing}
         try:
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
@@ -122,12 +122,12 @@ def _summaries(missing: Sequence[Job], workers: int, device: str) -> Iterator[tu
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _run(row: Row, seed: int, device: str) -> dict[str, Any]:
+def _run(experiment: Path, changes: Sequence[str], seed: int, device: str) -> dict[str, Any]:
     from engine.run import run_in_process
 
     with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder:
-        overrides = ";".join((*row.changes, f"seed={seed}"))
-        return run_in_process(RunSettings(str(row.file), overrides, runs=folder, device=device))
+        overrides = ";".join((*changes, f"seed={seed}"))
+        return run_in_process(RunSettings(str(experiment), overrides, runs=folder, device=device))
 
 
 def _result(table: Table, job: Job, summary: dict[str, Any], device: str) -> Result:

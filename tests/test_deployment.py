@@ -88,7 +88,9 @@ def test_a_federation_from_nothing_to_a_finished_run(federation: Deployment) -> 
     assert there["model_sha256"] == here["model_sha256"]
     for name in SITES:
         ledger = (federation.folder / name / "state" / "ledger.jsonl").read_text().splitlines()
-        assert len(ledger) == there["rounds"], "every release of a site is in its ledger"
+        kinds = [json.loads(line)["kind"] for line in ledger]
+        assert kinds.count("update") == there["rounds"], "every release of a site is in its ledger"
+        assert kinds.count("evaluation") == len(there["tasks"])
     status = federation.deploy("status")
     assert status.count("registered") == 2 and "finished:completed" in status
 

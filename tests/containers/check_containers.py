@@ -203,8 +203,10 @@ def test_a_run_with_a_site_cut_off_gives_the_result_of_the_in_process_engine(fed
     here = run_in_process(RunSettings(str(simulated), runs=str(federation.folder / "here")))
     assert there["model_sha256"] == here["model_sha256"]
     for name in SITES:
-        ledger = federation.folder / name / "state" / "ledger.jsonl"
-        assert len(ledger.read_text().splitlines()) == there["rounds"]
+        ledger = (federation.folder / name / "state" / "ledger.jsonl").read_text().splitlines()
+        kinds = [json.loads(line)["kind"] for line in ledger]
+        assert kinds.count("update") == there["rounds"], "every release of a site is in its ledger"
+        assert kinds.count("evaluation") == len(there["tasks"])
     assert "hospitals" in run("curl", "--silent", f"http://127.0.0.1:{federation.reports}/")
 
 
