@@ -227,12 +227,12 @@ CASES = {
 def main() -> None:
     """Run the named cases, or all."""
     wanted = sys.argv[1:] or list(CASES)
-    found = {}
-    if RESULTS.exists():
-        found = {row["case"]: row for row in map(json.loads, RESULTS.read_text().splitlines())}
     for name in wanted:
-        found[name] = run_case(name, CASES[name])
-        print(json.dumps(found[name]), flush=True)
+        row = run_case(name, CASES[name])
+        print(json.dumps(row), flush=True)
+        # read again: another process may have run other cases meanwhile
+        lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+        found = {row["case"]: row for row in map(json.loads, lines)} | {name: row}
         rows = [json.dumps(found[case]) for case in CASES if case in found]
         RESULTS.write_text("\n".join(rows) + "\n")
         RESULTS.with_suffix(".md").write_text(as_markdown([found[case] for case in CASES if case in found]))
