@@ -87,7 +87,7 @@ def engine_vs_plain_loop(workload: str, times: int) -> Callable[[Path], Measured
 
 
 def two_workers_vs_one(folder: Path) -> Measured:
-    one, two = in_turns(5, [engine("w1", folder), engine("w1", folder, workers=2)])
+    one, two = in_turns(7, [engine("w1", folder), engine("w1", folder, workers=2)])
     if len({run.found["model_sha256"] for run in (*one, *two)}) != 1:
         raise RuntimeError("w1: one and two workers gave different models")
     seconds = {"one_seconds": one, "two_seconds": two}

@@ -67,6 +67,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
         replace_file(target, data, mode=0o644)
         written.append(path)
     (folder / "state").mkdir(exist_ok=True, mode=0o700)
+    (folder / "data").mkdir(exist_ok=True)  # where the container mounts the data, wherever they lie
     prepare_apps(folder / "flower")
     if key is not None:
         write_node_key(key, folder / "node.key")
