@@ -7,17 +7,16 @@ runs that followed each other, so the machine's speed cancels out.
 
 import json
 import os
-import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from benchmarks.environment import machine, versions
 from benchmarks.flower_simulation import FlowerSimulation
 from benchmarks.processes import Ended, in_turns, measured
 from benchmarks.workloads import WORKLOADS, write_workload
@@ -188,7 +187,7 @@ def bench(names: list[str]) -> list[dict[str, Any]]:
             "samples": found.samples,
             "facts": found.facts,
             "seed": 1,
-            "versions": {package: version(package) for package in ("flwr", "ray", "torch", "numpy")},
+            "versions": versions(("flwr", "ray", "torch", "numpy")),
             "machine": machine(),
             "load_before": round(load, 2),
         }
@@ -236,19 +235,6 @@ def with_table(page: str, entries: list[dict[str, Any]]) -> str:
     before, _, rest = page.partition(TABLE_MARK)
     _, _, after = rest.partition(TABLE_MARK)
     return f"{before}{TABLE_MARK}\n{table(entries)}\n{TABLE_MARK}{after}"
-
-
-def machine() -> str:
-    """Processor, usable cores and memory."""
-    cpu = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.split(":", 1)[1].strip()
-            break
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return (
-        f"{cpu}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, Python {platform.python_version()}"
-    )
 
 
 def _where(entry: dict[str, Any]) -> str:

@@ -13,10 +13,13 @@ def versions(packages: Sequence[str] = ("flwr", "torch", "numpy")) -> dict[str, 
 
 
 def machine() -> str:
-    """Processor, cores and system, in words."""
+    """Processor, usable cores and memory."""
     cpu = platform.processor() or platform.machine()
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        names = [line for line in information.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    return f"{cpu}, {os.cpu_count()} cores, {platform.system()}"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.split(":", 1)[1].strip()
+            break
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{cpu}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, Python {platform.python_version()}"
+    )
