@@ -84,8 +84,8 @@ TABLES = {
         plain=frozenset({"epsilon"}),
         note="Unit: a whole site; the server is not trusted. Epsilon at delta 0.001, Renyi accountant, worst "
         "case over sites, 20 rounds. The multipliers were chosen to span from harmless to useless; an "
-        "epsilon of hundreds or more promises nothing. Noise is seeded, so that the runs repeat. The clip norm "
-        "is not tuned.",
+        "epsilon of hundreds or more promises nothing. Noise is seeded, so that the runs repeat. The clip "
+        "norm is not tuned.",
     ),
     "compositions_samples_digits": Table(
         "PP-FCIL's learner under DP-SGD, digits, 5 sites, 2 tasks of 5 classes, 5 rounds each",
