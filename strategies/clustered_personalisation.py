@@ -65,7 +65,11 @@ class ClusteredPersonalisation(IncrementalStrategy):
     ) -> None:
         super().__init__(max_update_norm)
         if type(base).train_round is not IncrementalStrategy.train_round:
-            raise ValueError("base: runs its rounds in its own way; allowed: one that aggregates replies")
+            raise ValueError(
+                f"base: {type(base).__name__} has rounds of its own kind, which a cluster cannot start: its "
+                "sites train layers that the server does not hold; allowed: a strategy that only combines "
+                "replies, such as fedavg"
+            )
         if min([global_rounds] if isinstance(global_rounds, int) else global_rounds, default=0) < 0:
             raise ValueError(f"global_rounds: found {global_rounds}, allowed 0 or more")
         if channels < 1 or layers < 1:
@@ -226,12 +230,19 @@ class ClusteredPersonalisation(IncrementalStrategy):
             cluster: _carried([carried[before[s]] for s in sites if before.get(s) in carried], start)
             for cluster, sites in sorted(members.items())
         }
-        self._aggregators = {cluster: copy.deepcopy(self._template) for cluster in self._models}
+        self._aggregators = {cluster: self._aggregator() for cluster in self._models}
         for cluster, aggregator in self._aggregators.items():
             aggregator.begin_task(
                 TaskStart(task, classes.stop, classes, self._models[cluster], tuple(members[cluster]))
             )
         self._phase_task = task
+
+    def _aggregator(self) -> IncrementalStrategy:
+        """A base strategy of its own for one cluster, with the server's services."""
+        aggregator = copy.deepcopy(self._template)
+        if self._services is not None:
+            aggregator.attach(self._services)
+        return aggregator
 
     def _complete(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         """After the last round of a task, or after each where every round is measured."""
@@ -323,7 +334,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         self._models, self._aggregators = {}, {}
         for cluster in state["clusters"]:
             self._models[cluster] = _part(state, f"model-{cluster}")
-            self._aggregators[cluster] = copy.deepcopy(self._template)
+            self._aggregators[cluster] = self._aggregator()
             self._aggregators[cluster].load_state_dict(_part(state, f"aggregator-{cluster}"))
 
 

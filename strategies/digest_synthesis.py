@@ -57,7 +57,8 @@ class DigestSynthesis(IncrementalStrategy):
         super().__init__(max_update_norm=base.max_update_norm)
         if type(base).train_round is not IncrementalStrategy.train_round:
             raise ValueError(
-                f"base: {type(base).__name__} has rounds of its own kind, where nobody can stand in"
+                f"base: {type(base).__name__} has rounds of its own kind, where nobody can stand in for an "
+                "absent site; allowed: a strategy that only combines replies, such as fedavg"
             )
         if min(recall_epochs, server_epochs) < 0:
             raise ValueError(
@@ -201,7 +202,8 @@ class DigestSynthesis(IncrementalStrategy):
             self._notes.append(f"training on the digests of {site} diverged; nobody stood in for it")
             return
         update, norm, steps, loss = result
-        reply = Admitted(site, update, norm, self.store.samples(site), loss, steps)
+        samples, now = self.store.samples(site), request.stamp.round
+        reply = Admitted(site, update, norm, samples, loss, steps, base_round=now)
         try:
             self.base.fold(self._weighted(reply))
         except (Rejected, OverflowError) as rejection:

@@ -6,13 +6,13 @@ from typing import Any
 from benchmarks.table import STANDARD, Row, Table
 
 
-def _epsilon(summary: dict[str, Any]) -> float:
+def epsilon(summary: dict[str, Any]) -> float:
     """Worst case over sites; infinite without protection, or without noise."""
     value = None if summary["epsilon"] is None else summary["epsilon"]["value"]
     return math.inf if value is None else float(value)
 
 
-_MEASURES = {"epsilon": _epsilon} | dict(STANDARD)
+_MEASURES = {"epsilon": epsilon} | dict(STANDARD)
 _NOTE_SITES = (
     "Epsilon at delta 0.001, PRV. client_central trusts the server. client_local does not; it counts half "
     "its noise multiplier (replacement of a site), and the mean has the noise of all sites."

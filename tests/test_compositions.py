@@ -1,0 +1,157 @@
+"""Methods inside one another: whole tiny runs, the same bits after a stop, and what is refused and why."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from config.run import RunSettings
+from engine.run import run_in_process
+from foundation.errors import ConfigError, PrivacyError
+from server.checkpoint import load_checkpoint
+from strategies.registry import build_strategy
+
+SMALL: dict[str, Any] = {
+    "name": "composed",
+    "seed": 3,
+    "data": {"source": "digits", "sites": 3, "samples_limit": 180, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [8]},
+    "learner": {"batch_size": 16, "optimizer": {"lr": 0.05}},
+    "evaluation": {"federated": False},
+}
+NOISE = {"clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded", "accountant": "rdp"}
+DIGESTS: dict[str, Any] = {
+    "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
+    "digests": {"per_digest": 2},
+    "absence": [{"site": "site-1", "first_round": 2, "last_round": 3}],
+}
+CLUSTERS = {
+    "name": "clustered_personalisation",
+    "global_rounds": 1,
+    "clusters": 2,
+    "channels": 4,
+    "layers": 1,
+}
+COMPOSITIONS: dict[str, dict[str, Any]] = {
+    "FedDig on layer attention": DIGESTS
+    | {"strategy": {"name": "digest_synthesis", "base": "layer_attention"}},
+    "layer attention in clusters": {"strategy": CLUSTERS | {"base": "layer_attention"}},
+    "private ring with exemplars": {
+        "learner": SMALL["learner"] | {"memory": {"per_class": 2}},
+        "strategy": {"name": "serial_ring", "segments": 1},
+        "privacy": NOISE | {"mode": "client_local"},
+    },
+    "PP-FCIL with DP-SGD": {
+        "model": {"name": "dual_backbone", "backbone": "mlp", "hidden": [8]},
+        "learner": SMALL["learner"]
+        | {"distillation": {"weight": 1.0}, "memory": {"selection": "random", "share": 0.5}},
+        "strategy": {"name": "multi_factor", "gamma": 0, "delta": 0},
+        "privacy": NOISE | {"mode": "sample", "sample_rate": 0.2},
+    },
+}
+
+
+def settings_of(folder: Path, runs: str = "runs", **changes: Any) -> RunSettings:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(SMALL | changes))
+    return RunSettings(str(path), runs=str(folder / runs))
+
+
+def rounds_of(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "runs" / "composed" / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == "round"]
+
+
+@pytest.mark.parametrize("changes", COMPOSITIONS.values(), ids=COMPOSITIONS)
+def test_a_composition_runs_and_goes_on_after_a_stop_to_the_same_bits(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    whole = run_in_process(settings_of(tmp_path, **changes))
+    assert len(whole["accuracy_matrix"]) == 2
+    assert all(event["participants"] and not event["skipped"] for event in rounds_of(tmp_path))
+    assert (whole["epsilon"] is not None) == ("privacy" in changes)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == 4:
+            raise KeyboardInterrupt
+
+    settings = settings_of(tmp_path, runs="stopped", **changes)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(settings, listener=stop)
+    resumed = run_in_process(replace(settings, resume="yes"))
+    assert resumed["model_sha256"] == whole["model_sha256"]
+    assert resumed.get("attention") == whole.get("attention")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["FedDig on layer attention", "private ring with exemplars"])
+def test_a_composition_has_the_same_bits_with_workers(tmp_path: Path, name: str) -> None:
+    one, two = (
+        run_in_process(settings_of(tmp_path, runs=str(n), **COMPOSITIONS[name]), workers=n) for n in (1, 2)
+    )
+    assert one["model_sha256"] == two["model_sha256"]
+
+
+def test_a_stand_in_has_its_place_among_the_attention_weights(tmp_path: Path) -> None:
+    run_in_process(settings_of(tmp_path, **COMPOSITIONS["FedDig on layer attention"]))
+    for event in rounds_of(tmp_path):
+        for layer in event["details"]["attention"].values():
+            assert layer["weights"].keys() == {"site-0", "site-1", "site-2"}
+
+
+def test_a_stand_in_is_not_late_for_weights_by_recency(tmp_path: Path) -> None:
+    base = {"name": "multi_factor", "alpha": 0, "beta": 1, "gamma": 0, "delta": 0}
+    run_in_process(settings_of(tmp_path, **DIGESTS, strategy={"name": "digest_synthesis", "base": base}))
+    for event in rounds_of(tmp_path):
+        assert event["details"]["weights"] == pytest.approx(
+            dict.fromkeys(("site-0", "site-1", "site-2"), 1 / 3)
+        )
+
+
+def test_a_base_inside_clusters_has_the_services_of_the_server(tmp_path: Path) -> None:
+    # SCAFFOLD learns the size of a local step from them, without which its control variates stay 0
+    run_in_process(settings_of(tmp_path, strategy=CLUSTERS | {"base": "scaffold", "personal": []}))
+    checkpoint, _ = load_checkpoint(tmp_path / "runs" / "composed" / "checkpoint")
+    control = [
+        value for name, value in checkpoint.strategy.items() if name.startswith("aggregator-0/memory/")
+    ]
+    assert control and all(tensor.any() for tensor in control)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [("clustered_personalisation", "digest_synthesis"), ("digest_synthesis", "clustered_personalisation")],
+)
+def test_feddig_and_clusters_do_not_go_into_each_other(outer: str, inner: str) -> None:
+    keys: dict[str, dict[str, Any]] = {
+        "clustered_personalisation": {"global_rounds": 1},
+        "digest_synthesis": {},
+    }
+    base = {"name": inner, "base": "fedavg"} | keys[inner]
+    with pytest.raises(ConfigError, match=r"base: \w+ has rounds of its own kind.*allowed: .* fedavg"):
+        build_strategy(outer, {"base": base} | keys[outer])
+
+
+def test_the_whole_pp_fcil_learner_is_refused_under_dp_sgd_with_every_reason(tmp_path: Path) -> None:
+    learner = SMALL["learner"] | {
+        "classification": "balanced_softmax",
+        "contrastive": {"weight": 0.1},
+        "memory": {"selection": "herding", "per_class": 2},
+    }
+    changes = COMPOSITIONS["PP-FCIL with DP-SGD"] | {"learner": learner, "strategy": "multi_factor"}
+    with pytest.raises(PrivacyError) as refusal:
+        run_in_process(settings_of(tmp_path, **changes))
+    for reason in ("memory.selection herding", "class counts", "contrastive", "report in the clear"):
+        assert reason in str(refusal.value)
+
+
+def test_a_private_ring_of_several_segments_is_refused(tmp_path: Path) -> None:
+    changes = COMPOSITIONS["private ring with exemplars"] | {
+        "strategy": {"name": "serial_ring", "segments": 2}
+    }
+    with pytest.raises(ConfigError, match=r"strategy.segments: found 2.*allowed 1"):
+        run_in_process(settings_of(tmp_path, **changes))
