@@ -72,11 +72,15 @@ class Running:
             time.sleep(0.02)
 
     def children(self, name: str, word: str) -> list[int]:
-        """Processes in the session of a long-lived process whose command line has word in it."""
-        session = self.deployment.process_id(name)
-        command = ["pgrep", "-s", str(session), "-f", word]
-        listed = subprocess.run(command, capture_output=True, text=True, check=False)
-        return [int(line) for line in listed.stdout.split()]
+        """Descendants of a long-lived process whose command line has word in it. Flower gives each app a
+        session of its own, so sessions do not tell."""
+        command = ["ps", "-A", "-o", "pid=,ppid=,args="]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True)
+        rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+        family = {self.deployment.process_id(name)}
+        for _ in range(4):
+            family |= {int(pid) for pid, parent, _ in rows if int(parent) in family}
+        return [int(pid) for pid, _, arguments in rows if int(pid) in family and word in arguments]
 
     def training(self, site: str) -> bool:
         """Whether the site has been given a training request and works on it."""
@@ -92,7 +96,10 @@ class Running:
 
 
 def kill_child(running: Running, name: str, word: str) -> None:
-    for process in running.children(name, word):
+    found = running.children(name, word)
+    if not found:
+        raise RuntimeError(f"{name}: no {word} to kill")
+    for process in found:
         os.kill(process, signal.SIGKILL)
 
 
