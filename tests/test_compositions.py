@@ -70,7 +70,7 @@ def rounds_of(folder: Path) -> list[dict[str, Any]]:
 def test_a_composition_runs_and_goes_on_after_a_stop_to_the_same_bits(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    whole = run_in_process(settings_of(tmp_path, **changes))
+    whole: dict[str, Any] = run_in_process(settings_of(tmp_path, **changes))
     assert len(whole["accuracy_matrix"]) == 2
     assert all(event["participants"] and not event["skipped"] for event in rounds_of(tmp_path))
     assert (whole["epsilon"] is not None) == ("privacy" in changes)
@@ -142,7 +142,10 @@ def test_the_whole_pp_fcil_learner_is_refused_under_dp_sgd_with_every_reason(tmp
         "contrastive": {"weight": 0.1},
         "memory": {"selection": "herding", "per_class": 2},
     }
-    changes = COMPOSITIONS["PP-FCIL with DP-SGD"] | {"learner": learner, "strategy": "multi_factor"}
+    changes: dict[str, Any] = COMPOSITIONS["PP-FCIL with DP-SGD"] | {
+        "learner": learner,
+        "strategy": "multi_factor",
+    }
     with pytest.raises(PrivacyError) as refusal:
         run_in_process(settings_of(tmp_path, **changes))
     for reason in ("memory.selection herding", "class counts", "contrastive", "report in the clear"):
@@ -150,7 +153,7 @@ def test_the_whole_pp_fcil_learner_is_refused_under_dp_sgd_with_every_reason(tmp
 
 
 def test_a_private_ring_of_several_segments_is_refused(tmp_path: Path) -> None:
-    changes = COMPOSITIONS["private ring with exemplars"] | {
+    changes: dict[str, Any] = COMPOSITIONS["private ring with exemplars"] | {
         "strategy": {"name": "serial_ring", "segments": 2}
     }
     with pytest.raises(ConfigError, match=r"strategy.segments: found 2.*allowed 1"):
