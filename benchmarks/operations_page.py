@@ -61,4 +61,5 @@ def rendered(page: str) -> str:
 
 
 if __name__ == "__main__":
+    (RESULTS / "deployment.md").write_text(costs())
     PAGE.write_text(rendered(PAGE.read_text()))
