@@ -73,18 +73,7 @@ def _open(config: SiteConfig, experiment: Experiment) -> "Site":
     from client.identity import Identity
     from client.site import open_site
 
-    return open_site(
-        Identity(
-            config.site,
-            experiment,
-            config.policy,
-            config.state_dir,
-            config.device,
-            config.threads,
-            own_data=config.data,
-            deployed=True,
-        )
-    )
+    return open_site(Identity.of_site(config, experiment))
 
 
 def _facts(

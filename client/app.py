@@ -6,6 +6,7 @@ A site starts one process for each message, so nothing is imported here that a r
 
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from typing import TypeVar
 
 from flwr.app import Context, Message
@@ -73,6 +74,18 @@ def _answer(
     return Message(record, reply_to=message)
 
 
+def _answer_at_site(message: Message, context: Context, expected: type[WireMessage], answer: str) -> Message:
+    """Answer by `module:function`, which takes the opened site and is imported for this request alone."""
+
+    def handle(identity: Identity, request: WireMessage) -> WireMessage:
+        from client.site import open_site
+
+        module, _, function = answer.partition(":")
+        return getattr(import_module(module), function)(open_site(identity), request)
+
+    return _answer(message, context, expected, handle)
+
+
 def _reason(error: Exception, kind: str, deployed: bool) -> str:
     """What the operator reads. A real site's data and disk errors can name files, and file names can name
     patients."""
@@ -101,75 +114,39 @@ def describe(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Train on this task's data."""
 
-    def handle(identity: Identity, request: TrainRequest) -> WireMessage:
-        from client.handlers import answer_train
-        from client.site import open_site
-
-        return answer_train(open_site(identity), request)
-
-    return _answer(message, context, TrainRequest, handle)
+    return _answer_at_site(message, context, TrainRequest, "client.handlers:answer_train")
 
 
 @app.train("finish_task")
 def finish_task(message: Message, context: Context) -> Message:
     """Choose exemplars and keep the task's model."""
 
-    def handle(identity: Identity, request: FinishTaskRequest) -> WireMessage:
-        from client.handlers import answer_finish_task
-        from client.site import open_site
-
-        return answer_finish_task(open_site(identity), request)
-
-    return _answer(message, context, FinishTaskRequest, handle)
+    return _answer_at_site(message, context, FinishTaskRequest, "client.handlers:answer_finish_task")
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the model on held-out samples."""
 
-    def handle(identity: Identity, request: EvaluateRequest) -> WireMessage:
-        from client.handlers import answer_evaluate
-        from client.site import open_site
-
-        return answer_evaluate(open_site(identity), request)
-
-    return _answer(message, context, EvaluateRequest, handle)
+    return _answer_at_site(message, context, EvaluateRequest, "client.handlers:answer_evaluate")
 
 
 @app.query("digest")
 def digest(message: Message, context: Context) -> Message:
     """Lend digests of this task's new data."""
 
-    def handle(identity: Identity, request: DigestRequest) -> WireMessage:
-        from client.digests import answer_digest
-        from client.site import open_site
-
-        return answer_digest(open_site(identity), request)
-
-    return _answer(message, context, DigestRequest, handle)
+    return _answer_at_site(message, context, DigestRequest, "client.digests:answer_digest")
 
 
 @app.query("sparsity")
 def sparsity(message: Message, context: Context) -> Message:
     """Measure how often each channel is silent."""
 
-    def handle(identity: Identity, request: SparsityRequest) -> WireMessage:
-        from client.site import open_site
-        from client.sparsity import answer_sparsity
-
-        return answer_sparsity(open_site(identity), request)
-
-    return _answer(message, context, SparsityRequest, handle)
+    return _answer_at_site(message, context, SparsityRequest, "client.sparsity:answer_sparsity")
 
 
 @app.train("personal_model")
 def personal_model(message: Message, context: Context) -> Message:
     """Keep, and measure, the site's own model."""
 
-    def handle(identity: Identity, request: PersonalModelRequest) -> WireMessage:
-        from client.own_model import answer_personal_model
-        from client.site import open_site
-
-        return answer_personal_model(open_site(identity), request)
-
-    return _answer(message, context, PersonalModelRequest, handle)
+    return _answer_at_site(message, context, PersonalModelRequest, "client.own_model:answer_personal_model")

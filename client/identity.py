@@ -33,6 +33,20 @@ class Identity:
     shared_models: Path | None = None
     deployed: bool = False
 
+    @classmethod
+    def of_site(cls, config: SiteConfig, experiment: Experiment) -> "Identity":
+        """A real site, as its site.yaml says."""
+        return cls(
+            config.site,
+            experiment,
+            config.policy,
+            config.state_dir,
+            config.device,
+            config.threads,
+            own_data=config.data,
+            deployed=True,
+        )
+
 
 @lru_cache(maxsize=4)
 def _experiment(settings: RunSettings) -> Experiment:
@@ -61,16 +75,7 @@ def identify(context: Context) -> Identity:
     if site_file is not None:
         path = Path(str(site_file))
         config = _site_config(path, path.stat().st_mtime_ns if path.exists() else 0)
-        return Identity(
-            config.site,
-            experiment,
-            config.policy,
-            config.state_dir,
-            config.device,
-            config.threads,
-            own_data=config.data,
-            deployed=True,
-        )
+        return Identity.of_site(config, experiment)
     partition = context.node_config.get("partition-id")
     if not isinstance(partition, int):
         raise ConfigError(
