@@ -11,24 +11,17 @@ import types
 import typing
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from foundation.errors import ProtocolError, nearest
-from protocol.tensors import pack, unpack
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from protocol.tensors import Tensors, pack, unpack
 
 _FIELDS = "fields"
 _MESSAGE = "message"
 """Key of the message class in that record; no message may have a field of this name."""
 _SCALARS = (int, float, str, bool, list)
-
-
-class Tensors(dict[str, "Tensor"]):
-    """Named tensors; the type of a message field that carries arrays."""
 
 
 def bounded(low: float, high: float = math.inf, **kwargs: Any) -> Any:
@@ -131,7 +124,7 @@ class WireMessage:
             if field.kind is Tensors:
                 item = record.get(name)
                 where = f"{cls.__name__}.{name}"
-                values[name] = Tensors(unpack(item, where)) if isinstance(item, ArrayRecord) else None
+                values[name] = unpack(item, where) if isinstance(item, ArrayRecord) else None
             else:
                 item = scalars.get(name)
                 values[name] = None if item is None else _check(cls, field, item)

@@ -25,6 +25,16 @@ ALLOWED_DTYPES = ("float32", "float64", "float16", "int64", "int32", "uint8", "b
 _NUMPY_SERIALISED = "numpy.ndarray"
 
 
+class Tensors(dict[str, "Tensor"]):
+    """Named tensors; the type of a message field that carries arrays. Not to be changed once it is filled."""
+
+    @cached_property
+    def norm(self) -> float:
+        """L2 norm over all floating-point tensors; infinite or NaN when a value is, or when it overflows
+        float32. `unpack` knows it already, from looking for such values."""
+        return float(_norm_of(list(_norms(self).values())))
+
+
 class TensorArray(Array):
     """A Flower Array that holds a tensor and becomes .npy bytes only on demand.
 
@@ -101,7 +111,7 @@ def pack(tensors: Mapping[str, "Tensor"]) -> ArrayRecord:
     return record
 
 
-def unpack(record: ArrayRecord, where: str) -> dict[str, "Tensor"]:
+def unpack(record: ArrayRecord, where: str) -> Tensors:
     """The tensors of an ArrayRecord, zero-copy and not to be written to.
 
     where: the message and field, for errors. Raises ProtocolError naming the tensor when its bytes are
@@ -109,7 +119,7 @@ def unpack(record: ArrayRecord, where: str) -> dict[str, "Tensor"]:
     """
     import torch
 
-    tensors: dict[str, Tensor] = {}
+    tensors = Tensors()
     unseen: dict[str, Tensor] = {}
     shared: list[TensorArray] = []
     for name, array in record.items():
@@ -137,24 +147,45 @@ def unpack(record: ArrayRecord, where: str) -> dict[str, "Tensor"]:
             # bytes
             _silence_read_only_warning()
             tensors[name] = unseen[name] = torch.from_numpy(values)
-    _require_finite(unseen, where)
+    norm = _require_finite(unseen, where)
+    if len(unseen) == len(tensors):
+        tensors.norm = norm
     for array in shared:
         array.known_finite = True
     return tensors
 
 
-def _require_finite(tensors: Mapping[str, "Tensor"], where: str) -> None:
-    """Raises ProtocolError naming the first tensor that holds NaN or an infinity."""
+def _require_finite(tensors: Mapping[str, "Tensor"], where: str) -> float:
+    """The norm of all floating-point tensors. Raises ProtocolError naming the first tensor that holds NaN or
+    an infinity: its norm is not finite then, so one pass over the values gives both answers."""
+    norms = _norms(tensors)
+    # all tensors wait for one answer of the device
+    norm = float(_norm_of(list(norms.values())))
+    if not math.isfinite(norm):
+        for name, part in norms.items():
+            if not math.isfinite(float(part)):
+                raise ProtocolError(f"{where}: tensor {name!r}: holds NaN, infinite or overflowing values")
+        raise ProtocolError(f"{where}: the norm over all tensors overflows float32")
+    return norm
+
+
+def _norms(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+    """name -> L2 norm of each floating-point tensor, at least in float32."""
     import torch
 
-    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    # a sum is finite only if every term is, so one pass finds NaN and both infinities; all tensors wait for
-    # one answer of the device
-    sums = [tensor.sum() for tensor in floats.values()]
-    if sums and not math.isfinite(float(torch.stack(sums).sum())):
-        for name, total in zip(floats, sums, strict=True):
-            if not math.isfinite(float(total)):
-                raise ProtocolError(f"{where}: tensor {name!r}: holds NaN, infinite or overflowing values")
+    return {
+        name: torch.linalg.vector_norm(
+            tensor, dtype=torch.float32 if tensor.dtype == torch.float16 else tensor.dtype
+        )
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point()
+    }
+
+
+def _norm_of(norms: "list[Tensor]") -> "Tensor":
+    import torch
+
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
 
 @lru_cache(maxsize=1)

@@ -1,9 +1,11 @@
 """A weighted sum of updates whose bits do not depend on the order in which the updates arrive.
 
-Floating-point addition is not associative; integer addition is. Each weighted update is rounded to a grid of
-spacing 2^-34 and the grid indices are added as 64-bit integers, in the memory of one accumulator. The
-rounding error
-of the mean is at most 2^-35, below the spacing of float32 numbers of size 0.0005.
+Floating-point addition is not associative; integer addition is. Each weighted update is rounded to a grid
+of spacing 2^-34 and the grid indices are added as 64-bit integers, in the memory of one accumulator. The
+rounding error of the mean is at most 2^-35, below the spacing of float32 numbers of size 0.0005.
+
+A large model's sum runs in a compiled loop, a small one's in PyTorch's operations. The two may round the last
+step of the grid differently; which of them runs depends on the model alone.
 """
 
 import math
@@ -23,6 +25,8 @@ _ANCHOR_BITS = int(torch.tensor(_ANCHOR, dtype=torch.float64).view(torch.int64))
 _FAST_LIMIT = 2.0**50 * GRID
 _LIMIT = 2.0**61 * GRID
 _CHUNK = 1 << 15
+COMPILED_FROM = 1 << 22
+"""Values in a model from which a compiled loop wins back the second that compiling takes."""
 
 
 class ExactSum:
@@ -44,6 +48,9 @@ class ExactSum:
         self._largest = 0.0
         self._weights: list[float] = []
         self._scratch: Tensor | None = None
+        self._compiled = sum(map(len, self._steps)) >= COMPILED_FROM and all(
+            tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in like.values()
+        )
 
     def add(self, update: Mapping[str, Tensor], weight: float, norm: float) -> None:
         """Add weight * update. norm: L2 norm of the update, which bounds each of its values.
@@ -56,8 +63,10 @@ class ExactSum:
         fast = weight * norm < _FAST_LIMIT
         for group, steps in zip(self._groups, self._steps, strict=True):
             values = _row([update[name] for name in group]).to(steps.device)
-            if fast:
-                self._add_fast(steps, values, weight)
+            if fast and self._compiled:
+                _add_compiled(steps, values, weight)
+            elif fast:
+                self._add_in_pieces(steps, values, weight)
             else:
                 steps.add_((values.double() * (weight / GRID)).round().to(torch.int64))
         self._anchors += fast
@@ -67,7 +76,7 @@ class ExactSum:
         """Whether the accumulator has room for one more weighted update of this size."""
         return self._largest + weight * norm <= _LIMIT
 
-    def _add_fast(self, steps: Tensor, values: Tensor, weight: float) -> None:
+    def _add_in_pieces(self, steps: Tensor, values: Tensor, weight: float) -> None:
         if self._scratch is None:
             longest = max(len(steps) for steps in self._steps)
             size = min(_CHUNK, longest) if steps.device.type == "cpu" else longest
@@ -109,6 +118,13 @@ class ExactSum:
             name: (total[name].mul_(scale).add_(tensor)).to(tensor.dtype)
             for name, tensor in reference.items()
         }
+
+
+def _add_compiled(steps: Tensor, values: Tensor, weight: float) -> None:
+    # on disk numba would keep what it compiled as pickles, so each process compiles anew
+    from strategies.exact_kernel import add_steps
+
+    add_steps(steps.numpy(), values.contiguous().numpy(), weight, _ANCHOR)
 
 
 def _add_integers(total: Tensor, terms: Tensor) -> None:

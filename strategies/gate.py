@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from flwr.app import Message
 from torch import Tensor
 
 from foundation.errors import ProtocolError
 from protocol.fields import arrays_of, read_kind
 from protocol.messages import MAX_EXAMPLES, Refusal, Stamp, TrainReply
-from protocol.tensors import unpack
+from protocol.tensors import Tensors, unpack
 
 
 @dataclass(frozen=True)
@@ -83,13 +82,14 @@ class Gate:
     def _ours(self, message: Message, site: str) -> Admitted:
         reply = TrainReply.from_record(message.content)
         self._check_round(reply)
+        self._check_shapes(reply.update)
         metrics = json.loads(reply.metrics)
         if not isinstance(metrics, dict):
             raise Rejected("metrics: not a JSON object")
         return Admitted(
             site,
             reply.update,
-            self._check_tensors(reply.update),
+            self._check_norm(reply.update),
             reply.num_examples,
             reply.train_loss,
             reply.steps,
@@ -110,7 +110,7 @@ class Gate:
         # integer buffers (BatchNorm's counters) are never averaged: the server keeps its own
         floats = {name: tensor for name, tensor in after.items() if tensor.is_floating_point()}
         self._check_shapes(floats)
-        update = {name: floats[name] - tensor for name, tensor in self.reference.items()}
+        update = Tensors({name: floats[name] - tensor for name, tensor in self.reference.items()})
         loss = metrics.get("train_loss", metrics.get("loss"))
         return Admitted(
             site,
@@ -130,10 +130,6 @@ class Gate:
         if difference:
             raise Rejected(f"stale or foreign reply: {difference}")
 
-    def _check_tensors(self, update: Mapping[str, Tensor]) -> float:
-        self._check_shapes(update)
-        return self._check_norm(update)
-
     def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         if tensors.keys() != self.reference.keys():
             missing = sorted(self.reference.keys() - tensors.keys())
@@ -148,9 +144,8 @@ class Gate:
                     f"expected {expected.dtype} {tuple(expected.shape)}"
                 )
 
-    def _check_norm(self, update: Mapping[str, Tensor]) -> float:
-        norms = [torch.linalg.vector_norm(tensor) for tensor in update.values()]
-        norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+    def _check_norm(self, update: Tensors) -> float:
+        norm = update.norm
         if not math.isfinite(norm):
             raise Rejected("update: norm is not finite")
         if self.max_update_norm is not None and norm > self.max_update_norm:

@@ -1,12 +1,16 @@
 """The order of arrival changes no bit of the aggregate."""
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Array, ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strategies.exact_sum import ExactSum
+from protocol.tensors import unpack
+from strategies import exact_sum
+from strategies.exact_sum import GRID, ExactSum
 
 
 def norm(update: dict[str, Tensor]) -> float:
@@ -39,3 +43,38 @@ def test_a_sum_that_cannot_be_held_is_refused() -> None:
     total = ExactSum({"a": torch.zeros(2)})
     with pytest.raises(OverflowError, match="does not fit"):
         total.add({"a": torch.full((2,), 1e9)}, 1e6, 1.5e9)
+
+
+def test_the_compiled_loop_sums_as_the_small_models_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(3)
+    # one tensor larger than a group, and small neighbours that share one
+    shapes = {"large": (70_000,), "matrix": (11, 7), "scalar": ()}
+    updates = [{n: torch.randn(s, generator=generator) for n, s in shapes.items()} for _ in range(5)]
+    weights = [1.0, 37.0, 2.5, 1000.0, 3.0]
+
+    def total(order: list[int]) -> dict[str, Tensor]:
+        result = ExactSum(updates[0])
+        for index in order:
+            result.add(updates[index], weights[index], norm(updates[index]))
+        return result.value()
+
+    plain = total([0, 1, 2, 3, 4])
+    monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
+    monkeypatch.delattr(ExactSum, "_add_in_pieces")
+    compiled, shuffled = total([0, 1, 2, 3, 4]), total([3, 1, 4, 0, 2])
+    for name in shapes:
+        assert torch.equal(compiled[name], shuffled[name])
+        exact = sum(w * u[name].double() for w, u in zip(weights, updates, strict=True))
+        assert torch.allclose(compiled[name], torch.as_tensor(exact), rtol=0, atol=5 * GRID / 2 + 1e-12)
+        assert torch.allclose(compiled[name], plain[name], rtol=0, atol=5 * GRID)
+
+
+def test_what_arrives_from_the_wire_can_be_summed_by_the_compiled_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
+    arrived = unpack(ArrayRecord({"a": Array(np.ones((300, 300), dtype=np.float32))}), "update")
+    result = ExactSum(arrived)
+    result.add(arrived, 2.0, arrived.norm)
+    assert arrived.norm == pytest.approx(300.0)
+    assert torch.equal(result.value()["a"], torch.full((300, 300), 2.0, dtype=torch.float64))
