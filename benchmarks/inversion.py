@@ -17,7 +17,7 @@ from data.digits import load_digits
 from foundation.streams import stream, torch_seed
 from models.config import ModelConfig
 from models.registry import build_model
-from models.saved import SavedModel
+from models.saved import Inputs, SavedModel
 from privacy.attacks.gradient_inversion import invert_gradient
 from privacy.attacks.similarity import structural_similarity
 from privacy.config import PrivacyConfig
@@ -36,7 +36,7 @@ def main() -> None:
     """Attack every victim under every release, and write figures and picture."""
     source = load_digits(DataConfig(source="digits"))
     model = build_model(ModelConfig.model_validate({"name": "small_cnn"}), (1, 8, 8), 10, SEED)
-    saved = SavedModel(model.eval(), source.classes, (1, 8, 8), source.mean, source.std, {})
+    saved = SavedModel(model.eval(), source.classes, Inputs((1, 8, 8), source.mean, source.std), {})
     pixels = of_pixels(saved)
     chosen = stream(SEED, "attack-victims").permutation(len(source.train.y))[:VICTIMS]
     images, labels = source.train.x[chosen].float() / 255, source.train.y[chosen]

@@ -34,11 +34,12 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         experiment, strategy, rounds=sum(schedule.rounds), estimated_constants=facts.estimated_constants
     )
     model = build_model(
-        experiment.model, facts.input_shape, schedule.num_classes(schedule.count), experiment.seed
+        experiment.model, facts.inputs.shape, schedule.num_classes(schedule.count), experiment.seed
     )
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     console.print(
-        f"{experiment.name}: {facts.sites} sites, inputs {facts.input_shape}, {parameters} trained parameters"
+        f"{experiment.name}: {facts.sites} sites, inputs {facts.inputs.shape}, "
+        f"{parameters} trained parameters"
     )
     for task in range(1, schedule.count + 1):
         names = ", ".join(facts.registry.classes[label] for label in schedule.classes_of(task))

@@ -19,12 +19,10 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
     shutil.copyfile(run / "model.safetensors", output / "model.safetensors")
     facts = {
         "classes": saved.classes,
-        "input_shape": saved.input_shape,
-        "mean": saved.mean.tolist(),
-        "std": saved.std.tolist(),
+        "inputs": saved.inputs.to_json(),
         "input": "8-bit values / 255, then (x - mean) / std"
-        if len(saved.input_shape) == 3
-        else "(x - mean) / std",
+        if len(saved.inputs.shape) == 3
+        else "(x - mean) / std; a missing number is its mean",
         "model": saved.settings["model"],
     }
     replace_file(output / "model.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o644)
@@ -37,7 +35,7 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
             raise PerennialError(
                 "export --onnx: needs packages onnx and onnxscript: pip install onnx onnxscript"
             ) from None
-        example = torch.zeros(2, *saved.input_shape)
+        example = torch.zeros(2, *saved.inputs.shape)
         torch.onnx.export(
             saved.model,
             (example,),

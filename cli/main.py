@@ -93,7 +93,7 @@ def bench(
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="run folder, or a site's state folder for its own model")],
-    paths: Annotated[list[Path], typer.Argument(help="image files")],
+    paths: Annotated[list[Path], typer.Argument(help="image files, or CSV tables or .npz arrays of samples")],
     site: Annotated[str, typer.Option(help="of a simulated run: use this site's own model")] = "",
 ) -> None:
     """Class and confidence for images or rows, one tab-separated line each."""

@@ -1,17 +1,12 @@
 """A site's own model: the shared layers of its cluster and its own layers, kept as a file that can be
 served."""
 
-import json
-
-from safetensors.torch import save
-
 from client.handlers import held_out_counts
 from client.own_layers import with_own_layers
 from client.policy import check_answer
 from client.site import Site
-from foundation.files import replace_file
 from models.incremental import IncrementalModel, complete_state
-from models.saved import PERSONAL_MODEL
+from models.saved import PERSONAL_MODEL, Inputs, save_model
 from protocol.messages import PersonalModelReply, PersonalModelRequest
 
 
@@ -33,13 +28,13 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
 
 
 def _keep(site: Site, model: IncrementalModel) -> None:
-    metadata = {
-        "experiment": site.experiment.model_dump_json(),
-        "classes": json.dumps(site.process.registry.classes[: model.num_classes]),
-        "input_shape": json.dumps(site.data.input_shape),
-        "constants": json.dumps((site.data.mean.tolist(), site.data.std.tolist())),
-    }
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in complete_state(model).items()}
+    data = site.data
     folder = site.identity.state_dir
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    replace_file(folder / PERSONAL_MODEL, save(tensors, metadata))
+    save_model(
+        folder / PERSONAL_MODEL,
+        complete_state(model),
+        Inputs(data.input_shape, data.mean, data.std, data.columns),
+        site.process.registry.classes[: model.num_classes],
+        site.experiment.model_dump_json(),
+    )

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from data.config import DataConfig, PartitionConfig
-from data.samples import Samples, fill_missing
+from data.samples import Samples, constants, fill_missing
 from data.site import SiteData
 from data.sources import load
 from data.splits import LEAST_AT_SITE, Strata
-from data.table import feature_names
+from data.table import feature_names, table_constants
 from foundation.errors import ConfigError, DataError, nearest
 
 SITE_KEYS = ("source", "path", "dataset", "download", "labels", "label_column", "site_column", "arrays")
@@ -103,6 +104,7 @@ def load_site(
         test=torch.from_numpy(test),
         mean=source.mean,
         std=source.std,
+        columns=source.columns,
         notes=tuple(notes),
     )
 
@@ -121,6 +123,14 @@ def declared_input_shape(config: DataConfig) -> tuple[int, ...]:
     if config.size is None:
         raise ConfigError("data.image_size: missing; an experiment without data of its own must say it")
     return (1 if config.color == "gray" else 3, *config.size)
+
+
+def declared_constants(config: DataConfig) -> tuple[Tensor, Tensor]:
+    """(mean, std) of (x - mean) / std, as sites with data of their own take them from the same experiment."""
+    if config.source == "csv":
+        return table_constants(config, config.columns or {})
+    channels, *_ = declared_input_shape(config)
+    return constants(config.normalise, torch.empty((0, channels), dtype=torch.uint8))
 
 
 def _held_by(samples: Samples, site_name: str) -> Samples:

@@ -128,7 +128,17 @@ class _Builder:
         tests = self._test_shares(shares, test)
         mean, std = self._standardised(train)
         none = np.empty(0, dtype=np.int64)
-        frame = SiteData("test", self.x, self.y, _index(none), _index(none), _index(test), mean, std)
+        frame = SiteData(
+            "test",
+            self.x,
+            self.y,
+            train=_index(none),
+            validation=_index(none),
+            test=_index(test),
+            mean=mean,
+            std=std,
+            columns=self.source.columns,
+        )
         sites = {}
         for name, share, test_share in zip(self.names, shares, tests, strict=True):
             if len(share) == 0:

@@ -1,7 +1,10 @@
 """Arrays in a NumPy .npz file: x, y and, if given, site, x_test, y_test, site_test, classes, site_names."""
 
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +41,8 @@ def load_npz(config: DataConfig) -> Source:
     site_names = _site_names(arrays, path)
     parts, start = [], 0
     for role, labels in zip(("x", "x_test"), held, strict=False):
-        x = _features(arrays[role], f"{path}, {role}", config)
+        x = _features(arrays[role], f"{path}, {role}")
+        x = conform(x, config.size, config.color) if x.dtype == torch.uint8 else x
         site = _sites(arrays, "site" if role == "x" else "site_test", site_names, len(x), path)
         parts.append(Samples(x, torch.from_numpy(y[start : start + len(labels)]), site, site_names))
         start += len(labels)
@@ -50,24 +54,46 @@ def load_npz(config: DataConfig) -> Source:
     return Source(train, test, classes, *constants(config.normalise, train.x))
 
 
+def read_samples(path: Path, name: str = "x") -> torch.Tensor:
+    """The samples in one array of a file, without labels. Raises DataError as load_npz does."""
+    with _opened(path) as file:
+        _require(file, name, path)
+        values = file[name]
+    if len(values) == 0:
+        raise DataError(f"{path}: {name} holds no sample")
+    return _features(values, f"{path}, {name}")
+
+
 _X_OF = {"y": "x", "y_test": "x_test"}
 _ROLES: tuple[ArrayRole, ...] = ("x", "y", "site", "x_test", "y_test", "site_test", "classes", "site_names")
 
 
-def _read(path: Path, renamed: dict[ArrayRole, str]) -> dict[str, np.ndarray]:
-    """Role -> array. A role that the experiment names must be there; x and y always."""
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The open file; whatever goes wrong inside the block is an error that names it."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            names = {role: renamed.get(role, role) for role in _ROLES}
-            for role, name in names.items():
-                if name not in file.files and (role in renamed or role in ("x", "y")):
-                    found = ", ".join(file.files[:20])
-                    raise DataError(f"{path}: no array {name!r}{nearest(name, file.files)}; found {found}")
-            arrays = {role: file[name] for role, name in names.items() if name in file.files}
+            yield file
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise DataError(f"{path}: not an .npz file of plain arrays ({error})") from error
+
+
+def _require(file: Any, name: str, path: Path) -> None:
+    if name not in file.files:
+        found = ", ".join(file.files[:20])
+        raise DataError(f"{path}: no array {name!r}{nearest(name, file.files)}; found {found}")
+
+
+def _read(path: Path, renamed: dict[ArrayRole, str]) -> dict[str, np.ndarray]:
+    """Role -> array. A role that the experiment names must be there; x and y always."""
+    with _opened(path) as file:
+        names = {role: renamed.get(role, role) for role in _ROLES}
+        for role, name in names.items():
+            if role in renamed or role in ("x", "y"):
+                _require(file, name, path)
+        arrays = {role: file[name] for role, name in names.items() if name in file.files}
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path}: x_test and y_test come together")
     if len(arrays["x"]) == 0:
@@ -89,7 +115,7 @@ def _names(values: np.ndarray, names: np.ndarray | None, where: str) -> np.ndarr
     return names.astype(np.str_)[values]
 
 
-def _features(x: np.ndarray, where: str, config: DataConfig) -> torch.Tensor:
+def _features(x: np.ndarray, where: str) -> torch.Tensor:
     if x.ndim == 2:
         return _finite(x, where)
     if x.ndim == 4 and x.dtype.kind == "f":
@@ -103,7 +129,7 @@ def _features(x: np.ndarray, where: str, config: DataConfig) -> torch.Tensor:
         x = x[:, None]
     elif x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
         x = x.transpose(0, 3, 1, 2)
-    return conform(torch.from_numpy(np.ascontiguousarray(x)), config.size, config.color)
+    return torch.from_numpy(np.ascontiguousarray(x))
 
 
 def _finite(x: np.ndarray, where: str) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """What one site holds, simulated or real: places in a tensor of samples, divided into three parts."""
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,7 @@ class SiteData:
 
     train, validation, test: sorted int64 places of this site's samples in x and y, disjoint.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
+    columns: of a table, feature column -> "numeric" or its categories.
     notes: what a person should know about this data.
     """
 
@@ -27,6 +29,7 @@ class SiteData:
     test: Tensor
     mean: Tensor
     std: Tensor
+    columns: Mapping[str, str | Sequence[str]] | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -44,7 +44,7 @@ def load_table(config: DataConfig) -> Source:
         site, site_names = torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
     x = torch.from_numpy(encode(texts, columns, path, lines))
     samples = Samples(x, torch.from_numpy(y), site, site_names)
-    return Source(samples, None, classes, *_constants(config, columns), columns=dict(columns))
+    return Source(samples, None, classes, *table_constants(config, columns), columns=dict(columns))
 
 
 def read_columns(path: Path) -> tuple[dict[str, np.ndarray], list[int]]:
@@ -112,6 +112,27 @@ def feature_names(columns: Mapping[str, str | Sequence[str]]) -> tuple[str, ...]
     return tuple(names)
 
 
+def table_constants(
+    config: DataConfig, columns: Mapping[str, str | Sequence[str]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mean, std), each (D,): of numeric values those of the experiment, or NaN; 0 and 1 for indicators and
+    one-hot codes."""
+    mean = {name: 0.0 for name in feature_names(columns)}
+    std = dict.fromkeys(mean, 1.0)
+    numeric = [name for name, kind in columns.items() if isinstance(kind, str)]
+    given = config.normalise
+    for values, chosen in ((mean, given and given.mean), (std, given and given.std)):
+        named = chosen if isinstance(chosen, dict) else dict.fromkeys(numeric, float("nan"))
+        for name in named:
+            if name not in numeric:
+                raise ConfigError(f"data.normalise: {name!r} is no numeric column{nearest(name, numeric)}")
+        for name in numeric:
+            if name not in named:
+                raise ConfigError(f"data.normalise: the numeric column {name!r} is missing")
+            values[name] = named[name]
+    return torch.tensor(list(mean.values())), torch.tensor(list(std.values()))
+
+
 def _numbers(texts: np.ndarray, where: str, lines: Sequence[int]) -> np.ndarray:
     """float32, NaN where missing."""
     absent = np.isin(texts, MISSING)
@@ -152,23 +173,3 @@ def _discover(texts: Mapping[str, np.ndarray], path: Path) -> Columns:
     if not columns:
         raise DataError(f"{path}: no feature beside the label")
     return columns
-
-
-def _constants(
-    config: DataConfig, columns: Mapping[str, str | Sequence[str]]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the numeric values those of the experiment, or NaN; 0 and 1 for indicators and one-hot codes."""
-    mean = {name: 0.0 for name in feature_names(columns)}
-    std = dict.fromkeys(mean, 1.0)
-    numeric = [name for name, kind in columns.items() if isinstance(kind, str)]
-    given = config.normalise
-    for values, chosen in ((mean, given and given.mean), (std, given and given.std)):
-        named = chosen if isinstance(chosen, dict) else dict.fromkeys(numeric, float("nan"))
-        for name in named:
-            if name not in numeric:
-                raise ConfigError(f"data.normalise: {name!r} is no numeric column{nearest(name, numeric)}")
-        for name in numeric:
-            if name not in named:
-                raise ConfigError(f"data.normalise: the numeric column {name!r} is missing")
-            values[name] = named[name]
-    return torch.tensor(list(mean.values())), torch.tensor(list(std.values()))

@@ -1,15 +1,18 @@
 """A finished run's model, ready to be used alone: the file holds everything that it needs."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from foundation.errors import StateError
+from foundation.files import replace_file
 from models.config import ModelConfig
 from models.incremental import IncrementalModel, load_complete
 from models.registry import build_model
@@ -17,7 +20,36 @@ from models.registry import build_model
 GLOBAL_MODEL = "model.safetensors"
 """In a run's folder."""
 PERSONAL_MODEL = "personal_model.safetensors"
-"""In a site's state folder; mode 0600."""
+"""In a site's state folder."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model takes. shape: (C, H, W) of an image, (D,) of a row.
+
+    mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
+    columns: of a table, feature column -> "numeric" or its categories, in the order of the D features.
+    """
+
+    shape: tuple[int, ...]
+    mean: Tensor
+    std: Tensor
+    columns: Mapping[str, str | Sequence[str]] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON knows it."""
+        return {
+            "shape": self.shape,
+            "mean": self.mean.tolist(),
+            "std": self.std.tolist(),
+            "columns": self.columns,
+        }
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "Inputs":
+        """The inverse of to_json. Raises KeyError on a missing key."""
+        mean, std = (torch.tensor(found[key], dtype=torch.float32) for key in ("mean", "std"))
+        return cls(tuple(found["shape"]), mean, std, found["columns"])
 
 
 @dataclass(frozen=True)
@@ -26,10 +58,22 @@ class SavedModel:
 
     model: IncrementalModel
     classes: tuple[str, ...]
-    input_shape: tuple[int, ...]
-    mean: Tensor
-    std: Tensor
+    inputs: Inputs
     settings: dict[str, Any]
+
+
+def save_model(
+    path: Path, tensors: Mapping[str, Tensor], inputs: Inputs, classes: Sequence[str], experiment: str
+) -> None:
+    """Write a complete model, whole or not at all, with mode 0600. experiment: as JSON."""
+    metadata = {
+        "experiment": experiment,
+        "classes": json.dumps(classes),
+        "inputs": json.dumps(inputs.to_json()),
+    }
+    # copies, because tensors that share memory cannot be saved
+    own = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    replace_file(path, save(own, metadata))
 
 
 def load_saved(path: Path) -> SavedModel:
@@ -41,15 +85,10 @@ def load_saved(path: Path) -> SavedModel:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         settings = json.loads(metadata["experiment"])
         classes = tuple(json.loads(metadata["classes"]))
-        shape = tuple(json.loads(metadata["input_shape"]))
-        constants = json.loads(metadata["constants"])
+        inputs = Inputs.from_json(json.loads(metadata["inputs"]))
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise StateError(f"{path}: missing, damaged or not the model of a finished run ({error})") from error
-    if constants is None:
-        raise StateError(
-            f"{path}: trained without known input constants; set data.normalise in the experiment"
-        )
-    model = build_model(ModelConfig.model_validate(settings["model"]), shape, len(classes), settings["seed"])
+    config = ModelConfig.model_validate(settings["model"])
+    model = build_model(config, inputs.shape, len(classes), settings["seed"])
     load_complete(model, tensors)
-    mean, std = (torch.tensor(values) for values in constants)
-    return SavedModel(model.eval(), classes, shape, mean, std, settings)
+    return SavedModel(model.eval(), classes, inputs, settings)

@@ -12,10 +12,11 @@ from client.workbench import choose_device
 from config.experiment import Experiment
 from config.run import RunSettings
 from config.simulation import simulated_federation
-from data.deployed import declared_input_shape
+from data.deployed import declared_constants, declared_input_shape
 from data.registry import Registry, build_registry
 from data.site import SiteData
 from foundation.errors import ConfigError
+from models.saved import Inputs
 from server.claims import check_privacy
 from server.curriculum import Curriculum
 from server.global_model import GlobalModel
@@ -33,13 +34,13 @@ class ReadyRun:
     expected_sites: int
     folder: RunFolder
     engine: str
-    constants: tuple[list[float], list[float]] | None
+    inputs: Inputs
 
     def to_the_end(self) -> dict[str, Any]:
         """Drive the curriculum, then write model, summary, metrics and report; returns the summary."""
         try:
             self.curriculum.run(self.expected_sites)
-            return write_results(self.curriculum, self.engine, self.constants)
+            return write_results(self.curriculum, self.engine, self.inputs)
         finally:
             self.curriculum.journal.close()
 
@@ -48,16 +49,15 @@ class ReadyRun:
 class DataFacts:
     """What the server needs to know of the data.
 
-    test: central test samples, or None; sites: how many to expect; constants: (mean, std) of inputs, where
-    known; estimated_constants: whether they come from the training data.
+    test: central test samples, or None; sites: how many to expect; estimated_constants: whether the inputs'
+    mean and std come from the training data.
     """
 
     registry: Registry
-    input_shape: tuple[int, ...]
+    inputs: Inputs
     test: SiteData | None
     sites: int
     notes: tuple[str, ...]
-    constants: tuple[list[float], list[float]] | None = None
     estimated_constants: bool = False
 
 
@@ -80,7 +80,7 @@ def assemble(
         estimated_constants=facts.estimated_constants,
     )
     device = choose_device(settings.device if engine == "in-process" else "cpu")
-    model = GlobalModel(experiment, facts.registry, facts.input_shape, device)
+    model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device)
     folder = open_run_folder(path, experiment, facts.registry.schedule, bool(settings.resume))
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
     journal = Journal(path, position, listener)
@@ -105,7 +105,7 @@ def assemble(
             data.std.to(device),
         )
     curriculum = Curriculum(grid, experiment, facts.registry, model, strategy, folder, journal, test)
-    return ReadyRun(curriculum, facts.sites, folder, engine, facts.constants)
+    return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs)
 
 
 def data_facts(experiment: Experiment) -> DataFacts:
@@ -118,7 +118,8 @@ def data_facts(experiment: Experiment) -> DataFacts:
             )
         registry = build_registry(data.classes, experiment.tasks, experiment.seed)
         _check_memory(experiment, registry, data.sites or 1)
-        return DataFacts(registry, declared_input_shape(data), None, data.sites or 1, ())
+        inputs = Inputs(declared_input_shape(data), *declared_constants(data), data.columns)
+        return DataFacts(registry, inputs, None, data.sites or 1, ())
     federation = simulated_federation(experiment)
     _check_memory(experiment, federation.registry, len(federation.sites))
     if experiment.pretraining is not None:
@@ -128,11 +129,10 @@ def data_facts(experiment: Experiment) -> DataFacts:
             experiment.pretraining.require(name, len(held))
     return DataFacts(
         federation.registry,
-        federation.input_shape,
+        Inputs(federation.input_shape, federation.mean, federation.std, federation.columns),
         federation.test,
         len(federation.sites),
         federation.notes,
-        (federation.mean.tolist(), federation.std.tolist()),
         federation.estimated_constants,
     )
 

@@ -53,7 +53,7 @@ def attack_run(folder: Path, victims: int = VICTIMS, steps: int = STEPS) -> list
         raise DataError("data.path: missing; the attacks need the training samples, which stay at the sites")
     federation = simulated_federation(experiment)
     entries = [*membership(saved, federation)]
-    if len(saved.input_shape) == 3:
+    if len(saved.inputs.shape) == 3:
         entries.append(inversion(saved, experiment, federation, folder, victims, steps))
     path = folder / "summary.json"
     try:
@@ -192,12 +192,14 @@ class Pixels(torch.nn.Module):
 
 def of_pixels(saved: SavedModel) -> Pixels:
     """The saved model on images in [0, 1]; its head is the entry HEAD of a gradient."""
-    return Pixels(saved.model, saved.mean, saved.std).eval()
+    return Pixels(saved.model, saved.inputs.mean, saved.inputs.std).eval()
 
 
 @torch.no_grad()
 def _logits(saved: SavedModel, stored: Tensor) -> Tensor:
-    return torch.cat([saved.model(to_float(part, saved.mean, saved.std)) for part in stored.split(BATCH)])
+    return torch.cat(
+        [saved.model(to_float(part, saved.inputs.mean, saved.inputs.std)) for part in stored.split(BATCH)]
+    )
 
 
 def _figures(found: AttackStrength) -> dict[str, float]:

@@ -8,9 +8,8 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
-from safetensors.torch import save
-
 from foundation.files import replace_file
+from models.saved import GLOBAL_MODEL, Inputs, save_model
 from privacy.statement import describe
 from protocol.tensors import content_sha256
 from server.claims import open_channels
@@ -21,17 +20,17 @@ from server.metrics import average_accuracy, average_incremental_accuracy, backw
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
 
 
-def write_results(
-    curriculum: Curriculum, engine: str, constants: tuple[list[float], list[float]] | None
-) -> dict[str, Any]:
-    """Write everything that a finished run leaves; returns the summary. constants: (mean, std) of inputs,
-    where known."""
+def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[str, Any]:
+    """Write everything that a finished run leaves; returns the summary. inputs: of the model, to use it
+    alone."""
     folder = curriculum.folder.path
     summary = summarise(curriculum, engine)
     curriculum.journal.write(
         "run_finished", final_accuracy=summary["final_accuracy"], seconds=summary["seconds"]
     )
-    write_model(curriculum, constants)
+    experiment = curriculum.experiment.model_dump_json()
+    classes = curriculum.registry.classes
+    save_model(folder / GLOBAL_MODEL, curriculum.model.frozen(), inputs, classes, experiment)
     replace_file(folder / "metrics.csv", metrics_csv(read_events(folder)).encode(), mode=0o644)
     replace_file(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
     from server.report import write_report
@@ -138,15 +137,3 @@ def metrics_csv(events: list[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(event for event in events if event["event"] == "round")
     return text.getvalue()
-
-
-def write_model(curriculum: Curriculum, constants: tuple[list[float], list[float]] | None) -> None:
-    """model.safetensors: the complete final model, with what is needed to use it alone in its metadata."""
-    metadata = {
-        "experiment": curriculum.experiment.model_dump_json(),
-        "classes": json.dumps(curriculum.registry.classes),
-        "input_shape": json.dumps(curriculum.model.input_shape),
-        "constants": json.dumps(constants),
-    }
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in curriculum.model.frozen().items()}
-    replace_file(curriculum.folder.path / "model.safetensors", save(tensors, metadata), mode=0o600)

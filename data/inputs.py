@@ -1,0 +1,60 @@
+"""What a person gives to a model that is ready: image files, or rows of tables and arrays."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.images import read_images
+from data.npz import read_samples
+from data.samples import fill_missing
+from data.table import encode, read_columns
+from foundation.errors import DataError
+
+BATCH = 256
+Columns = Mapping[str, str | Sequence[str]]
+
+
+def read_inputs(
+    paths: Sequence[Path], shape: tuple[int, ...], mean: Tensor, columns: Columns | None = None
+) -> Iterator[tuple[list[str], Tensor]]:
+    """(names, x) of at most 256 samples at a time, x as a source of data delivers it.
+
+    shape: (C, H, W) or (D,) of the model's inputs. mean: (D,), for missing numbers of a table.
+    columns: of a table, as in the model's file. A CSV file needs these columns and may have others; a .npz
+    file gives its array x; any other file is an image. A row's name is its file with its line, or its index.
+    Raises DataError naming the file, and the line or column where there is one.
+    """
+    of_images = len(shape) == 3
+    images = [path for path in paths if of_images and path.suffix != ".npz"]
+    for start in range(0, len(images), BATCH):
+        part = images[start : start + BATCH]
+        read = read_images(part, (shape[1], shape[2]), "gray" if shape[0] == 1 else "rgb")
+        yield [str(path) for path in part], torch.from_numpy(read)
+    for path in paths:
+        if of_images and path.suffix != ".npz":
+            continue
+        names, x = _array(path) if path.suffix == ".npz" else _table(path, columns)
+        if x.shape[1:] != shape:
+            raise DataError(f"{path}: samples of shape {tuple(x.shape[1:])}; this model takes {shape}")
+        fill_missing(x, mean)
+        for start in range(0, len(x), BATCH):
+            yield names[start : start + BATCH], x[start : start + BATCH]
+
+
+def _array(path: Path) -> tuple[list[str], Tensor]:
+    x = read_samples(path)
+    return [f"{path}[{index}]" for index in range(len(x))], x
+
+
+def _table(path: Path, columns: Columns | None) -> tuple[list[str], Tensor]:
+    if columns is None:
+        raise DataError(f"{path}: this model takes rows without column names; give them as x of a .npz file")
+    texts, lines = read_columns(path)
+    for name in columns:
+        if name not in texts:
+            raise DataError(f"{path}: no column {name!r}; this model takes {', '.join(columns)}")
+    x = np.ascontiguousarray(encode(texts, columns, path, lines))
+    return [f"{path}:{line}" for line in lines], torch.from_numpy(x)
