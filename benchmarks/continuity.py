@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from benchmarks.environment import machine, versions
-from benchmarks.loopback import Deployment, digit_folders
+from benchmarks.loopback import ENTERED, Deployment, digit_folders
 from config.run import RunSettings
 from engine.run import run_in_process
 
@@ -108,11 +108,6 @@ def restart_superlink(running: Running) -> None:
     running.deployment.start_superlink()
 
 
-def restart_site(running: Running, site: str) -> None:
-    running.deployment.kill(site)
-    running.deployment.start_site(site)
-
-
 def superlink_idle(running: Running) -> None:
     restart_superlink(running)
     running.submit()
@@ -150,14 +145,14 @@ def serverapp_checkpointing(running: Running) -> None:
 
 
 def supernode_idle(running: Running) -> None:
-    restart_site(running, "linz")
+    running.deployment.restart_site("linz")
     running.submit()
 
 
 def supernode_training(running: Running) -> None:
     running.submit()
     running.wait(lambda: running.training("linz"), "training")
-    restart_site(running, "linz")
+    running.deployment.restart_site("linz")
 
 
 def clientapp_training(running: Running) -> None:
@@ -302,7 +297,7 @@ def prepare(deployment: Deployment, case: Case) -> str:
         deployment.deploy("register", name)
         deployment.start_site(name)
     for name in SITES:
-        deployment.wait_for_log(name, "SuperNode ID")
+        deployment.wait_for_log(name, ENTERED)
     data = {**experiment["data"], "path": str(deployment.folder / "data"), "partition": {"kind": "natural"}}
     simulated = deployment.folder / "simulated.yaml"
     simulated.write_text(yaml.safe_dump({**experiment, "data": data}))

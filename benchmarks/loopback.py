@@ -22,6 +22,8 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOPBACK = "127.0.0.1"
+ENTERED = "SuperNode ID"
+"""What a SuperNode says once the SuperLink has let it in."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -138,6 +140,23 @@ class Deployment:
 
     def start_site(self, name: str) -> None:
         self._start(name, self._prefix, "site", "start", str(self.site_file(name)))
+
+    def restart_site(self, name: str, seconds: float = 180) -> None:
+        """SIGKILL, then what a service manager does: start it again, ten seconds after each time it ended,
+        until it is in. The SuperLink lets nobody in whom it believes to be there, which takes it two missed
+        heartbeats to doubt."""
+        before = self.log(name).count(ENTERED)
+        until = time.monotonic() + seconds
+        self.kill(name)
+        self.start_site(name)
+        while self.log(name).count(ENTERED) == before:
+            assert time.monotonic() < until, f"{name} is not let in: {self.logs()}"
+            if not self.running(name):
+                time.sleep(10)
+                # what it started has outlived it
+                self.kill(name)
+                self.start_site(name)
+            time.sleep(0.2)
 
     def make_site(self, name: str) -> None:
         """A hospital's folder: its own key, added at the operator, its bundle opened. Not yet registered."""
