@@ -19,7 +19,7 @@ def superlink_command(folder: OperatorFolder) -> list[str]:
     """The command line of the SuperLink. The Control API listens on loopback alone."""
     certificates, state = folder.certificates, folder.state
     return [
-        str(Path(sys.executable).with_name("flower-superlink")),
+        *(sys.executable, "-m", "deploy.superlink_process"),
         *("--ssl-ca-certfile", str(certificates / "ca.crt")),
         *("--ssl-certfile", str(certificates / "server.pem")),
         *("--ssl-keyfile", str(certificates / "server.key")),
@@ -34,7 +34,7 @@ def superlink_command(folder: OperatorFolder) -> list[str]:
 
 
 def start_superlink(folder: OperatorFolder) -> None:
-    """Become `flower-superlink`. Raises StateError when the server certificate has expired."""
+    """Become the SuperLink. Raises StateError when the server certificate has expired."""
     for certificate in read_validity(folder.certificates / "server.pem"):
         if certificate.days_left < 0:
             raise StateError(f"{certificate}; renew it with `perennial deploy rotate`")

@@ -250,3 +250,21 @@ def test_report_pages_and_nothing_else_are_served(tmp_path: Path) -> None:
         connection.request("POST", "/")
         assert connection.getresponse().status == 501
         server.shutdown()
+
+
+def test_the_superlinks_database_waits_for_a_busy_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flwr.supercore import constant, sql_mixin
+    from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+    from sqlalchemy import text
+
+    from deploy.superlink_process import BUSY_TIMEOUT, wait_for_the_database
+
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", constant.SQLITE_PRAGMAS)
+    wait_for_the_database()
+    store = SqlObjectStore(str(tmp_path / "superlink.db"))
+    store.initialize()
+    with store.session() as session:
+        assert session.scalar(text("PRAGMA busy_timeout")) == BUSY_TIMEOUT
+        assert session.scalar(text("PRAGMA foreign_keys")) == 1

@@ -1,0 +1,24 @@
+"""`python -m deploy.superlink_process`: Flower's SuperLink, with a database that waits.
+
+Flower 1.39 gives a writer of its SQLite file 5 s; then the call ends with "database is locked", and with it
+the run. A model of hundreds of megabytes keeps the file busy for longer on a slow or busy disk.
+"""
+
+from flwr.supercore import sql_mixin
+from flwr.superlink.cli import flower_superlink
+
+BUSY_TIMEOUT = 120_000
+"""Milliseconds."""
+
+
+def wait_for_the_database() -> None:
+    """Let every connection that this process opens from now on wait BUSY_TIMEOUT for the file."""
+    sql_mixin.SQLITE_PRAGMAS = tuple(  # pyright: ignore[reportPrivateImportUsage]
+        (name, str(BUSY_TIMEOUT) if name == "busy_timeout" else value)
+        for name, value in sql_mixin.SQLITE_PRAGMAS  # pyright: ignore[reportPrivateImportUsage]
+    )
+
+
+if __name__ == "__main__":
+    wait_for_the_database()
+    flower_superlink()
