@@ -187,7 +187,7 @@ def bench(names: list[str]) -> list[dict[str, Any]]:
             "samples": found.samples,
             "facts": found.facts,
             "seed": 1,
-            "versions": versions(("flwr", "ray", "torch", "numpy")),
+            "versions": versions(("flwr", "ray", "torch", "numpy", "numba")),
             "machine": machine(),
             "load_before": round(load, 2),
         }

@@ -275,7 +275,7 @@ def run_case(name: str, case: Case) -> dict[str, Any]:
 
 
 def settle(deployment: Deployment) -> str:
-    return deployment.wait_for_run("hospitals", 420)
+    return deployment.wait_for_run("hospitals", 900)
 
 
 def prepare(deployment: Deployment, case: Case) -> str:

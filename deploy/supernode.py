@@ -64,7 +64,7 @@ def health_address(connection: Connection) -> str:
 
 
 def start_supernode(path: Path) -> None:
-    """Become `flower-supernode`. Certificates and keys that cannot work are errors; a SuperLink that cannot
+    """Become the SuperNode. Certificates and keys that cannot work are errors; a SuperLink that cannot
     be reached now is tried again by the SuperNode for as long as it takes."""
     setup = read_setup(path)
     connection = setup.connection
@@ -78,7 +78,7 @@ def start_supernode(path: Path) -> None:
     home = setup.path(connection.flower_home)
     home.mkdir(parents=True, exist_ok=True)
     command = [
-        str(Path(sys.executable).with_name("flower-supernode")),
+        *(sys.executable, "-m", "deploy.supernode_process"),
         *("--superlink", connection.superlink),
         *("--root-certificates", str(setup.path(connection.ca))),
         *("--auth-supernode-private-key", str(setup.path(connection.key))),
