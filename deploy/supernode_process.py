@@ -2,8 +2,8 @@
 
 Flower 1.39 tells the SuperLink of a reply as soon as the ClientApp begins to hand it over. Where the
 ClientApp is killed before the last part, the SuperNode waits for that part for ever and answers nothing more,
-and the server's own exchange stands still for minutes. Here the SuperNode waits first, gives up after a while,
-and goes on with the next request; the server sees a site that did not answer.
+and the server's own exchange stands still for minutes. Here the SuperNode waits first, gives up after a
+while, and goes on with the next request; the server sees a site that did not answer.
 """
 
 import time
