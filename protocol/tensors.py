@@ -98,7 +98,7 @@ def _decode(data: bytes) -> np.ndarray[Any, Any]:
     dtype, shape, fortran = _parse_npy_header(data[:start])
     if fortran or dtype.hasobject:
         raise ValueError("only plain C-ordered arrays are allowed")
-    if len(data) - start != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+    if len(data) - start != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{len(data) - start} bytes do not fill shape {shape} of {dtype}")
     return np.frombuffer(data, dtype=dtype, offset=start).reshape(shape)
 
@@ -138,7 +138,7 @@ def unpack(record: ArrayRecord, where: str) -> Tensors:
                 values = _decode(array.data)
             except ValueError as error:
                 raise ProtocolError(f"{where}: tensor {name!r}: {error}") from error
-            if tuple(array.shape) != values.shape or array.dtype != str(values.dtype):
+            if tuple(array.shape) != values.shape or array.dtype != values.dtype.name:
                 raise ProtocolError(
                     f"{where}: tensor {name!r}: declared {array.dtype} {tuple(array.shape)}, "
                     f"found {values.dtype} {values.shape}"

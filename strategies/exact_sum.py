@@ -10,10 +10,14 @@ step of the grid differently; which of them runs depends on the model alone.
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from strategies.exact_kernel import Share
 
 GRID = 2.0**-34
 # Adding 1.5 * 2^52 grid steps puts every |value| < 2^51 steps into one binade whose spacing is the grid: the
@@ -48,6 +52,7 @@ class ExactSum:
         self._largest = 0.0
         self._weights: list[float] = []
         self._scratch: Tensor | None = None
+        self._shares: list[Share] | None = None
         self._compiled = sum(map(len, self._steps)) >= COMPILED_FROM and all(
             tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in like.values()
         )
@@ -61,20 +66,29 @@ class ExactSum:
             raise OverflowError(f"weighted update of norm {weight * norm:.3g} does not fit the exact sum")
         self._largest += weight * norm
         fast = weight * norm < _FAST_LIMIT
-        for group, steps in zip(self._groups, self._steps, strict=True):
-            values = _row([update[name] for name in group]).to(steps.device)
-            if fast and self._compiled:
-                _add_compiled(steps, values, weight)
-            elif fast:
-                self._add_in_pieces(steps, values, weight)
-            else:
-                steps.add_((values.double() * (weight / GRID)).round().to(torch.int64))
+        if fast and self._compiled:
+            self._add_compiled(update, weight)
+        else:
+            for group, steps in zip(self._groups, self._steps, strict=True):
+                values = _row([update[name] for name in group]).to(steps.device)
+                if fast:
+                    self._add_in_pieces(steps, values, weight)
+                else:
+                    steps.add_((values.double() * (weight / GRID)).round().to(torch.int64))
         self._anchors += fast
         self._weights.append(weight)
 
     def holds(self, weight: float, norm: float) -> bool:
         """Whether the accumulator has room for one more weighted update of this size."""
         return self._largest + weight * norm <= _LIMIT
+
+    def _add_compiled(self, update: Mapping[str, Tensor], weight: float) -> None:
+        from strategies.exact_kernel import add_rows, shares
+
+        if self._shares is None:
+            self._shares = shares([len(steps) for steps in self._steps])
+        rows = [_row([update[name] for name in group]).contiguous().numpy() for group in self._groups]
+        add_rows([steps.numpy() for steps in self._steps], rows, weight, _ANCHOR, self._shares)
 
     def _add_in_pieces(self, steps: Tensor, values: Tensor, weight: float) -> None:
         if self._scratch is None:
@@ -99,10 +113,14 @@ class ExactSum:
         """Sum of the weights, rounded once, so that their order does not matter either."""
         return math.fsum(self._weights)
 
+    @property
+    def _offset(self) -> int:
+        """Wrapping integer arithmetic: what is taken away here is what the additions of the anchor put in."""
+        return _wrapped(self._anchors * _ANCHOR_BITS)
+
     def value(self) -> dict[str, Tensor]:
         """The sum, float64, in the updates' shapes."""
-        # wrapping integer arithmetic: the anchors taken away here are the ones that the additions put in
-        offset = _wrapped(self._anchors * _ANCHOR_BITS)
+        offset = self._offset
         total: dict[str, Tensor] = {}
         for group, steps in zip(self._groups, self._steps, strict=True):
             values = (steps - offset).to(torch.float64).mul_(GRID)
@@ -113,18 +131,27 @@ class ExactSum:
     def added_to(self, reference: Mapping[str, Tensor], divisor: float | None = None) -> dict[str, Tensor]:
         """reference + sum / divisor in the reference's dtype; divisor: by default the sum of the weights."""
         scale = 1.0 / (self.weight if divisor is None else divisor)
+        if self._compiled and all(tensor.dtype == torch.float32 for tensor in reference.values()):
+            return self._added_compiled(reference, scale)
         total = self.value()
         return {
             name: (total[name].mul_(scale).add_(tensor)).to(tensor.dtype)
             for name, tensor in reference.items()
         }
 
+    def _added_compiled(self, reference: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+        from strategies.exact_kernel import add_mean
 
-def _add_compiled(steps: Tensor, values: Tensor, weight: float) -> None:
-    # on disk numba would keep what it compiled as pickles, so each process compiles anew
-    from strategies.exact_kernel import add_steps
-
-    add_steps(steps.numpy(), values.contiguous().numpy(), weight, _ANCHOR)
+        offset = self._offset
+        result: dict[str, Tensor] = {}
+        for group, steps in zip(self._groups, self._steps, strict=True):
+            parts = steps.split([self._shapes[name].numel() for name in group])
+            for name, part in zip(group, parts, strict=True):
+                if name in reference:
+                    before = reference[name].reshape(-1).numpy()
+                    result[name] = torch.empty(self._shapes[name])
+                    add_mean(before, part.numpy(), offset, GRID * scale, result[name].view(-1).numpy())
+        return {name: result[name] for name in reference}
 
 
 def _add_integers(total: Tensor, terms: Tensor) -> None:

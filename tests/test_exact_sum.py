@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protocol.tensors import unpack
-from strategies import exact_sum
+from strategies import exact_kernel, exact_sum
 from strategies.exact_sum import GRID, ExactSum
 
 
@@ -59,8 +59,22 @@ def test_the_compiled_loop_sums_as_the_small_models_do(monkeypatch: pytest.Monke
         return result.value()
 
     plain = total([0, 1, 2, 3, 4])
+    reference = {name: torch.ones(shape) for name, shape in shapes.items() if name != "matrix"}
+
+    def mean() -> dict[str, Tensor]:
+        result = ExactSum(updates[0])
+        for update, weight in zip(updates, weights, strict=True):
+            result.add(update, weight, norm(update))
+        return result.added_to(reference)
+
+    plain_mean = mean()
     monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
     monkeypatch.delattr(ExactSum, "_add_in_pieces")
+    monkeypatch.setattr(exact_kernel, "PIECE", 20_000)
+    compiled_mean = mean()
+    assert list(compiled_mean) == list(reference)
+    for name in reference:
+        assert torch.allclose(compiled_mean[name], plain_mean[name], rtol=1e-7, atol=1e-9)
     compiled, shuffled = total([0, 1, 2, 3, 4]), total([3, 1, 4, 0, 2])
     for name in shapes:
         assert torch.equal(compiled[name], shuffled[name])
