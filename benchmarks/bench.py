@@ -130,7 +130,7 @@ def memory_100_vs_10_sites(folder: Path) -> Measured:
 
 
 def aggregation_vs_flower(folder: Path) -> Measured:
-    found = measured("-m", "benchmarks.aggregation", "time").found
+    found = measured("-m", "benchmarks.aggregation", "time", "--repeats", "5").found
     peaks = {n: measured("-m", "benchmarks.aggregation", "peak", "--updates", str(n)) for n in (10, 100)}
     return Measured(
         [ours / theirs for ours, theirs in found["seconds"]],
