@@ -90,9 +90,9 @@ class Running:
         """Whether the site has charged a release to its ledger."""
         return (self.deployment.folder / site / "state" / "ledger.jsonl").exists()
 
-    def events(self) -> list[str]:
+    def events(self) -> list[dict[str, Any]]:
         path = self.run_folder / "events.jsonl"
-        return [json.loads(line)["event"] for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def kill_child(running: Running, name: str, word: str) -> None:
@@ -121,7 +121,7 @@ def superlink_training(running: Running) -> None:
 
 def serverapp_sending(running: Running) -> None:
     running.submit()
-    running.wait(lambda: "sites" in running.events(), "the first exchange")
+    running.wait(lambda: any(event["event"] == "sites" for event in running.events()), "the first exchange")
     kill_child(running, "superlink", "flwr-serverapp")
 
 
@@ -253,7 +253,7 @@ def run_case(name: str, case: Case) -> dict[str, Any]:
             resumed += 1
         summary = running.run_folder / "summary.json"
         facts = json.loads(summary.read_text()) if summary.exists() else {}
-        rounds = running.events().count("round")
+        rounds = [event for event in running.events() if event["event"] == "round"]
         ledgers = {
             site: len((deployment.folder / site / "state" / "ledger.jsonl").read_text().splitlines())
             for site in SITES
@@ -265,7 +265,8 @@ def run_case(name: str, case: Case) -> dict[str, Any]:
         "phase": case.phase,
         "status": status,
         "resumed": resumed,
-        "rounds": rounds,
+        "rounds": len(rounds),
+        "skipped": sum(event["skipped"] for event in rounds),
         "ledger_lines": ledgers,
         "same_model": facts.get("model_sha256") == expected,
         "seconds": round(time.monotonic() - start),
@@ -315,7 +316,8 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         did = did.replace(", 1 times", "")
         ledgers = ", ".join(f"{site} {count}" for site, count in row["ledger_lines"].items())
         same = "yes, bit for bit" if row["same_model"] else "no"
-        cells = (row["process"], row["phase"], did, row["status"], row["rounds"], ledgers, same)
+        rounds = f"{row['rounds']}, {row['skipped']} skipped" if row.get("skipped") else row["rounds"]
+        cells = (row["process"], row["phase"], did, row["status"], rounds, ledgers, same)
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
