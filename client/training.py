@@ -67,6 +67,9 @@ class Objective:
         self._prior: Tensor | None = None
         if config.classification.name == "balanced_softmax":
             counts = data.counts(model.num_classes)
+            if config.memory is not None and config.memory.balanced:
+                # the prior of what is drawn: corrected twice, common classes would count less than rare ones
+                counts = counts.clamp(max=1)
             self._prior = log_prior(counts, config.classification.scale, config.classification.sign)
         kind = "full" if config.distillation is None else config.distillation.teacher
         self._past = Past(model, teacher, kind, data, augmented)

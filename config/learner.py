@@ -79,7 +79,8 @@ class Memory(Part):
     share: float | None = Field(default=None, gt=0, le=1)
     """Share of the samples; each is kept or not by its own hash, so that none displaces another."""
     balanced: bool = False
-    """Draw every class equally often while training, instead of every sample."""
+    """Draw every class equally often while training, instead of every sample; balanced softmax then has an
+    equal prior for the classes that the site holds."""
 
     @model_validator(mode="after")
     def _one_budget(self) -> "Memory":

@@ -14,7 +14,9 @@ from client.app import app as client_app
 from client.batches import TrainingSet
 from client.losses import balanced_softmax, distillation
 from client.past import Past
+from client.training import Objective
 from config.experiment import load_experiment
+from config.learner import LearnerConfig
 from config.run import RunSettings
 from engine.grid import InProcessGrid, set_task_identity, site_contexts
 from engine.run import run_in_process
@@ -262,6 +264,25 @@ def test_losses_refuse_what_does_not_fit() -> None:
         balanced_softmax(logits, torch.tensor([0, -1]), torch.zeros(3))
     with pytest.raises(ValueError, match="old logits"):
         distillation(logits, torch.zeros(2, 4), 2.0)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_the_prior_is_of_the_samples_as_they_are_drawn(balanced: bool) -> None:
+    learner = LearnerConfig.model_validate(
+        {
+            "optimizer": {"lr": 0.1},
+            "classification": "balanced_softmax",
+            "memory": {"per_class": 1, "balanced": balanced},
+        }
+    )
+    model = build_model(ModelConfig(name="mlp", hidden=(8,)), (1, 8, 8), 4, seed=1)
+    x = torch.zeros(5, 1, 8, 8, dtype=torch.uint8)
+    data = TrainingSet(x, torch.tensor([0, 0, 0, 1, 2]), torch.zeros(1), torch.ones(1))
+    rows = torch.arange(5)
+    loss = Objective(learner, model, data, None, False)(rows, data.inputs(rows), data.y)
+    logits = model(data.inputs(rows))[:, :3]
+    prior = torch.zeros(3) if balanced else torch.tensor([3.0, 1.0, 1.0]).log()
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits + prior, data.y))
 
 
 @pytest.mark.parametrize("settings", ['{"tell": ["held_out_acuracy"]}', '{"tell": "all"}', "[]"])
