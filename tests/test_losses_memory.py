@@ -66,6 +66,12 @@ def test_balanced_softmax_by_hand() -> None:
         log_prior(torch.tensor([3, 0]), 1.0, -1)
 
 
+def test_balanced_softmax_of_equal_counts_is_cross_entropy() -> None:
+    logits, labels = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
+    found = balanced_softmax(logits, labels, log_prior(torch.tensor([7, 7, 7]), 1.0, 1))
+    torch.testing.assert_close(found, torch.nn.functional.cross_entropy(logits, labels))
+
+
 def test_a_class_without_samples_gets_no_gradient() -> None:
     logits = torch.randn(4, 3, requires_grad=True)
     balanced_softmax(
@@ -83,6 +89,8 @@ def test_distillation_properties() -> None:
     other = torch.randn(5, 5, generator=generator)
     value = float(distillation(other, old, 2.0))
     assert value > 0
+    anything = 9 * torch.randn(50, 2, 5, 3, generator=generator)
+    assert all(float(distillation(ours, theirs, 2.0)) >= 0 for ours, theirs in anything)
     shifted = other.clone()
     shifted[:, :3] += 7
     shifted[:, 3:] -= 3

@@ -14,16 +14,18 @@ from client.app import app as client_app
 from client.batches import TrainingSet
 from client.losses import balanced_softmax, distillation
 from client.past import Past
-from client.training import Objective
+from client.training import Objective, train
 from config.experiment import load_experiment
 from config.learner import LearnerConfig
 from config.run import RunSettings
+from data.config import AugmentationConfig
 from engine.grid import InProcessGrid, set_task_identity, site_contexts
 from engine.run import run_in_process
 from foundation.errors import ConfigError, PrivacyError, ProtocolError
 from foundation.streams import stream
 from models.config import ModelConfig
 from models.dual_backbone import DualBackboneModel
+from models.flat import FlatParameters
 from models.incremental import IncrementalModel, complete_state
 from models.registry import build_model
 from protocol.measurements import asked
@@ -252,6 +254,30 @@ def test_the_past_must_be_frozen_and_know_less() -> None:
     wide, _ = past_models()
     with pytest.raises(ProtocolError, match="a head of 4 classes"):
         Past(model, wide.requires_grad_(False), "full", training_set(), True)
+
+
+@pytest.mark.parametrize("kind", ["full", "old_backbone"])
+def test_training_leaves_the_past_as_it_was(kind: str) -> None:
+    learner = LearnerConfig.model_validate(SMALL["learner"] | {"distillation": {"teacher": kind}})
+    model, teacher = past_models()
+    past = {key: value.clone() for key, value in complete_state(teacher).items()}
+    flat = FlatParameters(model)
+    result = train(
+        learner,
+        model,
+        flat,
+        training_set(),
+        stream(1, "train"),
+        teacher=teacher,
+        augmentation=AugmentationConfig(),
+    )
+    assert float(result.update.norm()) > 0
+    after, old = complete_state(teacher), complete_state(model)
+    for key, value in past.items():
+        assert torch.equal(after[key], value)
+        if key.startswith("backbone."):
+            assert torch.equal(old[f"old_{key}"], value) and not torch.equal(old[key], value)
+    assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
 def test_losses_refuse_what_does_not_fit() -> None:
