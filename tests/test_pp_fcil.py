@@ -301,7 +301,8 @@ def test_the_prior_is_of_the_samples_as_they_are_drawn(balanced: bool) -> None:
             "memory": {"per_class": 1, "balanced": balanced},
         }
     )
-    model = build_model(ModelConfig(name="mlp", hidden=(8,)), (1, 8, 8), 4, seed=1)
+    config = ModelConfig.model_validate({"name": "mlp", "hidden": [8]})
+    model = build_model(config, (1, 8, 8), 4, seed=1)
     x = torch.zeros(5, 1, 8, 8, dtype=torch.uint8)
     data = TrainingSet(x, torch.tensor([0, 0, 0, 1, 2]), torch.zeros(1), torch.ones(1))
     rows = torch.arange(5)
