@@ -69,7 +69,8 @@ TABLES = {
             Row("FedDig on layer attention", FEDDIG, _feddig(DIGESTS.format(base="layer_attention"))),
         ],
         measures=STANDARD,
-        note=f"{SIZE} 20 rounds of balanced softmax; one clinic each leaves after rounds 8 and 12. Nothing was tuned.",
+        note=f"{SIZE} 20 rounds of balanced softmax; one clinic each leaves after rounds 8 and 12. "
+        "Nothing was tuned.",
     ),
     "compositions_ring_ham10000": Table(
         "A ring with exemplars, HAM10000, tasks of 3 and 4 classes: noise at the hand-over",
@@ -82,8 +83,8 @@ TABLES = {
         ],
         measures=PRIVATE,
         plain=frozenset({"epsilon"}),
-        note=f"{SIZE} 6 rounds a task. Unit: a whole clinic; epsilon at delta 0.001, worst case over clinics. "
-        "Noise is seeded, so that the runs repeat.",
+        note=f"{SIZE} 6 rounds a task. Unit: a whole clinic; epsilon at delta 0.001, worst case over "
+        "clinics. Noise is seeded, so that the runs repeat.",
     ),
     "compositions_samples_ham10000": Table(
         "PP-FCIL's learner under DP-SGD, HAM10000, tasks of 3 and 4 classes",
