@@ -39,7 +39,9 @@ def main(folder: Path) -> None:
     clients = [
         Client(
             place,
-            FastDataLoader(*samples, num_labels=10, batch_size=task.batch_size, shuffle=True),
+            FastDataLoader(
+                *samples, num_labels=10, batch_size=task.batch_size, shuffle=True, skip_singleton=False
+            ),
             None,  # pyright: ignore[reportArgumentType]
             optimizer,
             nn.CrossEntropyLoss(),
