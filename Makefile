@@ -1,7 +1,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow test-containers bench lint clean
+.PHONY: install demo test test-slow test-containers bench peers lint clean
 
 # The environment is built once, and again when what it is built from changes.
 .venv/installed: pyproject.toml constraints.txt
@@ -27,6 +27,10 @@ test-containers: install
 
 bench: install
 	$(BIN)/python -m benchmarks.bench
+
+# Other simulators on the same work, in environments of their own; the machine should have nothing else to do.
+peers: install
+	$(BIN)/python -m benchmarks.peers
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """One workload in the in-process engine: `python -m benchmarks.engine_run w1 --runs DIR` prints JSON.
 
-seconds, cpu_seconds: of the rounds, cpu of this process alone. steps: local steps, 0 where other processes
-did them.
+seconds, cpu_seconds: of the rounds, cpu of this process alone. steps: local steps, as the sites tell them.
+accuracy: of the last model on the server's test set.
 """
 
 import json
@@ -10,31 +10,34 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from flwr.app import Message
 
-import client.handlers
 from benchmarks.workloads import write_workload
-from client.training import TrainingResult
 from config.run import RunSettings
 from engine.run import run_in_process
+from strategies.gate import Admitted, Gate
 
 
 def main(
-    workload: str, runs: Annotated[Path, typer.Option()], workers: Annotated[int, typer.Option()] = 1
+    workload: str,
+    runs: Annotated[Path, typer.Option()],
+    workers: Annotated[int, typer.Option()] = 1,
+    changes: Annotated[str, typer.Option(help="KEY=VALUE;KEY=VALUE")] = "",
 ) -> None:
     """Run it and print what it took."""
     steps = 0
-    train = client.handlers.train
+    admit = Gate.admit
 
-    def counted(*args: Any, **kwargs: Any) -> TrainingResult:
+    def counted(self: Gate, message: Message, site: str) -> Admitted:
         nonlocal steps
-        result = train(*args, **kwargs)
-        steps += result.steps
-        return result
+        reply = admit(self, message, site)
+        steps += reply.steps
+        return reply
 
-    client.handlers.train = counted
+    Gate.admit = counted
     runs.mkdir(parents=True, exist_ok=True)
     experiment = write_workload(workload, runs)
-    settings = RunSettings(str(experiment), runs=str(runs), name="timed", device="cpu")
+    settings = RunSettings(str(experiment), changes, runs=str(runs), name="timed", device="cpu")
     rounds: list[dict[str, Any]] = []
     cpu: list[float] = []
 
@@ -53,6 +56,7 @@ def main(
                 "seconds": sum(event["seconds"] for event in rounds),
                 "cpu_seconds": cpu[-1] - cpu[0],
                 "steps": steps,
+                "accuracy": summary["final_accuracy"],
                 "model": str(runs / "timed" / "model.safetensors"),
                 "model_sha256": summary["model_sha256"],
             }

@@ -1,9 +1,9 @@
 """What a person would write without any framework: federated averaging as two loops in one thread.
 
-`python -m benchmarks.plain_loop w1` prints seconds and processor seconds of the rounds, local steps, and the
-final model's distance from the engine's own when given its file. Same model, data, division, batches and
-sampled sites as the engine; PyTorch's own optimiser; state dicts averaged by samples. Inputs are made floats
-before the clock starts, which the engine does in every round.
+`python -m benchmarks.plain_loop w1` prints seconds and processor seconds of the rounds, local steps, accuracy
+on the test set, and the final model's distance from the engine's own when given its file. Same model, data,
+division, batches and sampled sites as the engine; PyTorch's own optimiser; state dicts averaged by samples.
+Inputs are made floats before the clock starts, which the engine does in every round.
 """
 
 import copy
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from benchmarks.workloads import write_workload
 from config.experiment import Experiment, load_experiment
 from data.augmentation import to_float
-from data.federation import build
+from data.federation import Federation, build
 from foundation.streams import stream
 from models.registry import build_model
 
@@ -67,8 +67,8 @@ def average(states: list[State], weights: list[int]) -> State:
     }
 
 
-def run(experiment: Experiment) -> tuple[float, float, int, State]:
-    """(seconds and processor seconds of the rounds, local steps, final model)."""
+def run(experiment: Experiment) -> tuple[float, float, int, State, float]:
+    """(seconds and processor seconds of the rounds, local steps, final model, its accuracy)."""
     torch.set_num_threads(1)
     federation = build(experiment.data, experiment.tasks, experiment.seed)
     samples = {
@@ -92,19 +92,42 @@ def run(experiment: Experiment) -> tuple[float, float, int, State]:
             states.append({key: value.clone() for key, value in model.state_dict().items()})
             weights.append(len(y))
         global_state = average(states, weights)
-    return time.perf_counter() - start, time.process_time() - cpu, steps, global_state
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    model.load_state_dict(global_state)
+    return seconds, cpu_seconds, steps, global_state, accuracy(model, federation)
 
 
-def main(workload: str, compare: Annotated[str, typer.Option(help="model.safetensors")] = "") -> None:
+@torch.no_grad()
+def accuracy(model: nn.Module, federation: Federation) -> float:
+    """Share of right answers on the server's test set."""
+    assert federation.test is not None
+    test = federation.test
+    logits = model.eval()(to_float(test.x[test.test], test.mean, test.std))
+    return float((logits.argmax(dim=1) == test.y[test.test]).float().mean())
+
+
+def main(
+    workload: str,
+    compare: Annotated[str, typer.Option(help="model.safetensors")] = "",
+    changes: Annotated[str, typer.Option(help="KEY=VALUE;KEY=VALUE")] = "",
+) -> None:
     """Print one JSON object."""
     with tempfile.TemporaryDirectory() as folder:
-        experiment = load_experiment(write_workload(workload, Path(folder)))
-    seconds, cpu, steps, state = run(experiment)
+        experiment = load_experiment(
+            write_workload(workload, Path(folder)), list(filter(None, changes.split(";")))
+        )
+    seconds, cpu, steps, state, right = run(experiment)
     distance = None
     if compare:
         theirs = load_file(compare)
         distance = max(float((state[key] - theirs[key]).abs().max()) for key in state)
-    found = {"seconds": seconds, "cpu_seconds": cpu, "steps": steps, "distance": distance}
+    found = {
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "steps": steps,
+        "accuracy": right,
+        "distance": distance,
+    }
     typer.echo(json.dumps(found))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.claims import judge
 from benchmarks.grid import finished
 from benchmarks.markdown import claims, figures, listed, markdown
+from benchmarks.paper_tables import coverage
 from benchmarks.table import RESULTS, ROOT, Table, tables
 
 PAGE = ROOT / "docs" / "results.md"
@@ -28,6 +29,12 @@ it is below by more; else it is undecided. "Paper" is the paper's own figure, at
 is not ours.
 """
 
+PAPERS = """## Which table stands for which of the papers'
+
+`perennial bench NAME --estimate` says what one will take; those at the paper's size start with
+`--scale paper` only, and want a GPU.
+"""
+
 
 def page(results: Path = RESULTS) -> str:
     """The whole page, from a folder of result files."""
@@ -35,7 +42,7 @@ def page(results: Path = RESULTS) -> str:
     measured = {name: list(finished(table, results / f"{name}.jsonl").values()) for name, table in found}
     present = [(name, table, measured[name]) for name, table in found if measured[name]]
     missing = [(name, table) for name, table in found if not measured[name]]
-    parts = [HEAD, *_claims_at_a_glance(present)]
+    parts = [HEAD, *_claims_at_a_glance(present), "\n".join([PAPERS, *coverage(dict(found))])]
     for name, table, runs in present:
         parts += ["\n".join(_section(name, table, runs))]
     if missing:

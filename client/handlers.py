@@ -15,6 +15,7 @@ from client.own_layers import keep_own_layers, shared_update, with_own_layers
 from client.policy import check_answer, check_evaluation, check_protection, check_samples
 from client.pretraining import task_places
 from client.private_training import require_no_extra_losses, train_privately
+from client.prototypes import prototype_gradients
 from client.rehearsal import open_rehearsal
 from client.release import charge, check_reply, noise_source, release_update
 from client.ring_turn import segment_of, turn_of
@@ -60,6 +61,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     if adversary == "label_flip":
         data = mislabelled(data, request.num_classes, site.experiment.seed, site.name)
     teacher = site.bench.teacher(previous) if previous is not None and learner.needs_previous else None
+    prototypes = prototype_gradients(site, request, model, places[: len(places) - exemplars])
     augmentation = site.experiment.data.augmentation
     if site.experiment.privacy.mode == "sample":
         require_no_extra_losses(request)
@@ -104,6 +106,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         **request.stamp_fields,
         update=shared_update(update, own),
         **vars(told),
+        method=prototypes,
         metrics=json.dumps({**tell(site, request, model, places, result), **withdrawal(site)}),
     )
     return check_reply(site, reply)

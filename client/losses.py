@@ -58,6 +58,24 @@ def current_softmax(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
     return F.cross_entropy(logits[:, first_class:], labels - first_class)
 
 
+def gradient_compensation(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
+    """Cross entropy in which a sample counts by its gradient over the mean gradient of its kind.
+
+    first_class: of the task; classes before it are one kind, the others the other. The gradient is
+    |p_y - 1|, of the loss in the logit of the sample's own class, and no gradient flows through the weight.
+    Dong et al. 2022 (GLFC, arXiv 2203.14867), equations 2 to 4.
+    """
+    each = F.cross_entropy(logits, labels, reduction="none")
+    size = -torch.expm1(-each.detach())
+    old = labels < first_class
+    weight = torch.ones_like(size)
+    for kind in (old, ~old):
+        # where every sample of a kind is certain their gradients are 0, and so is what they add
+        mean = size[kind].mean().clamp(min=torch.finfo(size.dtype).tiny)
+        weight = torch.where(kind, size / mean, weight)
+    return (weight * each).mean()
+
+
 def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None) -> Tensor:
     """Binary cross entropy over all classes, mean over batch and classes; old columns aim at the previous
     model's outputs.
@@ -84,6 +102,20 @@ def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tens
     ours = F.log_softmax(logits[:, : old_logits.shape[1]] / temperature, dim=1)
     theirs = F.log_softmax(old_logits / temperature, dim=1)
     return F.kl_div(ours, theirs, reduction="batchmean", log_target=True) * temperature**2
+
+
+def relation_distillation(logits: Tensor, labels: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
+    """T^2 * KL(target || this model) over all classes; the target is the one-hot label with the previous
+    model's probabilities in the old columns, divided by its sum.
+
+    logits: (B, M), old_logits: (B, M_old). Dong et al. 2022 (GLFC, arXiv 2203.14867), section 3.2, which
+    writes the divergence the other way round; the target has zeros, so that would be infinite.
+    """
+    target = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    target[:, : old_logits.shape[1]] = (old_logits / temperature).softmax(dim=1)
+    target = target / target.sum(dim=1, keepdim=True)
+    ours = F.log_softmax(logits / temperature, dim=1)
+    return F.kl_div(ours, target, reduction="batchmean") * temperature**2
 
 
 def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float, form: str = "out") -> Tensor:

@@ -68,6 +68,11 @@ class SampleLosses:
                 f"learner: classification {config.classification.name!r}, contrastive "
                 f"{config.contrastive is not None}; mode sample takes ce or icarl_bce, no contrastive"
             )
+        if config.distillation is not None and config.distillation.form != "old_classes":
+            raise PrivacyError(
+                f"learner.distillation.form: found {config.distillation.form!r}; "
+                "mode sample takes old_classes"
+            )
         self._config, self._model, self._teacher = config, model, teacher
         self._remembered = None if teacher is None or augmented else outputs(teacher, data)
 

@@ -18,8 +18,10 @@ from client.losses import (
     balanced_softmax,
     current_softmax,
     distillation,
+    gradient_compensation,
     icarl_bce,
     log_prior,
+    relation_distillation,
     supervised_contrastive,
 )
 from client.optimizers import FlatOptimizer
@@ -49,7 +51,7 @@ class Objective:
     """The sum of the loss terms for one training set.
 
     teacher: frozen model of the task before, or None in task 1 and where no term needs it.
-    first_class: of the task; current_softmax alone needs it.
+    first_class: of the task, which some losses need.
     """
 
     def __init__(
@@ -89,13 +91,18 @@ class Objective:
                 loss = current_softmax(logits, labels, self._first_class)
             case "icarl_bce":
                 loss = icarl_bce(logits, labels, old_logits)
+            case "gradient_compensation":
+                loss = gradient_compensation(logits, labels, self._first_class)
             case _:
                 loss = F.cross_entropy(logits, labels)
         self.classification = loss.detach()
         if config.distillation is not None and old_logits is not None:
-            loss = loss + config.distillation.weight * distillation(
-                logits, old_logits, config.distillation.temperature
-            )
+            temperature = config.distillation.temperature
+            if config.distillation.form == "all_classes":
+                term = relation_distillation(logits, labels, old_logits, temperature)
+            else:
+                term = distillation(logits, old_logits, temperature)
+            loss = loss + config.distillation.weight * term
         if config.contrastive is not None:
             term = supervised_contrastive(
                 features, labels, config.contrastive.temperature, config.contrastive.form

@@ -39,8 +39,9 @@ class Optimizer(Part):
 class Classification(Part):
     """The loss over the labels."""
 
-    name: Literal["ce", "balanced_softmax", "icarl_bce", "current_softmax"] = "ce"
-    """current_softmax: cross entropy over the classes of the current task alone; not with a memory."""
+    name: Literal["ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation"] = "ce"
+    """current_softmax: cross entropy over the classes of the current task alone; not with a memory.
+    gradient_compensation: GLFC's, in which a sample counts by its gradient among old or among new classes."""
     scale: float = Field(default=1.0, ge=0)
     """balanced_softmax: multiplies the log-prior; 0 is plain cross entropy over the classes that the site
     holds."""
@@ -57,6 +58,8 @@ class Distillation(Part):
     temperature: float = Field(default=2.0, gt=0)
     teacher: Literal["full", "old_backbone"] = "full"
     """old_backbone: the old head on the old backbone of a dual backbone, which saves two forward passes."""
+    form: Literal["old_classes", "all_classes"] = "old_classes"
+    """all_classes: GLFC's; the target holds the label too, and the softmax is over all classes."""
 
 
 class Contrastive(Part):

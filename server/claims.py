@@ -23,7 +23,8 @@ def check_privacy(
         memory_displaces=memory is not None and memory.share is None,
         balanced_replay=memory is not None and memory.balanced,
         classification_uses_counts=learner.classification.name == "balanced_softmax",
-        loss_couples_samples=learner.contrastive is not None,
+        loss_couples_samples=learner.contrastive is not None
+        or learner.classification.name == "gradient_compensation",
         weights_use_metrics=told.weights_use_metrics,
         clear_uploads=told.clear_uploads,
         digest=None if digests is None else "sample" if digests.protects else "none",

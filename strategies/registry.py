@@ -25,6 +25,7 @@ STRATEGIES = {
     "feddyn": "strategies.feddyn:FedDyn",
     "fednova": "strategies.fednova:FedNova",
     "scaffold": "strategies.scaffold:Scaffold",
+    "glfc": "strategies.glfc:Glfc",
     "target": "strategies.target:Target",
     "splitfed": "strategies.splitfed:SplitFed",
     "serial_ring": "strategies.serial_ring:SerialRing",

@@ -4,13 +4,16 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from client.losses import (
     balanced_softmax,
     current_softmax,
     distillation,
+    gradient_compensation,
     icarl_bce,
     log_prior,
+    relation_distillation,
     supervised_contrastive,
 )
 from client.memory import herding, nearest, random_by_hash
@@ -117,6 +120,50 @@ def test_icarl_targets_are_the_teachers_outputs_for_old_classes() -> None:
     confident = torch.tensor([[20.0, -20.0]])
     exact = icarl_bce(torch.tensor([[20.0, -20.0, 20.0]]), torch.tensor([2]), confident)
     assert float(exact) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_sample_counts_by_its_gradient_among_its_kind() -> None:
+    # probabilities of the own class: 1/2 and 1/4 among the old, 1/5 alone among the new
+    logits = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25], [0.4, 0.4, 0.2]]).log().requires_grad_()
+    loss = gradient_compensation(logits, torch.tensor([0, 1, 2]), first_class=2)
+    expected = (math.log(2) * 0.5 / 0.625 + math.log(4) * 0.75 / 0.625 + math.log(5)) / 3
+    assert float(loss) == pytest.approx(expected, abs=1e-6)
+    loss.backward()
+    assert logits.grad is not None
+    assert float(logits.grad[0, 0]) == pytest.approx(-0.5 * 0.5 / 0.625 / 3, abs=1e-6)
+
+
+def test_equal_gradients_and_single_samples_of_a_kind_leave_cross_entropy() -> None:
+    logits, labels = torch.randn(2, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 3])
+    plain = F.cross_entropy(logits, labels)
+    assert float(gradient_compensation(logits, labels, 2)) == pytest.approx(float(plain), abs=1e-6)
+    alike = logits[:1].expand(5, 4)
+    many = gradient_compensation(alike, torch.full((5,), 2), 2)
+    assert float(many) == pytest.approx(float(F.cross_entropy(alike[:1], torch.tensor([2]))), abs=1e-6)
+    certain = gradient_compensation(torch.tensor([[200.0, 0.0]]), torch.tensor([0]), 0)
+    assert float(certain) == 0.0
+
+
+def test_relations_of_classes_by_hand() -> None:
+    old_logits = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log()
+    # an old sample's target is the old answer; a new one's is half the old answer, half its own class
+    targets = torch.tensor([[0.5, 0.5, 0.0], [0.45, 0.05, 0.5]])
+    labels = torch.tensor([0, 2])
+    logits = torch.zeros(2, 3)
+    expected = (targets * (targets.clamp(min=1e-30).log() + math.log(3))).sum() / 2
+    assert float(relation_distillation(logits, labels, old_logits, 1.0)) == pytest.approx(float(expected))
+    agreeing = targets.clamp(min=1e-30).log()
+    assert float(relation_distillation(agreeing, labels, old_logits, 1.0)) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_relations_of_old_samples_alone_are_plain_distillation() -> None:
+    draw = torch.Generator().manual_seed(2)
+    old_logits, ours = torch.randn(6, 3, generator=draw), torch.randn(6, 3, generator=draw)
+    impossible = torch.full((6, 2), -1e4)
+    relations = relation_distillation(
+        torch.cat([ours, impossible], dim=1), torch.tensor([0, 1, 2, 0, 1, 2]), old_logits, 2.0
+    )
+    assert float(relations) == pytest.approx(float(distillation(ours, old_logits, 2.0)), abs=1e-6)
 
 
 def test_the_softmax_of_the_current_task_leaves_old_rows_alone() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvgM
 
 from config.run import RunSettings
 from engine.grid import InProcessGrid, site_contexts
@@ -28,6 +29,7 @@ OURS = [
     "feddisco",
     "feddyn",
     "fednova",
+    "glfc",
     "scaffold",
     "splitfed",
     "target",
@@ -46,7 +48,8 @@ def settings(folder: Path, resume: str = "", **changes: Any) -> RunSettings:
 
 
 def named(name: str) -> object:
-    return {"name": "target", "steps": 2, "samples": 8} if name == "target" else name
+    smaller = {"target": {"steps": 2, "samples": 8}, "glfc": {"steps": 2}}
+    return {"name": name, **smaller[name]} if name in smaller else name
 
 
 def sha(folder: Path, workers: int = 1, **changes: Any) -> object:
@@ -114,6 +117,24 @@ def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:
         run_in_process(faulty)
 
 
+def test_prototype_gradients_are_refused_under_every_privacy_mode(tmp_path: Path) -> None:
+    from foundation.errors import PrivacyError
+
+    public = {"mean": [0.3], "std": [0.4]}
+    noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded", "delta": 1e-5}
+    for mode in ("client_local", "client_central", "sample"):
+        faulty = settings(
+            tmp_path / mode,
+            strategy="glfc",
+            data={**SMALL["data"], "normalise": public},  # type: ignore[dict-item]
+            privacy=noise | {"mode": mode} | ({"sample_rate": 0.2} if mode == "sample" else {}),
+            evaluation={"federated": False},
+            learner={**SMALL["learner"], "memory": None},  # type: ignore[dict-item]
+        )
+        with pytest.raises(PrivacyError, match="replies carry gradients of prototype samples"):
+            run_in_process(faulty)
+
+
 def half_way_to_three(message: Message, context: Context) -> Message:
     """A ClientApp by Flower's convention: the whole model back, and how many samples."""
     arrays = ArrayRecord({"w": Array((message.content.array_records["arrays"]["w"].numpy() + 3) / 2)})
@@ -130,3 +151,15 @@ def test_under_flowers_own_loop_with_an_ordinary_client(name: str) -> None:
     after = result.arrays["w"].numpy()
     assert after.dtype == "float32"
     assert (after > 2.0).all()
+
+
+def test_flowers_own_server_momentum_of_0_and_step_of_1_is_fedavg() -> None:
+    start = ArrayRecord({"w": Array(torch.ones(2).numpy())})
+    minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+    theirs = FedAvgM(server_learning_rate=1.0, server_momentum=0.0, **minima)
+    ends = []
+    for strategy in (theirs, build_strategy("fedavg", {})):
+        grid = InProcessGrid(half_way_to_three, site_contexts(2, {}))
+        ends.append(strategy.start(grid, start, num_rounds=3).arrays["w"].numpy())
+    assert ends[1] == pytest.approx(ends[0], abs=1e-6)
+    assert ends[1] == pytest.approx(3 - 2 * 0.5**3, abs=1e-6)

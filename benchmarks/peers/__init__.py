@@ -1,0 +1,1 @@
+"""Other simulators on the workloads of `make bench`: `python -m benchmarks.peers`."""

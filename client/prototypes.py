@@ -1,0 +1,108 @@
+"""A site notices by itself that new classes have come, and sends gradients of one perturbed sample of each.
+
+Dong et al. 2022 (GLFC, arXiv 2203.14867): task transition by entropy, prototype gradient communication.
+Such a gradient gives its image back to whoever reads it: the server's use of it is that attack. No accountant
+covers it, so every privacy mode refuses.
+
+Symbols: n new samples, k classes among them.
+"""
+
+import json
+
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from client.batches import TrainingSet
+from client.evaluation import unit_features
+from client.memory import nearest
+from client.past import outputs
+from client.site import Site
+from config.learner import Part
+from foundation.errors import DataError, PrivacyError, ProtocolError
+from foundation.streams import stream, torch_seed
+from models.gradient_encoder import GradientEncoder
+from models.incremental import IncrementalModel
+from protocol.fields import Tensors
+from protocol.messages import TrainRequest
+
+RECORD = "transition"
+
+
+class PrototypeOrder(Part):
+    """`prototypes` of a request's settings."""
+
+    noise: float = Field(ge=0, le=100)
+    """Deviation of the noise on a prototype, in deviations of its class's pixels."""
+    entropy_rise: float = Field(ge=0, le=100)
+    """Nats from one round to the next that count as new classes."""
+
+
+def prototype_gradients(
+    site: Site, request: TrainRequest, model: IncrementalModel, new: Tensor
+) -> Tensors | None:
+    """Gradients by parameter name of the encoder, stacked over k prototypes in random order; None where the
+    request does not ask, or the site sees no transition.
+
+    model: as received. new: (n,) places of this task's own samples. Raises PrivacyError with any protection
+    on, DataError where samples are no 8-bit images, ProtocolError naming what is wrong with the order.
+    """
+    settings = json.loads(request.settings)
+    if "prototypes" not in settings:
+        return None
+    if site.experiment.privacy.enabled:
+        raise PrivacyError(
+            "prototypes: their gradients give back the samples, and no accountant covers them; allowed "
+            "without privacy only"
+        )
+    try:
+        order = PrototypeOrder.model_validate(settings["prototypes"])
+    except ValidationError as error:
+        raise ProtocolError(f"TrainRequest: settings.prototypes: {error.errors()[0]['msg']}") from error
+    if len(new) == 0:
+        return None
+    data = site.samples(new)
+    if data.x.dim() != 4 or data.x.dtype != torch.uint8:
+        raise DataError("prototypes: need images of 8 bits; this site's samples are none")
+    if not sees_transition(site, request, mean_entropy(model, data), order.entropy_rise):
+        return None
+    draw = torch.Generator().manual_seed(
+        torch_seed(stream(site.experiment.seed, "prototypes", site.name, request.round))
+    )
+    encoder = GradientEncoder(site.bench.input_shape, request.num_classes, site.experiment.seed)
+    labels = data.y.unique().cpu()
+    labels = labels[torch.randperm(len(labels), generator=draw)].tolist()
+    features = unit_features(model, data)
+    sent = [
+        encoder.gradient(perturbed_prototype(data, features, label, order.noise, draw), label)
+        for label in labels
+    ]
+    return Tensors({f"prototypes/{name}": torch.stack([one[name] for one in sent]) for name in sent[0]})
+
+
+def perturbed_prototype(
+    data: TrainingSet, features: Tensor, label: int, noise: float, draw: torch.Generator
+) -> Tensor:
+    """(C, H, W) in [0, 1]: the sample of a class whose feature is nearest to the class's mean, plus noise."""
+    members = (data.y == label).nonzero().flatten()
+    images = data.x[members].cpu().float() / 255
+    image = images[nearest(features[members], 1)[0]]
+    spread = noise * float(images.std()) if noise else 0.0
+    return (image + spread * torch.randn(image.shape, generator=draw)).clamp(0, 1)
+
+
+@torch.no_grad()
+def mean_entropy(model: IncrementalModel, data: TrainingSet) -> float:
+    """Nats, over the samples, of the model's answer."""
+    model.eval()
+    log_probability = outputs(model, data).log_softmax(dim=1)
+    return float(-(log_probability.exp() * log_probability).sum(dim=1).mean())
+
+
+def sees_transition(site: Site, request: TrainRequest, entropy: float, rise: float) -> bool:
+    """Whether entropy is `rise` above what this site saw in its round before, or it sees its first round;
+    keeps entropy for the next."""
+    state = site.state(request.run)
+    before = state.get(RECORD, before=request.round)
+    state.put(RECORD, request.round, {}, {"entropy": entropy})
+    return before is None or entropy - before[1]["entropy"] >= rise
