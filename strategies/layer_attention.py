@@ -66,9 +66,11 @@ class LayerAttention(IncrementalStrategy):
 
     def begin_round(self) -> None:
         self._layers = layers_of(self.reference, self.granularity)
-        self._sums = {layer: SoftmaxSum(like) for layer, like in self._layers.items()}
+        size = sum(tensor.numel() for tensor in self.reference.values())
+        self._sums = {layer: SoftmaxSum(like, size) for layer, like in self._layers.items()}
         self._distances: dict[str, dict[str, float]] = {layer: {} for layer in self._layers}
         self._samples: dict[str, int] = {}
+        self._norms: dict[str, float] = {}
         self._room = ExactSum({})
         self._head_mean = ExactSum({})
         heads = [layer for layer in self._layers if layer.startswith(HEAD) or layer == HEAD.rstrip(".")]
@@ -91,7 +93,7 @@ class LayerAttention(IncrementalStrategy):
         if not self._room.holds(LARGEST, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
         self._room.add({}, LARGEST, reply.norm)
-        self._samples[site] = reply.num_examples
+        self._samples[site], self._norms[site] = reply.num_examples, reply.norm
         for layer, distance in distances.items():
             self._distances[layer][site] = distance
             if layer not in self._late:
@@ -152,8 +154,7 @@ class LayerAttention(IncrementalStrategy):
         for site, update in self._waiting:
             for layer in self._late:
                 score = self._score(self._distances[layer][site], self._samples[site])
-                norm = _norm(update, self._layers[layer], 2.0)
-                self._sums[layer].add(site, update, score, norm)
+                self._sums[layer].add(site, update, score, self._norms[site])
         self._waiting = None
         return means
 
