@@ -182,6 +182,17 @@ def test_channel_attention_by_hand():
             SqueezeExcitation(16, reduction)
 
 
+def test_se_cnn_without_its_attention_is_the_same_network_otherwise():
+    full, bare = (
+        build_model(ModelConfig(name="se_cnn", squeeze_excitation=asked), (3, 8, 8), 2, seed=1).state_dict()
+        for asked in (None, False)
+    )
+    assert {key: value.shape for key, value in bare.items()} == {
+        key: value.shape for key, value in full.items() if not key.startswith("backbone.attention.")
+    }
+    assert len(bare) == len(full) - 4
+
+
 def test_channel_attention_follows_the_formula():
     attention = SqueezeExcitation(4, 2)
     u = torch.arange(16.0).reshape(1, 4, 2, 2)
