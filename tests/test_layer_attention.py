@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foundation.errors import ConfigError
+from strategies import bundles as bundle_module
 from strategies import exact_sum
 from strategies.base import RoundOutcome
 from strategies.gate import Admitted, Rejected
@@ -161,6 +162,7 @@ def test_the_layers_of_a_large_model_are_summed_by_the_compiled_loop(
     plain = aggregate(LayerAttention(scale=scale), reference, updates)
     size = sum(tensor.numel() for tensor in reference.values())
     monkeypatch.setattr(exact_sum, "COMPILED_FROM", size)
+    monkeypatch.setattr(bundle_module, "WORTH_THREADS", size)
     # every layer alone is smaller than that: the whole model decides
     monkeypatch.delattr(exact_sum.ExactSum, "_add_in_pieces")
     compiled = aggregate(LayerAttention(scale=scale), reference, updates)
