@@ -27,7 +27,7 @@ from strategies.fedavg import FedAvg
 from strategies.gate import Admitted
 from strategies.layer_attention import LayerAttention
 
-SITES, REPEATS = 50, 5
+SITES, REPEATS = 50, 2
 PLAIN = "fedavg"
 RULES: Mapping[str, Mapping[str, Any]] = {
     "layer_attention": {},
@@ -108,7 +108,6 @@ def main(output: Path) -> None:
             label: [round(min(values), 2), round(max(values), 2)] for label, values in ratios.items()
         },
         "bytes of the sums, by sites": held,
-        "threads": torch.get_num_threads(),
         "versions": versions(),
         "machine": machine(),
     }
