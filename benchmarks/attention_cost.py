@@ -1,12 +1,12 @@
 """What layer attention costs the server beside plain averaging: time and memory for updates of a ResNet-18.
 
 `python -m benchmarks.attention_cost [OUTPUT]` aggregates 50 updates by each rule in one process, alternating,
-and writes the medians to benchmarks/results/attention_cost.json (or OUTPUT). Memory is what the sums hold
-when all updates are in; an update itself is dropped once it is folded.
+and writes medians to benchmarks/results/attention_cost.json (or OUTPUT). A ratio is the median over the turns
+of a rule's time by that of the plain average in the same turn, so that the machine's load cancels out. Memory
+is what the sums hold when all updates are in; an update itself is dropped once it is folded.
 """
 
 import json
-import platform
 import statistics
 import sys
 import time
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.environment import machine, versions
 from foundation.streams import stream, torch_seed
 from models.config import ModelConfig
 from models.incremental import travelling
@@ -27,6 +28,7 @@ from strategies.gate import Admitted
 from strategies.layer_attention import LayerAttention
 
 SITES, REPEATS = 50, 2
+PLAIN = "fedavg"
 RULES: Mapping[str, Mapping[str, Any]] = {
     "layer_attention": {},
     "layer_attention, scale mean (two passes)": {"scale": "mean"},
@@ -75,13 +77,19 @@ def main(output: Path) -> None:
     model = build_model(ModelConfig.model_validate({"name": "resnet18"}), (3, 32, 32), 100, seed=1)
     reference = {name: tensor.clone() for name, tensor in travelling(model).items()}
     some = updates(reference, 4)
-    strategies: dict[str, IncrementalStrategy] = {"fedavg": FedAvg()}
+    strategies: dict[str, IncrementalStrategy] = {PLAIN: FedAvg()}
     strategies |= {label: LayerAttention(**keywords) for label, keywords in RULES.items()}
     times: dict[str, list[float]] = {label: [] for label in strategies}
+    for strategy in strategies.values():
+        # the first sum of a large model compiles its loop
+        seconds(strategy, reference, some, 1)
     for _ in range(REPEATS):
         for label, strategy in strategies.items():
             times[label].append(seconds(strategy, reference, some, SITES))
-    medians = {label: statistics.median(values) for label, values in times.items()}
+    ratios = {
+        label: [rule / plain for rule, plain in zip(values, times[PLAIN], strict=True)]
+        for label, values in times.items()
+    }
     literal = strategies["layer_attention"]
     assert isinstance(literal, LayerAttention)
     held = {str(SITES): sums_bytes(literal)}
@@ -92,12 +100,16 @@ def main(output: Path) -> None:
         "floats": sum(tensor.numel() for tensor in reference.values()),
         "sites": SITES,
         "repeats": REPEATS,
-        "seconds": {label: round(value, 3) for label, value in medians.items()},
+        "seconds": {label: round(statistics.median(values), 3) for label, values in times.items()},
         "times plain averaging": {
-            label: round(value / medians["fedavg"], 2) for label, value in medians.items()
+            label: round(statistics.median(values), 2) for label, values in ratios.items()
+        },
+        "least and largest ratio": {
+            label: [round(min(values), 2), round(max(values), 2)] for label, values in ratios.items()
         },
         "bytes of the sums, by sites": held,
-        "machine": f"{platform.machine()}, CPU, one thread",
+        "versions": versions(),
+        "machine": machine(),
     }
     output.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))

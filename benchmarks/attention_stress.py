@@ -39,7 +39,11 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "attention, sign -1, scale mean": {"name": "layer_attention", "sign": -1, "scale": "mean"},
     "attention, sign 1, one weight a model": {"name": "layer_attention", "granularity": "model"},
 }
-GUARD = {"name": "layer_attention", "max_update_norm": 10.0}
+GUARDED: Mapping[str, Mapping[str, Any]] = {
+    f"attention, sign 1, max_update_norm {bound:g}": {"name": "layer_attention", "max_update_norm": bound}
+    for bound in (10.0, 5.0)
+}
+"""Honest updates of a first round have norms of 2.5 to 3 here, the lie one above 8."""
 
 
 def unequal_sites(folder: Path, seed: int) -> dict[str, Any]:
@@ -120,13 +124,8 @@ Case = tuple[
 ]
 CASES: Mapping[str, Case] = {
     "unequal": (unequal_sites, 2, answer, STRATEGIES),
-    "honest": (equal_sites, 5, answer, STRATEGIES),
-    "poisoned": (
-        equal_sites,
-        5,
-        poisoning,
-        {**STRATEGIES, "attention, sign 1, max_update_norm 10": GUARD},
-    ),
+    "honest": (equal_sites, 5, answer, {**STRATEGIES, **GUARDED}),
+    "poisoned": (equal_sites, 5, poisoning, {**STRATEGIES, **GUARDED}),
 }
 
 

@@ -12,14 +12,16 @@ def versions(packages: Sequence[str] = ("flwr", "torch", "numpy")) -> dict[str, 
     return {package: version(package) for package in packages}
 
 
-def machine() -> str:
-    """Processor, usable cores and memory."""
+def machine(accelerator: str = "") -> str:
+    """Processor, usable cores and memory, Python's version; first the accelerator, where one did the work."""
     cpu = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    facts = Path("/proc/cpuinfo")
+    for line in facts.read_text().splitlines() if facts.exists() else ():
         if line.startswith("model name"):
             cpu = line.split(":", 1)[1].strip()
             break
+    # macOS does not say which cores a process may use
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return (
-        f"{cpu}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, Python {platform.python_version()}"
-    )
+    host = f"{cpu}, {cores} cores, {memory:.0f} GiB, Python {platform.python_version()}"
+    return f"{accelerator}; {host}" if accelerator else host

@@ -4,15 +4,14 @@ done."""
 import hashlib
 import json
 import multiprocessing
-import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environment import machine, versions
 from benchmarks.table import RESULTS, Row, Table
 from config.experiment import Experiment
 from config.run import RunSettings
@@ -141,16 +140,16 @@ def _result(table: Table, job: Job, summary: dict[str, Any], device: str) -> Res
         "measures": {head: round(measure(summary), 6) for head, measure in table.measures.items()},
         "seconds": summary["seconds"],
         "model_sha256": summary["model_sha256"],
-        "versions": {package: version(package) for package in ("flwr", "torch", "numpy")},
-        "machine": f"{platform.machine()}, {_processor(device)}",
+        "versions": versions(),
+        "machine": machine(_accelerator(device)),
     }
 
 
-def _processor(device: str) -> str:
+def _accelerator(device: str) -> str:
     import torch
 
     from client.workbench import choose_device
 
     if choose_device(device).type == "cuda":
         return torch.cuda.get_device_name()
-    return "CPU, one thread"
+    return ""

@@ -11,7 +11,11 @@ from foundation.files import replace_file
 
 
 def export_command(run: Path, output: Path, onnx: bool) -> None:
-    """Write model.safetensors and model.json (and model.onnx) to output."""
+    """Write model.safetensors and model.json (and model.onnx) to output.
+
+    model.onnx is the classifier that the experiment judged: its outputs are the head's logits, or minus the
+    squared distances from the class means where the run has global ones.
+    """
     from models.saved import load_saved
 
     saved = load_saved(run / "model.safetensors")
@@ -24,6 +28,7 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
         if len(saved.inputs.shape) == 3
         else "(x - mean) / std; a missing number is its mean",
         "model": saved.settings["model"],
+        "classifier": "head" if saved.class_means is None else "nearest_mean",
     }
     replace_file(output / "model.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o644)
     if onnx:
@@ -37,7 +42,7 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
             ) from None
         example = torch.zeros(2, *saved.inputs.shape)
         torch.onnx.export(
-            saved.model,
+            saved.classifier,
             (example,),
             str(output / "model.onnx"),
             dynamo=True,

@@ -10,15 +10,26 @@ from foundation.errors import StateError, nearest
 
 @torch.no_grad()
 def predict_command(run: Path, paths: list[Path], site: str) -> None:
-    """Print path (or row), class and confidence, tab-separated. site: whose own model; "": the global one."""
+    """Print path (or row), class and confidence, tab-separated. site: whose own model; "": the global one.
+
+    The classifier is the one that the experiment judged: the head, or the nearest class mean where the file
+    holds means. Where only the sites have means, the global model answers with its head, and standard error
+    says so.
+    """
     from data.augmentation import to_float
     from data.inputs import read_inputs
     from models.saved import load_saved
 
     saved = load_saved(model_file(run, site))
-    inputs = saved.inputs
+    if saved.class_means is None and saved.settings["learner"]["classifier"] == "nearest_mean":
+        typer.echo(
+            "predict: by the head; this run was judged by each site's own class means, which never left the "
+            "sites: --site NAME uses those of one",
+            err=True,
+        )
+    inputs, classifier = saved.inputs, saved.classifier
     for names, x in read_inputs(paths, inputs.shape, inputs.mean, inputs.columns):
-        probability, label = saved.model(to_float(x, inputs.mean, inputs.std)).softmax(dim=1).max(dim=1)
+        probability, label = classifier(to_float(x, inputs.mean, inputs.std)).softmax(dim=1).max(dim=1)
         for name, index, confidence in zip(names, label.tolist(), probability.tolist(), strict=True):
             typer.echo(f"{name}\t{saved.classes[index]}\t{confidence:.4f}")
 

@@ -22,7 +22,7 @@ from privacy.entries import Entry
 from privacy.noise import SecureNoise, SeededNoise
 from privacy.protection import protect_update
 from protocol.fields import Tensors
-from protocol.messages import FinishTaskRequest
+from protocol.messages import FinishTaskRequest, Stamp
 
 
 @torch.no_grad()
@@ -32,6 +32,15 @@ def class_sums(model: IncrementalModel, exemplars: TrainingSet) -> Tensor:
     if len(exemplars):
         sums.index_add_(0, exemplars.y, unit_features(model, exemplars))
     return sums
+
+
+def own_class_means(site: Site, request: Stamp, model: IncrementalModel) -> Tensor | None:
+    """(M, d) unit means of the site's own exemplars as they are after the request's round, a row of zeros
+    without any; None where the experiment classifies by the head, or the site has no exemplar at all."""
+    if site.experiment.learner.classifier != "nearest_mean":
+        return None
+    kept = site.exemplars(request.run).indices(before_round=request.round + 1)
+    return F.normalize(class_sums(model, site.samples(kept)), dim=1) if len(kept) else None
 
 
 def release_class_sums(

@@ -1,5 +1,5 @@
-"""Measuring a model: right answers and samples of each class, by the head or by the nearest mean of
-exemplars."""
+"""Measuring a model: right answers and samples of each class, by the head or by the nearest class
+mean."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from client.batches import EVALUATION_BATCH, TrainingSet
+from models.class_means import mean_similarity
 from models.incremental import IncrementalModel
 
 
@@ -31,30 +32,10 @@ def by_head(model: IncrementalModel) -> Callable[[Tensor], Tensor]:
     return lambda inputs: model(inputs).argmax(dim=1)
 
 
-@torch.no_grad()
-def by_nearest_mean(model: IncrementalModel, exemplars: TrainingSet) -> Callable[[Tensor], Tensor]:
-    """The class whose exemplars' mean feature is closest; features and means are of unit length.
-
-    A class without exemplars is never predicted. Raises ValueError when there is no exemplar at all.
-    Rebuffi et al. 2017 (arXiv 1611.07725), algorithm 1.
-    """
-    if len(exemplars) == 0:
-        raise ValueError("nearest mean of exemplars without any exemplar")
-    features = unit_features(model, exemplars)
-    sums = features.new_zeros(model.num_classes, features.shape[1]).index_add_(0, exemplars.y, features)
-    return by_class_means(model, F.normalize(sums, dim=1))
-
-
 def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor], Tensor]:
     """The class whose mean, a row of (M, d) of unit length, is closest; a row of zeros is never predicted."""
     means = means.to(model.head.weight.device)
-    empty = ~means.any(dim=1)
-
-    def predict(inputs: Tensor) -> Tensor:
-        similarity = F.normalize(model.features(inputs), dim=1) @ means.T
-        return similarity.masked_fill(empty, -torch.inf).argmax(dim=1)
-
-    return predict
+    return lambda inputs: mean_similarity(model.features(inputs), means).argmax(dim=1)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ What is stored is which samples, not the samples: their place in the data, their
 content, so that data that was moved or added to in between is noticed and followed.
 """
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,8 @@ from data.federation import SiteData
 from foundation.errors import DataError, StateError
 
 RECORD = "exemplars"
+
+log = logging.getLogger("perennial.site")
 
 
 class ExemplarStore:
@@ -58,7 +61,8 @@ class ExemplarStore:
         record.
 
         features, members: for each new class, (n_c, d) features and the (n_c,) places in the site's data.
-        version: the round after which this holds.
+        version: the round after which this holds. A class with fewer samples than the quota keeps them all,
+        and the site's log says so.
         """
         kept = self.indices(before_round=version)
         labels = self._data.y[kept]
@@ -78,6 +82,13 @@ class ExemplarStore:
                 select = herding if memory.selection == "herding" else nearest
                 chosen = select(features[label], quota)
             lists[label] = places[chosen]
+        short = [
+            f"{self._classes[label]} {len(places)}"
+            for label, places in members.items()
+            if memory.share is None and len(places) < quota
+        ]
+        if short:
+            log.info("%s: below the quota of %d exemplars: %s", self._state.site, quota, ", ".join(short))
         order = [lists[label] for label in sorted(lists)]
         index = torch.cat(order) if order else torch.empty(0, dtype=torch.int64)
         hashes = [self._data.sample_hash(int(i)) for i in index]

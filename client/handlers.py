@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from client.adversary import behaviour, mislabelled
-from client.class_means import release_class_sums
+from client.class_means import own_class_means, release_class_sums
 from client.corrections import open_correction
 from client.digests import withdrawal
-from client.evaluation import by_class_means, by_head, by_nearest_mean, count_correct, unit_features
+from client.evaluation import by_class_means, by_head, count_correct, unit_features
 from client.exemplars import ExemplarStore
-from client.own_layers import keep_own_layers, shared_update, with_own_layers
+from client.kept_model import keep_own_model
+from client.own_layers import has_own_layers, keep_own_layers, shared_update, with_own_layers
 from client.policy import check_answer, check_evaluation, check_protection, check_samples
 from client.pretraining import task_places
 from client.private_training import require_no_extra_losses, train_privately
@@ -128,6 +129,10 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     if site.experiment.learner.means == "global":
         kept = site.exemplars(request.run).indices(before_round=request.round + 1)
         sums = release_class_sums(site, request, model, kept)
+    elif not has_own_layers(site, request.run, before_round=request.round + 1):
+        means = own_class_means(site, request, model)
+        if means is not None:
+            keep_own_model(site, model, means)
     return FinishTaskReply(**request.stamp_fields, model=sha256, class_sums=sums)
 
 
@@ -150,14 +155,9 @@ def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> tupl
     model.eval()
     part = "test" if len(site.data.test) else "validation"
     data = site.samples(site.data.task_indices(part, 0, request.num_classes))
-    predict = by_head(model)
-    means = request.class_means if isinstance(request, EvaluateRequest) else None
-    if means is not None:
-        predict = by_class_means(model, _means(model, means))
-    elif site.experiment.learner.classifier == "nearest_mean":
-        kept = site.exemplars(request.run).indices(before_round=request.round + 1)
-        if len(kept):
-            predict = by_nearest_mean(model, site.samples(kept))
+    sent = request.class_means if isinstance(request, EvaluateRequest) else None
+    means = own_class_means(site, request, model) if sent is None else _means(model, sent)
+    predict = by_head(model) if means is None else by_class_means(model, means)
     counts = count_correct(predict, data, request.num_classes)
     charge(site, request.run, of_update=False)
     return counts

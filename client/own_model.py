@@ -1,12 +1,12 @@
 """A site's own model: the shared layers of its cluster and its own layers, kept as a file that can be
 served."""
 
+from client.class_means import own_class_means
 from client.handlers import held_out_counts
+from client.kept_model import keep_own_model
 from client.own_layers import with_own_layers
 from client.policy import check_answer
 from client.site import Site
-from models.incremental import IncrementalModel, complete_state
-from models.saved import PERSONAL_MODEL, Inputs, save_model
 from protocol.messages import PersonalModelReply, PersonalModelRequest
 
 
@@ -20,21 +20,8 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
         site, request.run, request.arrays, request.personal or [], before_round=request.round + 1
     )
     model, _ = site.bench.load(request.num_classes, arrays, previous)
-    _keep(site, model)
+    keep_own_model(site, model, own_class_means(site, request, model))
     if not site.experiment.evaluation.federated or "evaluate" not in policy.answers:
         return PersonalModelReply(**request.stamp_fields)
     correct, total = held_out_counts(site, request, model)
     return PersonalModelReply(**request.stamp_fields, correct=correct, total=total)
-
-
-def _keep(site: Site, model: IncrementalModel) -> None:
-    data = site.data
-    folder = site.identity.state_dir
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    save_model(
-        folder / PERSONAL_MODEL,
-        complete_state(model),
-        Inputs(data.input_shape, data.mean, data.std, data.columns),
-        site.process.registry.classes[: model.num_classes],
-        site.experiment.model_dump_json(),
-    )

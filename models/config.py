@@ -20,7 +20,7 @@ _TAKEN_BY: dict[str, tuple[str, ...]] = {
     "hidden": ("mlp",),
     "channels": ("small_cnn",),
     "width": ("small_cnn",),
-    "squeeze_excitation": tuple(name for name in CONVOLUTIONAL if name != "se_cnn"),
+    "squeeze_excitation": CONVOLUTIONAL,
     "se_reduction": CONVOLUTIONAL,
 }
 
@@ -52,8 +52,9 @@ class ModelConfig(BaseModel):
     norm: Norm | None = None
     """None: the network's default, which is none for mlp, small_cnn and se_cnn, and group for the others.
     Batch statistics mislead when sites hold different classes, and DP-SGD cannot use them."""
-    squeeze_excitation: bool = False
-    """Adds channel attention after the first convolution (Hu et al. 2018, arXiv 1709.01507)."""
+    squeeze_excitation: bool | None = None
+    """Channel attention after the first convolution (Hu et al. 2018, arXiv 1709.01507). null: se_cnn has
+    it, and no other network."""
     se_reduction: Size = 2
     """Channels divided by this are the hidden width of the channel attention."""
     freeze_old_rows: bool = False
@@ -70,7 +71,9 @@ class ModelConfig(BaseModel):
 
     @property
     def has_squeeze_excitation(self) -> bool:
-        return self.squeeze_excitation or self.backbone_name == "se_cnn"
+        if self.squeeze_excitation is None:
+            return self.backbone_name == "se_cnn"
+        return self.squeeze_excitation
 
     @model_validator(mode="after")
     def _one_backbone(self) -> "ModelConfig":
@@ -89,9 +92,10 @@ class ModelConfig(BaseModel):
     def _options_of_the_backbone(self) -> "ModelConfig":
         for key, names in _TAKEN_BY.items():
             # compared with the default, not asked of model_fields_set: a resolved experiment writes every key
-            if getattr(self, key) != type(self).model_fields[key].default and self.backbone_name not in names:
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if value and value != default and self.backbone_name not in names:
                 raise ValueError(
-                    f"key {key!r}: found {getattr(self, key)!r}, but {self.backbone_name} does not take it; "
+                    f"key {key!r}: found {value!r}, but {self.backbone_name} does not take it; "
                     f"allowed with {', '.join(names)}"
                 )
         if self.norm == "none" and self.backbone_name in TORCHVISION:

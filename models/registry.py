@@ -60,7 +60,7 @@ def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[
     if name == "small_cnn":
         return SmallCNN(image_shape, config.channels, config.width, norm, reduction), config.width
     if name == "se_cnn":
-        return SECNN(image_shape, norm, config.se_reduction), FEATURE_WIDTH
+        return SECNN(image_shape, norm, reduction), FEATURE_WIDTH
     if name == "mobilenet_v2":
         return mobilenet_v2(image_shape, norm, reduction)
     return resnet(name, image_shape, norm, reduction)

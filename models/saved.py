@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from foundation.errors import StateError
 from foundation.files import replace_file
+from models.class_means import NearestMean
 from models.config import ModelConfig
 from models.incremental import IncrementalModel, load_complete
 from models.registry import build_model
@@ -21,6 +22,8 @@ GLOBAL_MODEL = "model.safetensors"
 """In a run's folder."""
 PERSONAL_MODEL = "personal_model.safetensors"
 """In a site's state folder."""
+CLASS_MEANS = "class_means"
+"""Name of the class means among a file's tensors, where the model was judged by the nearest of them."""
 
 
 @dataclass(frozen=True)
@@ -54,25 +57,42 @@ class Inputs:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """model: in evaluation mode. classes: names by label. settings: the experiment, as a mapping."""
+    """model: in evaluation mode. classes: names by label. settings: the experiment, as a mapping.
+
+    class_means: (M, d) rows of unit length, zero for a class that nobody had exemplars of; None: by the head.
+    """
 
     model: IncrementalModel
     classes: tuple[str, ...]
     inputs: Inputs
     settings: dict[str, Any]
+    class_means: Tensor | None = None
+
+    @property
+    def classifier(self) -> nn.Module:
+        """(B, ...) inputs -> (B, M) logits, as the experiment judged the model: the head's, or the nearest
+        mean's."""
+        return self.model if self.class_means is None else NearestMean(self.model, self.class_means).eval()
 
 
 def save_model(
-    path: Path, tensors: Mapping[str, Tensor], inputs: Inputs, classes: Sequence[str], experiment: str
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    inputs: Inputs,
+    classes: Sequence[str],
+    experiment: str,
+    class_means: Tensor | None = None,
 ) -> None:
-    """Write a complete model, whole or not at all, with mode 0600. experiment: as JSON."""
+    """Write a complete model, whole or not at all, with mode 0600. experiment: as JSON. class_means: as in
+    SavedModel."""
     metadata = {
         "experiment": experiment,
         "classes": json.dumps(classes),
         "inputs": json.dumps(inputs.to_json()),
     }
     # copies, because tensors that share memory cannot be saved
-    own = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    means = {} if class_means is None else {CLASS_MEANS: class_means}
+    own = {name: tensor.detach().cpu().clone() for name, tensor in {**tensors, **means}.items()}
     replace_file(path, save(own, metadata))
 
 
@@ -90,5 +110,9 @@ def load_saved(path: Path) -> SavedModel:
         raise StateError(f"{path}: missing, damaged or not the model of a finished run ({error})") from error
     config = ModelConfig.model_validate(settings["model"])
     model = build_model(config, inputs.shape, len(classes), settings["seed"])
+    means = tensors.pop(CLASS_MEANS, None)
     load_complete(model, tensors)
-    return SavedModel(model.eval(), classes, inputs, settings)
+    expected = (len(classes), model.feature_width)
+    if means is not None and tuple(means.shape) != expected:
+        raise StateError(f"{path}: {CLASS_MEANS}: found {tuple(means.shape)}, allowed {expected}")
+    return SavedModel(model.eval(), classes, inputs, settings, means)

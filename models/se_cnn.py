@@ -45,13 +45,13 @@ class SECNN(nn.Module):
     convolution.
     """
 
-    def __init__(self, input_shape: tuple[int, int, int], norm: Norm, se_reduction: int) -> None:
-        """input_shape: (C, H, W), H and W at least 4."""
+    def __init__(self, input_shape: tuple[int, int, int], norm: Norm, se_reduction: int | None) -> None:
+        """input_shape: (C, H, W), H and W at least 4. se_reduction: None leaves out the channel attention."""
         super().__init__()
         colours, height, width = input_shape
         self.conv1 = nn.Conv2d(colours, 16, 1)
         self.norm1 = optional_norm(norm, 16)
-        self.attention = SqueezeExcitation(16, se_reduction)
+        self.attention = None if se_reduction is None else SqueezeExcitation(16, se_reduction)
         self.conv2 = nn.Conv2d(16, 64, 3, padding=1)
         self.norm2 = optional_norm(norm, 64)
         self.relu2 = nn.ReLU()
@@ -67,7 +67,7 @@ class SECNN(nn.Module):
         x = self.conv1(x)
         if self.norm1 is not None:
             x = self.norm1(x)
-        x = self.conv2(self.attention(x))
+        x = self.conv2(x if self.attention is None else self.attention(x))
         if self.norm2 is not None:
             x = self.norm2(x)
         x = self.conv3(F.max_pool2d(self.relu2(x), 2))

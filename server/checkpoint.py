@@ -26,6 +26,7 @@ from foundation.files import replace_file
 LATEST = "latest.safetensors"
 BEFORE = "before.safetensors"
 SCHEMA = 1
+CLASS_MEANS = "class_means"
 
 
 @dataclass
@@ -51,12 +52,16 @@ class Progress:
 
 @dataclass
 class Checkpoint:
-    """progress, the experiment's settings, the model's travelling arrays and the strategy's state."""
+    """progress, the experiment's settings, the model's travelling arrays and the strategy's state.
+
+    class_means: (M, d) global class means at the end of the last finished task, where the server has any.
+    """
 
     progress: Progress
     experiment: dict[str, Any]
     arrays: Mapping[str, Tensor]
     strategy: dict[str, Any]
+    class_means: Tensor | None = None
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
@@ -69,6 +74,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
             tensors[f"strategy/{name}"] = value
         else:
             values[name] = value
+    if checkpoint.class_means is not None:
+        tensors[CLASS_MEANS] = checkpoint.class_means
     # one storage for each tensor: the arrays may be views of one vector, and safetensors writes storages
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
     facts = {
@@ -151,6 +158,7 @@ def _read(path: Path) -> Checkpoint:
         facts["experiment"],
         group("model/"),
         {**facts["strategy"], **group("strategy/")},
+        tensors.get(CLASS_MEANS),
     )
 
 

@@ -79,6 +79,7 @@ class Curriculum:
         self._averaging = FedAvg(strategy.max_update_norm)
         self._clock = time.monotonic()
         self._previous = Previous()
+        self.class_means: Tensor | None = None
         self._judgement: Judge | None = None
         self.roster = Roster(grid, experiment.digest, lambda text: journal.write("note", text=text))
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
@@ -116,6 +117,7 @@ class Curriculum:
             arrays = load_previous(self.folder.checkpoint_folder, progress.previous)
             self._previous = Previous(progress.previous, arrays)
         self.strategy.load_state_dict(checkpoint.strategy)
+        self.class_means = checkpoint.class_means
         if progress.round_in_task:
             self.model.restore(progress.task, checkpoint.arrays, self._previous.arrays)
         elif progress.task > self.schedule.count and self._previous.arrays is not None:
@@ -229,14 +231,14 @@ class Curriculum:
         finished = Previous(content_sha256(arrays), arrays)
         sites = self._available(progress.round)
         replies = self._send_finish(sites, finished.sha256) if self.experiment.needs_previous else {}
-        holders, means = list(replies), global_means(replies)
+        self.class_means = means = global_means(replies)
         federated = self._federated_counts(sites, means) if self.experiment.evaluation.federated else {}
         facts = self.history.task_done(
             self.schedule.boundaries[: task + 1], self._central_counts(task, means), federated
         )
         save_previous(self.folder.checkpoint_folder, finished.sha256, arrays)
         self._previous = finished
-        progress.previous, progress.holders = finished.sha256, holders
+        progress.previous, progress.holders = finished.sha256, list(replies)
         progress.task, progress.round_in_task = task + 1, 0
         self.journal.write("task_finished", task=task, **facts)
         self._save()
@@ -372,5 +374,6 @@ class Curriculum:
             self._settings,
             self.model.arrays,
             self.strategy.state_dict(),
+            self.class_means,
         )
         save_checkpoint(self.folder.checkpoint_folder, checkpoint)

@@ -24,6 +24,7 @@ from server.report_markup import (
     join,
     label,
     percent,
+    plural,
     table,
 )
 from server.report_sections import panel
@@ -31,6 +32,7 @@ from server.run_record import Measured, Run
 
 Content = TypeVar("Content")
 
+ATTENTION_WARNING = ": attention: site "
 IMAGE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
 
@@ -178,7 +180,8 @@ def _fact(value: object) -> str:
 
 
 def attention(content: object, run: Run) -> Section:
-    """layer -> site -> weight."""
+    """layer -> site -> weight. Above the picture: the last warning of the journal that one site decides
+    layers alone, and how many there were."""
     weights = _checked(dict[str, dict[str, Measured]], content, run, "attention")
     sites = list(dict.fromkeys(site for row in weights.values() for site in row))
     grid = [[row.get(site) for site in sites] for row in weights.values()]
@@ -197,7 +200,9 @@ def attention(content: object, run: Run) -> Section:
         wide=True,
         numbers=folded("Numbers", numbers, len(rows)),
     )
-    return Section("Attention", [figure])
+    warnings = [note for note in run.notes if ATTENTION_WARNING in note]
+    last = f"The journal warns {plural(len(warnings), 'time')}; last in {warnings[-1]}" if warnings else ""
+    return Section("Attention", [figure], last)
 
 
 def clusters(content: object, run: Run) -> Section:

@@ -29,8 +29,14 @@ def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[s
         "run_finished", final_accuracy=summary["final_accuracy"], seconds=summary["seconds"]
     )
     experiment = curriculum.experiment.model_dump_json()
-    classes = curriculum.registry.classes
-    save_model(folder / GLOBAL_MODEL, curriculum.model.frozen(), inputs, classes, experiment)
+    save_model(
+        folder / GLOBAL_MODEL,
+        curriculum.model.frozen(),
+        inputs,
+        curriculum.registry.classes,
+        experiment,
+        curriculum.class_means,
+    )
     replace_file(folder / "metrics.csv", metrics_csv(read_events(folder)).encode(), mode=0o644)
     replace_file(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
     from server.report import write_report

@@ -74,7 +74,7 @@ def add_rows(
         for row, start, stop in share:
             add_steps(steps[row][start:stop], values[row][start:stop], weight, anchor)
 
-    others = [_pool().submit(add, share) for share in dealt[1:]]
+    others = [_pool().submit(add, share) for share in dealt[1:] if share]
     add(dealt[0])
     for other in others:
         other.result()

@@ -36,10 +36,11 @@ COMPILED_FROM = 1 << 22
 class ExactSum:
     """Sum of weight * update over the updates of a round.
 
-    like: name -> tensor; the shapes and device of every update to come.
+    like: name -> tensor; the shapes and device of every update to come. model_size: values in the whole
+    model, where like is a part of it with a sum of its own.
     """
 
-    def __init__(self, like: Mapping[str, Tensor]) -> None:
+    def __init__(self, like: Mapping[str, Tensor], model_size: int = 0) -> None:
         self._shapes = {name: t.shape for name, t in like.items()}
         self._groups = _groups(like)
         self._steps = [
@@ -53,7 +54,7 @@ class ExactSum:
         self._weights: list[float] = []
         self._scratch: Tensor | None = None
         self._shares: list[Share] | None = None
-        self._compiled = sum(map(len, self._steps)) >= COMPILED_FROM and all(
+        self._compiled = max(model_size, sum(map(len, self._steps))) >= COMPILED_FROM and all(
             tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in like.values()
         )
 

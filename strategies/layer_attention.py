@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from strategies.base import Arrays, IncrementalStrategy
+from strategies.bundles import bundles, of_each
 from strategies.exact_sum import ExactSum
 from strategies.gate import Admitted, Rejected
 from strategies.softmax_sum import LARGEST, SoftmaxSum
@@ -66,9 +67,15 @@ class LayerAttention(IncrementalStrategy):
 
     def begin_round(self) -> None:
         self._layers = layers_of(self.reference, self.granularity)
-        self._sums = {layer: SoftmaxSum(like) for layer, like in self._layers.items()}
+        size = sum(tensor.numel() for tensor in self.reference.values())
+        self._sums = {layer: SoftmaxSum(like, size) for layer, like in self._layers.items()}
+        sizes = {
+            layer: sum(tensor.numel() for tensor in like.values()) for layer, like in self._layers.items()
+        }
+        self._bundles = bundles(sizes)
         self._distances: dict[str, dict[str, float]] = {layer: {} for layer in self._layers}
         self._samples: dict[str, int] = {}
+        self._norms: dict[str, float] = {}
         self._room = ExactSum({})
         self._head_mean = ExactSum({})
         heads = [layer for layer in self._layers if layer.startswith(HEAD) or layer == HEAD.rstrip(".")]
@@ -83,7 +90,7 @@ class LayerAttention(IncrementalStrategy):
 
     def fold(self, reply: Admitted) -> None:
         site = reply.site
-        distances = {layer: _norm(reply.update, like, self.order) for layer, like in self._layers.items()}
+        distances = of_each(self._bundles, lambda layer: _norm(reply.update, self._layers[layer], self.order))
         far = [layer for layer, distance in distances.items() if not math.isfinite(distance)]
         if far:
             raise Rejected(f"layer {far[0]!r}: its distance from the server's model is not finite")
@@ -91,12 +98,16 @@ class LayerAttention(IncrementalStrategy):
         if not self._room.holds(LARGEST, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
         self._room.add({}, LARGEST, reply.norm)
-        self._samples[site] = reply.num_examples
+        self._samples[site], self._norms[site] = reply.num_examples, reply.norm
         for layer, distance in distances.items():
             self._distances[layer][site] = distance
+
+        def add(layer: str) -> None:
             if layer not in self._late:
-                score = self._score(distance, reply.num_examples)
+                score = self._score(distances[layer], reply.num_examples)
                 self._sums[layer].add(site, reply.update, score, reply.norm)
+
+        of_each(self._bundles, add)
         if self._from_mean:
             self._head_mean.add(reply.update, 1.0, reply.norm)
         if self._waiting is not None:
@@ -104,14 +115,21 @@ class LayerAttention(IncrementalStrategy):
 
     def finish_round(self) -> dict[str, Tensor]:
         means = self._second_pass()
-        steps: dict[str, Tensor] = {}
-        for layer, total in self._sums.items():
-            for name, weighted in total.value().items():
-                steps[name] = weighted.mul_(self.alpha)
+
+        def stepped(layer: str) -> Arrays:
+            new = {}
+            for name, weighted in self._sums[layer].value().items():
+                step = weighted.mul_(self.alpha)
                 if layer in self._from_mean:
-                    steps[name].add_(means[name], alpha=1 - self.alpha)
+                    step.add_(means[name], alpha=1 - self.alpha)
+                tensor = self.reference[name]
+                new[name] = step.add_(tensor).to(tensor.dtype)
+            return new
+
+        moved = of_each(self._bundles, stepped)
+        new = {name: tensor for layer in moved.values() for name, tensor in layer.items()}
         self._tell({layer: total.weights() for layer, total in self._sums.items()})
-        return {name: steps[name].add_(tensor).to(tensor.dtype) for name, tensor in self.reference.items()}
+        return {name: new[name] for name in self.reference}
 
     def summary_blocks(self) -> dict[str, Any]:
         """attention: layer -> site -> weight, mean over the rounds so far; an absent site counts as 0."""
@@ -150,10 +168,13 @@ class LayerAttention(IncrementalStrategy):
             mean = math.fsum(row.values()) / len(row)
             self._distances[layer] = {site: d / mean if mean else 0.0 for site, d in row.items()}
         for site, update in self._waiting:
-            for layer in self._late:
-                score = self._score(self._distances[layer][site], self._samples[site])
-                norm = _norm(update, self._layers[layer], 2.0)
-                self._sums[layer].add(site, update, score, norm)
+
+            def add(layer: str, site: str = site, update: Arrays = update) -> None:
+                if layer in self._late:
+                    score = self._score(self._distances[layer][site], self._samples[site])
+                    self._sums[layer].add(site, update, score, self._norms[site])
+
+            of_each(self._bundles, add)
         self._waiting = None
         return means
 

@@ -1,6 +1,7 @@
 """Incre-FL end to end: the same bits however it is run, its summary block, and Flower's own start()."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from config.experiment import load_experiment
 from config.run import RunSettings
 from engine.grid import InProcessGrid, site_contexts
-from engine.run import run_in_process
+from engine.run import answer, run_in_process
+from protocol.fields import Tensors
+from protocol.messages import TrainReply
+from server.app import serve
 from strategies.layer_attention import LayerAttention
 from strategies.registry import build_strategy
 
@@ -65,6 +69,31 @@ def test_two_workers_and_a_resumed_run_give_the_same_bits_and_the_same_block(tmp
         assert sorted(row) == ["site-0", "site-1", "site-2"]
         assert sum(row.values()) == pytest.approx(1.0, abs=1e-12)
     assert "Weight of each site in each layer" in (tmp_path / "whole" / "small" / "report.html").read_text()
+
+
+def test_a_site_that_decides_alone_is_named_in_the_journal_and_over_the_heat_map(tmp_path: Path) -> None:
+    def lying(message: Message, context: Context) -> Message:
+        reply = answer(message, context)
+        if message.metadata.message_type != "train" or context.node_config["partition-id"] != 0:
+            return reply
+        content = TrainReply.from_record(reply.content)
+        update = Tensors({name: -100 * tensor for name, tensor in content.update.items()})
+        return Message(replace(content, update=update).to_record(), reply_to=message)
+
+    path = tmp_path / "experiment.yaml"
+    path.write_text(
+        yaml.safe_dump({**SMALL, "strategy": "layer_attention", "tasks": {"count": 1, "rounds": 1}})
+    )
+    config = dict(vars(RunSettings(str(path), runs=str(tmp_path))))
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+    summary = serve(InProcessGrid(lying, site_contexts(3, config)), context, "in-process")
+    assert max(row["site-0"] for row in summary["attention"].values()) > 0.9
+    warning = "round 2: attention: site site-0 has more than 90% of the weight"
+    folder = tmp_path / "small"
+    assert warning in (folder / "events.jsonl").read_text()
+    section = (folder / "report.html").read_text().split('id="attention"')[1].split("</section>")[0]
+    assert f"The journal warns 1 time; last in {warning}" in section
+    assert "Weight of each site in each layer" in section
 
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("incre_fl_*.yaml")), ids=lambda path: path.stem)

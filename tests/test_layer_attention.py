@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from foundation.errors import ConfigError
+from strategies import bundles as bundle_module
+from strategies import exact_sum
 from strategies.base import RoundOutcome
 from strategies.gate import Admitted, Rejected
 from strategies.layer_attention import LayerAttention, dominance
@@ -151,6 +154,24 @@ def test_distances_that_would_overflow_and_saturation() -> None:
     assert 0 < 1 - weights(strategy)[0] < 2.1e-9
 
 
+@pytest.mark.parametrize("scale", ["none", "mean"])
+def test_the_layers_of_a_large_model_are_summed_by_the_compiled_loop(
+    monkeypatch: pytest.MonkeyPatch, scale: Literal["none", "mean"]
+) -> None:
+    reference, updates = random_updates(11, 5)
+    plain = aggregate(LayerAttention(scale=scale), reference, updates)
+    size = sum(tensor.numel() for tensor in reference.values())
+    monkeypatch.setattr(exact_sum, "COMPILED_FROM", size)
+    monkeypatch.setattr(bundle_module, "WORTH_THREADS", size)
+    # every layer alone is smaller than that: the whole model decides
+    monkeypatch.delattr(exact_sum.ExactSum, "_add_in_pieces")
+    compiled = aggregate(LayerAttention(scale=scale), reference, updates)
+    shuffled = aggregate(LayerAttention(scale=scale), reference, updates[::-1])
+    for name in reference:
+        assert torch.allclose(compiled[name], plain[name], rtol=0, atol=1e-6)
+        assert torch.equal(compiled[name], shuffled[name])
+
+
 def test_the_memory_is_that_of_a_few_sums_however_many_sites() -> None:
     total = SoftmaxSum(ZERO)
     for index in range(200):
@@ -268,6 +289,9 @@ def test_an_update_of_no_finite_or_no_possible_size_is_rejected_before_any_sum()
     ("key", "value"),
     [
         ("order", 0.5),
+        ("order", math.nan),
+        ("temperature", math.nan),
+        ("alpha", math.nan),
         ("temperature", 0.0),
         ("temperature", -1.0),
         ("alpha", -0.1),

@@ -1,11 +1,13 @@
 """Hand-computed losses and exemplar choices."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from client.exemplars import ExemplarStore
 from client.losses import (
     balanced_softmax,
     current_softmax,
@@ -17,7 +19,9 @@ from client.losses import (
     supervised_contrastive,
 )
 from client.memory import herding, nearest, random_by_hash
+from client.state import SiteState
 from config.learner import LearnerConfig, Memory
+from data.site import SiteData
 from foundation.errors import ConfigError
 
 
@@ -183,6 +187,22 @@ def test_the_softmax_of_the_current_task_leaves_old_rows_alone() -> None:
         LearnerConfig.model_validate(
             {"optimizer": {"lr": 0.1}, "classification": "current_softmax", "memory": {"per_class": 1}}
         )
+
+
+def test_a_class_below_its_quota_is_kept_whole_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 0, 1, 1])
+    x[:, 0, 0, 0] = torch.arange(5)
+    rows, none = torch.arange(5), torch.empty(0, dtype=torch.int64)
+    data = SiteData("north", x, y, rows, none, none, torch.zeros(1), torch.ones(1))
+    store = ExemplarStore(SiteState(tmp_path, "north"), data, ["cat", "dog"])
+    members = {0: rows[:3], 1: rows[3:]}
+    features = {label: torch.randn(len(places), 4) for label, places in members.items()}
+    with caplog.at_level("INFO", logger="perennial.site"):
+        store.choose(Memory(per_class=3), 3, features, members, version=1, seed=1)
+    assert caplog.messages == ["north: below the quota of 3 exemplars: dog 2"]
+    assert sorted(store.indices(before_round=2).tolist()) == [0, 1, 2, 3, 4]
 
 
 def test_a_budget_of_no_sample_for_a_class_is_an_error_that_names_the_smallest_one() -> None:

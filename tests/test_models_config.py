@@ -12,6 +12,8 @@ def test_resolved_settings_are_settings_again():
         {"name": "dual_backbone", "backbone": "mlp", "hidden": [32, 16]},
         {"name": "resnet18", "squeeze_excitation": True, "se_reduction": 16, "norm": "batch"},
         {"name": "se_cnn", "se_reduction": 4, "freeze_old_rows": True},
+        {"name": "se_cnn", "squeeze_excitation": False},
+        {"name": "mlp", "squeeze_excitation": False},
     ):
         config = ModelConfig.model_validate(settings)
         assert ModelConfig.model_validate(config.model_dump(mode="json")) == config
@@ -24,7 +26,10 @@ def test_resolved_settings_are_settings_again():
         ({"name": "mlp", "width": 32}, ["'width'", "mlp", "small_cnn"]),
         ({"name": "dual_backbone", "backbone": "resnet18", "channels": [8, 8]}, ["'channels'", "resnet18"]),
         ({"name": "mlp", "squeeze_excitation": True}, ["'squeeze_excitation'", "mlp", "resnet18"]),
-        ({"name": "se_cnn", "squeeze_excitation": True}, ["'squeeze_excitation'", "se_cnn"]),
+        (
+            {"name": "se_cnn", "squeeze_excitation": False, "se_reduction": 4},
+            ["'se_reduction'", "squeeze_excitation: true"],
+        ),
         ({"name": "small_cnn", "se_reduction": 4}, ["'se_reduction'", "squeeze_excitation: true"]),
         ({"name": "se_cnn", "se_reduction": 16}, ["'se_reduction'", "1 to 15"]),
         ({"name": "se_cnn", "se_reduction": 0}, ["se_reduction"]),

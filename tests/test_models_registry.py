@@ -46,6 +46,34 @@ def test_se_cnn_reads_any_image_from_four_pixels(shape):
     assert model.feature_width == 512
 
 
+def side(length: int, kernel: int, padding: int, stride: int) -> int:
+    """Output side of a convolution or pooling (Hu et al. 2022, equation 6)."""
+    return (length - kernel + 2 * padding) // stride + 1
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (5, 9), (7, 4)])
+def test_se_cnn_has_the_sizes_of_the_papers_formula(height, width):
+    assert [side(32, 1, 0, 1), side(32, 3, 0, 1), side(5, 2, 0, 2)] == [32, 30, 2]
+    network = build_model(ModelConfig(name="se_cnn"), (3, height, width), 2, seed=1).backbone
+    found = {}
+    for name in ("conv1", "attention", "conv2", "conv3"):
+        module = network.get_submodule(name)
+        module.register_forward_hook(lambda _, __, out, name=name: found.update({name: tuple(out.shape)}))
+    network(torch.rand(2, 3, height, width))
+    # 1x1 without padding, 3x3 with padding 1, and halving between them that rounds down
+    first = tuple(side(length, 1, 0, 1) for length in (height, width))
+    second = tuple(side(length, 3, 1, 1) for length in first)
+    third = tuple(side(side(length, 2, 0, 2), 3, 1, 1) for length in second)
+    pooled = [side(length, 2, 0, 2) for length in third]
+    assert found == {
+        "conv1": (2, 16, *first),
+        "attention": (2, 16, *first),
+        "conv2": (2, 64, *second),
+        "conv3": (2, 128, *third),
+    }
+    assert network.fc3.in_features == 128 * pooled[0] * pooled[1]
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "width"),
     [
@@ -149,8 +177,20 @@ def test_channel_attention_by_hand():
         attention.excite.weight.zero_()
         attention.excite.bias.zero_()
     assert torch.equal(attention(u), u / 2)
-    with pytest.raises(ValueError, match="found 16, allowed 1 to 15"):
-        SqueezeExcitation(16, 16)
+    for reduction in (16, 0):
+        with pytest.raises(ValueError, match=f"found {reduction}, allowed 1 to 15"):
+            SqueezeExcitation(16, reduction)
+
+
+def test_se_cnn_without_its_attention_is_the_same_network_otherwise():
+    full, bare = (
+        build_model(ModelConfig(name="se_cnn", squeeze_excitation=asked), (3, 8, 8), 2, seed=1).state_dict()
+        for asked in (None, False)
+    )
+    assert {key: value.shape for key, value in bare.items()} == {
+        key: value.shape for key, value in full.items() if not key.startswith("backbone.attention.")
+    }
+    assert len(bare) == len(full) - 4
 
 
 def test_channel_attention_follows_the_formula():

@@ -20,6 +20,7 @@ CASES = [
     ({"name": "small_cnn", "norm": "group", "squeeze_excitation": True}, (2, 12, 8)),
     ({"name": "small_cnn", "norm": "batch", "channels": [12, 20]}, (1, 8, 8)),
     ({"name": "se_cnn"}, (3, 8, 8)),
+    ({"name": "se_cnn", "squeeze_excitation": False}, (3, 8, 8)),
     ({"name": "se_cnn", "norm": "group", "se_reduction": 4}, (1, 8, 8)),
     ({"name": "resnet18"}, (3, 16, 16)),
     ({"name": "resnet18", "norm": "batch", "squeeze_excitation": True}, (1, 16, 16)),

@@ -1,0 +1,23 @@
+"""A site's own model as a file in its state folder, that can be served there."""
+
+from torch import Tensor
+
+from client.site import Site
+from models.incremental import IncrementalModel, complete_state
+from models.saved import PERSONAL_MODEL, Inputs, save_model
+
+
+def keep_own_model(site: Site, model: IncrementalModel, class_means: Tensor | None) -> None:
+    """Replace the site's model file. class_means: (M, d), where the site classifies by the nearest of its
+    own."""
+    folder = site.identity.state_dir
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    data = site.data
+    save_model(
+        folder / PERSONAL_MODEL,
+        complete_state(model),
+        Inputs(data.input_shape, data.mean, data.std, data.columns),
+        site.process.registry.classes[: model.num_classes],
+        site.experiment.model_dump_json(),
+        class_means,
+    )

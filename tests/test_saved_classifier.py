@@ -1,0 +1,149 @@
+"""What a run's file classifies with is what the run was judged by: the head, global means, a site's means."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from cli.main import app
+from cli.predict import model_file
+from config.experiment import load_experiment
+from config.run import RunSettings
+from config.simulation import simulated_federation
+from data.augmentation import to_float
+from engine.run import run_in_process
+from foundation.errors import StateError
+from models.class_means import NearestMean
+from models.incremental import IncrementalModel
+from models.saved import SavedModel, load_saved
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "means",
+    "seed": 2,
+    "data": {"source": "digits", "sites": 2, "samples_limit": 240, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [16]},
+    "learner": {"optimizer": {"lr": 0.1}, "memory": {"per_class": 4}, "classifier": "nearest_mean"},
+}
+
+
+def run(folder: Path, means: str, **settings: Any) -> dict[str, Any]:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | {"learner": EXPERIMENT["learner"] | {"means": means}}))
+    listener = settings.pop("listener", None)
+    return run_in_process(RunSettings(str(path), runs=str(folder / "runs"), **settings), listener=listener)
+
+
+def predicted(saved: SavedModel, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return saved.classifier(to_float(x, saved.inputs.mean, saved.inputs.std)).argmax(dim=1)
+
+
+def test_logits_by_hand() -> None:
+    model = IncrementalModel(torch.nn.Identity(), 2, 3, np.random.default_rng(1))
+    means = torch.tensor([[0.6, 0.8], [1.0, 0.0], [0.0, 0.0]])
+    logits = NearestMean(model, means)(torch.tensor([[0.0, 5.0]]))
+    # squared distances of (0, 1) from the first two means; nobody had the third class
+    assert logits[0].tolist() == pytest.approx([-0.4, -2.0, -torch.inf])
+
+
+def test_the_file_of_a_run_with_global_means_classifies_as_the_server_did(tmp_path: Path) -> None:
+    summary = run(tmp_path, "global")
+    saved = load_saved(tmp_path / "runs" / "means" / "model.safetensors")
+    test = simulated_federation(load_experiment(tmp_path / "experiment.yaml")).test
+    assert test is not None
+    x, labels = test.x[test.test], test.y[test.test]
+    right = (predicted(saved, x) == labels).double().mean()
+    assert float(right) == pytest.approx(summary["final_accuracy"], abs=1e-12)
+    with torch.no_grad():
+        head = saved.model(to_float(x, saved.inputs.mean, saved.inputs.std)).argmax(dim=1)
+    assert not torch.equal(head, predicted(saved, x))
+
+
+def test_the_means_outlive_a_server_that_dies_before_it_writes_the_model(tmp_path: Path) -> None:
+    def die(event: dict[str, Any]) -> None:
+        if event["event"] == "run_finished":
+            raise KeyboardInterrupt
+
+    folders = []
+    for name, listener in (("whole", None), ("killed", die)):
+        folder = tmp_path / name
+        folder.mkdir()
+        if listener is None:
+            run(folder, "global")
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                run(folder, "global", listener=listener)
+            assert not (folder / "runs" / "means" / "model.safetensors").exists()
+            run(folder, "global", resume="yes")
+        folders.append(load_saved(folder / "runs" / "means" / "model.safetensors"))
+    first, second = folders
+    assert first.class_means is not None and second.class_means is not None
+    assert torch.equal(first.class_means, second.class_means)
+
+
+def test_a_site_keeps_a_model_with_its_own_means(tmp_path: Path) -> None:
+    summary = run(tmp_path, "site")
+    folder = tmp_path / "runs" / "means"
+    assert load_saved(folder / "model.safetensors").class_means is None
+    federation = simulated_federation(load_experiment(tmp_path / "experiment.yaml"))
+    for name, site in federation.sites.items():
+        path = model_file(folder, name)
+        assert path.stat().st_mode & 0o777 == 0o600
+        saved = load_saved(path)
+        held_out = site.test if len(site.test) else site.validation
+        right = (predicted(saved, site.x[held_out]) == site.y[held_out]).double().mean()
+        assert float(right) == pytest.approx(summary["sites"][name]["accuracy"], abs=1e-12)
+
+
+@pytest.mark.parametrize("means", ["global", "site"])
+def test_predict_names_a_class_and_says_when_the_head_stands_in(tmp_path: Path, means: str) -> None:
+    from PIL import Image
+
+    run(tmp_path, means)
+    folder = tmp_path / "runs" / "means"
+    test = simulated_federation(load_experiment(tmp_path / "experiment.yaml")).test
+    assert test is not None
+    sample = test.x[test.test[:1]]
+    image = tmp_path / "one.png"
+    Image.fromarray(sample[0, 0].numpy()).save(image)
+    result = CliRunner().invoke(app, ["predict", str(folder), str(image)])
+    assert result.exit_code == 0, result.output
+    path, name, confidence = result.stdout.strip().split("\t")
+    saved = load_saved(folder / "model.safetensors")
+    assert path == str(image)
+    assert name == saved.classes[int(predicted(saved, sample))]
+    assert 0 < float(confidence) <= 1
+    assert ("by the head" in result.stderr) == (means == "site")
+    own = CliRunner().invoke(app, ["predict", str(folder), str(image), "--site", "site-1"])
+    assert own.exit_code == (0 if means == "site" else 1)
+    assert "by the head" not in own.stderr
+
+
+def test_export_says_which_classifier_it_is(tmp_path: Path) -> None:
+    run(tmp_path, "global")
+    out = tmp_path / "export"
+    result = CliRunner().invoke(
+        app, ["export", str(tmp_path / "runs" / "means"), "--output", str(out)], catch_exceptions=False
+    )
+    assert result.exit_code == 0
+    assert '"classifier": "nearest_mean"' in (out / "model.json").read_text()
+    assert load_saved(out / "model.safetensors").class_means is not None
+
+
+def test_means_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
+    run(tmp_path, "global")
+    path = tmp_path / "runs" / "means" / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    tensors["class_means"] = tensors["class_means"][:3].clone()
+    save_file(tensors, path, metadata)
+    with pytest.raises(StateError, match=r"class_means: found \(3, 16\), allowed \(10, 16\)"):
+        load_saved(path)
