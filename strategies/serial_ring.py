@@ -9,7 +9,7 @@ With one segment, a fixed order and no relabelling it is cyclic weight transfer 
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -83,6 +83,10 @@ class SerialRing(IncrementalStrategy):
         self.init_noise_std, self.init_noise_layers = init_noise_std, init_noise_layers
         self.hop_timeout: float | None = None
         """Seconds for a hop under Flower's own start(), which tells a strategy no deadline."""
+        self.weigh: Callable[[Arrays], float] | None = None
+        """Asked what the model is worth that a site is at work on, so that the answer costs no time."""
+        self.weighed: frozenset[int] = frozenset()
+        """Sweeps of this round before, in and after which models are weighed."""
         self._exchange = Exchange(slowest_poll=SLOWEST_POLL)
         self._services: Services | None = None
         self._totals = {"rounds": 0, "turns": 0, "bytes": 0, "model_bytes": 0, "sites": 0}
@@ -125,6 +129,9 @@ class SerialRing(IncrementalStrategy):
         outcome = self.outcome = log.outcome(request.sites)
         if len(outcome.participants) >= request.quorum:
             outcome.arrays = dict(log.arrays)
+            if log.last_sweep in self.weighed:
+                self._weigh(log)
+                outcome.details["worth"] = log.worth
             self._count(outcome, log, request)
         outcome.seconds = time.monotonic() - start
         return outcome
@@ -138,9 +145,19 @@ class SerialRing(IncrementalStrategy):
         return tuple(sites[i] for i in stream(self._seed, "ring-order", *ids).permutation(len(sites)))
 
     def turn(
-        self, grid: Grid, request: RoundRequest, site: str, arrays: Arrays, sweep: int, holds_previous: bool
+        self,
+        grid: Grid,
+        request: RoundRequest,
+        site: str,
+        arrays: Arrays,
+        sweep: int,
+        holds_previous: bool,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[Admitted, int]:
-        """(the site's reply to arrays, bytes sent to it). Raises Refused, Rejected or Silent."""
+        """(the site's reply to arrays, bytes sent to it). meanwhile: what to do while it works.
+
+        Raises Refused, Rejected or Silent.
+        """
         node = request.sites.get(site)
         if node is None or self._exchange.busy(site):
             raise Silent(f"{'not connected' if node is None else 'still at work on an earlier request'}")
@@ -158,7 +175,7 @@ class SerialRing(IncrementalStrategy):
             settings=json.dumps({"turn": turn.model_dump()}),
         )
         gate = Gate(arrays, request.stamp, self.max_update_norm)
-        for replied, reply in self._exchange.run(grid, [(site, node, message)], request.deadline):
+        for replied, reply in self._exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):
             # another site's late reply belongs to a model that has moved on
             if replied == site:
                 admitted = gate.admit(reply, site)
@@ -174,20 +191,31 @@ class SerialRing(IncrementalStrategy):
         """One site's turn; on success log.arrays is the model that goes on."""
         holds = site in request.holders or log.has_trained(site)
         try:
-            reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds)
+            weigh = {sweep, log.last_sweep} & self.weighed
+            meanwhile = (lambda: self._weigh(log)) if weigh else (lambda: None)
+            reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds, meanwhile)
         except Refused as refusal:
             return Hop(site, sweep, "refused", str(refusal))
         except Rejected as rejection:
             return Hop(site, sweep, "dropped", str(rejection))
         except Silent as silence:
             return Hop(site, sweep, "absent", str(silence))
-        facts = self.watch(reply, log.arrays, sweep) if self.watch is not None else {}
+        facts = {} if log.worth is None else {"worth": log.worth}
+        if self.watch is not None:
+            facts |= self.watch(reply, log.arrays, sweep)
+        if reply.norm:
+            # a model that came back as it was is worth what it was, to the last bit
+            log.worth = None
         after = moved(log.arrays, reply.update, frozen_names(log.arrays, self.freeze))
         if self.relabel == "permute":
             after = self._relabelled(after, request.stamp.round, sweep, position)
         log.arrays = after
         received = byte_count(reply.update) + byte_count(reply.method)
         return Hop.of(reply, sweep, received, sent, facts)
+
+    def _weigh(self, log: RingLog) -> None:
+        if self.weigh is not None and log.worth is None:
+            log.worth = self.weigh(log.arrays)
 
     @property
     def _seed(self) -> int:
