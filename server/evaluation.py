@@ -8,10 +8,8 @@ from torch import Tensor
 
 from client.batches import TrainingSet
 from client.evaluation import by_class_means, by_head, count_correct
-from foundation.errors import ProtocolError
 from foundation.streams import stream
 from models.incremental import IncrementalModel
-from protocol.messages import EvaluateReply
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""
@@ -51,16 +49,6 @@ class Judge:
         logits = model(self._inputs)
         right = (logits.argmax(dim=1) == self._labels).sum()
         return float(right) / len(self._labels), float(F.cross_entropy(logits, self._labels))
-
-
-def check_counts(reply: EvaluateReply) -> None:
-    """Raises ProtocolError when a site's counts cannot be true."""
-    if not len(reply.correct) == len(reply.total) == reply.num_classes:
-        raise ProtocolError(
-            f"EvaluateReply: counts of {len(reply.total)} classes, expected {reply.num_classes}"
-        )
-    if any(right > samples for right, samples in zip(reply.correct, reply.total, strict=True)):
-        raise ProtocolError("EvaluateReply: more right answers than samples")
 
 
 def pooled(counts: Iterable[Counts], num_classes: int) -> Counts:

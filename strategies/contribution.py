@@ -27,6 +27,7 @@ from strategies.gate import Admitted
 from strategies.serial_ring import SerialRing
 from strategies.services import Services
 from strategies.shapley import MOST_EXACT, Value, drawn_orders, exact, over_orders, shares
+from strategies.site_judge import SiteJudge
 
 clock: Callable[[], float] = time.monotonic
 """What the cost of a valuation is told by."""
@@ -35,7 +36,8 @@ NULL_UPDATE = 1e-8
 
 
 class Contribution(IncrementalStrategy):
-    """base, with the contribution of each site measured on the server's held-out samples.
+    """base, with the contribution of each site measured on the server's held-out samples; with "online", and
+    where the server has none, on those of the sites.
 
     estimator: "online" takes a ring's sweeps as they happen for orders of joining; "reconstruct" puts models
     together from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
@@ -82,6 +84,7 @@ class Contribution(IncrementalStrategy):
         self.permutations, self.exact, self.every = permutations, exact, every
         self.threshold, self.least_sweeps, self.on_flag = threshold, least_sweeps, on_flag
         self._services: Services | None = None
+        self._site_judge: SiteJudge | None = None
         self._rows: list[dict[str, float]] = []
         self._updates: dict[int, Reconstructed] = {}
         self._null: dict[str, list[int]] = {}
@@ -90,13 +93,9 @@ class Contribution(IncrementalStrategy):
         self._seconds = {"valuing": 0.0, "rounds": 0.0}
 
     def attach(self, services: Services) -> None:
-        """Raises ConfigError where the server has no held-out samples, or the game is too large to be
-        exact."""
+        """Raises ConfigError where nobody may measure models, or the game is too large to be exact."""
         if services.judge is None:
-            raise ConfigError(
-                "strategy: contribution values models on held-out samples of the server, and there are "
-                "none; set data.test_fraction above 0 and evaluation.central to true"
-            )
+            self._site_judge = _site_judge(services, self.estimator, self.utility)
         sites = services.experiment.data.sites or 0
         if self.exact and sites > MOST_EXACT:
             raise ConfigError(f"strategy.exact: found {sites} sites, allowed at most {MOST_EXACT}")
@@ -109,7 +108,7 @@ class Contribution(IncrementalStrategy):
         self.base.attach(services)
         self.base.watch = self._watch
         if isinstance(self.base, SerialRing) and self.estimator == "online":
-            self.base.weigh = self._weigh
+            self.base.weigh, self.base.weigh_first = self._weigh, self._site_judge is not None
 
     def disclosures(self) -> Disclosures:
         return self.base.disclosures()
@@ -128,7 +127,9 @@ class Contribution(IncrementalStrategy):
             self.base.weighed = frozenset(s for s in sweeps if (before + s - 1) % self.every == 0)
         sites = {site: node for site, node in request.sites.items() if site not in self._excluded}
         request = replace(request, sites=sites)
+        self._round = grid, request
         outcome = self.base.train_round(grid, request)
+        self._tell_measuring(outcome)
         if not outcome.skipped:
             valuing = clock()
             self._value_round(grid, request, outcome)
@@ -148,11 +149,19 @@ class Contribution(IncrementalStrategy):
         accuracy, loss = self._services.judge(arrays, self.samples)
         return accuracy if self.utility == "accuracy" else -loss
 
-    def _weigh(self, arrays: Arrays) -> float:
+    def _weigh(self, arrays: Arrays) -> float | None:
         start = clock()
-        utility = self.utility_of(arrays)
+        judge = self._site_judge
+        utility = self.utility_of(arrays) if judge is None else judge(*self._round, arrays)
         self._seconds["valuing"] += clock() - start
         return utility
+
+    def _tell_measuring(self, outcome: RoundOutcome) -> None:
+        """What the sites' measuring has sent, and who has not measured."""
+        if self._site_judge is not None:
+            outcome.bytes_down += self._site_judge.sent
+            outcome.warnings += [f"site {site}: {why}" for site, why in self._site_judge.failed.items()]
+            self._site_judge.sent, self._site_judge.failed = 0, {}
 
     def _watch(self, reply: Admitted, before: Arrays, sweep: int) -> dict[str, Any]:
         """Whether the update is null; "reconstruct" needs all updates of a round at once, and keeps them."""
@@ -330,3 +339,15 @@ def _norm(arrays: Arrays) -> float:
     return float(
         torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in arrays.values()]))
     )
+
+
+def _site_judge(services: Services, estimator: str, utility: str) -> SiteJudge:
+    """What measures where the server has no samples. Raises ConfigError where it cannot."""
+    if estimator != "online" or utility != "accuracy" or not services.experiment.evaluation.federated:
+        raise ConfigError(
+            f"strategy: contribution found no held-out samples at the server, estimator {estimator!r}, "
+            f"utility {utility!r} and evaluation.federated "
+            f"{str(services.experiment.evaluation.federated).lower()}; allowed with data.test_fraction "
+            "above 0 and evaluation.central true, or, measured by the sites, with online, accuracy and true"
+        )
+    return SiteJudge()

@@ -105,8 +105,10 @@ class SerialRing(IncrementalStrategy):
         self.init_noise_std, self.init_noise_layers = init_noise_std, init_noise_layers
         self.hop_timeout: float | None = None
         """Seconds for a hop under Flower's own start(), which tells a strategy no deadline."""
-        self.weigh: Callable[[Arrays], float] | None = None
+        self.weigh: Callable[[Arrays], float | None] | None = None
         """Asked what the model is worth that a site is at work on, so that the answer costs no time."""
+        self.weigh_first = False
+        """Ask before the site is given the model: the answer takes the sites themselves."""
         self.weighed: frozenset[int] = frozenset()
         """Sweeps of this round before, in and after which models are weighed."""
         self._exchange = Exchange(slowest_poll=SLOWEST_POLL)
@@ -227,7 +229,9 @@ class SerialRing(IncrementalStrategy):
         holds = site in request.holders or log.has_trained(site)
         try:
             weigh = {sweep, log.last_sweep} & self.weighed
-            meanwhile = (lambda: self._weigh(log)) if weigh else (lambda: None)
+            meanwhile = (lambda: self._weigh(log)) if weigh and not self.weigh_first else (lambda: None)
+            if weigh and self.weigh_first:
+                self._weigh(log)
             reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds, meanwhile)
         except Refused as refusal:
             return Hop(site, sweep, "refused", str(refusal))

@@ -200,8 +200,12 @@ def test_settings_that_cannot_be_valued_are_refused(settings: dict[str, Any], re
 
 
 def test_a_server_without_samples_and_games_too_large_are_refused() -> None:
-    with pytest.raises(ConfigError, match="held-out samples of the server, and there are none"):
-        Contribution(SerialRing()).attach(replace(services(), judge=None))
+    for settings in ({"utility": "neg_loss"}, {"estimator": "replay"}):
+        with pytest.raises(ConfigError, match="no held-out samples at the server"):
+            Contribution(SerialRing(), **settings).attach(replace(services(), judge=None))
+    silent = services(evaluation={"federated": False})
+    with pytest.raises(ConfigError, match=r"evaluation\.federated false"):
+        Contribution(SerialRing()).attach(replace(silent, judge=None))
     many = services(data={"source": "digits", "sites": 13})
     with pytest.raises(ConfigError, match="exact: found 13 sites, allowed at most 12"):
         Contribution(FedAvg(), estimator="reconstruct", exact=True).attach(many)
