@@ -8,6 +8,7 @@ from torch import Tensor
 
 from client.batches import TrainingSet
 from client.evaluation import by_class_means, by_head, count_correct
+from foundation.errors import ConfigError
 from foundation.streams import stream
 from models.incremental import IncrementalModel
 
@@ -33,12 +34,18 @@ class Judge:
     """Accuracy and loss on a fixed draw of the test samples of the classes seen so far, at most `samples` of
     them.
 
-    The inputs are made ready once, because a model is judged after every turn of a ring.
+    The inputs are made ready once, because a model is judged after every turn of a ring. Raises ConfigError
+    when there is no such sample.
     """
 
     def __init__(self, test: TrainingSet, num_classes: int, samples: int, seed: int) -> None:
         self.asked = num_classes, samples
         seen = (test.y < num_classes).nonzero().flatten()
+        if len(seen) == 0:
+            raise ConfigError(
+                f"data.test_fraction: the server's held-out samples have none of the {num_classes} classes "
+                "seen so far, so that no model can be valued; allowed at least one"
+            )
         drawn = stream(seed, "judge", num_classes).permutation(len(seen))[:samples]
         rows = seen[torch.from_numpy(drawn).sort().values.to(seen.device)]
         self._inputs, self._labels = test.inputs(rows), test.y[rows]
