@@ -153,19 +153,19 @@ TABLES = {
         "Digits, 8 sites, Dirichlet 1.0, 15 rounds of 4 sweeps: who adds nothing, and who does harm",
         [
             Row("a free-rider and a label-flipper, reported", "tricon_sf_digits", (*CHEATING, ADVERSARIES)),
+            Row("nobody cheats", "tricon_sf_digits", CHEATING),
             Row(
                 "a free-rider and a label-flipper, excluded",
                 "tricon_sf_digits",
                 (*CHEATING, ADVERSARIES, "strategy.on_flag=exclude"),
             ),
-            Row("nobody cheats", "tricon_sf_digits", CHEATING),
         ],
         seeds=(1, 2, 3, 4, 5),
         measures=FLAGS,
         note=(
             "The cheats are site-2, which returns what it gets, and site-5, which calls every class another "
-            "one. In the last row both are honest, and flagging them, or anybody, is an error. One sweep in "
-            "four is valued."
+            "one. Where nobody cheats both are honest, and flagging them, or anybody, is an error. One "
+            "sweep in four is valued."
         ),
     ),
     "tricon_sf_digits_rivals": Table(
