@@ -1,4 +1,5 @@
-"""What a turn of a ring gives away: faces searched from the change between the model before and after it.
+"""What a turn of a ring gives away: faces searched from the change between the model before and after it, or
+from the features that the change tells.
 
 `python -m benchmarks.ring_security ORL.npz` writes benchmarks/results/tricon_sf_security.md. The file holds
 the ORL faces (Samaria and Harter 1994): x (400, 112, 92) uint8 and y (400,) int64.
@@ -8,9 +9,12 @@ given. The server of a relayed ring is one; so are the site before and the site 
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,10 +23,12 @@ from torch.nn import functional as F
 
 from foundation.streams import stream, torch_seed
 from models.config import ModelConfig
+from models.feature_noise import noised_features
 from models.flat import FlatParameters
 from models.incremental import IncrementalModel
 from models.registry import build_model
 from models.relabel import relabel
+from privacy.attacks.digest_reconstruction import reconstruct_digest
 from privacy.attacks.gradient_inversion import infer_labels, invert_gradient
 from privacy.attacks.linkage import match_neurons
 from privacy.attacks.similarity import structural_similarity
@@ -31,8 +37,32 @@ from privacy.protection import protect_update
 
 RESULT = Path(__file__).parent / "results" / "tricon_sf_security.md"
 FACES, STEPS, LR, SEED = 8, 50, 0.1, 1
+FIRST_LAYER = "backbone.layers.1"
 Seen = dict[str, Tensor]
 """What the adversary takes for the site's update, by parameter."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """see: from the model, its update and the face's number to what the adversary has. clip, std: of the
+    first layer's outputs while the site trains; None: left alone. frozen: the first layer is not trained.
+    by_features: the face is searched from its features, which the update of the head tells."""
+
+    see: Callable[[IncrementalModel, Tensor, int], Seen]
+    clip: float | None = None
+    std: float = 0.0
+    frozen: bool = False
+    attack: Literal["gradient", "row", "features"] = "gradient"
+
+    @contextmanager
+    def features(self, model: IncrementalModel, std: float, face: int) -> Iterator[None]:
+        """Inside, the model clips and noises as the site does, with a deviation of its own."""
+        if self.clip is None:
+            yield
+            return
+        generator = torch.Generator().manual_seed(torch_seed(stream(SEED, "features", face)))
+        with noised_features(model, FIRST_LAYER, self.clip, std, generator):
+            yield
 
 
 def main(path: str) -> None:
@@ -64,24 +94,39 @@ def main(path: str) -> None:
     RESULT.write_text("\n".join(lines) + "\n")
 
 
-def attacked(
-    image: Tensor, label: Tensor, face: int, condition: Callable[[IncrementalModel, Tensor, int], Seen]
-) -> tuple[float, bool]:
+def attacked(image: Tensor, label: Tensor, face: int, condition: Condition) -> tuple[float, bool]:
     """(similarity of the face that was found, whether the label was). image: (1, 1, H, W) in [0, 1]."""
     model = build_model(
         ModelConfig.model_validate({"name": "mlp", "hidden": [64]}), tuple(image.shape[1:]), 40, SEED
     )
     flat = FlatParameters(model)
     flat.gradient.zero_()
-    F.cross_entropy(model(image), label).backward()
-    seen = condition(model, -LR * flat.gradient.clone(), face)
+    with condition.features(model, condition.std, face):
+        F.cross_entropy(model(image), label).backward()
+    seen = condition.see(model, -LR * flat.gradient.clone(), face)
     gradient = {name: -update for name, update in seen.items()}
+    if condition.frozen:
+        gradient = {name: gradient[name] for name in ("head.weight", "head.bias")}
     generator = torch.Generator().manual_seed(torch_seed(stream(SEED, "search", face)))
     right = bool(infer_labels(gradient["head.weight"], 1) == label)
     shape = (image.shape[1], image.shape[2], image.shape[3])
     # the label is given, so that a condition that hides it is not also credited with hiding the face
-    found = invert_gradient(model, gradient, shape, generator, labels=label, steps=STEPS, smoothness=1e-3)
-    return float(structural_similarity(image, found.images)), right
+    match condition.attack:
+        case "gradient":
+            found = invert_gradient(
+                model, gradient, shape, generator, labels=label, steps=STEPS, smoothness=1e-3
+            ).images
+        case "row":
+            neuron = gradient[f"{FIRST_LAYER}.bias"].abs().argmax()
+            row = gradient[f"{FIRST_LAYER}.weight"][neuron] / gradient[f"{FIRST_LAYER}.bias"][neuron]
+            found = row.view(1, *shape).clamp(0, 1)
+        case "features":
+            told = gradient["head.weight"][label[0]] / gradient["head.bias"][label[0]]
+            with condition.features(model, 0.0, face):
+                found = reconstruct_digest(
+                    model.features, told, shape, torch.ones(1), generator, steps=4 * STEPS, smoothness=0.1
+                )
+    return float(structural_similarity(image, found)), right
 
 
 def plain(model: IncrementalModel, update: Tensor, face: int) -> Seen:
@@ -127,14 +172,25 @@ def _handed_on(model: IncrementalModel, update: Tensor, face: int) -> tuple[Seen
     return before, after
 
 
-CONDITIONS: dict[str, Callable[[IncrementalModel, Tensor, int], Seen]] = {
-    "the update": plain,
-    "the relabelled model, compared index by index": relabelled,
-    "the relabelled model, neurons matched first": aligned,
-    "the update, clipped to norm 0.1": noisy(0.1, 0.0),
-    "the update, clipped to 0.1, noise multiplier 0.01": noisy(0.1, 0.01),
-    "the update, clipped to 0.1, noise multiplier 0.1": noisy(0.1, 0.1),
-    "the update, clipped to 0.1, noise multiplier 1": noisy(0.1, 1.0),
+CONDITIONS = {
+    "the update": Condition(plain),
+    "the relabelled model, compared index by index": Condition(relabelled),
+    "the relabelled model, neurons matched first": Condition(aligned),
+    "the update, clipped to norm 0.1": Condition(noisy(0.1, 0.0)),
+    "the update, clipped to 0.1, noise multiplier 0.01": Condition(noisy(0.1, 0.01)),
+    "the update, clipped to 0.1, noise multiplier 0.1": Condition(noisy(0.1, 0.1)),
+    "the update, clipped to 0.1, noise multiplier 1": Condition(noisy(0.1, 1.0)),
+    "the update, read off the first layer": Condition(plain, attack="row"),
+    "features clipped to 1 and noised, deviation 0.1": Condition(plain, 1.0, 0.1),
+    "features clipped to 1 and noised, deviation 1": Condition(plain, 1.0, 1.0),
+    "the same, read off the first layer": Condition(plain, 1.0, 1.0, attack="row"),
+    "clipped to 0.1, noise multiplier 0.1, read off the first layer": Condition(
+        noisy(0.1, 0.1), attack="row"
+    ),
+    "first layer frozen: the update of the head": Condition(plain, frozen=True),
+    "first layer frozen: the features that it tells": Condition(plain, None, 0.0, True, "features"),
+    "the same, features clipped to 1 and noised, deviation 0.1": Condition(plain, 1.0, 0.1, True, "features"),
+    "the same, features clipped to 1 and noised, deviation 1": Condition(plain, 1.0, 1.0, True, "features"),
 }
 
 if __name__ == "__main__":

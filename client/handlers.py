@@ -19,7 +19,7 @@ from client.private_training import require_no_extra_losses, train_privately
 from client.prototypes import prototype_gradients
 from client.rehearsal import open_rehearsal
 from client.release import charge, check_reply, noise_source, release_update
-from client.ring_turn import segment_of, turn_of
+from client.ring_turn import features_as_asked, segment_of, turn_of
 from client.site import Site
 from client.telling import tell
 from client.training import train
@@ -50,7 +50,8 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     places, exemplars = training_places(site, request, previous)
     turn, batches = turn_of(request), [request.round]
     if turn is not None and turn.segments > 1:
-        places, exemplars = segment_of(turn, places, exemplars, request, site.experiment.seed, site.name)
+        labels, seed = site.data.y[places], site.experiment.seed
+        places, exemplars = segment_of(turn, places, labels, exemplars, request, seed, site.name)
         batches.append(turn.sweep)
     own = request.personal or []
     arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
@@ -78,19 +79,20 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
             progress=request.progress,
         )
     else:
-        result = train(
-            learner,
-            model,
-            flat,
-            data,
-            stream(site.experiment.seed, "batches", site.name, *batches),
-            teacher=teacher,
-            augmentation=augmentation,
-            progress=request.progress,
-            first_class=_task_range(site, request)[0],
-            correction=correction.gradient,
-            rehearsal=open_rehearsal(site, request, model),
-        )
+        with features_as_asked(turn, model, request, site.experiment.seed, site.name):
+            result = train(
+                learner,
+                model,
+                flat,
+                data,
+                stream(site.experiment.seed, "batches", site.name, *batches),
+                teacher=teacher,
+                augmentation=augmentation,
+                progress=request.progress,
+                first_class=_task_range(site, request)[0],
+                correction=correction.gradient,
+                rehearsal=open_rehearsal(site, request, model),
+            )
     update = flat.views(result.update)
     if own:
         layers = flat.views(flat.vector)

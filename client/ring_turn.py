@@ -5,16 +5,19 @@ visits each of them once, in an order of its own, so that every sample is used o
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from config.turn import Turn
 from data.apportion import apportion
 from foundation.errors import ProtocolError
-from foundation.streams import stream
+from foundation.streams import stream, torch_seed
+from models.feature_noise import noised_features
 from protocol.messages import TrainRequest
 
 USUAL_LEAST = 32
@@ -60,10 +63,10 @@ def segment_sizes(turn: Turn, samples: int, generator: np.random.Generator) -> n
 
 
 def segment_of(
-    turn: Turn, places: Tensor, exemplars: int, request: TrainRequest, seed: int, site: str
+    turn: Turn, places: Tensor, labels: Tensor, exemplars: int, request: TrainRequest, seed: int, site: str
 ) -> tuple[Tensor, int]:
     """(places of this sweep's segment, how many of them are exemplars). places: (n,), its last ones
-    exemplars.
+    exemplars. labels: (n,).
 
     With one segment the places are returned as they are.
     """
@@ -71,7 +74,31 @@ def segment_of(
         return places, exemplars
     generator = stream(seed, "segments", site, request.task)
     order = generator.permutation(len(places))
-    ends = np.cumsum(segment_sizes(turn, len(places), generator))
+    sizes = segment_sizes(turn, len(places), generator)
+    dealt = np.repeat(np.arange(turn.segments), sizes)
+    if turn.stratify:
+        order = order[np.argsort(labels.cpu().numpy()[order], kind="stable")]
+        dealt = dealt[np.argsort(evenly(sizes), kind="stable")]
     which = stream(seed, "segment-order", site, request.round).permutation(turn.segments)[turn.sweep - 1]
-    rows = np.sort(np.split(order, ends[:-1])[which])
+    rows = np.sort(order[dealt == which])
     return places[torch.from_numpy(rows)], int((rows >= len(places) - exemplars).sum())
+
+
+def evenly(sizes: np.ndarray) -> np.ndarray:
+    """(sum of sizes,) positions in 0 to 1, each segment's own ones spread evenly: in their order every
+    stretch of samples has its part of each segment."""
+    return np.concatenate([(np.arange(size) + 0.5) / size for size in sizes.tolist()])
+
+
+@contextmanager
+def features_as_asked(
+    turn: Turn | None, model: nn.Module, request: TrainRequest, seed: int, site: str
+) -> Iterator[None]:
+    """Inside, the model trains with the noise on its features that the turn asks for."""
+    if turn is None or turn.features is None:
+        yield
+        return
+    asked = turn.features
+    drawn = torch_seed(stream(seed, "feature-noise", site, request.round, turn.sweep))
+    with noised_features(model, asked.module, asked.clip, asked.std, torch.Generator().manual_seed(drawn)):
+        yield

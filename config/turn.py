@@ -8,12 +8,21 @@ from pydantic import BaseModel, ConfigDict, Field
 MOST_SEGMENTS = 10_000
 
 
+class FeatureNoise(BaseModel):
+    """What a site does to the outputs of one module while it trains (models/feature_noise.py)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    module: str
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    std: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class Turn(BaseModel):
     """One turn, sent in TrainRequest.settings under the key "turn".
 
     sweep: which time the model goes round in this round, from 1 to segments. least: samples that a segment
-    must have; None: 32, or fewer where the site has less. frozen: tensors that the site must return as they
-    were.
+    must have; None: 32, or fewer where the site has less. stratify: every segment has its part of each class.
+    frozen: tensors that the site must return as they were.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -21,4 +30,6 @@ class Turn(BaseModel):
     segments: Annotated[int, Field(ge=1, le=MOST_SEGMENTS)]
     sizes: Literal["variable", "equal"] = "variable"
     least: Annotated[int, Field(ge=1)] | None = None
+    stratify: bool = False
     frozen: tuple[str, ...] = ()
+    features: FeatureNoise | None = None

@@ -23,14 +23,14 @@ from protocol.tensors import content_sha256
 from server.central_privacy import CentralPrivacy
 from server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from server.class_means import check_class_sums, global_means
-from server.evaluation import Counts, Judge, check_counts, evaluate_centrally
+from server.evaluation import Counts, Judge, evaluate_centrally
 from server.global_model import GlobalModel
 from server.history import History
 from server.journal import Journal
 from server.releases import Releases
 from server.roster import Roster
 from server.run_folder import RunFolder
-from strategies.ask import ask
+from strategies.ask import ask, check_counts
 from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.exchange import Exchange
 from strategies.fedavg import FedAvg

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from client.batches import TrainingSet
 from client.evaluation import by_class_means, by_head, count_correct
-from foundation.errors import ProtocolError
+from foundation.errors import ConfigError
 from foundation.streams import stream
 from models.incremental import IncrementalModel
-from protocol.messages import EvaluateReply
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""
@@ -35,12 +34,18 @@ class Judge:
     """Accuracy and loss on a fixed draw of the test samples of the classes seen so far, at most `samples` of
     them.
 
-    The inputs are made ready once, because a model is judged after every turn of a ring.
+    The inputs are made ready once, because a model is judged after every turn of a ring. Raises ConfigError
+    when there is no such sample.
     """
 
     def __init__(self, test: TrainingSet, num_classes: int, samples: int, seed: int) -> None:
         self.asked = num_classes, samples
         seen = (test.y < num_classes).nonzero().flatten()
+        if len(seen) == 0:
+            raise ConfigError(
+                f"data.test_fraction: the server's held-out samples have none of the {num_classes} classes "
+                "seen so far, so that no model can be valued; allowed at least one"
+            )
         drawn = stream(seed, "judge", num_classes).permutation(len(seen))[:samples]
         rows = seen[torch.from_numpy(drawn).sort().values.to(seen.device)]
         self._inputs, self._labels = test.inputs(rows), test.y[rows]
@@ -51,16 +56,6 @@ class Judge:
         logits = model(self._inputs)
         right = (logits.argmax(dim=1) == self._labels).sum()
         return float(right) / len(self._labels), float(F.cross_entropy(logits, self._labels))
-
-
-def check_counts(reply: EvaluateReply) -> None:
-    """Raises ProtocolError when a site's counts cannot be true."""
-    if not len(reply.correct) == len(reply.total) == reply.num_classes:
-        raise ProtocolError(
-            f"EvaluateReply: counts of {len(reply.total)} classes, expected {reply.num_classes}"
-        )
-    if any(right > samples for right, samples in zip(reply.correct, reply.total, strict=True)):
-        raise ProtocolError("EvaluateReply: more right answers than samples")
 
 
 def pooled(counts: Iterable[Counts], num_classes: int) -> Counts:

@@ -66,7 +66,7 @@ class GlobalModel:
     def holding(self, arrays: Mapping[str, Tensor]) -> IncrementalModel:
         """The model holding other arrays of its shape, in evaluation mode, until the next call."""
         self._flat.load(arrays)
-        return self._model.eval()
+        return self._model.eval() if self._model.training else self._model
 
     def _build(self, num_classes: int) -> IncrementalModel:
         return build_model(self._experiment.model, self.input_shape, num_classes, self._experiment.seed)

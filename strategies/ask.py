@@ -7,7 +7,7 @@ from flwr.serverapp import Grid
 
 from foundation.errors import ProtocolError
 from protocol.fields import WireMessage, read_kind
-from protocol.messages import Refusal, Stamp, require_same_round
+from protocol.messages import EvaluateReply, Refusal, Stamp, require_same_round
 from strategies.exchange import Exchange
 
 Reply = TypeVar("Reply", bound=WireMessage)
@@ -60,3 +60,13 @@ def ask(
     for site in asked.keys() - replies.keys():
         dropped(site, f"no answer within {deadline:.0f} s")
     return {site: replies[site] for site, _, _ in requests if site in replies}
+
+
+def check_counts(reply: EvaluateReply) -> None:
+    """Raises ProtocolError when a site's counts cannot be true."""
+    if not len(reply.correct) == len(reply.total) == reply.num_classes:
+        raise ProtocolError(
+            f"EvaluateReply: counts of {len(reply.total)} classes, expected {reply.num_classes}"
+        )
+    if any(right > samples for right, samples in zip(reply.correct, reply.total, strict=True)):
+        raise ProtocolError("EvaluateReply: more right answers than samples")

@@ -8,6 +8,7 @@ assumes.
 import math
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,23 +24,28 @@ from strategies.coalitions import Reconstructed, Replayed
 from strategies.disclosures import Disclosures
 from strategies.fedavg import FedAvg
 from strategies.gate import Admitted
-from strategies.serial_ring import SerialRing, moved
+from strategies.serial_ring import SerialRing
 from strategies.services import Services
 from strategies.shapley import MOST_EXACT, Value, drawn_orders, exact, over_orders, shares
+from strategies.site_judge import SiteJudge
 
+clock: Callable[[], float] = time.monotonic
+"""What the cost of a valuation is told by."""
 NULL_UPDATE = 1e-8
 """Norm of an update as a share of the model's, below which a site has returned what it was sent."""
 
 
 class Contribution(IncrementalStrategy):
-    """base, with the contribution of each site measured on the server's held-out samples.
+    """base, with the contribution of each site measured on the server's held-out samples; with "online", and
+    where the server has none, on those of the sites.
 
     estimator: "online" takes a ring's sweeps as they happen for orders of joining; "reconstruct" puts models
     together from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
     names. utility: what a model is worth; samples: on how many held-out samples. permutations: orders drawn
-    at most; None: the larger of 30 and three times the sites. exact: all coalitions instead. every: rounds
-    from one valuation to the next (online: 1). threshold: part of an equal share below which the whole
-    interval of a flagged site lies, after least_sweeps. on_flag "exclude" no longer asks flagged sites.
+    at most; None: the larger of 30 and three times the sites. exact: all coalitions instead. every: rounds,
+    or with "online" sweeps, from one valuation to the next. threshold: part of an equal share below which
+    the whole interval of a flagged site lies, after least_sweeps. on_flag "exclude" no longer asks flagged
+    sites.
     """
 
     def __init__(
@@ -66,10 +72,8 @@ class Contribution(IncrementalStrategy):
                 "estimator: found 'reconstruct' with base.relabel 'permute'; allowed with relabel 'none', "
                 "because updates of differently named neurons cannot be added"
             )
-        if estimator == "online" and (every != 1 or exact or permutations is not None):
-            raise ValueError(
-                "estimator 'online' takes the sweeps as they are: no every, exact or permutations"
-            )
+        if estimator == "online" and (exact or permutations is not None):
+            raise ValueError("estimator 'online' takes the sweeps as they are: no exact or permutations")
         limits = {"samples": samples, "permutations": permutations or 1, "every": every}
         for name, found in (limits | {"least_sweeps": least_sweeps}).items():
             if found < 1 or permutations == 0:
@@ -80,6 +84,7 @@ class Contribution(IncrementalStrategy):
         self.permutations, self.exact, self.every = permutations, exact, every
         self.threshold, self.least_sweeps, self.on_flag = threshold, least_sweeps, on_flag
         self._services: Services | None = None
+        self._site_judge: SiteJudge | None = None
         self._rows: list[dict[str, float]] = []
         self._updates: dict[int, Reconstructed] = {}
         self._null: dict[str, list[int]] = {}
@@ -88,13 +93,9 @@ class Contribution(IncrementalStrategy):
         self._seconds = {"valuing": 0.0, "rounds": 0.0}
 
     def attach(self, services: Services) -> None:
-        """Raises ConfigError where the server has no held-out samples, or the game is too large to be
-        exact."""
+        """Raises ConfigError where nobody may measure models, or the game is too large to be exact."""
         if services.judge is None:
-            raise ConfigError(
-                "strategy: contribution values models on held-out samples of the server, and there are "
-                "none; set data.test_fraction above 0 and evaluation.central to true"
-            )
+            self._site_judge = _site_judge(services, self.estimator, self.utility)
         sites = services.experiment.data.sites or 0
         if self.exact and sites > MOST_EXACT:
             raise ConfigError(f"strategy.exact: found {sites} sites, allowed at most {MOST_EXACT}")
@@ -105,7 +106,9 @@ class Contribution(IncrementalStrategy):
             )
         self._services = services
         self.base.attach(services)
-        self.base.watch = self._watch_online if self.estimator == "online" else self._watch_updates
+        self.base.watch = self._watch
+        if isinstance(self.base, SerialRing) and self.estimator == "online":
+            self.base.weigh, self.base.weigh_first = self._weigh, self._site_judge is not None
 
     def disclosures(self) -> Disclosures:
         return self.base.disclosures()
@@ -115,20 +118,27 @@ class Contribution(IncrementalStrategy):
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """The base's round without excluded sites, then its valuation."""
-        start, valued = time.monotonic(), self._seconds["valuing"]
-        self._updates, self._begun = {}, False
+        start, valued = clock(), self._seconds["valuing"]
+        self._updates = {}
+        self._least_norm = NULL_UPDATE * _norm(request.arrays)
+        if isinstance(self.base, SerialRing):
+            before = (request.stamp.round - 1) * self.base.segments
+            sweeps = range(1, self.base.segments + 1)
+            self.base.weighed = frozenset(s for s in sweeps if (before + s - 1) % self.every == 0)
         sites = {site: node for site, node in request.sites.items() if site not in self._excluded}
         request = replace(request, sites=sites)
+        self._round = grid, request
         outcome = self.base.train_round(grid, request)
+        self._tell_measuring(outcome)
         if not outcome.skipped:
-            valuing = time.monotonic()
+            valuing = clock()
             self._value_round(grid, request, outcome)
             self._flag(outcome, request.stamp.round)
-            self._seconds["valuing"] += time.monotonic() - valuing
+            self._seconds["valuing"] += clock() - valuing
         if self._excluded:
             outcome.details["excluded"] = list(self._excluded)
         outcome.details["valuing_seconds"] = round(self._seconds["valuing"] - valued, 4)
-        self._seconds["rounds"] += time.monotonic() - start
+        self._seconds["rounds"] += clock() - start
         return outcome
 
     # what is worth what
@@ -139,19 +149,22 @@ class Contribution(IncrementalStrategy):
         accuracy, loss = self._services.judge(arrays, self.samples)
         return accuracy if self.utility == "accuracy" else -loss
 
-    def _watch_online(self, reply: Admitted, before: Arrays, sweep: int) -> dict[str, Any]:
-        """What the model is worth after this turn; and before it, where nothing in this round has said so."""
-        start = time.monotonic()
-        facts: dict[str, Any] = {} if self._begun else {"start": self.utility_of(before)}
-        self._begun = True
-        # a model that came back as it was is worth what it was, to the last bit
-        if reply.norm:
-            facts["utility"] = self.utility_of(moved(before, reply.update, ()))
-        self._seconds["valuing"] += time.monotonic() - start
-        return facts | {"null": _is_null(reply, before)}
+    def _weigh(self, arrays: Arrays) -> float | None:
+        start = clock()
+        judge = self._site_judge
+        utility = self.utility_of(arrays) if judge is None else judge(*self._round, arrays)
+        self._seconds["valuing"] += clock() - start
+        return utility
 
-    def _watch_updates(self, reply: Admitted, before: Arrays, sweep: int) -> dict[str, Any]:
-        """Keep the update until the round's valuation: this estimator needs all of them at once."""
+    def _tell_measuring(self, outcome: RoundOutcome) -> None:
+        """What the sites' measuring has sent, and who has not measured."""
+        if self._site_judge is not None:
+            outcome.bytes_down += self._site_judge.sent
+            outcome.warnings += [f"site {site}: {why}" for site, why in self._site_judge.failed.items()]
+            self._site_judge.sent, self._site_judge.failed = 0, {}
+
+    def _watch(self, reply: Admitted, before: Arrays, sweep: int) -> dict[str, Any]:
+        """Whether the update is null; "reconstruct" needs all updates of a round at once, and keeps them."""
         if self.estimator == "reconstruct":
             weight = None
             if not isinstance(self.base, SerialRing):
@@ -159,7 +172,7 @@ class Contribution(IncrementalStrategy):
                     self.base.weight(reply) if isinstance(self.base, FedAvg) else float(reply.num_examples)
                 )
             self._updates.setdefault(sweep, Reconstructed(before)).add(reply.site, reply.update, weight)
-        null = _is_null(reply, before)
+        null = reply.norm <= self._least_norm
         if not isinstance(self.base, SerialRing):
             self._count_null(reply.site, null)
         return {"null": null}
@@ -169,7 +182,8 @@ class Contribution(IncrementalStrategy):
         for turn in turns:
             self._count_null(turn["site"], turn["null"])
         if self.estimator == "online":
-            self._rows += sweep_marginals(turns)
+            assert isinstance(self.base, SerialRing)
+            self._rows += sweep_marginals(turns, outcome.details.get("worth"), self.base.weighed)
         elif request.stamp.round % self.every == 0:
             games: list[Reconstructed | Replayed] = []
             if self.estimator == "replay":
@@ -305,20 +319,35 @@ class Contribution(IncrementalStrategy):
         return self.base.aggregate_train(server_round, replies)
 
 
-def sweep_marginals(turns: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """For each sweep of one round: site -> what the model was worth after its turn minus before it.
+def sweep_marginals(
+    turns: list[dict[str, Any]], end: float | None, weighed: Container[int]
+) -> list[dict[str, float]]:
+    """For each weighed sweep of one round: site -> what the model was worth after its turn minus before it.
 
-    turns: in the order in which they happened, with "utility" (absent: unchanged) and, in the first, "start".
+    turns: in the order in which they happened, with "worth" of the model before, where it is known; end: of
+    the model after the last of them. weighed: sweeps whose turns have a worth before and after them.
     """
     rows: dict[int, dict[str, float]] = {}
-    before = turns[0]["start"] if turns else 0.0
-    for turn in turns:
-        after = turn.get("utility", before)
-        rows.setdefault(turn["sweep"], {})[turn["site"]] = after - before
-        before = after
+    worths = [*(turn.get("worth") for turn in turns), end]
+    for turn, before, after in zip(turns, worths, worths[1:], strict=False):
+        if turn["sweep"] in weighed and before is not None and after is not None:
+            rows.setdefault(turn["sweep"], {})[turn["site"]] = after - before
     return list(rows.values())
 
 
-def _is_null(reply: Admitted, model: Arrays) -> bool:
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in model.values()]))
-    return reply.norm <= NULL_UPDATE * float(norm)
+def _norm(arrays: Arrays) -> float:
+    return float(
+        torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in arrays.values()]))
+    )
+
+
+def _site_judge(services: Services, estimator: str, utility: str) -> SiteJudge:
+    """What measures where the server has no samples. Raises ConfigError where it cannot."""
+    if estimator != "online" or utility != "accuracy" or not services.experiment.evaluation.federated:
+        raise ConfigError(
+            f"strategy: contribution found no held-out samples at the server, estimator {estimator!r}, "
+            f"utility {utility!r} and evaluation.federated "
+            f"{str(services.experiment.evaluation.federated).lower()}; allowed with data.test_fraction "
+            "above 0 and evaluation.central true, or, measured by the sites, with online, accuracy and true"
+        )
+    return SiteJudge()

@@ -61,13 +61,15 @@ class Hop:
 
 @dataclass
 class RingLog:
-    """route: sites by sweep, in order. arrays: the model that goes on. folder: None keeps nothing on disk."""
+    """route: sites by sweep, in order. arrays: the model that goes on. worth: of that model, once somebody
+    has asked. folder: None keeps nothing on disk."""
 
     folder: Path | None
     key: str
     arrays: Mapping[str, Tensor]
     route: list[list[str]] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
+    worth: float | None = None
     _saved: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -88,6 +90,7 @@ class RingLog:
                 return log
             if facts["key"] == key:
                 log.route, log.hops = facts["route"], [Hop(**hop) for hop in facts["hops"]]
+                log.worth = facts["worth"]
                 log.arrays = {name: tensors[name].to(old.device) for name, old in arrays.items()}
         return log
 
@@ -97,6 +100,11 @@ class RingLog:
         if time.monotonic() - self._saved >= SAVE_EVERY and self._path is not None:
             self._save(self._path)
             self._saved = time.monotonic()
+
+    @property
+    def last_sweep(self) -> int:
+        """Of the turn that the model comes from; 0 before the first."""
+        return max((hop.sweep for hop in self.hops if hop.kind == "taken"), default=0)
 
     def has_trained(self, site: str) -> bool:
         """Whether the site took a turn in this round."""
@@ -129,7 +137,8 @@ class RingLog:
         return None if self.folder is None else self.folder / FILE
 
     def _save(self, path: Path) -> None:
-        facts = {"key": self.key, "route": self.route, "hops": [asdict(hop) for hop in self.hops]}
+        facts = {"key": self.key, "route": self.route, "worth": self.worth}
+        facts["hops"] = [asdict(hop) for hop in self.hops]
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in self.arrays.items()}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         replace_file(path, save(tensors, {"log": json.dumps(facts)}))

@@ -8,8 +8,10 @@ With one segment, a fixed order and no relabelling it is cyclic weight transfer 
 """
 
 import json
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -17,7 +19,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from config.turn import MOST_SEGMENTS, Turn
+from config.link import Link
+from config.turn import MOST_SEGMENTS, FeatureNoise, Turn
 from foundation.errors import ConfigError
 from foundation.streams import stream
 from models.incremental import travelling
@@ -28,6 +31,7 @@ from protocol.tensors import byte_count, unpack
 from strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.exchange import Exchange
 from strategies.gate import Admitted, Gate, Refused, Rejected
+from strategies.ring_cost import RingCost
 from strategies.ring_log import Hop, RingLog
 from strategies.services import Services
 
@@ -42,10 +46,12 @@ class Silent(Exception):
 class SerialRing(IncrementalStrategy):
     """theta goes round all sites once for each segment of their data; what the last one returns is the model.
 
-    segments, sizes, least_segment: how each site cuts its data (config/turn.py). reshuffle: when a new order
-    is drawn; "never" keeps the sites' own order. relabel: "permute" renames hidden neurons before each
-    hand-over. freeze: modules that are not trained, counted from the input. init_noise_std,
-    init_noise_layers: noise on that share of the layers of the first model.
+    segments, sizes, least_segment, stratify: how each site cuts its data (config/turn.py). reshuffle: when a
+    new order is drawn; "never" keeps the sites' own order. relabel: "permute" renames hidden neurons before
+    each hand-over. freeze: modules that are not trained, counted from the input. init_noise_std,
+    init_noise_layers: noise on that share of the layers of the first model. feature_clip, feature_noise: what
+    a site does, while it trains, to the outputs of the last frozen module, or of the first. link: to say how
+    long the hand-overs would take on it.
     A site that fails is skipped: the last valid model goes on to the next one.
     """
 
@@ -59,6 +65,10 @@ class SerialRing(IncrementalStrategy):
         freeze: int = 0,
         init_noise_std: float = 0.0,
         init_noise_layers: float = 0.5,
+        stratify: bool = False,
+        feature_clip: float | None = None,
+        feature_noise: float | None = None,
+        link: Link | None = None,
         max_update_norm: float | None = None,
         **flower: Any,
     ) -> None:
@@ -77,17 +87,40 @@ class SerialRing(IncrementalStrategy):
                 f"init_noise_std: found {init_noise_std}, allowed 0 and more; "
                 f"init_noise_layers: found {init_noise_layers}, allowed 0 to 1"
             )
+        if (feature_clip is None) != (feature_noise is None):
+            raise ValueError("feature_clip, feature_noise: found one without the other; allowed both or none")
+        if not (
+            0 < (1.0 if feature_clip is None else feature_clip) < math.inf
+            and 0 <= (feature_noise or 0.0) < math.inf
+        ):
+            raise ValueError(
+                f"feature_clip: found {feature_clip}, allowed more than 0; "
+                f"feature_noise: found {feature_noise}, allowed 0 and more"
+            )
+        self.feature_clip, self.feature_noise = feature_clip, feature_noise
+        self.stratify, self.link = stratify, link
         self.segments, self.least_segment = segments, least_segment
         self.sizes: Literal["variable", "equal"] = sizes
         self.reshuffle, self.relabel, self.freeze = reshuffle, relabel, freeze
         self.init_noise_std, self.init_noise_layers = init_noise_std, init_noise_layers
         self.hop_timeout: float | None = None
         """Seconds for a hop under Flower's own start(), which tells a strategy no deadline."""
+        self.weigh: Callable[[Arrays], float | None] | None = None
+        """Asked what the model is worth that a site is at work on, so that the answer costs no time."""
+        self.weigh_first = False
+        """Ask before the site is given the model: the answer takes the sites themselves."""
+        self.weighed: frozenset[int] = frozenset()
+        """Sweeps of this round before, in and after which models are weighed."""
         self._exchange = Exchange(slowest_poll=SLOWEST_POLL)
         self._services: Services | None = None
-        self._totals = {"rounds": 0, "turns": 0, "bytes": 0, "model_bytes": 0, "sites": 0}
+        self._cost = RingCost()
 
     def attach(self, services: Services) -> None:
+        if services.experiment.privacy.mode != "none" and self.feature_clip is not None:
+            raise ConfigError(
+                f"strategy.feature_noise: found with privacy.mode {services.experiment.privacy.mode!r}; "
+                "allowed without protection only, because noise on features is in no account"
+            )
         if services.experiment.privacy.mode != "none" and self.segments > 1:
             raise ConfigError(
                 f"strategy.segments: found {self.segments} with privacy.mode "
@@ -125,7 +158,12 @@ class SerialRing(IncrementalStrategy):
         outcome = self.outcome = log.outcome(request.sites)
         if len(outcome.participants) >= request.quorum:
             outcome.arrays = dict(log.arrays)
-            self._count(outcome, log, request)
+            if log.last_sweep in self.weighed:
+                self._weigh(log)
+                outcome.details["worth"] = log.worth
+            turns = sum(hop.kind == "taken" for hop in log.hops)
+            sent = outcome.bytes_up + outcome.bytes_down
+            self._cost.add(turns, sent, byte_count(log.arrays), len(request.sites))
         outcome.seconds = time.monotonic() - start
         return outcome
 
@@ -138,15 +176,31 @@ class SerialRing(IncrementalStrategy):
         return tuple(sites[i] for i in stream(self._seed, "ring-order", *ids).permutation(len(sites)))
 
     def turn(
-        self, grid: Grid, request: RoundRequest, site: str, arrays: Arrays, sweep: int, holds_previous: bool
+        self,
+        grid: Grid,
+        request: RoundRequest,
+        site: str,
+        arrays: Arrays,
+        sweep: int,
+        holds_previous: bool,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[Admitted, int]:
-        """(the site's reply to arrays, bytes sent to it). Raises Refused, Rejected or Silent."""
+        """(the site's reply to arrays, bytes sent to it). meanwhile: what to do while it works.
+
+        Raises Refused, Rejected or Silent.
+        """
         node = request.sites.get(site)
         if node is None or self._exchange.busy(site):
             raise Silent(f"{'not connected' if node is None else 'still at work on an earlier request'}")
         frozen = frozen_names(arrays, self.freeze)
         turn = Turn(
-            sweep=sweep, segments=self.segments, sizes=self.sizes, least=self.least_segment, frozen=frozen
+            sweep=sweep,
+            segments=self.segments,
+            sizes=self.sizes,
+            least=self.least_segment,
+            stratify=self.stratify,
+            frozen=frozen,
+            features=self._features(arrays),
         )
         send_previous = request.previous_arrays is not None and not holds_previous
         message = TrainRequest(
@@ -158,7 +212,7 @@ class SerialRing(IncrementalStrategy):
             settings=json.dumps({"turn": turn.model_dump()}),
         )
         gate = Gate(arrays, request.stamp, self.max_update_norm)
-        for replied, reply in self._exchange.run(grid, [(site, node, message)], request.deadline):
+        for replied, reply in self._exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):
             # another site's late reply belongs to a model that has moved on
             if replied == site:
                 admitted = gate.admit(reply, site)
@@ -174,20 +228,39 @@ class SerialRing(IncrementalStrategy):
         """One site's turn; on success log.arrays is the model that goes on."""
         holds = site in request.holders or log.has_trained(site)
         try:
-            reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds)
+            weigh = {sweep, log.last_sweep} & self.weighed
+            meanwhile = (lambda: self._weigh(log)) if weigh and not self.weigh_first else (lambda: None)
+            if weigh and self.weigh_first:
+                self._weigh(log)
+            reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds, meanwhile)
         except Refused as refusal:
             return Hop(site, sweep, "refused", str(refusal))
         except Rejected as rejection:
             return Hop(site, sweep, "dropped", str(rejection))
         except Silent as silence:
             return Hop(site, sweep, "absent", str(silence))
-        facts = self.watch(reply, log.arrays, sweep) if self.watch is not None else {}
+        facts = {} if log.worth is None else {"worth": log.worth}
+        if self.watch is not None:
+            facts |= self.watch(reply, log.arrays, sweep)
+        if reply.norm:
+            # a model that came back as it was is worth what it was, to the last bit
+            log.worth = None
         after = moved(log.arrays, reply.update, frozen_names(log.arrays, self.freeze))
         if self.relabel == "permute":
             after = self._relabelled(after, request.stamp.round, sweep, position)
         log.arrays = after
         received = byte_count(reply.update) + byte_count(reply.method)
         return Hop.of(reply, sweep, received, sent, facts)
+
+    def _features(self, arrays: Arrays) -> FeatureNoise | None:
+        if self.feature_clip is None or self.feature_noise is None:
+            return None
+        module = layer_names(arrays)[max(0, self.freeze - 1)]
+        return FeatureNoise(module=module, clip=self.feature_clip, std=self.feature_noise)
+
+    def _weigh(self, log: RingLog) -> None:
+        if self.weigh is not None and log.worth is None:
+            log.worth = self.weigh(log.arrays)
 
     @property
     def _seed(self) -> int:
@@ -202,7 +275,7 @@ class SerialRing(IncrementalStrategy):
     def _first_model(self, arrays: Arrays) -> Arrays:
         """The model that the round starts from: perturbed once, before the first round that comes to
         anything."""
-        if self._totals["rounds"] or not self.init_noise_std:
+        if self._cost.rounds or not self.init_noise_std:
             return arrays
         return perturbed(arrays, self.init_noise_std, self.init_noise_layers, self._seed)
 
@@ -241,29 +314,15 @@ class SerialRing(IncrementalStrategy):
 
     # what was sent, beside the paper's formulas
 
-    def _count(self, outcome: RoundOutcome, log: RingLog, request: RoundRequest) -> None:
-        turns = sum(hop.kind == "taken" for hop in log.hops)
-        self._totals = {
-            "rounds": self._totals["rounds"] + 1,
-            "turns": self._totals["turns"] + turns,
-            "bytes": self._totals["bytes"] + outcome.bytes_up + outcome.bytes_down,
-            "model_bytes": self._totals["model_bytes"] + byte_count(log.arrays),
-            "sites": max(self._totals["sites"], len(request.sites)),
-        }
-
     def summary_blocks(self) -> dict[str, Any]:
-        """ring: hand-overs and bytes, and what the paper's equations 22 and 23 would count for as many
-        rounds."""
-        totals = self._totals
-        serial = totals["model_bytes"] * totals["sites"]
-        counted = {"rounds": totals["rounds"], "hand_overs": totals["turns"], "bytes_sent": totals["bytes"]}
-        return {"ring": {**counted, "bytes_equation_23": serial, "bytes_equation_22": 2 * serial}}
+        """ring: see strategies/ring_cost.py."""
+        return {"ring": self._cost.block(self.link)}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"ring_totals": self._totals}
+        return {"ring_cost": asdict(self._cost)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._totals = state["ring_totals"]
+        self._cost = RingCost(**state["ring_cost"])
 
 
 def layer_names(arrays: Arrays) -> tuple[str, ...]:

@@ -89,6 +89,7 @@ def shares(
     """
     gain = max(float(marginals.sum()), least_gain)
     sweeps = len(marginals)
-    counts = generator.multinomial(sweeps, np.full(sweeps, 1 / sweeps), size=draws)
+    drawn = generator.integers(sweeps, size=(draws, sweeps)) + sweeps * np.arange(draws)[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=draws * sweeps).reshape(draws, sweeps)
     low, high = np.quantile(counts @ marginals / gain, [0.05, 0.95], axis=0)
     return marginals.sum(axis=0) / gain, low, high

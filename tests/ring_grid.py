@@ -90,7 +90,9 @@ def services(folder: Path | None = None, **changes: Any) -> Services:
     )
 
 
-def request(grid: ScriptedGrid, round: int = 1, arrays: Mapping[str, Tensor] = START) -> RoundRequest:
+def request(
+    grid: ScriptedGrid, round: int = 1, arrays: Mapping[str, Tensor] = START, deadline: float = 0.05
+) -> RoundRequest:
     """A round that asks all sites of the grid."""
     stamp = Stamp(run="r", experiment="e", class_order="c", task=1, round=round, num_classes=2)
-    return RoundRequest(stamp=stamp, arrays=arrays, sites=grid.nodes, deadline=0.05)
+    return RoundRequest(stamp=stamp, arrays=arrays, sites=grid.nodes, deadline=deadline)

@@ -53,6 +53,37 @@ def test_online_values_are_what_each_turn_added_and_sum_to_the_gain() -> None:
     assert block["b"]["low"] == pytest.approx(block["b"]["high"]), "equal sweeps have no spread"
 
 
+def test_models_are_weighed_while_the_next_site_works_and_each_once() -> None:
+    strategy = valued(SerialRing(**{**RING, "segments": 2}))
+    grid = ScriptedGrid({"a": adds(1.0), "rider": adds(0.0), "b": adds(3.0), "away": lambda _: None})
+    weighed: list[tuple[float, int]] = []
+    ring = strategy.base
+    assert isinstance(ring, SerialRing) and ring.weigh is not None
+    weigh = ring.weigh
+
+    def noted(arrays: Arrays) -> float:
+        weighed.append((weigh(arrays), len(grid.asked)))
+        return weighed[-1][0]
+
+    ring.weigh = noted
+    rounds(strategy, grid, 1)
+    # (worth, hops before): what a works on, the rider, whose 6 stays, who is away, and twice round, and the
+    # end
+    assert weighed == [(3.0, 0), (6.0, 1), (15.0, 3), (18.0, 5), (27.0, 7)]
+    assert {site: entry["value"] for site, entry in shares(strategy).items()} == {"a": 6, "rider": 0, "b": 18}
+
+
+def test_of_every_third_sweep_the_values_are_those_of_that_sweep() -> None:
+    strategy = valued(SerialRing(**{**RING, "segments": 2}), every=3)
+    # what a site adds grows with the model, so that each sweep has values of its own
+    grid = ScriptedGrid({"a": doubles_and_adds(1), "rider": adds(0.0), "b": doubles_and_adds(2)})
+    everything = valued(SerialRing(**{**RING, "segments": 2}))
+    rounds(strategy, grid, 3)
+    rounds(everything, grid, 3)
+    assert strategy._rows == everything._rows[::3]
+    assert strategy.summary_blocks()["valuation"]["sweeps"] == 2
+
+
 def test_a_free_rider_and_a_harmful_site_are_flagged_and_honest_ones_are_not() -> None:
     strategy = valued()
     grid = ScriptedGrid({"a": adds(1.0), "b": adds(2.0), "rider": adds(0.0), "harm": adds(-1.0)})
@@ -158,7 +189,8 @@ def test_the_players_of_a_game_have_an_order_of_their_own() -> None:
             {"base": "fedavg", "estimator": "reconstruct", "permutations": 0},
             "permutations: found 0|allowed 1",
         ),
-        ({"base": "serial_ring", "every": 2}, "takes the sweeps as they are"),
+        ({"base": "serial_ring", "exact": True}, "takes the sweeps as they are"),
+        ({"base": "serial_ring", "every": 0}, "every: found 0, allowed 1"),
         ({"base": "serial_ring", "samples": 0}, "samples: found 0"),
     ],
 )
@@ -168,8 +200,12 @@ def test_settings_that_cannot_be_valued_are_refused(settings: dict[str, Any], re
 
 
 def test_a_server_without_samples_and_games_too_large_are_refused() -> None:
-    with pytest.raises(ConfigError, match="held-out samples of the server, and there are none"):
-        Contribution(SerialRing()).attach(replace(services(), judge=None))
+    for settings in ({"utility": "neg_loss"}, {"estimator": "replay"}):
+        with pytest.raises(ConfigError, match="no held-out samples at the server"):
+            Contribution(SerialRing(), **settings).attach(replace(services(), judge=None))
+    silent = services(evaluation={"federated": False})
+    with pytest.raises(ConfigError, match=r"evaluation\.federated false"):
+        Contribution(SerialRing()).attach(replace(silent, judge=None))
     many = services(data={"source": "digits", "sites": 13})
     with pytest.raises(ConfigError, match="exact: found 13 sites, allowed at most 12"):
         Contribution(FedAvg(), estimator="reconstruct", exact=True).attach(many)

@@ -1,8 +1,10 @@
 """The judge of models: a fixed draw of the test samples of the classes seen so far."""
 
+import pytest
 import torch
 
 from client.batches import TrainingSet
+from foundation.errors import ConfigError
 from models.config import ModelConfig
 from models.registry import build_model
 from server.evaluation import Judge
@@ -21,3 +23,10 @@ def test_a_model_is_judged_on_the_same_samples_of_seen_classes_only() -> None:
     part = [Judge(test, num_classes=2, samples=10, seed=4)(model) for _ in range(2)]
     assert part[0] == part[1]
     assert round(part[0][0] * 10, 6).is_integer()
+
+
+def test_a_server_without_a_sample_of_these_classes_cannot_judge() -> None:
+    x, y = torch.zeros(4, 5), torch.full((4,), 2)
+    test = TrainingSet(x, y, torch.zeros(5), torch.ones(5))
+    with pytest.raises(ConfigError, match="have none of the 2 classes seen so far"):
+        Judge(test, num_classes=2, samples=10, seed=4)

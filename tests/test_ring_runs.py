@@ -104,6 +104,34 @@ def test_one_site_in_a_ring_learns_what_it_learns_alone(tmp_path: Path) -> None:
         assert torch.allclose(tensor, models[1][name], atol=1e-6)
 
 
+def test_one_segment_in_a_fixed_order_is_cyclic_weight_transfer(tmp_path: Path) -> None:
+    models = []
+    ring = {"name": "serial_ring", "segments": 1, "reshuffle": "never", "relabel": "none"}
+    for name, strategy in (("cycle", "cyclic_weight_transfer"), ("ring", ring)):
+        experiment = write(tmp_path, name=name, strategy=strategy)
+        run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
+        models.append(load_file(tmp_path / "runs" / name / "model.safetensors"))
+    for name, tensor in models[0].items():
+        assert torch.allclose(tensor, models[1][name], atol=1e-5)
+
+
+@pytest.mark.parametrize("base", ["fedavg", "layer_attention", "multi_factor", "scaffold", "fednova"])
+def test_sites_of_other_strategies_are_valued_by_their_updates(base: str, tmp_path: Path) -> None:
+    strategy = {"name": "contribution", "base": base, "estimator": "reconstruct", "exact": True}
+    experiment = write(
+        tmp_path,
+        strategy=strategy | {"utility": "neg_loss"},
+        tasks={"count": 1, "rounds": 1},
+        learner={"optimizer": {"lr": 0.1}},
+        adversaries=[{"site": "site-1", "kind": "free_rider"}],
+    )
+    summary: dict[str, Any] = run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
+    values = {site: entry["value"] for site, entry in summary["contribution"].items()}
+    assert set(values) == {"site-0", "site-1", "site-2"}
+    assert sum(values.values()) == pytest.approx(summary["valuation"]["gain"])
+    assert values["site-1"] == min(values.values()), "its null update keeps the mean where it was"
+
+
 def test_relabelling_changes_the_model_and_not_what_it_computes(tmp_path: Path) -> None:
     summaries = []
     for relabel in ("none", "permute"):

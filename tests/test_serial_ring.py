@@ -113,6 +113,7 @@ def test_bytes_are_counted_as_sent_beside_the_formulas() -> None:
         "rounds": 18,
         "hand_overs": 180,
         "bytes_sent": 360 * model,
+        "bytes_direct": 181 * model,
         "bytes_equation_23": 180 * model,
         "bytes_equation_22": 360 * model,
     }

@@ -117,12 +117,12 @@ def test_a_run_without_gain_is_divided_by_the_least_one() -> None:
 
 def test_marginals_of_a_sweep_telescope() -> None:
     turns = [
-        {"site": "b", "sweep": 1, "start": 0.1, "utility": 0.4},
-        {"site": "a", "sweep": 1},
-        {"site": "a", "sweep": 2, "utility": 0.3},
-        {"site": "b", "sweep": 2, "utility": 0.9},
+        {"site": "b", "sweep": 1, "worth": 0.1},
+        {"site": "a", "sweep": 1, "worth": 0.4},
+        {"site": "a", "sweep": 2, "worth": 0.4},
+        {"site": "b", "sweep": 2, "worth": 0.3},
     ]
-    rows = sweep_marginals(turns)
+    rows = sweep_marginals(turns, 0.9, {1, 2})
     assert rows[0] == {"b": pytest.approx(0.3), "a": 0.0}
     assert rows[1] == {"a": pytest.approx(-0.1), "b": pytest.approx(0.6)}
     assert sum(value for row in rows for value in row.values()) == pytest.approx(0.9 - 0.1, abs=1e-12)

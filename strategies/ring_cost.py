@@ -1,0 +1,44 @@
+"""What a ring has sent, beside what the formulas of its paper count (Yan et al. 2025, arXiv 2506.16723,
+equations 14, 15, 22 and 23)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from config.link import Link
+
+
+@dataclass
+class RingCost:
+    """Totals of a run's rounds that came to something. sites: the most that a round asked."""
+
+    rounds: int = 0
+    turns: int = 0
+    bytes: int = 0
+    model_bytes: int = 0
+    turn_bytes: int = 0
+    sites: int = 0
+
+    def add(self, turns: int, sent: int, model: int, sites: int) -> None:
+        """One round: turns that were taken, bytes sent both ways, bytes of the model, sites asked."""
+        self.rounds += 1
+        self.turns += turns
+        self.bytes += sent
+        self.model_bytes += model
+        self.turn_bytes += turns * model
+        self.sites = max(self.sites, sites)
+
+    def block(self, link: Link | None) -> dict[str, Any]:
+        """bytes_direct: of a ring whose sites have a channel between them, with the last hand-over, to the
+        server. seconds_equation_15: what its hand-overs take on the link, one after the other."""
+        last = self.turn_bytes // self.turns if self.turns else 0
+        block: dict[str, Any] = {
+            "rounds": self.rounds,
+            "hand_overs": self.turns,
+            "bytes_sent": self.bytes,
+            "bytes_direct": self.turn_bytes + last,
+            "bytes_equation_23": self.model_bytes * self.sites,
+            "bytes_equation_22": 2 * self.model_bytes * self.sites,
+        }
+        if link is not None:
+            block["seconds_equation_15"] = link.seconds(self.turn_bytes)
+        return block

@@ -1,0 +1,91 @@
+"""A ring of real sites on loopback, TLS and node keys on, whose ServerApp is killed between two hops."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors import SafetensorError, safe_open
+
+from benchmarks.continuity import Running, kill_child
+from benchmarks.loopback import Deployment
+from config.run import RunSettings
+from engine.run import run_in_process
+from strategies.ring_log import FILE
+
+SITES = ["site-0", "site-1"]
+HOPS = 4
+EXPERIMENT: dict[str, Any] = {
+    "name": "hospitals",
+    "data": {"source": "digits", "sites": 2, "samples_limit": 120, "partition": {"kind": "iid"}},
+    "tasks": {"count": 1, "rounds": 1},
+    "model": {"name": "mlp", "hidden": [16]},
+    "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 120, "deadline": 120},
+    "learner": {"optimizer": {"name": "adam", "lr": 0.01}},
+    "evaluation": {"federated": False},
+    "strategy": {
+        "name": "contribution",
+        "utility": "neg_loss",
+        "base": {"name": "serial_ring", "segments": HOPS // len(SITES), "init_noise_std": 0.01},
+    },
+}
+
+
+def hops_on_disk(path: Path) -> int:
+    """Hops that a resumed server would not ask for again."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return len(json.loads(file.metadata()["log"])["hops"])
+    except (FileNotFoundError, SafetensorError):
+        return 0
+
+
+def journal(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_deployed_ring_goes_on_at_its_hop_and_comes_to_the_simulated_bits() -> None:
+    with Deployment(SITES) as deployment:
+        deployment.init()
+        experiment = deployment.folder / "experiment.yaml"
+        experiment.write_text(yaml.safe_dump(EXPERIMENT))
+        here = run_in_process(RunSettings(str(experiment), runs=str(deployment.folder / "here")))
+        deployment.start_superlink()
+        fab, digest = deployment.deploy("stage", experiment).split()[-2:]
+        for name in SITES:
+            deployment.make_site(name)
+            deployment.edit_site(name, data=None)
+            deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
+            deployment.deploy("register", name)
+            deployment.start_site(name)
+        running = Running(deployment, {})
+        running.submit()
+        log = running.run_folder / "checkpoint" / FILE
+        running.wait(lambda: hops_on_disk(log) >= 2, "two hops")
+        kill_child(running, "superlink", "flwr-serverapp")
+        done = hops_on_disk(log)
+        assert 2 <= done < HOPS
+        assert deployment.wait_for_run("hospitals") == "finished:failed", deployment.logs()
+        deployment.deploy("resume", "hospitals")
+        assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()
+
+        there = json.loads((running.run_folder / "summary.json").read_text())
+        assert there["engine"] == "grpc"
+        assert there["model_sha256"] == here["model_sha256"]
+        assert there["contribution"] == here["contribution"]
+        assert there["ring"] == here["ring"]
+        rounds = [
+            [event["details"]["turns"] for event in journal(run) if event["event"] == "round"]
+            for run in (running.run_folder, deployment.folder / "here" / "hospitals")
+        ]
+        assert rounds[0] == rounds[1]
+        released = Counter(
+            json.loads(line)["kind"]
+            for name in SITES
+            for line in (deployment.folder / name / "state" / "ledger.jsonl").read_text().splitlines()
+        )
+        # the hop under way when the server was killed is the only one that a site may be asked for twice
+        assert HOPS <= released["update"] <= HOPS + 1
