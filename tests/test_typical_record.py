@@ -59,8 +59,8 @@ def samples(count: int, exemplars: int = 0) -> TrainingSet:
 def test_it_stands_beside_the_worst_case_in_the_summary_the_report_and_the_ledger(
     tmp_path: Path, privacy: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = run_in_process(settings(tmp_path, privacy=privacy, name="plain"))
-    summary = run_in_process(settings(tmp_path, privacy=privacy | {"bayesian": BAYESIAN}))
+    plain: dict[str, Any] = run_in_process(settings(tmp_path, privacy=privacy, name="plain"))
+    summary: dict[str, Any] = run_in_process(settings(tmp_path, privacy=privacy | {"bayesian": BAYESIAN}))
     epsilon = summary["epsilon"]
     assert plain["epsilon"]["typical"] is None
     assert epsilon["value"] == plain["epsilon"]["value"]
