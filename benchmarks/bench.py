@@ -143,6 +143,16 @@ def aggregation_vs_flower(folder: Path) -> Measured:
     )
 
 
+def protection(kind: str) -> Callable[[Path], Measured]:
+    """The ratios of benchmarks/privacy_cost.py."""
+
+    def measure(folder: Path) -> Measured:
+        found = measured("-m", "benchmarks.privacy_cost", kind).found
+        return Measured(found.pop("ratios"), found)
+
+    return measure
+
+
 def help_seconds(folder: Path) -> Measured:
     runs = [measured("-m", "cli.main", "--help") for _ in range(9)]
     return Measured([run.seconds for run in runs], {"cpu_seconds": [run.cpu_seconds for run in runs]})
@@ -164,6 +174,15 @@ FIGURES: dict[str, Figure] = {
     ),
     "aggregation_vs_flower": Figure(
         "100 ResNet-18 updates: gate and exact sum over Flower's sum", "at most", 0.5, aggregation_vs_flower
+    ),
+    "client_protection_overhead": Figure(
+        "rounds of W1: updates clipped, noised and charged at the sites, over the same without",
+        "at most",
+        1.02,
+        protection("site"),
+    ),
+    "sample_training_vs_opacus": Figure(
+        "DP-SGD at a site over Opacus used directly", "at most", 1.5, protection("sample")
     ),
     "help_seconds": Figure("seconds of `perennial --help`", "at most", 0.5, help_seconds),
 }

@@ -21,7 +21,8 @@ from models.saved import Inputs, SavedModel
 from privacy.attacks.gradient_inversion import invert_gradient
 from privacy.attacks.similarity import structural_similarity
 from privacy.config import PrivacyConfig
-from server.attack import HEAD, gradient_of, of_pixels, picture, protected
+from server.attack import HEAD, gradient_of, protected
+from server.attack_pictures import of_pixels, picture
 
 RESULTS = Path(__file__).resolve().parent / "results"
 VICTIMS, STEPS, RESTARTS, SEED = 6, 250, 2, 1

@@ -1,30 +1,34 @@
-"""What protection costs in time, as ratios measured in turns in one process.
+"""What protection costs in time: `python -m benchmarks.privacy_cost site`, or `sample`; prints JSON.
 
-`python -m benchmarks.privacy_cost` writes benchmarks/results/privacy_cost.json. Processor time of one thread,
-so that other work on the machine counts little.
-
-client: the local training of a round of small_cnn (287 samples, 2 epochs) with the update clipped and noised
-from the secure source, over the same training without. sample: DP-SGD as the learner runs it, over Opacus
-used directly on the same model and batches.
+site: the rounds of W1 with every update clipped, noised from the secure source and charged to the site's
+ledger, over the same rounds without these steps, which are timed inside them. One ratio for each round: two
+runs that differ by 2 % cannot be told apart by their own times.
+sample: a round of DP-SGD as the learner runs it, over Opacus used directly on the same model, rate and steps,
+in turns in one process. Processor time of one thread, so that other work on the machine counts little.
 """
 
 import json
-import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+import typer
 
+import client.handlers
+from benchmarks.workloads import write_workload
 from client.batches import TrainingSet
 from client.private_training import train_privately
-from client.training import train
+from client.release import Told
 from config.learner import LearnerConfig, Optimizer
+from config.run import RunSettings
 from data.config import AugmentationConfig, DataConfig
 from data.digits import load_digits
-from data.samples import Source
+from engine.run import run_in_process
 from foundation.streams import stream
 from models.config import ModelConfig
 from models.flat import FlatParameters
@@ -32,71 +36,72 @@ from models.incremental import IncrementalModel
 from models.registry import build_model
 from privacy.config import PrivacyConfig
 from privacy.noise import SecureNoise
-from privacy.protection import protect_update
 
-RESULT = Path(__file__).resolve().parent / "results" / "privacy_cost.json"
-REPEATS, SAMPLES, BATCH, RATE = 7, 1437, 32, 32 / 1437
-PROTECTIONS = 20
+WORKLOAD = "w1_private"
+REPEATS, SAMPLES, BATCH, RATE = 9, 1437, 32, 32 / 1437
 LEARNER = LearnerConfig(epochs=1, batch_size=BATCH, optimizer=Optimizer(lr=0.05))
 
 
-def main() -> None:
-    """Measure both ratios, print and write them."""
+class Kind(StrEnum):
+    site = "site"
+    sample = "sample"
+
+
+def main(kind: Kind) -> None:
+    """Measure one of the two and print it."""
     torch.set_num_threads(1)
+    typer.echo(json.dumps(_site() if kind is Kind.site else _sample()))
+
+
+def _site() -> dict[str, Any]:
+    """ratios: a round over the same without protection, in processor time; wall_ratios: disk and all."""
+    protect = client.handlers.release_update
+    spent = [0.0, 0.0]
+    rounds: list[tuple[float, float, float, float]] = []
+    start = [time.process_time(), time.perf_counter()]
+
+    def timed(*args: Any, **kwargs: Any) -> Told:
+        cpu, wall = time.process_time(), time.perf_counter()
+        told = protect(*args, **kwargs)
+        spent[0] += time.process_time() - cpu
+        spent[1] += time.perf_counter() - wall
+        return told
+
+    def listener(event: dict[str, Any]) -> None:
+        if event["event"] in ("task_started", "round"):
+            now = [time.process_time(), time.perf_counter()]
+            if event["event"] == "round":
+                rounds.append((now[0] - start[0], spent[0], now[1] - start[1], spent[1]))
+            start[:], spent[:] = now, [0.0, 0.0]
+
+    client.handlers.release_update = timed
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = write_workload(WORKLOAD, Path(folder))
+        run_in_process(RunSettings(str(experiment), runs=folder, device="cpu"), listener=listener)
+    # the first round builds the model and fills caches
+    return {
+        "ratios": [cpu / (cpu - own) for cpu, own, _, _ in rounds[1:]],
+        "wall_ratios": [wall / (wall - own) for _, _, wall, own in rounds[1:]],
+    }
+
+
+def _sample() -> dict[str, Any]:
     source = load_digits(DataConfig(source="digits"))
     data = TrainingSet(source.train.x[:SAMPLES], source.train.y[:SAMPLES], source.mean, source.std)
-    update = torch.randn(len(FlatParameters(_model()).vector))
-    results = {
-        "client_level_over_unprotected": _client_level(source, update),
-        "sample_level_over_opacus": _ratio(lambda: _private(data), lambda: _opacus(data)),
-        "parameters": len(update),
-        "samples": SAMPLES,
-        "batch": BATCH,
-        "repeats": REPEATS,
-    }
-    RESULT.write_text(json.dumps(results, indent=2) + "\n")
-    print(json.dumps(results, indent=2))
+    _private(data)
+    _opacus(data)
+    ratios = [_seconds(_private, data) / _seconds(_opacus, data) for _ in range(REPEATS)]
+    return {"ratios": ratios, "samples": SAMPLES, "batch": BATCH}
 
 
 def _model() -> IncrementalModel:
     return build_model(ModelConfig.model_validate({"name": "small_cnn"}), (1, 8, 8), 10, seed=1)
 
 
-def _ratio(ours: Callable[[], None], theirs: Callable[[], None]) -> float:
-    """Median over repetitions of the ratio of two runs that follow each other."""
-    ours()
-    theirs()
-    ratios = []
-    for _ in range(REPEATS):
-        first, second = (_seconds(run) for run in (ours, theirs))
-        ratios.append(first / second)
-    return statistics.median(ratios)
-
-
-def _seconds(run: Callable[[], None]) -> float:
+def _seconds(run: Callable[[TrainingSet], None], data: TrainingSet) -> float:
     start = time.process_time()
-    run()
+    run(data)
     return time.process_time() - start
-
-
-def _client_level(source: Source, update: Tensor) -> float:
-    """1 + time of one protection / time of one round of a site, medians over repetitions."""
-    data = TrainingSet(source.train.x[:287], source.train.y[:287], source.mean, source.std)
-    model = _model()
-    flat = FlatParameters(model)
-    learner = LEARNER.model_copy(update={"epochs": 2})
-
-    def one_round() -> None:
-        train(learner, model, flat, data, stream(1, "batches"), augmentation=AugmentationConfig())
-
-    def protections() -> None:
-        for _ in range(PROTECTIONS):
-            protect_update(update.clone(), 1.0, 1.0, SecureNoise())
-
-    one_round()
-    protections()
-    rounds, many = ([_seconds(run) for _ in range(REPEATS)] for run in (one_round, protections))
-    return 1 + statistics.median(many) / PROTECTIONS / statistics.median(rounds)
 
 
 def _private(data: TrainingSet) -> None:
@@ -136,4 +141,4 @@ def _opacus(data: TrainingSet) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

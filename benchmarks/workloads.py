@@ -31,6 +31,12 @@ def _w1() -> Settings:
     }
 
 
+def _w1_private() -> Settings:
+    """W1 with every update clipped and noised at its site; the noise is too small to change the training."""
+    privacy = {"mode": "client_local", "clip_norm": 10.0, "noise_multiplier": 1e-5}
+    return _w1() | {"name": "w1_private", "privacy": privacy}
+
+
 def _w2() -> Settings:
     """50 sites, 10 of them in each of 40 rounds of a few steps: the cost of each message shows."""
     return _BASE | {
@@ -54,7 +60,7 @@ def _memory(sites: int) -> Settings:
 
 
 WORKLOADS: dict[str, Settings] = {
-    workload["name"]: workload for workload in (_w1(), _w2(), _memory(10), _memory(100))
+    workload["name"]: workload for workload in (_w1(), _w1_private(), _w2(), _memory(10), _memory(100))
 }
 
 

@@ -151,7 +151,8 @@ def attack(
     victims: Annotated[int, typer.Option(min=1, help="images to reconstruct")] = 6,
     steps: Annotated[int, typer.Option(min=1, help="of each reconstruction")] = 400,
 ) -> None:
-    """Attack a run's model: membership inference and gradient inversion, with pictures in the report."""
+    """Attack a run: membership inference, gradient inversion, and what else applies, with pictures in the
+    report."""
     from cli.privacy import attack_command
 
     attack_command(run, victims, steps)

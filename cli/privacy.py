@@ -28,7 +28,11 @@ def epsilon_command(
 
 
 def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
-    """Print every release of a site, and what they cost together."""
+    """Print every release of a site, what they cost together, and where a run asked for it what they cost a
+    typical record."""
+    from client.typical import runs_with_typical, typical_of
+    from privacy.composition import compose
+
     ledger = Ledger(state_dir)
     if not ledger.path.exists():
         raise StateError(
@@ -51,6 +55,18 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
     console.print(table)
     cost = ledger.cost(delta)
     console.print(f"{len(entries)} releases, epsilon {cost.epsilon:.4g} at delta {delta:g}", highlight=False)
+    for run in runs_with_typical(state_dir):
+        figure = typical_of(state_dir, run)
+        assert figure is not None
+        worst = compose([entry for entry in entries if entry.run == run], figure.delta)
+        text = f"epsilon {figure.epsilon:.4g}" if figure.epsilon is not None else f"none: {figure.void}"
+        console.print(
+            f"run {run[:12]}: worst case epsilon {worst.epsilon:.4g}, typical record {text}, at delta "
+            f"{figure.delta:g} ({figure.invocations} of {figure.planned} planned invocations; outliers are "
+            "not covered, and the two do not compare)",
+            highlight=False,
+            soft_wrap=True,
+        )
     if max_epsilon is not None:
         console.print(f"left of {max_epsilon:g}: {max(0.0, max_epsilon - cost.epsilon):.4g}", highlight=False)
 

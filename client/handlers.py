@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from client.adversary import behaviour, mislabelled
+from client.batches import TrainingSet
 from client.class_means import own_class_means, release_class_sums
 from client.corrections import open_correction
 from client.digests import withdrawal
@@ -22,7 +24,8 @@ from client.release import charge, check_reply, noise_source, release_update
 from client.ring_turn import features_as_asked, segment_of, turn_of
 from client.site import Site
 from client.telling import tell
-from client.training import train
+from client.training import TrainingResult, train
+from client.typical import TypicalRecord
 from foundation.errors import DataError, ProtocolError
 from foundation.streams import stream
 from models.incremental import IncrementalModel, complete_state
@@ -65,6 +68,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     teacher = site.bench.teacher(previous) if previous is not None and learner.needs_previous else None
     prototypes = prototype_gradients(site, request, model, places[: len(places) - exemplars])
     augmentation = site.experiment.data.augmentation
+    typical = TypicalRecord.of(site, request.run, request.round)
     if site.experiment.privacy.mode == "sample":
         require_no_extra_losses(request)
         result = train_privately(
@@ -77,22 +81,29 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
             teacher=teacher,
             augmentation=augmentation,
             progress=request.progress,
+            typical=typical,
         )
     else:
-        with features_as_asked(turn, model, request, site.experiment.seed, site.name):
-            result = train(
-                learner,
-                model,
-                flat,
-                data,
-                stream(site.experiment.seed, "batches", site.name, *batches),
-                teacher=teacher,
-                augmentation=augmentation,
-                progress=request.progress,
-                first_class=_task_range(site, request)[0],
-                correction=correction.gradient,
-                rehearsal=open_rehearsal(site, request, model),
-            )
+
+        def learn(samples: TrainingSet, generator: np.random.Generator) -> TrainingResult:
+            with features_as_asked(turn, model, request, site.experiment.seed, site.name):
+                return train(
+                    learner,
+                    model,
+                    flat,
+                    samples,
+                    generator,
+                    teacher=teacher,
+                    augmentation=augmentation,
+                    progress=request.progress,
+                    first_class=_task_range(site, request)[0],
+                    correction=correction.gradient,
+                    rehearsal=open_rehearsal(site, request, model),
+                )
+
+        if typical is not None:
+            typical.see_halves(data, flat, own, learn)
+        result = learn(data, stream(site.experiment.seed, "batches", site.name, *batches))
     update = flat.views(result.update)
     if own:
         layers = flat.views(flat.vector)
@@ -102,6 +113,8 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
             update[name].zero_()
     if adversary == "free_rider":
         result.update.zero_()
+    if typical is not None:
+        typical.keep()
     told = release_update(site, request, result, len(places))
     flat.clear_held(result.update)
     correction.remember(result.update, result.steps)

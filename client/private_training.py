@@ -10,6 +10,7 @@ Abadi et al. 2016 (arXiv 1607.00133).
 import json
 import math
 import os
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from client.batches import TrainingSet
 from client.optimizers import FlatOptimizer
 from client.past import outputs
 from client.training import TrainingResult, seeded_dropout
+from client.typical import TypicalRecord
 from config.learner import LearnerConfig
 from data.augmentation import augment
 from data.config import AugmentationConfig
@@ -116,9 +118,11 @@ def train_privately(
     teacher: nn.Module | None = None,
     augmentation: AugmentationConfig,
     progress: float = 0.0,
+    typical: TypicalRecord | None = None,
 ) -> TrainingResult:
     """Train model in place by DP-SGD, and say what changed; its loss is private and stays at the site.
 
+    typical: sees at each step how far records drawn at random would move its sum.
     Raises PrivacyError when the model or the learner has no gradient of one sample.
     """
     assert privacy.sample_rate is not None
@@ -132,24 +136,27 @@ def train_privately(
     model.train()
     flat.gradient.zero_()
     total, seen = 0.0, 0
+
+    def losses_of(rows: Tensor) -> Callable[[slice], Tensor]:
+        rows = rows.to(data.y.device)
+        stored = augment(data.x[rows], augmentation, generator) if augmentation.active else data.x[rows]
+        return lambda part: losses(rows[part], data.floats(stored[part]), data.y[rows[part]])
+
     with (
         seeded_dropout(model, generator),
         PrivateGradient(model, privacy, expected_batch=config.batch_size, source=source) as private,
     ):
         for batch in poisson_batches(len(data), privacy.sample_rate, steps, source):
-            rows = batch.to(data.y.device)
-            stored = augment(data.x[rows], augmentation, generator) if augmentation.active else data.x[rows]
-
-            def of_rows(part: slice, rows: Tensor = rows, stored: Tensor = stored) -> Tensor:
-                return losses(rows[part], data.floats(stored[part]), data.y[rows[part]])
-
-            mean = private.compute(len(rows), of_rows)
+            if typical is not None:
+                drawn = typical.records(len(data))
+                typical.see(private.clipped_norms(len(drawn), losses_of(drawn)))
+            mean = private.compute(len(batch), losses_of(batch))
             if pull:
                 flat.gradient.add_(flat.trainable - anchor, alpha=pull)
             optimizer.step()
             flat.keep_frozen_rows(before)
-            total += mean * len(rows) if len(rows) else 0.0
-            seen += len(rows)
+            total += mean * len(batch) if len(batch) else 0.0
+            seen += len(batch)
     return TrainingResult(flat.vector - before, total / max(seen, 1), steps)
 
 

@@ -158,6 +158,15 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _typical_record_sees_every_release(self) -> "Experiment":
+        if self.learner.means == "global" and self.privacy.typical is not None:
+            raise ValueError(
+                "privacy.bayesian: sums for class means are a release whose distances nobody samples, so the "
+                "figure would leave it out; allowed with learner.means 'site'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _teacher_exists(self) -> "Experiment":
         distillation = self.learner.distillation
         if distillation and distillation.teacher == "old_backbone" and self.model.name != "dual_backbone":

@@ -95,9 +95,17 @@ class BayesianAccountant:
         self._costs = np.zeros(len(ORDERS))
 
     def accumulate(
-        self, distances: Sequence[float] | NDArray[np.float64], noise_std: float, sample_rate: float = 1.0
+        self,
+        distances: Sequence[float] | NDArray[np.float64],
+        noise_std: float,
+        sample_rate: float = 1.0,
+        *,
+        largest: float | None = None,
     ) -> None:
         """Add one invocation with its own sampled distances and absolute noise.
+
+        largest: what clipping allows a distance to be at most; the cost at that distance bounds the mean for
+        certain, so the bound from few pairs need not be above it.
 
         Raises PrivacyError when the plan is used up, on bad distances, or where noise_std is not above 0.
         """
@@ -108,7 +116,7 @@ class BayesianAccountant:
             )
         if not noise_std > 0:
             raise PrivacyError(f"noise standard deviation is {noise_std}; Bayesian accounting needs noise")
-        self._costs += [
+        costs = [
             invocation_cost(
                 distances,
                 noise_std,
@@ -119,6 +127,11 @@ class BayesianAccountant:
             )
             for order in ORDERS
         ]
+        if largest is not None:
+            most = np.array([largest])
+            bounds = [scaled_divergence(most, noise_std, sample_rate, order)[0] for order in ORDERS]
+            costs = np.minimum(costs, bounds)
+        self._costs += costs
         self.invocations += 1
 
     @property

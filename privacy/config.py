@@ -12,9 +12,9 @@ AccountantName = Literal["rdp", "prv"]
 class BayesianConfig(BaseModel):
     """Bayesian accounting beside the worst case: what a typical record loses, never the headline.
 
-    pairs: sampled gradient distances for each invocation. planned_rounds: invocations fixed in advance; one
-    more voids the bound. failure_probability: of the Student-t bound, for each invocation. Triastcyn and
-    Faltings 2019 (arXiv 1901.09697, 1911.10071).
+    pairs: sampled distances for each invocation. planned_rounds: rounds fixed in advance, each one invocation
+    or, in mode sample, one for each local step; one more voids the bound. failure_probability: of the
+    Student-t bound, for each invocation. Triastcyn and Faltings 2019 (arXiv 1901.09697, 1911.10071).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -128,11 +128,6 @@ class PrivacyConfig(BaseModel):
             )
         if self.bayesian is not None and self.bayesian.enabled and not self.noise_multiplier:
             raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
-        if self.bayesian is not None and self.bayesian.enabled and self.mode != "client_central":
-            raise ValueError(
-                "bayesian accounting compares what sites sent before any noise, which the server sees in "
-                f"mode client_central alone; mode is {self.mode}"
-            )
         if self.adaptive_clipping is None:
             return self
         if self.mode != "client_central":
@@ -156,6 +151,11 @@ class PrivacyConfig(BaseModel):
     def enabled(self) -> bool:
         """Whether anything is protected at all."""
         return self.mode != "none"
+
+    @property
+    def typical(self) -> BayesianConfig | None:
+        """How the figure for a typical record is estimated; None where it is not asked for."""
+        return self.bayesian if self.bayesian is not None and self.bayesian.enabled else None
 
     @property
     def unit(self) -> Literal["site", "sample"] | None:

@@ -122,11 +122,11 @@ def make_digests(
     if not bool(torch.isfinite(features).all()) or bool((features < 0).any()):
         raise PrivacyError("digests: features must be finite and 0 or more, which their noise is sized by")
     largest = config.largest if config.largest is not None else float(features.max())
-    bounded = _bounded(features, config, largest)
+    inside = bounded(features, config, largest)
     answers = labels
     if config.label_epsilon is not None:
         answers = randomised_labels(labels, classes, config.label_epsilon, source)
-    digests = mix(bounded, answers, classes.stop, config, generator)
+    digests = mix(inside, answers, classes.stop, config, generator)
     guarantee = guarantee_of(config, features[0].numel(), largest, float(digests.weights.max()))
     noised = digests.features.reshape(-1)
     if config.protection == "gauss":
@@ -207,7 +207,7 @@ def _harmonic(count: int) -> float:
     return math.log(count) + EULER + 1 / (2 * count) - 1 / (12 * count**2)
 
 
-def _bounded(features: Tensor, config: DigestConfig, largest: float) -> Tensor:
+def bounded(features: Tensor, config: DigestConfig, largest: float) -> Tensor:
     """Features inside the public bound that the noise is sized by."""
     if config.protection == "gauss":
         assert config.norm is not None

@@ -51,24 +51,45 @@ class SecureNoise:
         """Each value is the sum of four Gaussians / 2, from four different Box-Muller pairs."""
         count = math.prod(shape)
         values = torch.empty(count + count % 2, dtype=torch.float64)
+        words = _Words(2 * _SUMMANDS * min(_CHUNK, len(values) // 2))
+        other = torch.empty(_SUMMANDS * min(_CHUNK, len(values) // 2), dtype=torch.float64)
         for chunk in values.split(2 * _CHUNK):
             pairs = len(chunk) // 2
-            uniform = self.uniform(2 * _SUMMANDS * pairs).view(2, _SUMMANDS, pairs)
+            uniform = words.uniform(2 * _SUMMANDS * pairs).view(2, _SUMMANDS, pairs)
             radius = uniform[0].log_().mul_(-2).sqrt_()
             angle = uniform[1].mul_(2 * math.pi)
-            torch.sum(angle.cos().mul_(radius), dim=0, out=chunk[:pairs])
+            cosine = torch.cos(angle, out=other[: _SUMMANDS * pairs].view(_SUMMANDS, pairs))
+            torch.sum(cosine.mul_(radius), dim=0, out=chunk[:pairs])
             torch.sum(angle.sin_().mul_(radius), dim=0, out=chunk[pairs:])
         return values[:count].mul_(std / math.sqrt(_SUMMANDS)).view(shape)
 
     def uniform(self, count: int) -> Tensor:
         """Multiples of 2**-53, so that a logarithm is finite and the tail reaches 8.5 standard deviations."""
+        return _Words(count).uniform(count)
+
+
+class _Words:
+    """The stream of one key, drawn into memory that is used again, so that it stays in the cache."""
+
+    def __init__(self, most: int) -> None:
+        """most: numbers in one draw."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+        self._cipher = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+        self._zeros = memoryview(bytes(8 * most))
+        # the cipher asks for room for one block more than it writes
+        room = bytearray(8 * most + 16)
+        self._room = memoryview(room)
+        self._words = torch.frombuffer(room, dtype=torch.int64)
+        self._values = torch.empty(most, dtype=torch.float64)
+
+    def uniform(self, count: int) -> Tensor:
+        """(count,) in (0, 1], overwritten by the next draw."""
         if count == 0:
             return torch.empty(0, dtype=torch.float64)
-        stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
-        words = torch.frombuffer(bytearray(stream.update(bytes(8 * count))), dtype=torch.int64)
-        return words.bitwise_and_(_MANTISSA).add_(1).double().mul_(2.0**-53)
+        self._cipher.update_into(self._zeros[: 8 * count], self._room)
+        words = self._words[:count]
+        return self._values[:count].copy_(words.bitwise_and_(_MANTISSA).add_(1)).mul_(2.0**-53)
 
 
 class SeededNoise:

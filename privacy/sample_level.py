@@ -11,6 +11,7 @@ Abadi et al. 2016 (arXiv 1607.00133); ghost clipping: Li et al. 2022 (arXiv 2110
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -126,9 +127,33 @@ class PrivateGradient:
                 parameter.grad.copy_(part.view_as(parameter))
         return loss / batch if batch else float("nan")
 
-    def _add_parts(self, vector: Tensor, batch: int, losses: Callable[[slice], Tensor]) -> float:
-        """Add the clipped gradients of the batch to vector, part by part; returns the sum of the losses."""
-        total = torch.zeros((), device=vector.device)
+    def clipped_norms(self, batch: int, losses: Callable[[slice], Tensor]) -> Tensor:
+        """(B,) L2 norms of the samples' clipped gradients: how far each moves the sum. Private; the model's
+        gradients stay as they were. Arguments as of compute."""
+        homes = [parameter.grad for parameter in self._parameters]
+        try:
+            self._forget_gradients()
+            norms = []
+            with _without_remarks():
+                for loss in self._parts(batch, losses):
+                    loss.sum().backward()
+                    norms.append(self._norms().clamp(max=self._clip_norm))
+                    self._forget_gradients()
+        finally:
+            self._forget_gradients()
+            for parameter, home in zip(self._parameters, homes, strict=True):
+                parameter.grad = home
+        return torch.cat(norms)
+
+    def _norms(self) -> Tensor:
+        """(B,) of the gradients that the hooks have just seen, over all parameters together."""
+        name = "_norm_sample" if self._ghost else "grad_sample"
+        seen = [vars(parameter).get(name) for parameter in self._parameters]
+        norms = [part.flatten(1).norm(dim=1) if part.ndim > 1 else part for part in seen if part is not None]
+        return torch.stack(norms).norm(dim=0)
+
+    def _parts(self, batch: int, losses: Callable[[slice], Tensor]) -> Iterator[Tensor]:
+        """The losses of the batch, part by part, each (rows,) with its graph."""
         part = self._physical_batch or max(batch, 1)
         for start in range(0, batch, part):
             rows = slice(start, min(start + part, batch))
@@ -138,12 +163,16 @@ class PrivateGradient:
                     f"per-sample losses have shape {tuple(loss.shape)} for {rows.stop - rows.start} samples; "
                     "DP-SGD needs one loss for each sample, not their mean"
                 )
-            total += loss.detach().sum()
-            with warnings.catch_warnings():
-                # Opacus hooks the first layer too, whose input needs no gradient; PyTorch remarks on that.
-                warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            yield loss
+
+    def _add_parts(self, vector: Tensor, batch: int, losses: Callable[[slice], Tensor]) -> float:
+        """Add the clipped gradients of the batch to vector, part by part; returns the sum of the losses."""
+        total = torch.zeros((), device=vector.device)
+        with _without_remarks():
+            for loss in self._parts(batch, losses):
+                total += loss.detach().sum()
                 vector += self._clipped_sum(loss)
-            self._forget_gradients()
+                self._forget_gradients()
         return total.item()
 
     def _forget_gradients(self) -> None:
@@ -190,6 +219,14 @@ class PrivateGradient:
         (self._hooks.get_clipping_coef() * loss).sum().backward()
         self._hooks.enable_hooks()
         return [parameter.grad for parameter in self._parameters]
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Opacus hooks the first layer too, whose input needs no gradient; PyTorch remarks on that."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        yield
 
 
 def refuse_mixing_layers(model: nn.Module) -> None:

@@ -34,6 +34,13 @@ _MECHANISM: dict[Mode, str] = {
     "weighted sum at the server, w the largest weight that the strategy may give",
     "sample": "DP-SGD: each sample's gradient clipped to L2 norm C, N(0, (sigma C)^2) on the sum of a batch",
 }
+TYPICAL: dict[Mode, str] = {
+    "none": "none",
+    "client_local": "the data of one site is replaced by another draw from where it came from",
+    "client_central": "one typical site is replaced by another",
+    "sample": "one training sample, drawn like the others, is added or removed",
+}
+"""The neighbours of the Bayesian figure: typical ones, where the headline's are the worst."""
 _NOT_COVERED: dict[Mode, tuple[str, ...]] = {
     "none": ("updates leave in the clear; a single one can give training images back",),
     "client_local": (
@@ -56,7 +63,8 @@ _NEVER_COVERED = (
 
 @dataclass(frozen=True)
 class Statement:
-    """What may be claimed, and what not. epsilon is infinite without noise; typical_epsilon is Bayesian."""
+    """What may be claimed, and what not. epsilon is infinite without noise. typical_epsilon is Bayesian, for
+    the neighbours of typical_relation."""
 
     unit: str
     adversary: str
@@ -66,6 +74,7 @@ class Statement:
     epsilon: float
     delta: float
     typical_epsilon: float | None
+    typical_relation: str
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -80,8 +89,9 @@ class Statement:
         ]
         if self.typical_epsilon is not None:
             lines.append(
-                f"epsilon for a typical record: {self.typical_epsilon:.4g} (Bayesian; outliers are not "
-                "covered, and it is not comparable with the figure above)"
+                f"epsilon for a typical record: {self.typical_epsilon:.4g} (Bayesian; "
+                f"{self.typical_relation}; outliers are not covered, and it is not comparable with the "
+                "figure above)"
             )
         lines += [f"not covered: {item}" for item in self.not_covered]
         lines += [f"warning: {item}" for item in self.warnings]
@@ -119,6 +129,7 @@ def describe(
         epsilon=_epsilon(privacy, releases, sample_rate),
         delta=privacy.delta,
         typical_epsilon=typical_epsilon,
+        typical_relation=TYPICAL[privacy.mode],
         not_covered=(*_NOT_COVERED[privacy.mode], *also_open, *_NEVER_COVERED),
         warnings=tuple(_warnings(privacy, units)),
     )

@@ -76,7 +76,7 @@ def assemble(
     check_privacy(
         experiment,
         strategy,
-        rounds=sum(facts.registry.schedule.rounds),
+        rounds=experiment.lead_rounds(1) + sum(facts.registry.schedule.rounds),
         estimated_constants=facts.estimated_constants,
     )
     device = choose_device(settings.device if engine == "in-process" else "cpu")

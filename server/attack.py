@@ -4,12 +4,10 @@ Members and victims are training samples, so this runs where the data is: in sim
 tests its own claims. Nothing here leaves the run folder.
 """
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,7 +19,6 @@ from data.federation import Federation
 from foundation.errors import DataError, StateError
 from foundation.files import replace_file
 from foundation.streams import stream, torch_seed
-from models.incremental import IncrementalModel
 from models.saved import SavedModel, load_saved
 from privacy.attacks.gradient_inversion import invert_gradient
 from privacy.attacks.membership import AttackStrength, likelihood_ratio, loss_threshold
@@ -29,6 +26,9 @@ from privacy.attacks.similarity import structural_similarity
 from privacy.config import PrivacyConfig
 from privacy.noise import SeededNoise
 from privacy.protection import protect_update
+from server.attack_digests import digest_reconstruction
+from server.attack_pictures import of_pixels, pixels_of, victims_of, write_picture
+from server.attack_ring import ring_linkage
 from server.report import write_report
 
 VICTIMS = 6
@@ -36,7 +36,6 @@ STEPS = 400
 REFERENCE_PROTECTION = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=1.0)
 """Beside a run without protection: what the attack does against the weakest noise that has an epsilon."""
 BATCH = 1024
-ZOOM = 12
 HEAD = "model.head.weight"
 
 
@@ -55,6 +54,11 @@ def attack_run(folder: Path, victims: int = VICTIMS, steps: int = STEPS) -> list
     entries = [*membership(saved, federation)]
     if len(saved.inputs.shape) == 3:
         entries.append(inversion(saved, experiment, federation, folder, victims, steps))
+        if experiment.digests is not None:
+            entries.append(digest_reconstruction(experiment, federation, folder, victims, steps))
+    linkage = ring_linkage(saved, experiment, federation)
+    if linkage is not None:
+        entries.append(linkage)
     path = folder / "summary.json"
     try:
         summary = json.loads(path.read_text())
@@ -103,11 +107,8 @@ def inversion(
     if not privacy.enabled or not privacy.noise_multiplier:
         privacy = REFERENCE_PROTECTION
     frame = next(iter(federation.sites.values()))
-    rows = torch.cat([site.train for site in federation.sites.values()])
-    order = stream(experiment.seed, "attack-victims").permutation(len(rows))[:victims]
-    chosen = rows[torch.from_numpy(np.ascontiguousarray(order))]
-    images, labels = frame.x[chosen].float(), frame.y[chosen]
-    images = images / 255 if frame.x.dtype == torch.uint8 else images.clamp(0, 1)
+    chosen = victims_of(federation, victims, experiment.seed)
+    images, labels = pixels_of(frame.x[chosen]), frame.y[chosen]
     rebuilt: dict[str, list[Tensor]] = {"in the clear": [], "protected": []}
     for number, (image, label) in enumerate(zip(images.split(1), labels.split(1), strict=True)):
         gradient = gradient_of(model, image, label)
@@ -126,9 +127,7 @@ def inversion(
         .item()
         for kind, found in together.items()
     }
-    name = "attacks/inversion.png"
-    (folder / "attacks").mkdir(exist_ok=True, mode=0o700)
-    replace_file(folder / name, picture([images, *together.values()]))
+    name = write_picture(folder, "inversion.png", [images, *together.values()])
     return {
         "name": "Gradient inversion: originals, from the clear release, from the protected one",
         "figures": figures
@@ -143,8 +142,8 @@ def inversion(
 
 
 def gradient_of(model: torch.nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Gradient of cross entropy, by parameter name: the update of one SGD step, but for the step's size."""
-    parameters = dict(model.named_parameters())
+    """Gradient of cross entropy in what is trained, by name: the update of one SGD step, but for its size."""
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     loss = F.cross_entropy(model(images), labels)
     return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
@@ -159,40 +158,6 @@ def protected(
     protect_update(vector, privacy.clip_norm, privacy.noise_multiplier, source)
     parts = vector.split([part.numel() for part in gradient.values()])
     return {name: part.view_as(old) for (name, old), part in zip(gradient.items(), parts, strict=True)}
-
-
-def picture(rows: list[Tensor]) -> bytes:
-    """PNG of rows of images, each (N, C, H, W) in [0, 1], enlarged without smoothing, with white lines."""
-    from PIL import Image
-
-    grid = F.pad(torch.stack(rows), (0, 1, 0, 1), value=1.0)
-    count, width, channels, high, wide = grid.shape
-    whole = grid.permute(0, 3, 1, 4, 2).reshape(count * high, width * wide, channels)
-    pixels = whole.clamp(0, 1).mul(255).round().to(torch.uint8).numpy()
-    pixels = pixels[..., 0] if channels == 1 else pixels[..., :3]
-    image = Image.fromarray(pixels)
-    file = io.BytesIO()
-    image.resize((image.width * ZOOM, image.height * ZOOM), Image.Resampling.NEAREST).save(file, format="PNG")
-    return file.getvalue()
-
-
-class Pixels(torch.nn.Module):
-    """The model as a function of images in [0, 1], which is what an attacker searches for."""
-
-    def __init__(self, model: IncrementalModel, mean: Tensor, std: Tensor) -> None:
-        super().__init__()
-        self.model = model
-        self.register_buffer("mean", mean.view(-1, 1, 1))
-        self.register_buffer("std", std.view(-1, 1, 1))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, M) logits of (B, C, H, W) images."""
-        return self.model((images - self.get_buffer("mean")) / self.get_buffer("std"))
-
-
-def of_pixels(saved: SavedModel) -> Pixels:
-    """The saved model on images in [0, 1]; its head is the entry HEAD of a gradient."""
-    return Pixels(saved.model, saved.inputs.mean, saved.inputs.std).eval()
 
 
 @torch.no_grad()

@@ -83,7 +83,7 @@ class CentralPrivacy:
         outcome.arrays = noised(outcome.arrays, std, source)
         outcome.details = outcome.details | {"clip_norm": self.clip_norm, "noise_source": source.name}
         if self._pairs is not None:
-            self._pairs.account(self.clip_norm * self._update_multiplier)
+            self._pairs.account(self.clip_norm * self._update_multiplier, 2 * self.clip_norm)
         if self._adaptive is not None:
             self._state["clip_norm"] = self._adaptive.step(within, self._strategy.asked, source)
             self._strategy.max_update_norm = self._bound()
@@ -146,15 +146,15 @@ class _SampledPairs:
         if len(self._kept) > self._room:
             del self._kept[max(self._kept)]
 
-    def account(self, noise_std: float) -> None:
-        """One invocation, with the pairs of this round."""
+    def account(self, noise_std: float, largest: float) -> None:
+        """One invocation, with the pairs of this round. largest: what two clipped updates may lie apart."""
         updates = [self._kept[draw] for draw in sorted(self._kept)]
         self.forget()
         if self.void:
             return
         try:
             distances = torch.pdist(torch.stack(updates).double())[: self._wanted].tolist()
-            self.accountant.accumulate(distances, noise_std)
+            self.accountant.accumulate(distances, noise_std, largest=largest)
         except PrivacyError as error:
             self._state["bayesian_void"] = str(error)
         self._state["bayesian"] = self.accountant.state_dict()

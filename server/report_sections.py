@@ -184,8 +184,8 @@ def _claim(epsilon: Epsilon, claim: Claim) -> Markup:
         rows.append(
             [
                 "typical record",
-                f"ε = {decimal(epsilon.typical)} (Bayesian: one typical site replaced by another; outliers "
-                "are not covered, and it does not compare with the figure above)",
+                f"ε = {decimal(epsilon.typical)} (Bayesian: {claim.typical_relation}; outliers are not "
+                "covered, and it does not compare with the figure above)",
             ]
         )
     rows += [["not covered", item] for item in claim.not_covered]

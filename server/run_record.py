@@ -42,6 +42,7 @@ class Claim(_Record):
     adversary: str
     relation: str
     mechanism: str
+    typical_relation: str = "one typical site is replaced by another"
     not_covered: list[str] = []
     warnings: list[str] = []
 

@@ -8,6 +8,7 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
+from client.typical import typical_of
 from foundation.files import replace_file
 from models.saved import GLOBAL_MODEL, Inputs, save_model
 from privacy.statement import describe
@@ -90,8 +91,9 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
 def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     """What each site's releases may have cost in this run, worst case; None without protection.
 
-    value and per_site are null where no noise was added. typical: the Bayesian figure of mode client_central,
-    beside the worst case. claim: unit, adversary, relation, mechanism, and what is not covered.
+    value and per_site are null where no noise was added. typical: the Bayesian figure beside the worst case;
+    of the modes that noise at the sites only where their folders are here, as in simulation. claim: unit,
+    adversary, relation, mechanism, and what is not covered.
     """
     experiment = curriculum.experiment
     privacy = experiment.privacy
@@ -104,9 +106,7 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
         site: count + told.get(site, {}).get("class_sums", 0)
         for site, count in curriculum.releases.counts().items()
     }
-    typical = curriculum.central.typical_epsilon() if curriculum.central else None
-    if curriculum.releases.repeated(curriculum.progress.round):
-        typical = None  # a repeated round released more than the Bayesian accountant saw
+    typical = _typical(curriculum, [site for site, count in counts.items() if count])
     sites = len(counts) if privacy.unit == "site" else None
     claims = {
         count: describe(
@@ -130,6 +130,20 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
         "typical": typical,
         "claim": worst.to_json(),
     }
+
+
+def _typical(curriculum: Curriculum, sites: list[str]) -> float | None:
+    """The largest of all sites; None where it is not asked for, or where one has none."""
+    if curriculum.experiment.privacy.typical is None:
+        return None
+    if curriculum.central is not None:
+        # a repeated round released more than the Bayesian accountant saw
+        repeated = curriculum.releases.repeated(curriculum.progress.round)
+        return None if repeated else curriculum.central.typical_epsilon()
+    folder = curriculum.folder.path / "sites"
+    found = [typical_of(folder / site, curriculum.progress.run) for site in sites]
+    values = [figure.epsilon for figure in found if figure is not None and figure.epsilon is not None]
+    return max(values) if values and len(values) == len(sites) else None
 
 
 def _finite(value: float) -> float | None:

@@ -160,3 +160,18 @@ def test_state_survives_a_restart() -> None:
     assert restored.invocations == 2
     with pytest.raises(PrivacyError, match="damaged"):
         BayesianAccountant.restore(accountant.state_dict() | {"invocations": 9})
+
+
+def test_few_pairs_cost_at_most_what_clipping_allows() -> None:
+    """Of three distances the Student-t bound is far above anything; the clip norm bounds every distance."""
+    distances = [0.2, 0.4, 0.9]
+    alone, capped, worst = (BayesianAccountant(1, 1e-10) for _ in range(3))
+    alone.accumulate(distances, noise_std=4.0)
+    capped.accumulate(distances, noise_std=4.0, largest=1.0)
+    worst.accumulate([1.0] * 3, noise_std=4.0)
+    assert capped.epsilon(1e-5) <= worst.epsilon(1e-5) < alone.epsilon(1e-5)
+    many = [0.2] * 500
+    first, second = BayesianAccountant(10, 1e-10), BayesianAccountant(10, 1e-10)
+    first.accumulate(many, noise_std=4.0)
+    second.accumulate(many, noise_std=4.0, largest=1.0)
+    assert first.epsilon(1e-5) == second.epsilon(1e-5)

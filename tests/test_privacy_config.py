@@ -35,8 +35,6 @@ SAMPLE = LOCAL | {"mode": "sample", "sample_rate": 0.1}
             CENTRAL | {"noise_multiplier": 0, "adaptive_clipping": {"count_noise_multiplier": 1.0}},
             "below twice",
         ),
-        (LOCAL | {"bayesian": {"pairs": 3, "planned_rounds": 1}}, "client_central alone"),
-        (SAMPLE | {"bayesian": {"pairs": 3, "planned_rounds": 1}}, "client_central alone"),
         (
             CENTRAL
             | {
