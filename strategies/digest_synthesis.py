@@ -98,10 +98,10 @@ class DigestSynthesis(IncrementalStrategy):
                 f"model.name: found {experiment.model.name!r}; strategy digest_synthesis reads digests with "
                 "digest_two_branch, around any backbone"
             )
-        if needed := self.base.disclosures().clear_uploads:
+        if needed := sorted(set(self.base.disclosures().clear_uploads) - {"steps"}):
             raise ConfigError(
-                f"strategy.base: {type(self.base).__name__} weighs sites by their {', '.join(needed)}, which "
-                "a stand-in has not; choose a base that needs updates and sample counts only"
+                f"strategy.base: {type(self.base).__name__} weighs sites by their {', '.join(needed)}, "
+                "which a stand-in has not; choose a base that needs updates, sample counts and steps only"
             )
         if experiment.learner.optimizer.name != "sgd":
             raise ConfigError("learner.optimizer.name: digest_synthesis trains with sgd, as its sites must")
@@ -203,7 +203,7 @@ class DigestSynthesis(IncrementalStrategy):
             return
         update, norm, steps, loss = result
         samples, now = self.store.samples(site), request.stamp.round
-        reply = Admitted(site, update, norm, samples, loss, steps, base_round=now)
+        reply = Admitted(site, update, norm, samples, loss, steps, base_round=now, stand_in=True)
         try:
             self.base.fold(self._weighted(reply))
         except (Rejected, OverflowError) as rejection:

@@ -49,6 +49,21 @@ def away(*absences: tuple[int, int, int | None]) -> str:
     return f"absence={json.dumps(entries)}"
 
 
+NEVER_STOP = "rounds={max_skipped: 60}"
+"""FedAvg's rounds are skipped once nobody is there."""
+
+
+def half_leave(sites: int) -> tuple[str, ...]:
+    """So many sites of unequal data, and the first half of them gone from round 9 of 20 on."""
+    absences = away(*((number, 9, None) for number in range(sites // 2)))
+    return (
+        "tasks.rounds=20",
+        f"data.sites={sites}",
+        "data.partition={kind: dirichlet, alpha: 0.1}",
+        absences,
+    )
+
+
 SCENARIOS = {
     "nobody": away(),
     "one away, rounds 11 to 20": away((0, 11, 20)),
@@ -62,6 +77,14 @@ PAPER = {
     "two groups, one after the other": (68.3, 75.3),
 }
 LAST = {SEQUENTIAL: rounds_mean()}
+FINAL = {"mean of the last 3 rounds": rounds_mean(18, 20)}
+"""Of SHORT, in which nobody is left then."""
+SHORT = ("tasks.rounds=20", away((0, 9, None), (1, 12, None), (2, 15, None), (3, 18, None)), NEVER_STOP)
+SIZES = (1, 2, 4, 8, 16)
+METHODS = (("FedAvg", (*BASE, *IMAGE_BRANCH_ONLY)), ("FedDig", ()))
+LAPLACE = (SEEDED, "digests.protection=laplace", "digests.epsilon=8", "digests.largest=1")
+GAUSS = (SEEDED, "digests.protection=gauss", "digests.epsilon=8", "digests.norm=4")
+HONEST = {"honest Laplace noise, epsilon 8": LAPLACE, "honest Gaussian noise, epsilon 8, delta 1e-5": GAUSS}
 PROXIMAL = "learner.correction={name: fedprox, mu: 0.01}"
 
 TABLES = {
@@ -96,36 +119,12 @@ TABLES = {
             Row("FedAvg", "feddig_fashion_mnist", (*BASE, *IMAGE_BRANCH_ONLY)),
             Row("FedDig, mixing within classes", "feddig_fashion_mnist"),
         ],
+        seeds=(1, 2, 3, 4, 5),
         measures=LAST,
-    ),
-    "feddig_protection_digits": Table(
-        "FedDig, digits, everybody leaves: samples in a digest, and the published noise",
-        [
-            Row("1 sample", "feddig_digits", ("digests.per_digest=1",)),
-            Row("16 samples", "feddig_digits", ("digests.per_digest=16",)),
-            Row(
-                "published noise, nominal epsilon 0.005 (1600 for a sample, were its scale public)",
-                "feddig_digits",
-                (SEEDED, "digests.protection=paper", "digests.epsilon=0.005"),
-            ),
-        ],
-        measures=LAST,
-        note="4 samples without noise: feddig_digits.md. Labels leave in the clear in every row.",
     ),
     "feddig_noise_digits": Table(
         "FedDig, digits, everybody leaves: noise that is worth its epsilon",
-        [
-            Row(
-                "honest Laplace noise, epsilon 8",
-                "feddig_digits",
-                (SEEDED, "digests.protection=laplace", "digests.epsilon=8", "digests.largest=1"),
-            ),
-            Row(
-                "honest Gaussian noise, epsilon 8, delta 1e-5",
-                "feddig_digits",
-                (SEEDED, "digests.protection=gauss", "digests.epsilon=8", "digests.norm=4"),
-            ),
-        ],
+        [Row(name, "feddig_digits", noise) for name, noise in HONEST.items()],
         measures=LAST,
         note="4 samples in a digest; without noise: feddig_digits.md. Labels leave in the clear.",
     ),
@@ -139,21 +138,86 @@ TABLES = {
                 {SEQUENTIAL: PAPER[scenario][index]},
             )
             for scenario, change in SCENARIOS.items()
-            for index, (name, extra) in enumerate((("FedAvg", (*BASE, *IMAGE_BRANCH_ONLY)), ("FedDig", ())))
+            for index, (name, extra) in enumerate(METHODS)
         ],
         measures={**LAST, "mean of rounds 11 to 20": rounds_mean(11, 20)},
     ),
     "feddig_bases_digits": Table(
-        "FedDig, digits, everybody leaves: FedProx alone and under FedDig",
+        "FedDig, digits, everybody leaves: other methods alone, and FedDig on them",
         [
             Row(
-                "FedProx",
+                "FedProx (mu 0.01)",
                 "fedavg_absence_digits",
                 (*IMAGE_BRANCH_ONLY, PROXIMAL),
                 {SEQUENTIAL: 51.8},
             ),
-            Row("FedDig on FedProx", "feddig_digits", (PROXIMAL,), {SEQUENTIAL: 77.2}),
+            Row(
+                "FedNova",
+                "fedavg_absence_digits",
+                (*IMAGE_BRANCH_ONLY, "strategy=fednova"),
+                {SEQUENTIAL: 53.0},
+            ),
+            Row(
+                "FedDyn (alpha 0.1)",
+                "fedavg_absence_digits",
+                (*IMAGE_BRANCH_ONLY, "strategy={name: feddyn, alpha: 0.1}"),
+            ),
+            Row(
+                "AdaBest (mu 0.02, beta 0.3)",
+                "fedavg_absence_digits",
+                (*IMAGE_BRANCH_ONLY, "strategy={name: adabest, mu: 0.02, beta: 0.3}"),
+                {SEQUENTIAL: 47.0},
+            ),
+            Row("FedDig on FedProx (mu 0.01)", "feddig_digits", (PROXIMAL,), {SEQUENTIAL: 77.2}),
+            Row("FedDig on FedNova", "feddig_digits", ("strategy.base=fednova",), {SEQUENTIAL: 80.0}),
         ],
         measures=LAST,
+        note="FedAvg, and FedDig on it, under the same protocol: feddig_digits.md.",
+    ),
+    "feddig_samples_digits": Table(
+        "FedDig, digits, everybody leaves within 20 rounds: samples in a digest, mixing, weights and noise",
+        [
+            *[
+                Row(f"{size} in a digest", "feddig_digits", (*SHORT, f"digests.per_digest={size}"))
+                for size in SIZES
+            ],
+            Row("4, mixed at random", "feddig_digits", (*SHORT, *RANDOM)),
+            Row("4, drawn weights (Dirichlet 1)", "feddig_digits", (*SHORT, "digests.weight_alpha=1.0")),
+            Row(
+                "4, published noise, nominal epsilon 0.005 (1600 for a sample, were its scale public)",
+                "feddig_digits",
+                (*SHORT, SEEDED, "digests.protection=paper", "digests.epsilon=0.005"),
+            ),
+            *[
+                Row(f"{size}, {name}", "feddig_digits", (*SHORT, f"digests.per_digest={size}", *noise))
+                for size in (4, 16)
+                for name, noise in HONEST.items()
+            ],
+        ],
+        measures=FINAL,
+        note="Mixed within classes with equal weights and without noise, unless a row says otherwise. Labels "
+        "leave in the clear.",
+    ),
+    "feddig_sites_digits": Table(
+        "FedDig, digits, Dirichlet 0.1: half of the sites leave for good after round 8 of 20",
+        [
+            Row(f"{count} sites, {name}", "feddig_digits", (*half_leave(count), *extra))
+            for count in (4, 16, 64)
+            for name, extra in METHODS
+        ],
+        measures=FINAL,
+    ),
+    "feddig_skew_digits": Table(
+        "FedDig, digits, everybody leaves within 20 rounds: how unequal the sites are",
+        [
+            Row(
+                f"Dirichlet {alpha}: {name}",
+                "feddig_digits",
+                (*SHORT, f"data.partition={{kind: dirichlet, alpha: {alpha}}}", *extra),
+            )
+            for alpha in (0.1, 0.5, 1.0)
+            for name, extra in METHODS
+        ],
+        measures=FINAL,
     ),
 }
