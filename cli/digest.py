@@ -58,9 +58,9 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
     digests, guarantee = digests_of(site, encoder, task, SecureNoise())
     lines = _facts(site, experiment, task, digests, guarantee)
     if len(site.data.input_shape) == 3:
-        pictures = _pictures(site, encoder, task, digests)
+        pictures = pictures_of(site, encoder, task, digests)
         output.mkdir(parents=True, exist_ok=True)
-        _draw(pictures, output / PICTURE)
+        draw_pictures(pictures, output / PICTURE)
         lines += [
             f"best picture that the attack got of any sample: similarity {max(pictures.similarity):.2f} "
             f"(SSIM, 1 is the same), mean {sum(pictures.similarity) / len(pictures.similarity):.2f}",
@@ -118,7 +118,7 @@ def _figure(epsilon: float) -> str:
     return f"{epsilon:.4g}" if math.isfinite(epsilon) else "infinite (no protection)"
 
 
-def _pictures(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Digests") -> Pictures:
+def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Digests") -> Pictures:
     """What a server that knows this site's digests alone makes of them, and what an attacker does."""
     import torch
 
@@ -178,7 +178,7 @@ def _pictures(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Dige
     return pictures
 
 
-def _draw(pictures: Pictures, path: Path) -> None:
+def draw_pictures(pictures: Pictures, path: Path) -> None:
     """One row for each digest: samples, guidance, what the attack got."""
     import torch
     from PIL import Image
