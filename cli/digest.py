@@ -129,9 +129,11 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     from models.registry import build_model
     from privacy.attacks.digest_reconstruction import reconstruct_digest
     from privacy.attacks.similarity import structural_similarity
+    from strategies.digest_spread import spread, spread_factor
     from strategies.recall import Momentum, Recall
 
-    data, experiment = site.data, site.experiment
+    data, experiment, config = site.data, site.experiment, site.experiment.digests
+    assert config is not None
     colours, height, width = data.input_shape
     mean, std = data.mean.view(-1, 1, 1), data.std.view(-1, 1, 1)
     model = build_model(experiment.model, data.input_shape, digests.labels.shape[1], experiment.seed)
@@ -144,9 +146,11 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     parameters = experiment.strategy.parameters
     server_lr = float(parameters.get("server_lr") or lr)
     guidance_lr = float(parameters.get("guidance_lr") or server_lr)
+    apart = spread_factor(config) if parameters.get("spread") else 1.0
+    features = spread(digests.features, digests.labels, apart)
     recall.joint_step(
         reference,
-        digests.features,
+        features,
         digests.labels,
         GUIDANCE_EPOCHS,
         (Momentum(server_lr, 0.9), Momentum(guidance_lr, 0.9)),
@@ -174,7 +178,7 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
         pictures.attacked.append(attacked)
         pictures.similarity.append(float(pairs.max()))
         with torch.no_grad():
-            pictures.guidance.append(producer(digests.features[row : row + 1])[0])
+            pictures.guidance.append(producer(features[row : row + 1])[0])
     return pictures
 
 

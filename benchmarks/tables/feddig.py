@@ -11,7 +11,9 @@ SEQUENTIAL, AVERAGED = "mean of the last 9 rounds", 9
 IMAGE_BRANCH_ONLY = ("model.name=small_cnn", "model.backbone=null")
 """FedAvg as the paper has it: without the branch that reads digests."""
 BASE = ("strategy=fedavg",)
-RANDOM = ("digests.mix=random",)
+TOGETHER = "strategy.spread=false"
+"""Digests as the sites lent them, as in the paper."""
+RANDOM = ("digests.mix=random", TOGETHER)
 SEEDED = "digests.noise_source=seeded"
 
 
@@ -82,8 +84,8 @@ FINAL = {"mean of the last 3 rounds": rounds_mean(18, 20)}
 SHORT = ("tasks.rounds=20", away((0, 9, None), (1, 12, None), (2, 15, None), (3, 18, None)), NEVER_STOP)
 SIZES = (1, 2, 4, 8, 16)
 METHODS = (("FedAvg", (*BASE, *IMAGE_BRANCH_ONLY)), ("FedDig", ()))
-LAPLACE = (SEEDED, "digests.protection=laplace", "digests.epsilon=8", "digests.largest=1")
-GAUSS = (SEEDED, "digests.protection=gauss", "digests.epsilon=8", "digests.norm=4")
+LAPLACE = (SEEDED, TOGETHER, "digests.protection=laplace", "digests.epsilon=8", "digests.largest=1")
+GAUSS = (SEEDED, TOGETHER, "digests.protection=gauss", "digests.epsilon=8", "digests.norm=4")
 HONEST = {"honest Laplace noise, epsilon 8": LAPLACE, "honest Gaussian noise, epsilon 8, delta 1e-5": GAUSS}
 PROXIMAL = "learner.correction={name: fedprox, mu: 0.01}"
 
@@ -93,7 +95,7 @@ TABLES = {
         [
             Row("FedAvg", "fedavg_absence_digits", IMAGE_BRANCH_ONLY, {SEQUENTIAL: 51.6}),
             Row("FedAvg, with FedDig's network", "fedavg_absence_digits"),
-            Row("FedDig, mixing within classes", "feddig_digits"),
+            Row("FedDig, mixing within classes, spread", "feddig_digits"),
             Row("FedDig, mixing at random", "feddig_digits", RANDOM, {SEQUENTIAL: 77.6}),
         ],
         seeds=(1, 2, 3, 4, 5),
@@ -117,7 +119,7 @@ TABLES = {
         "FedDig, 1200 images of Fashion-MNIST: four sites with disjoint classes leave one after the other",
         [
             Row("FedAvg", "feddig_fashion_mnist", (*BASE, *IMAGE_BRANCH_ONLY)),
-            Row("FedDig, mixing within classes", "feddig_fashion_mnist"),
+            Row("FedDig, mixing within classes, spread", "feddig_fashion_mnist"),
         ],
         seeds=(1, 2, 3, 4, 5),
         measures=LAST,
@@ -181,6 +183,7 @@ TABLES = {
                 Row(f"{size} in a digest", "feddig_digits", (*SHORT, f"digests.per_digest={size}"))
                 for size in SIZES
             ],
+            Row("4, not spread", "feddig_digits", (*SHORT, TOGETHER)),
             Row("4, mixed at random", "feddig_digits", (*SHORT, *RANDOM)),
             Row("4, drawn weights (Dirichlet 1)", "feddig_digits", (*SHORT, "digests.weight_alpha=1.0")),
             Row(
@@ -195,7 +198,7 @@ TABLES = {
             ],
         ],
         measures=FINAL,
-        note="Mixed within classes with equal weights and without noise, unless a row says otherwise. Labels "
+        note="Mixed within classes with equal weights, without noise, and spread at the server, unless a row says otherwise. Labels "
         "leave in the clear.",
     ),
     "feddig_sites_digits": Table(
