@@ -198,8 +198,8 @@ TABLES = {
             ],
         ],
         measures=FINAL,
-        note="Mixed within classes with equal weights, spread at the server, and without noise, unless a row says "
-        "otherwise; with honest noise nothing is spread. Labels leave in the clear.",
+        note="Mixed within classes with equal weights, spread at the server, and without noise, unless a row "
+        "says otherwise; with honest noise nothing is spread. Labels leave in the clear.",
     ),
     "feddig_sites_digits": Table(
         "FedDig, digits, Dirichlet 0.1: half of the sites leave for good after round 8 of 20",
