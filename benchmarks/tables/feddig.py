@@ -125,7 +125,7 @@ TABLES = {
         },
     ),
     "feddig_fashion_mnist": Table(
-        "FedDig, 1200 images of Fashion-MNIST: four sites with disjoint classes leave one after the other",
+        "FedDig, 1000 images of Fashion-MNIST: four sites with disjoint classes leave one after the other",
         [
             Row("FedAvg", "feddig_fashion_mnist", (*BASE, *IMAGE_BRANCH_ONLY)),
             Row("FedDig, mixing within classes, spread", "feddig_fashion_mnist"),
