@@ -58,9 +58,9 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
     digests, guarantee = digests_of(site, encoder, task, SecureNoise())
     lines = _facts(site, experiment, task, digests, guarantee)
     if len(site.data.input_shape) == 3:
-        pictures = _pictures(site, encoder, task, digests)
+        pictures = pictures_of(site, encoder, task, digests)
         output.mkdir(parents=True, exist_ok=True)
-        _draw(pictures, output / PICTURE)
+        draw_pictures(pictures, output / PICTURE)
         lines += [
             f"best picture that the attack got of any sample: similarity {max(pictures.similarity):.2f} "
             f"(SSIM, 1 is the same), mean {sum(pictures.similarity) / len(pictures.similarity):.2f}",
@@ -118,7 +118,7 @@ def _figure(epsilon: float) -> str:
     return f"{epsilon:.4g}" if math.isfinite(epsilon) else "infinite (no protection)"
 
 
-def _pictures(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Digests") -> Pictures:
+def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Digests") -> Pictures:
     """What a server that knows this site's digests alone makes of them, and what an attacker does."""
     import torch
 
@@ -129,9 +129,11 @@ def _pictures(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Dige
     from models.registry import build_model
     from privacy.attacks.digest_reconstruction import reconstruct_digest
     from privacy.attacks.similarity import structural_similarity
+    from strategies.digest_spread import spread, spread_factor
     from strategies.recall import Momentum, Recall
 
-    data, experiment = site.data, site.experiment
+    data, experiment, config = site.data, site.experiment, site.experiment.digests
+    assert config is not None
     colours, height, width = data.input_shape
     mean, std = data.mean.view(-1, 1, 1), data.std.view(-1, 1, 1)
     model = build_model(experiment.model, data.input_shape, digests.labels.shape[1], experiment.seed)
@@ -144,9 +146,11 @@ def _pictures(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Dige
     parameters = experiment.strategy.parameters
     server_lr = float(parameters.get("server_lr") or lr)
     guidance_lr = float(parameters.get("guidance_lr") or server_lr)
+    apart = spread_factor(config) if parameters.get("spread") else 1.0
+    features = spread(digests.features, digests.labels, apart)
     recall.joint_step(
         reference,
-        digests.features,
+        features,
         digests.labels,
         GUIDANCE_EPOCHS,
         (Momentum(server_lr, 0.9), Momentum(guidance_lr, 0.9)),
@@ -174,11 +178,11 @@ def _pictures(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Dige
         pictures.attacked.append(attacked)
         pictures.similarity.append(float(pairs.max()))
         with torch.no_grad():
-            pictures.guidance.append(producer(digests.features[row : row + 1])[0])
+            pictures.guidance.append(producer(features[row : row + 1])[0])
     return pictures
 
 
-def _draw(pictures: Pictures, path: Path) -> None:
+def draw_pictures(pictures: Pictures, path: Path) -> None:
     """One row for each digest: samples, guidance, what the attack got."""
     import torch
     from PIL import Image

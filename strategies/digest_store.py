@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from foundation.errors import ProtocolError
 from protocol.messages import DigestReply
+from strategies.digest_spread import spread
 
 SIMPLEX_TOLERANCE = 1e-4
 
@@ -102,13 +103,17 @@ class DigestStore:
         """How many samples a site's digests are made of."""
         return sum(digests.samples for digests in self.tasks(site).values())
 
-    def gathered(self, sites: list[str], num_classes: int) -> tuple[Tensor, Tensor]:
-        """(features (D, ...), labels (D, num_classes)) of some sites together, in order of name and task."""
+    def gathered(self, sites: list[str], num_classes: int, spread_by: float = 1.0) -> tuple[Tensor, Tensor]:
+        """(features (D, ...), labels (D, num_classes)) of some sites together, in order of name and task.
+
+        spread_by: how much further digests of one class lie from their mean than they came.
+        """
         parts = [digests for site in sorted(sites) for digests in self.tasks(site).values()]
-        return (
-            torch.cat([digests.features for digests in parts]),
-            torch.cat([digests.padded(num_classes) for digests in parts]),
-        )
+        features = [
+            part.features if spread_by == 1 else spread(part.features, part.labels, spread_by)
+            for part in parts
+        ]
+        return torch.cat(features), torch.cat([digests.padded(num_classes) for digests in parts])
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and JSON-able facts by name; site names are told by number, for any name is allowed."""

@@ -27,6 +27,7 @@ from protocol.messages import DigestReply, TrainRequest
 from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.digest_collection import collect
 from strategies.digest_report import digest_block
+from strategies.digest_spread import spread_factor
 from strategies.digest_store import DigestStore, checked
 from strategies.disclosures import Disclosures
 from strategies.exchange import Exchange
@@ -41,7 +42,8 @@ class DigestSynthesis(IncrementalStrategy):
 
     weights: "uniform" counts every site alike, absent or not; "samples" by what it trains on, an absent one
     by the samples in its digests. server_lr: of the model, None takes the learner's; guidance_lr: of the
-    guidance producer, None takes server_lr's.
+    guidance producer, None takes server_lr's. spread: give digests of one class the variance of single
+    samples back before training on them; the paper does not.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class DigestSynthesis(IncrementalStrategy):
         guidance_lr: float | None = None,
         server_momentum: float = 0.9,
         weights: Literal["uniform", "samples"] = "uniform",
+        spread: bool = False,
     ) -> None:
         super().__init__(max_update_norm=base.max_update_norm)
         if type(base).train_round is not IncrementalStrategy.train_round:
@@ -69,7 +72,7 @@ class DigestSynthesis(IncrementalStrategy):
         for name, lr in (("server_lr", server_lr), ("guidance_lr", guidance_lr)):
             if lr is not None and not 0 < lr < math.inf:
                 raise ValueError(f"{name}: found {lr}, allowed a number above 0")
-        self.base, self.weights = base, weights
+        self.base, self.weights, self.spread = base, weights, spread
         self.staleness = base.staleness
         self.recall_epochs, self.server_epochs = recall_epochs, server_epochs
         self.server_lr, self.guidance_lr, self.server_momentum = server_lr, guidance_lr, server_momentum
@@ -98,10 +101,15 @@ class DigestSynthesis(IncrementalStrategy):
                 f"model.name: found {experiment.model.name!r}; strategy digest_synthesis reads digests with "
                 "digest_two_branch, around any backbone"
             )
-        if needed := self.base.disclosures().clear_uploads:
+        if needed := sorted(set(self.base.disclosures().clear_uploads) - {"steps"}):
             raise ConfigError(
-                f"strategy.base: {type(self.base).__name__} weighs sites by their {', '.join(needed)}, which "
-                "a stand-in has not; choose a base that needs updates and sample counts only"
+                f"strategy.base: {type(self.base).__name__} weighs sites by their {', '.join(needed)}, "
+                "which a stand-in has not; choose a base that needs updates, sample counts and steps only"
+            )
+        if self.spread and experiment.digests.protects:
+            raise ConfigError(
+                f"strategy.spread: with digests.protection {experiment.digests.protection!r} it would spread "
+                "the noise too; allowed false"
             )
         if experiment.learner.optimizer.name != "sgd":
             raise ConfigError("learner.optimizer.name: digest_synthesis trains with sgd, as its sites must")
@@ -203,7 +211,7 @@ class DigestSynthesis(IncrementalStrategy):
             return
         update, norm, steps, loss = result
         samples, now = self.store.samples(site), request.stamp.round
-        reply = Admitted(site, update, norm, samples, loss, steps, base_round=now)
+        reply = Admitted(site, update, norm, samples, loss, steps, base_round=now, stand_in=True)
         try:
             self.base.fold(self._weighted(reply))
         except (Rejected, OverflowError) as rejection:
@@ -239,7 +247,9 @@ class DigestSynthesis(IncrementalStrategy):
 
     def _gathered(self, sites: list[str], request: RoundRequest) -> tuple[Tensor, Tensor]:
         assert self._services is not None
-        features, labels = self.store.gathered(sites, request.stamp.num_classes)
+        assert self._services.experiment.digests is not None
+        spread_by = spread_factor(self._services.experiment.digests) if self.spread else 1.0
+        features, labels = self.store.gathered(sites, request.stamp.num_classes, spread_by)
         return features.to(self._services.device), labels.to(self._services.device)
 
     def _networks(self) -> Recall:

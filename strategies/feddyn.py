@@ -6,6 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from strategies.corrected import Corrected
+from strategies.exact_sum import ExactSum
+from strategies.gate import Admitted
 from strategies.parameters import is_statistic
 
 
@@ -25,11 +27,24 @@ class FedDyn(Corrected):
     def correction(self) -> dict[str, Any]:
         return {"name": "feddyn", "alpha": self.alpha}
 
+    def begin_round(self) -> None:
+        super().begin_round()
+        self._stand_ins: ExactSum | None = None
+
+    def fold(self, reply: Admitted) -> None:
+        super().fold(reply)
+        if reply.stand_in:
+            # the absent site's own vector has not moved, and the server's must agree with it
+            self._stand_ins = self._stand_ins or ExactSum(self.reference)
+            self._stand_ins.add(reply.update, 1.0, reply.norm)
+
     def finish_round(self) -> dict[str, Tensor]:
         total = self._sum.value()
         mean = self._sum.added_to(self.reference)
+        not_theirs = self._stand_ins.value() if self._stand_ins is not None else {}
         for name, kept in self.memory.items():
-            kept.sub_((total[name] / len(self.population)).to(kept.dtype))
+            own = total[name] - not_theirs[name] if not_theirs else total[name]
+            kept.sub_((own / len(self.population)).to(kept.dtype))
         return {
             name: tensor if is_statistic(name) else tensor - self.memory[name]
             for name, tensor in mean.items()

@@ -34,6 +34,8 @@ class Admitted:
     method: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     within_clip_norm: bool | None = None
+    stand_in: bool = False
+    """Made at the server in place of an absent site: what is remembered of a site must not learn from it."""
 
 
 class Rejected(Exception):

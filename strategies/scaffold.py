@@ -63,7 +63,7 @@ class Scaffold(Corrected):
         self._telling = 0
 
     def fold(self, reply: Admitted) -> None:
-        tells = reply.steps > 0 and self._local_lr is not None
+        tells = reply.steps > 0 and self._local_lr is not None and not reply.stand_in
         zeros = parameter_zeros(self.reference)
         per_step = {name: reply.update[name] / reply.steps for name in zeros} if tells else zeros
         super().fold(replace(reply, update={**reply.update, **prefixed(PER_STEP, per_step)}))
