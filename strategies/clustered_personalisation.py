@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from foundation.errors import ConfigError
-from models.layers import select_layers, with_rows
+from models.layers import batch_norm_layers, select_layers, with_rows
 from models.sparsity import Combine
 from protocol.fields import Tensors
 from protocol.messages import TrainRequest
@@ -43,6 +43,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
     clusters: how many, or auto. grouping: by sparsity vectors (k-means, or PFA's threshold), random, or given
     as groups, lists of site names; groups beside another rule only measure how well it finds them.
     personal: layers that stay at the sites: modules, tensors or wildcards; none is PFA, all is fine-tuning.
+    batch_norm: shared, as other layers, or local: these layers stay at the sites too, statistics and weights.
     channels, layers, combine, channel_choice: what a sparsity vector is made of. sparsity_epsilon,
     sparsity_delta: of the noise on each vector; None: no noise, and no claim.
     """
@@ -55,6 +56,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         grouping: Rule = "sparsity",
         groups: list[list[str]] | None = None,
         personal: tuple[str, ...] = ("head",),
+        batch_norm: Literal["shared", "local"] = "shared",
         channels: int = 32,
         layers: int = 3,
         combine: Combine = "average",
@@ -83,6 +85,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         self._template = copy.deepcopy(base)
         self._global_rounds = global_rounds
         self._patterns = personal
+        self._own_batch_norm = batch_norm == "local"
         self._vectors = VectorSettings(
             channels, layers, combine, channel_choice == "variance", sparsity_epsilon, sparsity_delta
         )
@@ -120,7 +123,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         return replace(self._base.disclosures(), sparsity=protection if needed else None)
 
     def begin_task(self, task: TaskStart) -> None:
-        select_layers(self._patterns, task.reference)
+        self._personal_of(task.reference)
         if self._services is not None and self._grouping.needs_vectors:
             self._vectors.available(self._services.load(task.reference), self._services.input_shape)
         self._base.begin_task(task)
@@ -133,6 +136,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         self._in_personal_phase = self._round_in_task(request) > self._rounds_of_global(request.stamp.task)
         if not self._in_personal_phase:
             return super().train_round(grid, request)
+        up, down = self._exchange.bytes_up, self._exchange.bytes_down
         warnings = self._prepare(grid, request)
         members = {site: node for site, node in request.sites.items() if site in self._grouping.labels}
         self._requests = {}
@@ -141,6 +145,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
         outcome.warnings += warnings
         outcome.details["clusters"] = {site: self._grouping.labels[site] for site in members}
         self._complete(grid, replace(request, sites=members), outcome)
+        outcome.bytes_up += self._exchange.bytes_up - up
+        outcome.bytes_down += self._exchange.bytes_down - down
         return outcome
 
     def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
@@ -196,7 +202,19 @@ class ClusteredPersonalisation(IncrementalStrategy):
 
     @property
     def _personal(self) -> tuple[str, ...]:
-        return select_layers(self._patterns, self._global)
+        return self._personal_of(self._global)
+
+    def _personal_of(self, arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """Raises ConfigError when a setting names no layer of the model."""
+        named = select_layers(self._patterns, arrays)
+        if not self._own_batch_norm:
+            return named
+        normalising = batch_norm_layers(arrays)
+        if not normalising:
+            raise ConfigError(
+                "strategy.batch_norm: found local, but the model has no batch normalisation; allowed: shared"
+            )
+        return tuple(name for name in arrays if name in (*named, *normalising))
 
     def _shared(self, arrays: Mapping[str, Tensor]) -> Model:
         personal = set(self._personal)
