@@ -44,8 +44,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
     as groups, lists of site names; groups beside another rule only measure how well it finds them.
     personal: layers that stay at the sites: modules, tensors or wildcards; none is PFA, all is fine-tuning.
     batch_norm: shared, as other layers, or local: these layers stay at the sites too, statistics and weights.
-    channels, layers, combine, channel_choice: what a sparsity vector is made of. sparsity_epsilon,
-    sparsity_delta: of the noise on each vector; None: no noise, and no claim.
+    channels, layers, combine, channel_choice, extractor: what a sparsity vector is made of (VectorSettings).
+    sparsity_epsilon, sparsity_delta: of the noise on each vector; None: no noise, and no claim.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         layers: int = 3,
         combine: Combine = "average",
         channel_choice: Literal["seeded", "variance"] = "seeded",
+        extractor: str = "global",
         sparsity_epsilon: float | None = None,
         sparsity_delta: float = 1e-5,
         max_update_norm: float | None = None,
@@ -87,7 +88,13 @@ class ClusteredPersonalisation(IncrementalStrategy):
         self._patterns = personal
         self._own_batch_norm = batch_norm == "local"
         self._vectors = VectorSettings(
-            channels, layers, combine, channel_choice == "variance", sparsity_epsilon, sparsity_delta
+            channels,
+            layers,
+            combine,
+            channel_choice == "variance",
+            sparsity_epsilon,
+            sparsity_delta,
+            extractor,
         )
         self._grouping = Grouping(grouping, clusters, groups, self._vectors)
         self._services: Services | None = None
@@ -125,7 +132,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
     def begin_task(self, task: TaskStart) -> None:
         self._personal_of(task.reference)
         if self._services is not None and self._grouping.needs_vectors:
-            self._vectors.available(self._services.load(task.reference), self._services.input_shape)
+            network = self._vectors.network(self._services, task.reference)
+            self._vectors.available(network, self._services.input_shape)
         self._base.begin_task(task)
 
     # a round

@@ -124,16 +124,17 @@ class Grouping:
         notes: list[str],
     ) -> dict[str, np.ndarray]:
         settings = self._settings
+        network = settings.network(services, request.arrays)
         if self._channels is not None:
             plan = settings.plan(self._channels)
         else:
-            available = settings.available(services.load(request.arrays), services.input_shape)
+            available = settings.available(network, services.input_shape)
             plan = settings.first_plan(available, services.experiment.seed)
 
         def dropped(site: str, reason: str) -> None:
             notes.append(f"site {site}: no cluster: {reason}")
 
-        found = ask_vectors(grid, exchange, request, asked, plan, settings, dropped)
+        found = ask_vectors(grid, exchange, request, asked, plan, settings, network, dropped)
         if self._channels is None and found:
             self._channels = list(plan.channels)
             if settings.variance:
