@@ -111,6 +111,15 @@ def test_scaffold_inside_clusters_corrects_the_shared_layers_alone(tmp_path: Pat
     assert record[0].keys() == longer.cluster(0).keys()
 
 
+@pytest.mark.parametrize("base", ["feddyn", "adabest"])
+def test_other_corrections_leave_personal_layers_alone_too(tmp_path: Path, base: str) -> None:
+    done = run(tmp_path, strategy=GROUPS | {"base": base})
+    assert all(not event["dropped"] and not event["refused"] for event in done.events("round"))
+    checkpoint, _ = load_checkpoint(done.folder / "checkpoint")
+    memory = {name for name in checkpoint.strategy if name.startswith("aggregator-0/memory/")}
+    assert {name.removeprefix("aggregator-0/memory/") for name in memory} == done.cluster(0).keys()
+
+
 def test_batch_normalisation_can_stay_at_the_sites(tmp_path: Path) -> None:
     model = {"name": "small_cnn", "channels": [4, 4], "width": 8, "norm": "batch"}
     two = {"count": 1, "rounds": 2}
