@@ -42,6 +42,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
     global_rounds: of each task, or one number for all; the task's other rounds are personal.
     clusters: how many, or auto. grouping: by sparsity vectors (k-means, or PFA's threshold), random, or given
     as groups, lists of site names; groups beside another rule only measure how well it finds them.
+    standardise: entries of the vectors count by how much they differ between sites.
     personal: layers that stay at the sites: modules, tensors or wildcards; none is PFA, all is fine-tuning.
     batch_norm: shared, as other layers, or local: these layers stay at the sites too, statistics and weights.
     channels, layers, combine, channel_choice, extractor: what a sparsity vector is made of (VectorSettings).
@@ -55,6 +56,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         clusters: int | Literal["auto"] = "auto",
         grouping: Rule = "sparsity",
         groups: list[list[str]] | None = None,
+        standardise: bool = False,
         personal: tuple[str, ...] = ("head",),
         batch_norm: Literal["shared", "local"] = "shared",
         channels: int = 32,
@@ -96,7 +98,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
             sparsity_delta,
             extractor,
         )
-        self._grouping = Grouping(grouping, clusters, groups, self._vectors)
+        self._grouping = Grouping(grouping, clusters, groups, self._vectors, standardise)
         self._services: Services | None = None
         self._global: Mapping[str, Tensor] = {}
         self._in_personal_phase = False

@@ -1,5 +1,6 @@
 """When clusters are found, when they stay, and when they are found anew."""
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,8 @@ APART = {"a": (0.0, 0.0), "b": (0.1, 0.0), "c": (0.8, 0.8), "d": (0.9, 0.8)}
 class Answering:
     """A grouping whose sites answer with the vectors that a test sets. asked: sites, one list a time."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.grouping = Grouping("sparsity", 2, None, SETTINGS)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, standardise: bool = False) -> None:
+        self.grouping = Grouping("sparsity", 2, None, SETTINGS, standardise)
         self.asked: list[list[str]] = []
         monkeypatch.setattr(self.grouping, "_ask", self._answer)
 
@@ -25,7 +26,7 @@ class Answering:
         self.asked.append(list(asked))
         return {site: self._vectors[site] for site in asked}
 
-    def assign(self, vectors: dict[str, tuple[float, float]], *, anew: bool) -> dict[str, int]:
+    def assign(self, vectors: Mapping[str, tuple[float, ...]], *, anew: bool) -> dict[str, int]:
         self._vectors = {site: np.array(vector) for site, vector in vectors.items()}
         request, nothing = SimpleNamespace(sites=dict.fromkeys(sorted(vectors), 0)), SimpleNamespace()
         services = SimpleNamespace(experiment=SimpleNamespace(seed=1))
@@ -72,3 +73,18 @@ def test_what_was_found_survives_a_restart(monkeypatch: pytest.MonkeyPatch) -> N
     late = APART | {"late": (0.7, 0.9)}
     assert again.assign(late, anew=False) == sites.assign(late, anew=False)
     assert again.asked == [["late"]]
+
+
+def test_standardised_entries_count_by_how_much_they_differ_between_sites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # the first entry is large and says nothing; the other two are small and agree
+    vectors = {"a": (0.1, 0.00, 0.00), "b": (0.5, 0.00, 0.00), "c": (0.2, 0.01, 0.01), "d": (0.6, 0.01, 0.01)}
+    assert Answering(monkeypatch).assign(vectors, anew=True) == {"a": 0, "b": 1, "c": 0, "d": 1}
+    sites = Answering(monkeypatch, standardise=True)
+    found = {"a": 0, "b": 0, "c": 1, "d": 1}
+    assert sites.assign(vectors, anew=True) == found
+    again = Answering(monkeypatch, standardise=True)
+    again.grouping.load_state_dict(sites.grouping.state_dict())
+    late = vectors | {"late": (0.1, 0.01, 0.01)}
+    assert again.assign(late, anew=False) == found | {"late": 1}
