@@ -29,7 +29,7 @@ from strategies.clustering import adjusted_rand, two_directions
 from strategies.disclosures import Disclosures
 from strategies.gate import Admitted, Rejected
 from strategies.grouping import Grouping, Rule
-from strategies.personal_models import complete_personal_models, mean_accuracy
+from strategies.personal_models import OwnAccuracy, complete_personal_models
 from strategies.services import Services
 from strategies.site_vectors import VectorSettings
 
@@ -107,8 +107,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         self._aggregators: dict[int, IncrementalStrategy] = {}
         self._folded: dict[int, int] = {}
         self._requests: dict[tuple[int, int], TrainRequest] = {}
-        self._accuracy: dict[str, list[float | None]] = {}
-        self._by_round: list[dict[str, Any]] = []
+        self._accuracy = OwnAccuracy()
 
     # before anything starts
 
@@ -288,13 +287,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
             self._personal,
             lambda site, reason: outcome.warnings.append(f"site {site}: own model: {reason}"),
         )
-        mean = mean_accuracy(accuracies)
+        mean = self._accuracy.add(accuracies, request.stamp.round, task)
         outcome.details["personalised_accuracy"] = mean
-        self._by_round.append({"round": request.stamp.round, "task": task, "accuracy": mean})
-        for site, accuracy in accuracies.items():
-            row = self._accuracy.setdefault(site, [])
-            row += [None] * (task - len(row))
-            row[task - 1] = accuracy
 
     def _round_in_task(self, request: RoundRequest) -> int:
         """From 1."""
@@ -323,9 +317,9 @@ class ClusteredPersonalisation(IncrementalStrategy):
                 for site, (x, y) in two_directions(vectors).items()
                 if site in labels
             }
-        told = [entry["accuracy"] for entry in self._by_round if entry["accuracy"] is not None]
+        told = self._accuracy.told
         if told:
-            blocks["personalised_accuracy"] = dict(sorted(self._accuracy.items()))
+            blocks["personalised_accuracy"] = dict(sorted(self._accuracy.by_site.items()))
         if labels:
             truth = self._grouping.truth
             blocks["personalisation"] = {
@@ -334,7 +328,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
                 "adjusted_rand": adjusted_rand(labels, truth) if truth else None,
                 "accuracy": told[-1] if told else None,
                 "best_accuracy": max(told, default=None),
-                "rounds": self._by_round,
+                "rounds": self._accuracy.by_round,
                 "sparsity_epsilon": self._vectors.epsilon if self._grouping.needs_vectors else None,
                 "personal": list(self._personal),
             }
@@ -343,8 +337,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
             "phase_task": self._phase_task,
-            "accuracy": self._accuracy,
-            "by_round": self._by_round,
+            "accuracy": self._accuracy.by_site,
+            "by_round": self._accuracy.by_round,
             "clusters": sorted(self._models),
             **_nested("grouping", self._grouping.state_dict()),
             **_nested("base", self._base.state_dict()),
@@ -356,7 +350,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._phase_task = state["phase_task"]
-        self._accuracy, self._by_round = state["accuracy"], state["by_round"]
+        self._accuracy.by_site, self._accuracy.by_round = state["accuracy"], state["by_round"]
         self._grouping.load_state_dict(_part(state, "grouping"))
         self._base.load_state_dict(_part(state, "base"))
         self._models, self._aggregators = {}, {}
