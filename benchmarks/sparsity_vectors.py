@@ -56,13 +56,13 @@ def agreements(experiment: Experiment, model: Path) -> dict[str, float]:
     inputs = {name: federation.site(name).x for name in federation.site_names}
     trained = {name: federation.site(name).train for name in federation.site_names}
     shares = {
-        name: zero_shares(saved.model, [to_float(x[trained[name]], saved.mean, saved.std)], 3)
+        name: zero_shares(saved.model, [to_float(x[trained[name]], saved.inputs.mean, saved.inputs.std)], 3)
         for name, x in inputs.items()
     }
     truth = {name: int(name.split("-")[1]) for name in inputs}
     found: dict[str, float] = {}
     for label, (layers, combine, channels) in VECTORS.items():
-        plan = _plan(saved.model, saved.input_shape, layers, combine, channels, experiment.seed)
+        plan = _plan(saved.model, saved.inputs.shape, layers, combine, channels, experiment.seed)
         vectors = {
             name: plan.vector(zeros[:layers]).float().double().numpy() for name, zeros in shares.items()
         }

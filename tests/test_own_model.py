@@ -39,7 +39,9 @@ def test_a_site_predicts_with_its_own_model_and_needs_nothing_else(tmp_path: Pat
     for site, lines in at_sites.items():
         saved = load_saved(done.folder / "sites" / site / "personal_model.safetensors")
         images = torch.from_numpy(read_images(paths, (8, 8), "gray"))
-        confidence, label = saved.model(to_float(images, saved.mean, saved.std)).softmax(dim=1).max(dim=1)
+        confidence, label = (
+            saved.model(to_float(images, saved.inputs.mean, saved.inputs.std)).softmax(dim=1).max(dim=1)
+        )
         expected = [
             (saved.classes[index], f"{value:.4f}")
             for index, value in zip(label.tolist(), confidence.tolist(), strict=True)
