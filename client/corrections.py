@@ -4,7 +4,8 @@ remembers for it.
 FedProx is the learner's own (`learner.correction`). SCAFFOLD, FedDyn and AdaBest have a half at the server,
 which orders them in a request's settings: {"correction": {"name": "feddyn", "alpha": 0.1}}. A site's vector
 for them is computed from the update as it was released, so under privacy it holds nothing more than the
-release does; it is written before the reply leaves.
+release does; it is written before the reply leaves. Personal layers have none: no other site has such a
+layer from which this one's could drift.
 """
 
 import json
@@ -25,6 +26,8 @@ from models.growth import grown
 from protocol.messages import TrainRequest
 
 RECORD = "correction"
+IN_CLUSTER = "correction-in-cluster"
+"""Each task's clusters begin with a server vector of their own, to which a site's memory must belong."""
 CONTROL = "control/"
 
 
@@ -82,8 +85,10 @@ class LocalCorrection:
                 own = self.own - self.order.alpha * change
             case AdaBestOrder():
                 own = self.own / self.since - self.order.mu * change
-        facts = {"name": self.order.name, "round": self.request.round}
-        self.site.state(self.request.run).put(RECORD, self.request.round, _named(self.flat, own), facts)
+        request, named = self.request, _named(self.flat, own)
+        shared = {name: tensor for name, tensor in named.items() if name not in (request.personal or ())}
+        facts = {"name": self.order.name, "round": request.round, "task": request.task}
+        self.site.state(request.run).put(_record(request), request.round, shared, facts)
 
 
 def open_correction(site: Site, request: TrainRequest, flat: FlatParameters) -> LocalCorrection:
@@ -129,12 +134,19 @@ def _order(request: TrainRequest) -> Order | None:
 def _remembered(site: Site, request: TrainRequest, flat: FlatParameters, name: str) -> tuple[Tensor, int]:
     """(T,) this site's vector before the round, zero for classes that are new, and the rounds since then."""
     found = _named(flat, torch.zeros_like(flat.trainable))
-    record = site.state(request.run).get(RECORD, request.round)
+    kept = _record(request)
+    record = site.state(request.run).get(kept, request.round)
     since = 1
+    if record is not None and kept == IN_CLUSTER and record[1]["task"] != request.task:
+        record = None
     if record is not None and record[1]["name"] == name:
         found = grown(record[0], found)
         since = max(1, request.round - record[1]["round"])
     return _vector(flat, found), since
+
+
+def _record(request: TrainRequest) -> str:
+    return RECORD if request.personal is None else IN_CLUSTER
 
 
 def _control(request: TrainRequest, flat: FlatParameters) -> Tensor:
@@ -143,6 +155,7 @@ def _control(request: TrainRequest, flat: FlatParameters) -> Tensor:
         for name, tensor in (request.method or {}).items()
         if name.startswith(CONTROL)
     }
+    given |= {name: torch.zeros(flat.shapes[name]) for name in request.personal or () if name in flat.shapes}
     for name in flat.trainable_keys:
         if name not in given or given[name].shape != flat.shapes[name]:
             found = tuple(given[name].shape) if name in given else "nothing"

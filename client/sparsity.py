@@ -7,16 +7,17 @@ then one Gaussian release hides the replacement of one sample (FedPerC's authors
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from client.batches import EVALUATION_BATCH, TrainingSet
-from client.handlers import training_places
+from client.handlers import Previous, training_places
 from client.policy import check_answer, check_protection
 from client.release import RECIPIENT, charge_entry
 from client.site import Site
-from foundation.errors import DataError, ProtocolError
+from foundation.errors import ConfigError, DataError, ProtocolError
 from foundation.streams import stream
-from models.sparsity import VECTOR, Combine, SparsityPlan, zero_shares
+from models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, zero_shares
+from models.vgg_front import vgg11_front, with_weights
 from privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
 from privacy.combinations import refuse_false_claims
 from privacy.entries import Entry
@@ -42,10 +43,9 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     if noised:
         # which exemplars are kept can hang on one sample, and then one sample would move more than its share
         places = places[: len(places) - exemplars]
-    model, _ = site.bench.load(request.num_classes, request.arrays, previous)
-    model.eval()
+    network = _network(site, request, previous)
     data = site.samples(places)
-    shares = zero_shares(model, _batches(data), plan.layers)
+    shares = zero_shares(network, _batches(data), plan.layers)
     vector = plan.vector(shares)
     _release(site, request, vector, len(places))
     return SparsityReply(
@@ -58,6 +58,22 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
 def noise_std(length: int, samples: int, epsilon: float, delta: float) -> float:
     """Standard deviation that hides one sample of a mean over `samples` vectors in [0, 1]^length."""
     return sparsity_l2_sensitivity(length, samples) * gaussian_multiplier(epsilon, delta)
+
+
+def _network(site: Site, request: SparsityRequest, previous: Previous) -> nn.Module:
+    """What is looked at, in evaluation mode."""
+    if request.network == MODEL:
+        model, _ = site.bench.load(request.num_classes, request.arrays, previous)
+        return model.eval()
+    if request.network != VGG:
+        raise ProtocolError(f"SparsityRequest: network: found {request.network!r}, allowed {MODEL} or {VGG}")
+    try:
+        front = with_weights(
+            vgg11_front(request.layers, site.data.input_shape, site.experiment.seed), request.arrays
+        )
+    except ConfigError as error:
+        raise ProtocolError(f"SparsityRequest: {error}") from error
+    return front.to(site.bench.device)
 
 
 def _plan(request: SparsityRequest) -> SparsityPlan:

@@ -19,6 +19,8 @@ from foundation.errors import ConfigError, DataError
 Combine = Literal["average", "concatenate", "last"]
 VECTOR = "sparsity"
 """Name of the vector among the tensors of a message."""
+MODEL, VGG = "model", "vgg11"
+"""Whose layers are looked at: the model that sites train, or a network of its own."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from foundation.errors import ProtocolError, nearest
-from protocol.tensors import Tensors, pack, unpack
+from protocol.tensors import Tensors, byte_count, pack, unpack
 
 _FIELDS = "fields"
 _MESSAGE = "message"
@@ -88,6 +88,12 @@ class WireMessage:
     as."""
 
     message_type: ClassVar[str]
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of the values of all the tensors in this message."""
+        fields = (getattr(self, name) for name, field in _layout(type(self)).items() if field.kind is Tensors)
+        return sum(byte_count(tensors) for tensors in fields if tensors)
 
     def to_record(self) -> RecordDict:
         """The RecordDict that travels. Raises ProtocolError when a field is not what its type says."""

@@ -208,7 +208,9 @@ class SparsityRequest(Stamp):
 
     message_type = "query.sparsity"
     arrays: Tensors
-    """The global model, whose first ReLU layers are looked at."""
+    """The network whose first ReLU layers are looked at: the global model, or the front of a VGG-11."""
+    network: str
+    """model or vgg11: what arrays are the tensors of."""
     previous: str = ""
     """SHA-256 of the global model at the end of the task before; '' in task 1."""
     previous_arrays: Tensors | None = None

@@ -39,6 +39,7 @@ def ask(
     """
     asked = {site: request for site, _, request in requests}
     replies: dict[str, Reply] = {}
+    exchange.bytes_down += sum(request.tensor_bytes for _, _, request in requests)
     for site, message in exchange.run(grid, requests, deadline):
         if site not in asked or site in replies:
             continue
@@ -54,6 +55,7 @@ def ask(
                 require_same_round(request, reply)
             check(reply)
             replies[site] = reply
+            exchange.bytes_up += reply.tensor_bytes
         except ProtocolError as error:
             dropped(site, str(error))
             asked.pop(site)

@@ -202,7 +202,7 @@ class IncrementalStrategy(FlowerFedAvg):
             (site, node, self.personalise(site, common if site in request.holders else full))
             for site, node in asked.items()
         ]
-        bytes_down = sum(_request_bytes(message) for _, _, message in requests)
+        bytes_down = sum(message.tensor_bytes for _, _, message in requests)
         arrays, _ = self.aggregate_train(
             request.stamp.round,
             (reply for _, reply in self._exchange.run(grid, requests, request.deadline, self.while_waiting)),
@@ -260,7 +260,3 @@ class IncrementalStrategy(FlowerFedAvg):
             record[name] = array
         loss = outcome.train_loss
         return record, MetricRecord({} if loss is None else {"train_loss": loss})
-
-
-def _request_bytes(request: TrainRequest) -> int:
-    return sum(byte_count(part) for part in (request.arrays, request.previous_arrays, request.method) if part)

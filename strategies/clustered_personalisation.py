@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from foundation.errors import ConfigError
-from models.layers import select_layers, with_rows
+from models.layers import batch_norm_layers, select_layers, with_rows
 from models.sparsity import Combine
 from protocol.fields import Tensors
 from protocol.messages import TrainRequest
@@ -29,7 +29,7 @@ from strategies.clustering import adjusted_rand, two_directions
 from strategies.disclosures import Disclosures
 from strategies.gate import Admitted, Rejected
 from strategies.grouping import Grouping, Rule
-from strategies.personal_models import complete_personal_models, mean_accuracy
+from strategies.personal_models import OwnAccuracy, complete_personal_models
 from strategies.services import Services
 from strategies.site_vectors import VectorSettings
 
@@ -42,9 +42,11 @@ class ClusteredPersonalisation(IncrementalStrategy):
     global_rounds: of each task, or one number for all; the task's other rounds are personal.
     clusters: how many, or auto. grouping: by sparsity vectors (k-means, or PFA's threshold), random, or given
     as groups, lists of site names; groups beside another rule only measure how well it finds them.
+    standardise: entries of the vectors count by how much they differ between sites.
     personal: layers that stay at the sites: modules, tensors or wildcards; none is PFA, all is fine-tuning.
-    channels, layers, combine, channel_choice: what a sparsity vector is made of. sparsity_epsilon,
-    sparsity_delta: of the noise on each vector; None: no noise, and no claim.
+    batch_norm: shared, as other layers, or local: these layers stay at the sites too, statistics and weights.
+    channels, layers, combine, channel_choice, extractor: what a sparsity vector is made of (VectorSettings).
+    sparsity_epsilon, sparsity_delta: of the noise on each vector; None: no noise, and no claim.
     """
 
     def __init__(
@@ -54,11 +56,14 @@ class ClusteredPersonalisation(IncrementalStrategy):
         clusters: int | Literal["auto"] = "auto",
         grouping: Rule = "sparsity",
         groups: list[list[str]] | None = None,
+        standardise: bool = False,
         personal: tuple[str, ...] = ("head",),
+        batch_norm: Literal["shared", "local"] = "shared",
         channels: int = 32,
         layers: int = 3,
         combine: Combine = "average",
         channel_choice: Literal["seeded", "variance"] = "seeded",
+        extractor: str = "global",
         sparsity_epsilon: float | None = None,
         sparsity_delta: float = 1e-5,
         max_update_norm: float | None = None,
@@ -83,10 +88,17 @@ class ClusteredPersonalisation(IncrementalStrategy):
         self._template = copy.deepcopy(base)
         self._global_rounds = global_rounds
         self._patterns = personal
+        self._own_batch_norm = batch_norm == "local"
         self._vectors = VectorSettings(
-            channels, layers, combine, channel_choice == "variance", sparsity_epsilon, sparsity_delta
+            channels,
+            layers,
+            combine,
+            channel_choice == "variance",
+            sparsity_epsilon,
+            sparsity_delta,
+            extractor,
         )
-        self._grouping = Grouping(grouping, clusters, groups, self._vectors)
+        self._grouping = Grouping(grouping, clusters, groups, self._vectors, standardise)
         self._services: Services | None = None
         self._global: Mapping[str, Tensor] = {}
         self._in_personal_phase = False
@@ -95,8 +107,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         self._aggregators: dict[int, IncrementalStrategy] = {}
         self._folded: dict[int, int] = {}
         self._requests: dict[tuple[int, int], TrainRequest] = {}
-        self._accuracy: dict[str, list[float | None]] = {}
-        self._by_round: list[dict[str, Any]] = []
+        self._accuracy = OwnAccuracy()
 
     # before anything starts
 
@@ -120,9 +131,10 @@ class ClusteredPersonalisation(IncrementalStrategy):
         return replace(self._base.disclosures(), sparsity=protection if needed else None)
 
     def begin_task(self, task: TaskStart) -> None:
-        select_layers(self._patterns, task.reference)
+        self._personal_of(task.reference)
         if self._services is not None and self._grouping.needs_vectors:
-            self._vectors.available(self._services.load(task.reference), self._services.input_shape)
+            network = self._vectors.network(self._services, task.reference)
+            self._vectors.available(network, self._services.input_shape)
         self._base.begin_task(task)
 
     # a round
@@ -133,6 +145,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         self._in_personal_phase = self._round_in_task(request) > self._rounds_of_global(request.stamp.task)
         if not self._in_personal_phase:
             return super().train_round(grid, request)
+        up, down = self._exchange.bytes_up, self._exchange.bytes_down
         warnings = self._prepare(grid, request)
         members = {site: node for site, node in request.sites.items() if site in self._grouping.labels}
         self._requests = {}
@@ -141,6 +154,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
         outcome.warnings += warnings
         outcome.details["clusters"] = {site: self._grouping.labels[site] for site in members}
         self._complete(grid, replace(request, sites=members), outcome)
+        outcome.bytes_up += self._exchange.bytes_up - up
+        outcome.bytes_down += self._exchange.bytes_down - down
         return outcome
 
     def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
@@ -196,7 +211,19 @@ class ClusteredPersonalisation(IncrementalStrategy):
 
     @property
     def _personal(self) -> tuple[str, ...]:
-        return select_layers(self._patterns, self._global)
+        return self._personal_of(self._global)
+
+    def _personal_of(self, arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """Raises ConfigError when a setting names no layer of the model."""
+        named = select_layers(self._patterns, arrays)
+        if not self._own_batch_norm:
+            return named
+        normalising = batch_norm_layers(arrays)
+        if not normalising:
+            raise ConfigError(
+                "strategy.batch_norm: found local, but the model has no batch normalisation; allowed: shared"
+            )
+        return tuple(name for name in arrays if name in (*named, *normalising))
 
     def _shared(self, arrays: Mapping[str, Tensor]) -> Model:
         personal = set(self._personal)
@@ -260,13 +287,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
             self._personal,
             lambda site, reason: outcome.warnings.append(f"site {site}: own model: {reason}"),
         )
-        mean = mean_accuracy(accuracies)
+        mean = self._accuracy.add(accuracies, request.stamp.round, task)
         outcome.details["personalised_accuracy"] = mean
-        self._by_round.append({"round": request.stamp.round, "task": task, "accuracy": mean})
-        for site, accuracy in accuracies.items():
-            row = self._accuracy.setdefault(site, [])
-            row += [None] * (task - len(row))
-            row[task - 1] = accuracy
 
     def _round_in_task(self, request: RoundRequest) -> int:
         """From 1."""
@@ -295,9 +317,9 @@ class ClusteredPersonalisation(IncrementalStrategy):
                 for site, (x, y) in two_directions(vectors).items()
                 if site in labels
             }
-        told = [entry["accuracy"] for entry in self._by_round if entry["accuracy"] is not None]
+        told = self._accuracy.told
         if told:
-            blocks["personalised_accuracy"] = dict(sorted(self._accuracy.items()))
+            blocks["personalised_accuracy"] = dict(sorted(self._accuracy.by_site.items()))
         if labels:
             truth = self._grouping.truth
             blocks["personalisation"] = {
@@ -306,7 +328,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
                 "adjusted_rand": adjusted_rand(labels, truth) if truth else None,
                 "accuracy": told[-1] if told else None,
                 "best_accuracy": max(told, default=None),
-                "rounds": self._by_round,
+                "rounds": self._accuracy.by_round,
                 "sparsity_epsilon": self._vectors.epsilon if self._grouping.needs_vectors else None,
                 "personal": list(self._personal),
             }
@@ -315,8 +337,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
             "phase_task": self._phase_task,
-            "accuracy": self._accuracy,
-            "by_round": self._by_round,
+            "accuracy": self._accuracy.by_site,
+            "by_round": self._accuracy.by_round,
             "clusters": sorted(self._models),
             **_nested("grouping", self._grouping.state_dict()),
             **_nested("base", self._base.state_dict()),
@@ -328,7 +350,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._phase_task = state["phase_task"]
-        self._accuracy, self._by_round = state["accuracy"], state["by_round"]
+        self._accuracy.by_site, self._accuracy.by_round = state["accuracy"], state["by_round"]
         self._grouping.load_state_dict(_part(state, "grouping"))
         self._base.load_state_dict(_part(state, "base"))
         self._models, self._aggregators = {}, {}

@@ -23,6 +23,9 @@ class Exchange:
     slowest_poll: float = SLOWEST_POLL
     owed: dict[str, tuple[str, float]] = field(default_factory=dict)
     """message id -> (site, time on the monotonic clock after which nobody waits for it)."""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    """Of the tensors of all that was asked beside training (strategies/ask.py), and of its valid replies."""
 
     def busy(self, site: str) -> bool:
         """Whether the site still works on an earlier round's request."""

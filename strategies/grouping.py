@@ -1,6 +1,6 @@
 """Who belongs to which cluster, and when that is found out anew."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ from strategies.clustering import (
     has_drifted,
     k_means,
     nearest_centre,
+    spread,
 )
 from strategies.exchange import Exchange
 from strategies.services import Services
@@ -30,6 +31,7 @@ Rule = Literal["sparsity", "threshold", "random", "given"]
 class Grouping:
     """Clusters of sites by one rule.
 
+    standardise: every entry of the vectors counts by how much it differs between sites, in place of as it is.
     labels: site -> cluster. vectors: the newest of each site that has been asked. truth: known groups.
     """
 
@@ -39,6 +41,7 @@ class Grouping:
         clusters: int | Literal["auto"],
         groups: Sequence[Sequence[str]] | None,
         settings: VectorSettings,
+        standardise: bool = False,
     ) -> None:
         """Raises ValueError when rule, clusters and groups do not fit one another."""
         if clusters != "auto" and clusters < 1:
@@ -54,6 +57,8 @@ class Grouping:
         self._rule: Rule = rule
         self._clusters: int | Literal["auto"] = clusters
         self._settings = settings
+        self._standardise = standardise
+        self._spread: np.ndarray | None = None
         self._channels: list[int] | None = None
         self.truth: Labels = {site: index for index, group in enumerate(groups or []) for site in group}
         self.labels: Labels = {}
@@ -98,21 +103,28 @@ class Grouping:
             return
         if anew and (not found.keys() & self.labels.keys() or self._moved(found)):
             by_distance = self._rule == "threshold"
-            self.labels = by_threshold(found) if by_distance else k_means(found, self._clusters, seed)
+            self._spread = spread(found) if self._standardise else None
+            scaled = self._scaled(found)
+            self.labels = by_threshold(scaled) if by_distance else k_means(scaled, self._clusters, seed)
             self.vectors = found
             return
         if anew:
             # the extractor has changed, so only today's vectors say where the clusters lie now
             self.vectors = found
-        of = centres(self.vectors, self.labels)
+        of, scaled = centres(self._scaled(self.vectors), self.labels), self._scaled(found)
         for site in sorted(found.keys() - self.labels.keys()):
-            self.labels[site] = nearest_centre(found[site], of)
+            self.labels[site] = nearest_centre(scaled[site], of)
         self.vectors |= found
 
     def _moved(self, found: dict[str, np.ndarray]) -> bool:
         if self._clusters == "auto" and len(set(self.labels.values())) == 1:
             return True
-        return has_drifted(self.vectors, found, centres(self.vectors, self.labels))
+        before = self._scaled(self.vectors)
+        return has_drifted(before, self._scaled(found), centres(before, self.labels))
+
+    def _scaled(self, vectors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """In units of the spread between sites when the clusters were found; as they are by default."""
+        return {site: v if self._spread is None else v / self._spread for site, v in vectors.items()}
 
     def _ask(
         self,
@@ -124,16 +136,17 @@ class Grouping:
         notes: list[str],
     ) -> dict[str, np.ndarray]:
         settings = self._settings
+        network = settings.network(services, request.arrays)
         if self._channels is not None:
             plan = settings.plan(self._channels)
         else:
-            available = settings.available(services.load(request.arrays), services.input_shape)
+            available = settings.available(network, services.input_shape)
             plan = settings.first_plan(available, services.experiment.seed)
 
         def dropped(site: str, reason: str) -> None:
             notes.append(f"site {site}: no cluster: {reason}")
 
-        found = ask_vectors(grid, exchange, request, asked, plan, settings, dropped)
+        found = ask_vectors(grid, exchange, request, asked, plan, settings, network, dropped)
         if self._channels is None and found:
             self._channels = list(plan.channels)
             if settings.variance:
@@ -165,6 +178,8 @@ class Grouping:
         """Everything that a resumed server needs."""
         names = sorted(self.vectors)
         state: dict[str, Any] = {"labels": self.labels, "channels": self._channels, "names": names}
+        if self._spread is not None:
+            state["spread"] = torch.from_numpy(self._spread)
         if names:
             state["vectors"] = torch.from_numpy(np.stack([self.vectors[name] for name in names]))
         return state
@@ -172,6 +187,8 @@ class Grouping:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore state_dict()."""
         self.labels, self._channels = state["labels"], state["channels"]
+        kept: Tensor | None = state.get("spread")
+        self._spread = None if kept is None else kept.double().cpu().numpy()
         vectors: Tensor | None = state.get("vectors")
         rows = [] if vectors is None else list(vectors.double().cpu().numpy())
         self.vectors = dict(zip(state["names"], rows, strict=True))

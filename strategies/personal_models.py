@@ -57,6 +57,33 @@ def complete_personal_models(
     return {site: _accuracy(reply) for site, reply in replies.items()}
 
 
+class OwnAccuracy:
+    """How good the sites' own models were.
+
+    by_site: site -> accuracy after each task, None where it told none. by_round: round, task and mean over
+    sites, for each round that was measured.
+    """
+
+    def __init__(self) -> None:
+        self.by_site: dict[str, list[float | None]] = {}
+        self.by_round: list[dict[str, Any]] = []
+
+    def add(self, accuracies: Mapping[str, float | None], number: int, task: int) -> float | None:
+        """Count what sites told in a round; returns their mean."""
+        mean = mean_accuracy(accuracies)
+        self.by_round.append({"round": number, "task": task, "accuracy": mean})
+        for site, accuracy in accuracies.items():
+            row = self.by_site.setdefault(site, [])
+            row += [None] * (task - len(row))
+            row[task - 1] = accuracy
+        return mean
+
+    @property
+    def told(self) -> list[float]:
+        """The means, in the order of the rounds, of those in which a site told one."""
+        return [entry["accuracy"] for entry in self.by_round if entry["accuracy"] is not None]
+
+
 def mean_accuracy(accuracies: Mapping[str, float | None]) -> float | None:
     """Mean over the sites that told one, every site counting the same; None when no site did."""
     told = [value for _, value in sorted(accuracies.items()) if value is not None]

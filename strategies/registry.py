@@ -18,6 +18,8 @@ from strategies.base import IncrementalStrategy
 STRATEGIES = {
     "digest_synthesis": "strategies.digest_synthesis:DigestSynthesis",
     "clustered_personalisation": "strategies.clustered_personalisation:ClusteredPersonalisation",
+    "fedper": "strategies.fedper:FedPer",
+    "pfa": "strategies.pfa:PFA",
     "fedavg": "strategies.fedavg:FedAvg",
     "adabest": "strategies.adabest:AdaBest",
     "cyclic_weight_transfer": "strategies.cyclic_weight_transfer:CyclicWeightTransfer",

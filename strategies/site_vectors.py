@@ -1,30 +1,36 @@
 """Asking sites for their sparsity vectors, and believing none that cannot be true."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.serverapp import Grid
+from torch import Tensor, nn
 
 from foundation.errors import ConfigError, ProtocolError
 from foundation.streams import stream
-from models.incremental import IncrementalModel
-from models.sparsity import VECTOR, Combine, SparsityPlan, common_channels
+from models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, common_channels
+from models.vgg_front import VggFront, read_vgg11, vgg11_front, with_weights
 from protocol.fields import Tensors
 from protocol.messages import SparsityReply, SparsityRequest
 from protocol.tensors import content_sha256
 from strategies.ask import ask
 from strategies.base import RoundRequest
 from strategies.exchange import Exchange
+from strategies.services import Services
+
+GLOBAL = "global"
 
 
 @dataclass(frozen=True)
 class VectorSettings:
     """What sites are asked for. channels: how many. variance: ask for all, keep those in which sites differ.
 
-    epsilon, delta: of each vector, for one sample replaced; epsilon None: no noise.
+    epsilon, delta: of each vector, for one sample replaced; epsilon None: no noise. extractor: whose layers
+    are looked at: global, vgg11:random, or vgg11:FILE with weights of torchvision's names (safetensors).
     """
 
     channels: int
@@ -33,12 +39,31 @@ class VectorSettings:
     variance: bool
     epsilon: float | None
     delta: float
+    extractor: str = GLOBAL
 
-    def available(self, model: IncrementalModel, input_shape: tuple[int, ...]) -> int:
+    def __post_init__(self) -> None:
+        """Raises ValueError when there is no such extractor."""
+        kind, _, weights = self.extractor.partition(":")
+        if self.extractor != GLOBAL and (kind != VGG or not weights):
+            raise ValueError(
+                f"extractor: found {self.extractor!r}, allowed {GLOBAL}, {VGG}:random or {VGG}:FILE"
+            )
+
+    def network(self, services: Services, arrays: Mapping[str, Tensor]) -> nn.Module:
+        """What is looked at, in evaluation mode. arrays: the global model."""
+        if self.extractor == GLOBAL:
+            return services.load(arrays)
+        weights = self.extractor.removeprefix(f"{VGG}:")
+        front = vgg11_front(self.layers, services.input_shape, services.experiment.seed)
+        if weights != "random":
+            front = with_weights(front, read_vgg11(Path(weights)))
+        return front.to(services.device)
+
+    def available(self, network: nn.Module, input_shape: tuple[int, ...]) -> int:
         """Channels that can be asked for. Raises ConfigError when there are fewer than are wanted."""
-        device = next(model.parameters()).device
+        device = next(network.parameters()).device
         sample = torch.zeros(1, *input_shape, device=device)
-        found = common_channels(model, sample, self.layers, self.combine)
+        found = common_channels(network, sample, self.layers, self.combine)
         if self.channels > found:
             raise ConfigError(
                 f"strategy.channels: found {self.channels}, allowed 1 to {found}, the channels that the "
@@ -78,12 +103,17 @@ def ask_vectors(
     sites: Sequence[str],
     plan: SparsityPlan,
     settings: VectorSettings,
+    network: nn.Module,
     dropped: Callable[[str, str], None],
 ) -> dict[str, np.ndarray]:
-    """(plan.length,) float64 of each site that gave a valid vector of the round's global model."""
+    """(plan.length,) float64 of each site that gave a valid vector of the network, which is request.arrays
+    or settings' own."""
+    own = isinstance(network, VggFront)
+    arrays = Tensors(network.state_dict() if own else request.arrays)
     common: dict[str, Any] = {
         **request.stamp.stamp_fields,
-        "arrays": Tensors(request.arrays),
+        "arrays": arrays,
+        "network": VGG if own else MODEL,
         "previous": request.previous,
         "channels": list(plan.channels),
         "layers": plan.layers,
@@ -94,7 +124,7 @@ def ask_vectors(
     holder, other = SparsityRequest(**common), SparsityRequest(**common)
     if request.previous_arrays is not None:
         other = SparsityRequest(**common, previous_arrays=Tensors(request.previous_arrays))
-    fingerprint = plan.fingerprint(content_sha256(request.arrays))
+    fingerprint = plan.fingerprint(content_sha256(arrays))
     replies = ask(
         grid,
         exchange,

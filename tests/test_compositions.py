@@ -40,6 +40,7 @@ COMPOSITIONS: dict[str, dict[str, Any]] = {
     "FedDig on layer attention": DIGESTS
     | {"strategy": {"name": "digest_synthesis", "base": "layer_attention"}},
     "layer attention in clusters": {"strategy": CLUSTERS | {"base": "layer_attention"}},
+    "SCAFFOLD in clusters, heads at the sites": {"strategy": CLUSTERS | {"base": "scaffold"}},
     "private ring with exemplars": {
         "learner": SMALL["learner"] | {"memory": {"per_class": 2}},
         "strategy": {"name": "serial_ring", "segments": 1},
