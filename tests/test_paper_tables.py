@@ -12,6 +12,7 @@ from cli.main import app
 from data.config import DataConfig
 
 FOUND = tables()
+SAMPLES_OF_THE_PAPER = {"fedperc_cifar100_resnet34": 20_000}
 
 
 @pytest.mark.parametrize("each", PAPER_TABLES, ids=lambda each: f"{each.paper} {each.label}")
@@ -25,7 +26,7 @@ def test_a_table_at_the_papers_size_is_whole(name: str) -> None:
     assert len({job.settings for job in planned}) == len(planned)
     assert len(FOUND[name].seeds) >= 3
     data: DataConfig = planned[0].row.load(1).data
-    assert data.samples_limit is None
+    assert data.samples_limit == SAMPLES_OF_THE_PAPER.get(name)
 
 
 def test_a_table_at_the_papers_size_tells_its_cost_and_waits_to_be_asked(tmp_path: Path) -> None:
