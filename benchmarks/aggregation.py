@@ -25,8 +25,8 @@ from foundation.streams import stream
 from models.config import ModelConfig
 from models.incremental import travelling
 from models.registry import build_model
-from protocol.fields import Tensors
 from protocol.messages import Stamp, TrainReply
+from protocol.tensors import Tensors
 from strategies.fedavg import FedAvg
 from strategies.gate import Gate
 

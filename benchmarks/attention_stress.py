@@ -21,8 +21,8 @@ from engine.grid import InProcessGrid, site_contexts
 from engine.run import answer
 from foundation.errors import StateError
 from foundation.streams import stream
-from protocol.fields import Tensors
 from protocol.messages import TrainReply
+from protocol.tensors import Tensors
 from server.app import serve
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -21,8 +21,8 @@ from models.incremental import IncrementalModel
 from privacy.entries import Entry
 from privacy.noise import SecureNoise, SeededNoise
 from privacy.protection import protect_update
-from protocol.fields import Tensors
 from protocol.messages import FinishTaskRequest, Stamp
+from protocol.tensors import Tensors
 
 
 @torch.no_grad()

@@ -20,8 +20,8 @@ from privacy.digest_config import DigestConfig
 from privacy.digests import DigestGuarantee, Digests, make_digests
 from privacy.entries import Entry
 from privacy.noise import NoiseSource, SecureNoise, SeededNoise
-from protocol.fields import Tensors
 from protocol.messages import DigestReply, DigestRequest
+from protocol.tensors import Tensors
 
 ENCODER_BATCH = 2048
 

@@ -29,7 +29,6 @@ from client.typical import TypicalRecord
 from foundation.errors import DataError, ProtocolError
 from foundation.streams import stream
 from models.incremental import IncrementalModel, complete_state
-from protocol.fields import Tensors
 from protocol.messages import (
     EvaluateReply,
     EvaluateRequest,
@@ -39,7 +38,7 @@ from protocol.messages import (
     TrainReply,
     TrainRequest,
 )
-from protocol.tensors import content_sha256
+from protocol.tensors import Tensors, content_sha256
 
 Previous = tuple[str, dict[str, Tensor]] | None
 

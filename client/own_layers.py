@@ -10,7 +10,7 @@ from torch import Tensor
 from client.site import Site
 from foundation.errors import ProtocolError, StateError
 from models.layers import with_rows
-from protocol.fields import Tensors
+from protocol.tensors import Tensors
 
 RECORD = "own-layers"
 

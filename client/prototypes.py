@@ -23,8 +23,8 @@ from foundation.errors import DataError, PrivacyError, ProtocolError
 from foundation.streams import stream, torch_seed
 from models.gradient_encoder import GradientEncoder
 from models.incremental import IncrementalModel
-from protocol.fields import Tensors
 from protocol.messages import TrainRequest
+from protocol.tensors import Tensors
 
 RECORD = "transition"
 

@@ -22,9 +22,8 @@ from privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
 from privacy.combinations import refuse_false_claims
 from privacy.entries import Entry
 from privacy.noise import SecureNoise, SeededNoise, add_noise
-from protocol.fields import Tensors
 from protocol.messages import SparsityReply, SparsityRequest
-from protocol.tensors import content_sha256
+from protocol.tensors import Tensors, content_sha256
 
 
 def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:

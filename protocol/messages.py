@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from foundation.errors import ProtocolError
-from protocol.fields import Tensors, WireMessage, bounded
+from protocol.fields import WireMessage, bounded
+from protocol.tensors import Tensors
 
 VERSION = 1
 MAX_TASKS = 10_000

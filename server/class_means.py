@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foundation.errors import ProtocolError
-from protocol.fields import Tensors
 from protocol.messages import FinishTaskReply
+from protocol.tensors import Tensors
 
 
 def check_class_sums(reply: FinishTaskReply, num_classes: int, width: int, private: bool) -> None:

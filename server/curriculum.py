@@ -17,9 +17,8 @@ from config.experiment import Experiment
 from data.registry import Registry
 from foundation.errors import ProtocolError, StateError
 from foundation.streams import stream
-from protocol.fields import Tensors
 from protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskReply, FinishTaskRequest, Stamp
-from protocol.tensors import content_sha256
+from protocol.tensors import Tensors, content_sha256
 from server.central_privacy import CentralPrivacy
 from server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from server.class_means import check_class_sums, global_means

@@ -17,9 +17,8 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor
 
 from foundation.errors import PrivacyError
-from protocol.fields import Tensors
 from protocol.messages import Stamp, TrainRequest
-from protocol.tensors import byte_count, pack, unpack
+from protocol.tensors import Tensors, byte_count, pack, unpack
 from strategies.disclosures import Disclosures
 from strategies.exchange import Exchange
 from strategies.gate import Admitted, Gate, Refused, Rejected

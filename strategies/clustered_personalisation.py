@@ -22,8 +22,8 @@ from torch import Tensor
 from foundation.errors import ConfigError
 from models.layers import batch_norm_layers, select_layers, with_rows
 from models.sparsity import Combine
-from protocol.fields import Tensors
 from protocol.messages import TrainRequest
+from protocol.tensors import Tensors
 from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.clustering import adjusted_rand, two_directions
 from strategies.disclosures import Disclosures

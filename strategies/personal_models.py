@@ -7,8 +7,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from foundation.errors import ProtocolError
-from protocol.fields import Tensors
 from protocol.messages import PersonalModelReply, PersonalModelRequest
+from protocol.tensors import Tensors
 from strategies.ask import ask
 from strategies.base import RoundRequest
 from strategies.exchange import Exchange

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from foundation.errors import ConfigError
-from protocol.fields import Tensors
 from protocol.messages import TrainRequest
+from protocol.tensors import Tensors
 from strategies.corrected import Corrected
 from strategies.disclosures import Disclosures
 from strategies.exact_sum import ExactSum

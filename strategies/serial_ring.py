@@ -25,9 +25,8 @@ from foundation.errors import ConfigError
 from foundation.streams import stream
 from models.incremental import travelling
 from models.relabel import relabel
-from protocol.fields import Tensors
 from protocol.messages import TrainRequest
-from protocol.tensors import byte_count, unpack
+from protocol.tensors import Tensors, byte_count, unpack
 from strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.exchange import Exchange
 from strategies.gate import Admitted, Gate, Refused, Rejected

@@ -4,9 +4,8 @@ from statistics import median
 
 from flwr.serverapp import Grid
 
-from protocol.fields import Tensors
 from protocol.messages import EvaluateReply, EvaluateRequest
-from protocol.tensors import byte_count
+from protocol.tensors import Tensors, byte_count
 from strategies.ask import ask, check_counts
 from strategies.base import Arrays, RoundRequest
 from strategies.exchange import Exchange

@@ -14,9 +14,8 @@ from foundation.errors import ConfigError, ProtocolError
 from foundation.streams import stream
 from models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, common_channels
 from models.vgg_front import VggFront, read_vgg11, vgg11_front, with_weights
-from protocol.fields import Tensors
 from protocol.messages import SparsityReply, SparsityRequest
-from protocol.tensors import content_sha256
+from protocol.tensors import Tensors, content_sha256
 from strategies.ask import ask
 from strategies.base import RoundRequest
 from strategies.exchange import Exchange

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from foundation.errors import ConfigError
-from protocol.fields import Tensors
 from protocol.messages import TrainRequest
+from protocol.tensors import Tensors
 from strategies.base import TaskStart
 from strategies.fedavg import FedAvg
 from strategies.inversion import Inversion

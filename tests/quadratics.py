@@ -15,8 +15,8 @@ from client.state import SiteState
 from config.learner import LearnerConfig
 from models.flat import FlatParameters
 from privacy.config import PrivacyConfig
-from protocol.fields import Tensors
 from protocol.messages import Stamp, TrainRequest
+from protocol.tensors import Tensors
 from strategies.base import IncrementalStrategy, TaskStart
 from strategies.gate import Admitted
 from strategies.services import Services

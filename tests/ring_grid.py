@@ -10,8 +10,8 @@ from torch import Tensor
 
 from config.experiment import Experiment
 from engine.grid import InProcessGrid
-from protocol.fields import Tensors
 from protocol.messages import Refusal, Stamp, TrainReply, TrainRequest
+from protocol.tensors import Tensors
 from strategies.base import RoundRequest
 from strategies.services import Services
 

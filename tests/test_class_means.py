@@ -17,8 +17,8 @@ from foundation.errors import ConfigError, ProtocolError
 from foundation.streams import stream
 from models.incremental import IncrementalModel
 from privacy.accountants import make_accountant
-from protocol.fields import Tensors
 from protocol.messages import FinishTaskReply
+from protocol.tensors import Tensors
 from server.class_means import check_class_sums, global_means
 
 EXPERIMENT: dict[str, Any] = {

@@ -15,9 +15,9 @@ from engine.grid import InProcessGrid, site_contexts
 from engine.run import run_in_process
 from foundation.errors import ConfigError, PrivacyError, StateError
 from models.layers import select_layers, with_rows
-from protocol.fields import Tensors, read_kind
+from protocol.fields import read_kind
 from protocol.messages import TrainReply
-from protocol.tensors import content_sha256
+from protocol.tensors import Tensors, content_sha256
 from strategies.registry import build_strategy
 
 

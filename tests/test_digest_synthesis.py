@@ -17,8 +17,8 @@ from models.config import ModelConfig
 from models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from models.incremental import travelling
 from models.registry import build_model
-from protocol.fields import Tensors
 from protocol.messages import DigestReply, Stamp
+from protocol.tensors import Tensors
 from server.checkpoint import load_checkpoint
 from strategies.digest_store import DigestStore, checked
 from strategies.digest_synthesis import DigestSynthesis

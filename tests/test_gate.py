@@ -8,8 +8,8 @@ import torch
 from flwr.app import Message
 
 from engine.grid import set_task_identity
-from protocol.fields import Tensors
 from protocol.messages import Refusal, Stamp, TrainReply
+from protocol.tensors import Tensors
 from strategies.gate import Gate, Refused, Rejected
 
 STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=4, num_classes=2)

@@ -17,8 +17,8 @@ from foundation.errors import ConfigError, DataError, PrivacyError, ProtocolErro
 from models.gradient_encoder import GradientEncoder
 from models.incremental import IncrementalModel
 from privacy.attacks.gradient_inversion import invert_gradient
-from protocol.fields import Tensors
 from protocol.messages import Stamp, TrainRequest
+from protocol.tensors import Tensors
 from strategies.base import TaskStart
 from strategies.gate import Admitted, Rejected
 from strategies.glfc import Glfc

@@ -29,7 +29,7 @@ from config.simulation import simulated_federation
 from models.incremental import travelling
 from models.registry import build_model
 from pathlib import Path
-from protocol.fields import Tensors
+from protocol.tensors import Tensors
 from protocol.messages import TrainRequest
 from client.app import app
 experiment = load_experiment(Path(sys.argv[1]))

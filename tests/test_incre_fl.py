@@ -14,8 +14,8 @@ from config.experiment import load_experiment
 from config.run import RunSettings
 from engine.grid import InProcessGrid, site_contexts
 from engine.run import answer, run_in_process
-from protocol.fields import Tensors
 from protocol.messages import TrainReply
+from protocol.tensors import Tensors
 from server.app import serve
 from strategies.layer_attention import LayerAttention
 from strategies.registry import build_strategy

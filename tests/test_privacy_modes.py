@@ -24,8 +24,8 @@ from privacy.accountants import make_accountant
 from privacy.config import PrivacyConfig
 from privacy.ledger import Ledger
 from privacy.noise import SecureNoise, SeededNoise
-from protocol.fields import Tensors
 from protocol.messages import TrainReply
+from protocol.tensors import Tensors
 from server.central_privacy import CentralPrivacy, noised
 from server.claims import check_privacy
 from server.releases import Releases

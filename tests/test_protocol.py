@@ -7,9 +7,8 @@ import torch
 from flwr.app import Array, ArrayRecord
 
 from foundation.errors import ProtocolError
-from protocol.fields import Tensors
 from protocol.messages import EvaluateReply, TrainReply, TrainRequest
-from protocol.tensors import pack, unpack
+from protocol.tensors import Tensors, pack, unpack
 
 STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "round": 2, "num_classes": 2}
 

@@ -12,8 +12,8 @@ from client.ring_turn import segment_of, segment_sizes, turn_of
 from config.turn import Turn
 from foundation.errors import ProtocolError
 from foundation.streams import stream
-from protocol.fields import Tensors
 from protocol.messages import TrainRequest
+from protocol.tensors import Tensors
 
 
 def request(settings: str = "{}", round: int = 1, task: int = 1) -> TrainRequest:

@@ -21,8 +21,8 @@ from config.site import SitePolicy
 from foundation.errors import PolicyRefusal, PrivacyError, StateError
 from privacy.accountants import make_accountant
 from privacy.ledger import Ledger
-from protocol.fields import Tensors
 from protocol.messages import TrainRequest
+from protocol.tensors import Tensors
 
 LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 8.0}
 STAMP: dict[str, Any] = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "num_classes": 2}

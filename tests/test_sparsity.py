@@ -10,8 +10,8 @@ from client.sparsity import noise_std
 from foundation.errors import ConfigError, DataError, ProtocolError
 from models.sparsity import SparsityPlan, common_channels, zero_shares
 from privacy.calibration import gaussian_multiplier
-from protocol.fields import Tensors
 from protocol.messages import SparsityReply
+from protocol.tensors import Tensors
 from strategies.site_vectors import check_vector, most_varied, of_channels
 
 STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "round": 2, "num_classes": 2}

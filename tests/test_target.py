@@ -13,8 +13,8 @@ from client.site import Site
 from foundation.errors import ConfigError, ProtocolError
 from models.incremental import IncrementalModel
 from models.sample_generator import NOISE, SampleGenerator
-from protocol.fields import Tensors
 from protocol.messages import TrainRequest
+from protocol.tensors import Tensors
 from strategies.base import TaskStart
 from strategies.inversion import Inversion
 from strategies.target import Target

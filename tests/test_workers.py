@@ -20,8 +20,8 @@ from engine.grid import site_contexts
 from engine.run import run_in_process
 from engine.workers import WorkerGrid
 from foundation.errors import StateError
-from protocol.fields import Tensors
 from protocol.messages import EvaluateReply, EvaluateRequest
+from protocol.tensors import Tensors
 
 SMALL = {
     "name": "small",
