@@ -168,7 +168,7 @@ while True:
 
 def test_kill_at_any_moment_never_under_counts(tmp_path: Path) -> None:
     left = 0
-    for read in (3, 8):
+    for kills, read in enumerate((3, 8), start=1):
         with subprocess.Popen(
             [sys.executable, "-c", REPEATED, str(tmp_path)], stdout=subprocess.PIPE, text=True
         ) as process:
@@ -177,7 +177,8 @@ def test_kill_at_any_moment_never_under_counts(tmp_path: Path) -> None:
                 process.stdout.readline()
             process.kill()
             left += read + len(process.stdout.read().splitlines())
-        assert left <= len(Ledger(tmp_path).entries()) <= left + 1
+        # each kill may fall between a charge and the line that says that it left
+        assert left <= len(Ledger(tmp_path).entries()) <= left + kills
 
 
 @pytest.mark.parametrize("kept", [1, 40, 200])
