@@ -77,7 +77,8 @@ class Reader:
             line = f"timeout {FOLLOWED_FOR} {line} || [ $? = 124 ]"
         assert self._shell.stdin is not None and self._shell.stdout is not None
         # nobody sits at a terminal here
-        self._shell.stdin.write(line.replace(" -it ", " ") + f" </dev/null; echo; echo '{ENDED}' $?\n")
+        typed = line.replace(" -it ", " ")
+        self._shell.stdin.write(f"{typed} </dev/null; status=$?; echo; echo '{ENDED}' $status\n")
         said: list[str] = []
         for output in self._shell.stdout:
             if output.startswith(ENDED):
