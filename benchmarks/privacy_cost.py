@@ -1,8 +1,8 @@
 """What protection costs in time: `python -m benchmarks.privacy_cost site`, or `sample`; prints JSON.
 
-site: the rounds of W1 with every update clipped, noised from the secure source and charged to the site's
-ledger, over the same rounds without these steps, which are timed inside them. One ratio for each round: two
-runs that differ by 2 % cannot be told apart by their own times.
+site: the sites' turns of a round of W1 with every update clipped, noised from the secure source and charged
+to the site's ledger, over the same turns without protection. A site answers once with and once without before
+the next one does: two runs that differ by 2 % cannot be told apart by their own times.
 sample: a round of DP-SGD as the learner runs it, over Opacus used directly on the same model, rate and steps,
 in turns in one process. Processor time of one thread, so that other work on the machine counts little.
 """
@@ -19,25 +19,29 @@ import torch
 import torch.nn.functional as F
 import typer
 
-import client.handlers
 from benchmarks.workloads import write_workload
 from client.batches import TrainingSet
+from client.handlers import answer_train
+from client.identity import Identity
 from client.private_training import train_privately
-from client.release import Told
+from client.site import open_site
+from config.experiment import load_experiment
 from config.learner import LearnerConfig, Optimizer
-from config.run import RunSettings
+from config.simulation import simulated_site_names
+from config.site import SitePolicy
 from data.config import AugmentationConfig, DataConfig
 from data.digits import load_digits
-from engine.run import run_in_process
 from foundation.streams import stream
 from models.config import ModelConfig
 from models.flat import FlatParameters
-from models.incremental import IncrementalModel
+from models.incremental import IncrementalModel, travelling
 from models.registry import build_model
 from privacy.config import PrivacyConfig
 from privacy.noise import SecureNoise
+from protocol.messages import TrainRequest
+from protocol.tensors import Tensors
 
-WORKLOAD = "w1_private"
+ROUNDS = 40
 REPEATS, SAMPLES, BATCH, RATE = 9, 1437, 32, 32 / 1437
 LEARNER = LearnerConfig(epochs=1, batch_size=BATCH, optimizer=Optimizer(lr=0.05))
 
@@ -54,35 +58,51 @@ def main(kind: Kind) -> None:
 
 
 def _site() -> dict[str, Any]:
-    """ratios: a round over the same without protection, in processor time; wall_ratios: disk and all."""
-    protect = client.handlers.release_update
-    spent = [0.0, 0.0]
-    rounds: list[tuple[float, float, float, float]] = []
-    start = [time.process_time(), time.perf_counter()]
-
-    def timed(*args: Any, **kwargs: Any) -> Told:
-        cpu, wall = time.process_time(), time.perf_counter()
-        told = protect(*args, **kwargs)
-        spent[0] += time.process_time() - cpu
-        spent[1] += time.perf_counter() - wall
-        return told
-
-    def listener(event: dict[str, Any]) -> None:
-        if event["event"] in ("task_started", "round"):
-            now = [time.process_time(), time.perf_counter()]
-            if event["event"] == "round":
-                rounds.append((now[0] - start[0], spent[0], now[1] - start[1], spent[1]))
-            start[:], spent[:] = now, [0.0, 0.0]
-
-    client.handlers.release_update = timed
+    """ratios: by the clock, disk and all; cpu_ratios: processor time of all threads, noise drawn meanwhile
+    too."""
+    wall, cpu = [], []
     with tempfile.TemporaryDirectory() as folder:
-        experiment = write_workload(WORKLOAD, Path(folder))
-        run_in_process(RunSettings(str(experiment), runs=folder, device="cpu"), listener=listener)
-    # the first round builds the model and fills caches
-    return {
-        "ratios": [cpu / (cpu - own) for cpu, own, _, _ in rounds[1:]],
-        "wall_ratios": [wall / (wall - own) for _, _, wall, own in rounds[1:]],
-    }
+        plain, private = (_Sites(name, Path(folder)) for name in ("w1", "w1_private"))
+        for number in range(1, ROUNDS + 1):
+            spent = {True: [0.0, 0.0], False: [0.0, 0.0]}
+            for place in range(len(plain.sites)):
+                # turn and turn about: what the machine does besides falls on both alike
+                for protected in (True, False) if (number + place) % 2 else (False, True):
+                    start = time.perf_counter(), time.process_time()
+                    (private if protected else plain).turn(place, number)
+                    spent[protected][0] += time.perf_counter() - start[0]
+                    spent[protected][1] += time.process_time() - start[1]
+            wall.append(spent[True][0] / spent[False][0])
+            cpu.append(spent[True][1] / spent[False][1])
+    # the first round builds the models and fills caches
+    return {"ratios": wall[1:], "cpu_ratios": cpu[1:]}
+
+
+class _Sites:
+    """The sites of a workload, asked as the engine asks them."""
+
+    def __init__(self, workload: str, folder: Path) -> None:
+        experiment = load_experiment(write_workload(workload, folder))
+        policy = SitePolicy(answers=["train"])
+        self.sites = [
+            open_site(Identity(name, experiment, policy, folder / workload / name, "cpu", 1))
+            for name in simulated_site_names(experiment)
+        ]
+        process = self.sites[0].process
+        classes, shape = process.registry.schedule.num_classes(1), self.sites[0].data.input_shape
+        model = build_model(experiment.model, shape, classes, experiment.seed)
+        self._arrays = Tensors(travelling(model))
+        self._stamp: dict[str, Any] = {
+            "run": "cost",
+            "experiment": experiment.digest,
+            "class_order": process.registry.order_hash,
+            "task": 1,
+            "num_classes": classes,
+        }
+
+    def turn(self, place: int, number: int) -> None:
+        """One site's answer in a round."""
+        answer_train(self.sites[place], TrainRequest(**self._stamp, round=number, arrays=self._arrays))
 
 
 def _sample() -> dict[str, Any]:

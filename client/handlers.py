@@ -20,7 +20,7 @@ from client.pretraining import task_places
 from client.private_training import require_no_extra_losses, train_privately
 from client.prototypes import prototype_gradients
 from client.rehearsal import open_rehearsal
-from client.release import charge, check_reply, noise_source, release_update
+from client.release import charge, check_reply, release_update, update_noise
 from client.ring_turn import features_as_asked, segment_of, turn_of
 from client.site import Site
 from client.telling import tell
@@ -68,6 +68,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     prototypes = prototype_gradients(site, request, model, places[: len(places) - exemplars])
     augmentation = site.experiment.data.augmentation
     typical = TypicalRecord.of(site, request.run, request.round)
+    noise = update_noise(site, request.round, len(flat.vector))
     if site.experiment.privacy.mode == "sample":
         require_no_extra_losses(request)
         result = train_privately(
@@ -76,7 +77,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
             model,
             flat,
             data,
-            noise_source(site, request.round),
+            noise,
             teacher=teacher,
             augmentation=augmentation,
             progress=request.progress,
@@ -114,7 +115,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         result.update.zero_()
     if typical is not None:
         typical.keep()
-    told = release_update(site, request, result, len(places))
+    told = release_update(site, request, result, len(places), noise)
     flat.clear_held(result.update)
     correction.remember(result.update, result.steps)
     reply = TrainReply(

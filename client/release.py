@@ -3,6 +3,8 @@ ledger."""
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from foundation.streams import stream
 from privacy.clipping import clip
 from privacy.entries import Entry
 from privacy.ledger import Ledger, Limit
-from privacy.noise import NoiseSource, SecureNoise, SeededNoise
+from privacy.noise import MOST_AT_ONCE, DrawnAhead, NoiseSource, SecureNoise, SeededNoise
 from privacy.protection import protect_update
 from protocol.messages import TrainReply, TrainRequest
 
@@ -33,9 +35,11 @@ class Told:
     within_clip_norm: bool | None = None
 
 
-def release_update(site: Site, request: TrainRequest, result: TrainingResult, samples: int) -> Told:
+def release_update(
+    site: Site, request: TrainRequest, result: TrainingResult, samples: int, noise: NoiseSource
+) -> Told:
     """Protect the update (P,) in place as the experiment says, and charge the ledger; when this returns, it
-    may leave, and what the answer tells may too.
+    may leave, and what the answer tells may too. noise: of update_noise.
 
     A simulated site without protection keeps no ledger: nothing leaves anybody. Raises PrivacyError when the
     site's lifetime budget does not cover the release, StateError when the ledger cannot be written.
@@ -44,8 +48,7 @@ def release_update(site: Site, request: TrainRequest, result: TrainingResult, sa
     told = _told(site, result, samples)
     if privacy.mode == "client_local":
         assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
-        source = noise_source(site, request.round)
-        protect_update(result.update, privacy.clip_norm, privacy.noise_multiplier, source)
+        protect_update(result.update, privacy.clip_norm, privacy.noise_multiplier, noise)
     elif privacy.mode == "client_central":
         told = Told(told.num_examples, told.train_loss, told.steps, _clip(site, request, result.update))
     charge(site, request.run, of_update=True)
@@ -79,7 +82,7 @@ def charge_entry(site: Site, entry: Entry) -> None:
     """Record one release against the site's lifetime budget; errors as charge()."""
     policy, accountant = site.identity.policy, site.experiment.privacy.accountant
     limit = None if policy.max_epsilon is None else Limit(policy.max_epsilon, policy.delta, accountant)
-    Ledger(site.identity.state_dir).charge(entry, limit)
+    _ledger(site.identity.state_dir).charge(entry, limit)
 
 
 def check_reply(site: Site, reply: TrainReply) -> TrainReply:
@@ -99,11 +102,22 @@ def check_reply(site: Site, reply: TrainReply) -> TrainReply:
     return reply
 
 
-def noise_source(site: Site, round_number: int) -> NoiseSource:
-    """Where this site's noise of a round comes from."""
-    if site.experiment.privacy.noise_source == "secure":
-        return SecureNoise()
-    return SeededNoise(stream(site.experiment.seed, "dp-noise", site.name, round_number))
+def update_noise(site: Site, round_number: int, parameters: int) -> NoiseSource:
+    """Where the noise of this site's update in a round comes from; drawn from now on where it is added to the
+    whole update (parameters,)."""
+    privacy = site.experiment.privacy
+    source = SecureNoise()
+    if privacy.noise_source == "seeded":
+        source = SeededNoise(stream(site.experiment.seed, "dp-noise", site.name, round_number))
+    if privacy.mode == "client_local" and privacy.noise_multiplier:
+        return DrawnAhead(source, min(parameters, MOST_AT_ONCE))
+    return source
+
+
+@lru_cache(maxsize=1024)
+def _ledger(state_dir: Path) -> Ledger:
+    """The site's ledger as this process knows it, so that a round does not parse a life's releases again."""
+    return Ledger(state_dir)
 
 
 def _entry_of_update(site: Site, run: str) -> Entry:

@@ -42,20 +42,28 @@ class Limit:
 class _Contents:
     """entries: charged releases. last: hash of the newest line. torn: what a crash left of a line.
 
-    ended: whether the newest line has its newline.
+    lines: the file up to its last newline. ended: whether the newest line has its newline.
     """
 
     entries: list[Entry]
     last: str
+    lines: bytes = b""
     torn: bytes = b""
     ended: bool = True
 
 
+_EMPTY = _Contents([], _BEFORE_FIRST)
+
+
 class Ledger:
-    """The file ledger.jsonl in a site's state_dir, mode 0600, safe for several processes at once."""
+    """The file ledger.jsonl in a site's state_dir, mode 0600, safe for several processes at once.
+
+    Keep the object for several charges: lines whose chain it has verified are compared, not parsed again.
+    """
 
     def __init__(self, state_dir: Path) -> None:
         self.path = state_dir / "ledger.jsonl"
+        self._verified = _EMPTY
 
     def charge(self, entry: Entry, limit: Limit | None = None) -> None:
         """Record a release; when this returns, the line survives a power cut, and the release may leave.
@@ -67,7 +75,7 @@ class Ledger:
         """
         with self._locked() as descriptor:
             data = _read(descriptor)
-            contents = _parse(data, self.path)
+            contents = self._parse(data)
             if limit is not None:
                 _refuse_above(limit, contents.entries, entry)
             now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -105,9 +113,35 @@ class Ledger:
 
     def _contents(self) -> _Contents:
         if not self.path.exists():
-            return _Contents([], _BEFORE_FIRST)
+            return _EMPTY
         with self._locked() as descriptor:
-            return _parse(_read(descriptor), self.path)
+            return self._parse(_read(descriptor))
+
+    def _parse(self, data: bytes) -> _Contents:
+        """Entries of the file, with the chain verified. Raises StateError naming the line that breaks it.
+
+        Only what follows the last newline may be torn: a newline is on the disk before its charge returns. A
+        tail that is complete but for the newline is counted; any other belongs to a release that never left.
+        """
+        before = self._verified if data.startswith(self._verified.lines) else _EMPTY
+        *lines, tail = data[len(before.lines) :].split(b"\n")
+        entries, last = [*before.entries], before.last
+        for place, line in enumerate(lines):
+            if not _read_line(line, last, entries):
+                number = before.lines.count(b"\n") + place + 1
+                raise StateError(
+                    f"{self.path}: line {number} does not follow from the line before it; a line was changed "
+                    "or removed, so the cost so far cannot be trusted and nothing may leave. Restore it from "
+                    "a copy"
+                )
+            last = sha256(line).hexdigest()
+        whole = self._verified = _Contents(entries, last, data[: len(data) - len(tail)])
+        if not tail:
+            return whole
+        entries = [*entries]
+        if _read_line(tail, last, entries):
+            return replace(whole, entries=entries, last=sha256(tail).hexdigest(), ended=False)
+        return replace(whole, torn=tail)
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -182,29 +216,6 @@ def _extend(addition: bytes, previous: str, values: dict[str, Any]) -> tuple[byt
     """The bytes to add with one more line, and that line's hash."""
     line = json.dumps({"previous": previous} | values, allow_nan=False, separators=(",", ":")).encode()
     return addition + line + b"\n", sha256(line).hexdigest()
-
-
-def _parse(data: bytes, path: Path) -> _Contents:
-    """Entries of the file, with the chain verified. Raises StateError naming the line that breaks it.
-
-    Only what follows the last newline may be torn: a newline is on the disk before its charge returns. A tail
-    that is complete but for the newline is counted; any other belongs to a release that never left.
-    """
-    *lines, tail = data.split(b"\n")
-    entries: list[Entry] = []
-    last = _BEFORE_FIRST
-    for number, line in enumerate(lines, start=1):
-        if not _read_line(line, last, entries):
-            raise StateError(
-                f"{path}: line {number} does not follow from the line before it; a line was changed or "
-                "removed, so the cost so far cannot be trusted and nothing may leave. Restore it from a copy"
-            )
-        last = sha256(line).hexdigest()
-    if not tail:
-        return _Contents(entries, last)
-    if _read_line(tail, last, entries):
-        return _Contents(entries, sha256(tail).hexdigest(), ended=False)
-    return _Contents(entries, last, torn=tail)
 
 
 def _read_line(line: bytes, previous: str, entries: list[Entry]) -> bool:

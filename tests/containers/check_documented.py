@@ -78,7 +78,7 @@ class Reader:
         assert self._shell.stdin is not None and self._shell.stdout is not None
         # nobody sits at a terminal here
         typed = line.replace(" -it ", " ")
-        self._shell.stdin.write(f"{typed} </dev/null; status=$?; echo; echo '{ENDED}' $status\n")
+        self._shell.stdin.write(f"{{ {typed}; }} </dev/null; status=$?; echo; echo '{ENDED}' $status\n")
         said: list[str] = []
         for output in self._shell.stdout:
             if output.startswith(ENDED):
