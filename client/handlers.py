@@ -2,32 +2,27 @@
 
 import json
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from client.adversary import behaviour, mislabelled
-from client.batches import TrainingSet
 from client.class_means import own_class_means, release_class_sums
 from client.corrections import open_correction
 from client.digests import withdrawal
 from client.evaluation import by_class_means, by_head, count_correct, unit_features
 from client.exemplars import ExemplarStore
 from client.kept_model import keep_own_model
+from client.local_training import LocalTraining
 from client.own_layers import has_own_layers, keep_own_layers, shared_update, with_own_layers
 from client.policy import check_answer, check_evaluation, check_protection, check_samples
 from client.pretraining import task_places
-from client.private_training import require_no_extra_losses, train_privately
 from client.prototypes import prototype_gradients
-from client.rehearsal import open_rehearsal
 from client.release import charge, check_reply, release_update, update_noise
-from client.ring_turn import features_as_asked, segment_of, turn_of
+from client.ring_turn import segment_of, turn_of
 from client.site import Site
 from client.telling import tell
-from client.training import TrainingResult, train
 from client.typical import TypicalRecord
 from foundation.errors import DataError, ProtocolError
-from foundation.streams import stream
 from models.incremental import IncrementalModel, complete_state
 from protocol.messages import (
     EvaluateReply,
@@ -50,60 +45,24 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
     places, exemplars = training_places(site, request, previous)
-    turn, batches = turn_of(request), [request.round]
-    if turn is not None and turn.segments > 1:
+    turn = turn_of(request)
+    if turn is not None:
         labels, seed = site.data.y[places], site.experiment.seed
         places, exemplars = segment_of(turn, places, labels, exemplars, request, seed, site.name)
-        batches.append(turn.sweep)
     own = request.personal or []
     arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
     model, flat = site.bench.load(request.num_classes, arrays, previous)
     flat.hold(turn.frozen if turn is not None else ())
-    learner, adversary = site.experiment.learner, behaviour(site)
+    noise = update_noise(site, request.round, len(flat.vector))
     correction = open_correction(site, request, flat)
+    prototypes = prototype_gradients(site, request, model, places[: len(places) - exemplars])
+    adversary = behaviour(site)
     data = site.samples(places, exemplars=exemplars)
     if adversary == "label_flip":
         data = mislabelled(data, request.num_classes, site.experiment.seed, site.name)
-    teacher = site.bench.teacher(previous) if previous is not None and learner.needs_previous else None
-    prototypes = prototype_gradients(site, request, model, places[: len(places) - exemplars])
-    augmentation = site.experiment.data.augmentation
+    teacher = site.bench.teacher(previous) if previous and site.experiment.learner.needs_previous else None
     typical = TypicalRecord.of(site, request.run, request.round)
-    noise = update_noise(site, request.round, len(flat.vector))
-    if site.experiment.privacy.mode == "sample":
-        require_no_extra_losses(request)
-        result = train_privately(
-            learner,
-            site.experiment.privacy,
-            model,
-            flat,
-            data,
-            noise,
-            teacher=teacher,
-            augmentation=augmentation,
-            progress=request.progress,
-            typical=typical,
-        )
-    else:
-
-        def learn(samples: TrainingSet, generator: np.random.Generator) -> TrainingResult:
-            with features_as_asked(turn, model, request, site.experiment.seed, site.name):
-                return train(
-                    learner,
-                    model,
-                    flat,
-                    samples,
-                    generator,
-                    teacher=teacher,
-                    augmentation=augmentation,
-                    progress=request.progress,
-                    first_class=_task_range(site, request)[0],
-                    correction=correction.gradient,
-                    rehearsal=open_rehearsal(site, request, model),
-                )
-
-        if typical is not None:
-            typical.see_halves(data, flat, own, learn)
-        result = learn(data, stream(site.experiment.seed, "batches", site.name, *batches))
+    result = LocalTraining(site, request, model, flat, data, teacher, correction, turn, noise, typical).run()
     update = flat.views(result.update)
     if own:
         layers = flat.views(flat.vector)
@@ -138,8 +97,8 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     sha256 = content_sha256(finished)
     site.keep_model(request.run, sha256, finished)
     if site.experiment.learner.memory is not None:
-        low, high = _task_range(site, request)
-        _choose(site, site.exemplars(request.run), model, low, high, version=request.round)
+        new = site.task_range(request)
+        _choose(site, site.exemplars(request.run), model, new.start, new.stop, version=request.round)
     sums = None
     if site.experiment.learner.means == "global":
         kept = site.exemplars(request.run).indices(before_round=request.round + 1)
@@ -183,8 +142,8 @@ def training_places(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tenso
 
     Raises DataError when there is none, PolicyRefusal below the site's least number of samples.
     """
-    low, high = _task_range(site, stamp)
-    new = task_places(site, stamp, site.data.task_indices("train", low, high))
+    classes = site.task_range(stamp)
+    new = task_places(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
     old = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and stamp.task > 1:
         store = site.exemplars(stamp.run)
@@ -205,19 +164,13 @@ def _means(model: IncrementalModel, tensors: Tensors) -> Tensor:
     return tensors["means"]
 
 
-def _task_range(site: Site, stamp: Stamp) -> tuple[int, int]:
-    classes = site.process.registry.schedule.classes_of(stamp.task)
-    return classes.start, classes.stop
-
-
 def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:
     """A site that was away when a task ended chooses that task's exemplars now, with the model of the task
     before."""
     if previous is None:
         return
     held = set(site.data.y[store.indices(before_round=request.round)].tolist())
-    low, _ = _task_range(site, request)
-    missed = [label for label in range(low) if label not in held]
+    missed = [label for label in range(site.task_range(request).start) if label not in held]
     missed = [label for label in missed if len(site.data.task_indices("train", label, label + 1))]
     if missed:
         model = site.bench.teacher(previous)

@@ -90,6 +90,10 @@ class Site:
             self.experiment.learner.channels_last,
         )
 
+    def task_range(self, stamp: Stamp) -> range:
+        """Labels of the classes that the stamp's task brings."""
+        return self.process.registry.schedule.classes_of(stamp.task)
+
     def check_stamp(self, stamp: Stamp) -> None:
         """Raises ProtocolError when a request is of another experiment or class order."""
         ours = {"experiment": self.experiment.digest, "class_order": self.process.registry.order_hash}

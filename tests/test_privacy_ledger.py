@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import privacy.ledger
 from foundation.errors import PrivacyError, StateError
 from privacy.config import PrivacyConfig
 from privacy.entries import Entry
@@ -231,6 +232,27 @@ def test_a_damaged_whole_line_is_no_torn_one(tmp_path: Path, damage: str) -> Non
         file.write(damage)
     with pytest.raises(StateError, match="line 2"):
         ledger.charge(update())
+
+
+def test_a_charge_parses_what_was_added_since_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, other = charged(tmp_path, 20), Ledger(tmp_path)
+    parsed: list[str] = []
+    read = privacy.ledger._read_line
+
+    def counted(line: bytes, *more: Any) -> bool:
+        parsed.append(json.loads(line)["run"])
+        return read(line, *more)
+
+    monkeypatch.setattr(privacy.ledger, "_read_line", counted)
+    ledger.charge(update("mine"))
+    assert parsed == ["run-19"]
+    other.charge(update("theirs"))
+    assert len(parsed) == 1 + 21
+    ledger.charge(update("mine again"))
+    assert parsed[22:] == ["mine", "theirs"]
+    assert [entry.run for entry in ledger.entries()[20:]] == ["mine", "theirs", "mine again"]
 
 
 def test_removing_the_newest_lines_shows_in_the_head(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""A site's training in one round, by the learner that its experiment names and under its privacy mode."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from client.batches import TrainingSet
+from client.corrections import LocalCorrection
+from client.private_training import require_no_extra_losses, train_privately
+from client.rehearsal import open_rehearsal
+from client.ring_turn import features_as_asked
+from client.site import Site
+from client.training import TrainingResult, train
+from client.typical import TypicalRecord
+from config.turn import Turn
+from foundation.streams import stream
+from models.flat import FlatParameters
+from models.incremental import IncrementalModel
+from privacy.noise import NoiseSource
+from protocol.messages import TrainRequest
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """Trains model, whose parameters are flat's, in place.
+
+    teacher: frozen model of the task before, or None where no term needs it. turn: in a ring. noise: of
+    DP-SGD. typical: sees what one record more would have changed.
+    """
+
+    site: Site
+    request: TrainRequest
+    model: IncrementalModel
+    flat: FlatParameters
+    data: TrainingSet
+    teacher: IncrementalModel | None
+    correction: LocalCorrection
+    turn: Turn | None
+    noise: NoiseSource
+    typical: TypicalRecord | None
+
+    def run(self) -> TrainingResult:
+        """What training changed."""
+        if self.site.experiment.privacy.mode == "sample":
+            return self._by_private_steps()
+        if self.typical is not None:
+            self.typical.see_halves(self.data, self.flat, self.request.personal or [], self._by_epochs)
+        ring = [self.turn.sweep] if self.turn is not None and self.turn.segments > 1 else []
+        batches = stream(self.site.experiment.seed, "batches", self.site.name, self.request.round, *ring)
+        return self._by_epochs(self.data, batches)
+
+    def _by_private_steps(self) -> TrainingResult:
+        require_no_extra_losses(self.request)
+        experiment = self.site.experiment
+        return train_privately(
+            experiment.learner,
+            experiment.privacy,
+            self.model,
+            self.flat,
+            self.data,
+            self.noise,
+            teacher=self.teacher,
+            augmentation=experiment.data.augmentation,
+            progress=self.request.progress,
+            typical=self.typical,
+        )
+
+    def _by_epochs(self, samples: TrainingSet, generator: np.random.Generator) -> TrainingResult:
+        experiment, name = self.site.experiment, self.site.name
+        with features_as_asked(self.turn, self.model, self.request, experiment.seed, name):
+            return train(
+                experiment.learner,
+                self.model,
+                self.flat,
+                samples,
+                generator,
+                teacher=self.teacher,
+                augmentation=experiment.data.augmentation,
+                progress=self.request.progress,
+                first_class=self.site.task_range(self.request).start,
+                correction=self.correction.gradient,
+                rehearsal=open_rehearsal(self.site, self.request, self.model),
+            )
