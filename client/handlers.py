@@ -17,7 +17,7 @@ from client.own_layers import has_own_layers, keep_own_layers, shared_update, wi
 from client.policy import check_answer, check_evaluation, check_protection, check_samples
 from client.pretraining import task_places
 from client.prototypes import prototype_gradients
-from client.release import charge, check_reply, release_update, update_noise
+from client.release import charge, check_reply, release_update
 from client.ring_turn import segment_of, turn_of
 from client.site import Site
 from client.telling import tell
@@ -53,7 +53,6 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
     model, flat = site.bench.load(request.num_classes, arrays, previous)
     flat.hold(turn.frozen if turn is not None else ())
-    noise = update_noise(site, request.round, len(flat.vector))
     correction = open_correction(site, request, flat)
     prototypes = prototype_gradients(site, request, model, places[: len(places) - exemplars])
     adversary = behaviour(site)
@@ -62,7 +61,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         data = mislabelled(data, request.num_classes, site.experiment.seed, site.name)
     teacher = site.bench.teacher(previous) if previous and site.experiment.learner.needs_previous else None
     typical = TypicalRecord.of(site, request.run, request.round)
-    result = LocalTraining(site, request, model, flat, data, teacher, correction, turn, noise, typical).run()
+    result = LocalTraining(site, request, model, flat, data, teacher, correction, turn, typical).run()
     update = flat.views(result.update)
     if own:
         layers = flat.views(flat.vector)
@@ -74,7 +73,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         result.update.zero_()
     if typical is not None:
         typical.keep()
-    told = release_update(site, request, result, len(places), noise)
+    told = release_update(site, request, result, len(places))
     flat.clear_held(result.update)
     correction.remember(result.update, result.steps)
     reply = TrainReply(

@@ -8,6 +8,7 @@ from client.batches import TrainingSet
 from client.corrections import LocalCorrection
 from client.private_training import require_no_extra_losses, train_privately
 from client.rehearsal import open_rehearsal
+from client.release import noise_source
 from client.ring_turn import features_as_asked
 from client.site import Site
 from client.training import TrainingResult, train
@@ -16,7 +17,6 @@ from config.turn import Turn
 from foundation.streams import stream
 from models.flat import FlatParameters
 from models.incremental import IncrementalModel
-from privacy.noise import NoiseSource
 from protocol.messages import TrainRequest
 
 
@@ -24,8 +24,8 @@ from protocol.messages import TrainRequest
 class LocalTraining:
     """Trains model, whose parameters are flat's, in place.
 
-    teacher: frozen model of the task before, or None where no term needs it. turn: in a ring. noise: of
-    DP-SGD. typical: sees what one record more would have changed.
+    teacher: frozen model of the task before, or None where no term needs it. turn: in a ring. typical: sees
+    what one record more would have changed.
     """
 
     site: Site
@@ -36,7 +36,6 @@ class LocalTraining:
     teacher: IncrementalModel | None
     correction: LocalCorrection
     turn: Turn | None
-    noise: NoiseSource
     typical: TypicalRecord | None
 
     def run(self) -> TrainingResult:
@@ -58,7 +57,7 @@ class LocalTraining:
             self.model,
             self.flat,
             self.data,
-            self.noise,
+            noise_source(self.site, self.request.round),
             teacher=self.teacher,
             augmentation=experiment.data.augmentation,
             progress=self.request.progress,

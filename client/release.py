@@ -16,7 +16,7 @@ from foundation.streams import stream
 from privacy.clipping import clip
 from privacy.entries import Entry
 from privacy.ledger import Ledger, Limit
-from privacy.noise import MOST_AT_ONCE, DrawnAhead, NoiseSource, SecureNoise, SeededNoise
+from privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from privacy.protection import protect_update
 from protocol.messages import TrainReply, TrainRequest
 
@@ -35,11 +35,9 @@ class Told:
     within_clip_norm: bool | None = None
 
 
-def release_update(
-    site: Site, request: TrainRequest, result: TrainingResult, samples: int, noise: NoiseSource
-) -> Told:
+def release_update(site: Site, request: TrainRequest, result: TrainingResult, samples: int) -> Told:
     """Protect the update (P,) in place as the experiment says, and charge the ledger; when this returns, it
-    may leave, and what the answer tells may too. noise: of update_noise.
+    may leave, and what the answer tells may too.
 
     A simulated site without protection keeps no ledger: nothing leaves anybody. Raises PrivacyError when the
     site's lifetime budget does not cover the release, StateError when the ledger cannot be written.
@@ -48,7 +46,8 @@ def release_update(
     told = _told(site, result, samples)
     if privacy.mode == "client_local":
         assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
-        protect_update(result.update, privacy.clip_norm, privacy.noise_multiplier, noise)
+        source = noise_source(site, request.round)
+        protect_update(result.update, privacy.clip_norm, privacy.noise_multiplier, source)
     elif privacy.mode == "client_central":
         told = Told(told.num_examples, told.train_loss, told.steps, _clip(site, request, result.update))
     charge(site, request.run, of_update=True)
@@ -102,16 +101,11 @@ def check_reply(site: Site, reply: TrainReply) -> TrainReply:
     return reply
 
 
-def update_noise(site: Site, round_number: int, parameters: int) -> NoiseSource:
-    """Where the noise of this site's update in a round comes from; drawn from now on where it is added to the
-    whole update (parameters,)."""
-    privacy = site.experiment.privacy
-    source = SecureNoise()
-    if privacy.noise_source == "seeded":
-        source = SeededNoise(stream(site.experiment.seed, "dp-noise", site.name, round_number))
-    if privacy.mode == "client_local" and privacy.noise_multiplier:
-        return DrawnAhead(source, min(parameters, MOST_AT_ONCE))
-    return source
+def noise_source(site: Site, round_number: int) -> NoiseSource:
+    """Where this site's noise of a round comes from."""
+    if site.experiment.privacy.noise_source == "secure":
+        return SecureNoise()
+    return SeededNoise(stream(site.experiment.seed, "dp-noise", site.name, round_number))
 
 
 @lru_cache(maxsize=1024)

@@ -80,12 +80,15 @@ class Ledger:
                 _refuse_above(limit, contents.entries, entry)
             now = datetime.now(UTC).isoformat(timespec="seconds")
             addition, last = b"" if contents.ended else b"\n", contents.last
+            kept = data[: len(data) - len(contents.torn)]
             if contents.torn:
-                os.ftruncate(descriptor, len(data) - len(contents.torn))
+                os.ftruncate(descriptor, len(kept))
                 repair = {"repair": contents.torn[:200].decode(errors="replace"), "time": now}
                 addition, last = _extend(addition, last, repair)
-            addition, last = _extend(addition, last, replace(entry, time=now).to_json())
-            self._append(descriptor, addition, len(data) - len(contents.torn))
+            charged = replace(entry, time=now)
+            addition, last = _extend(addition, last, charged.to_json())
+            self._append(descriptor, addition, len(kept))
+            self._verified = _Contents([*contents.entries, charged], last, kept + addition)
 
     def entries(self) -> tuple[Entry, ...]:
         """All charged releases, oldest first; empty without a file. Raises StateError on a damaged file."""
@@ -146,11 +149,15 @@ class Ledger:
     @contextmanager
     def _locked(self) -> Iterator[int]:
         """The open file, for this process alone."""
+        new = False
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            new = not self.path.exists()
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(self.path, flags, 0o600)
+            try:
+                descriptor = os.open(self.path, flags)
+            except FileNotFoundError:
+                new = True
+                self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                descriptor = os.open(self.path, flags | os.O_CREAT, 0o600)
         except OSError as error:
             raise StateError(
                 f"{self.path}: the ledger cannot be opened ({error.strerror}); nothing may leave"

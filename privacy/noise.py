@@ -14,8 +14,6 @@ Holohan and Braghin 2021 (arXiv 2107.10138, section 5.1, n = 2, as in Opacus's s
 
 import math
 import os
-from concurrent.futures import Future
-from threading import Thread
 from typing import Literal, Protocol
 
 import numpy as np
@@ -23,10 +21,10 @@ import torch
 from torch import Tensor
 
 _SUMMANDS = 4
-_MANTISSA = (1 << 53) - 1
+_MANTISSA = (1 << 52) - 1
+_ONE = 0x3FF << 52
+"""Sign and exponent of the floating-point numbers from 1 up to 2."""
 _CHUNK = 1 << 13
-MOST_AT_ONCE = 1 << 20
-"""Values that add_noise draws at a time, so that noise for a large model needs no second one's memory."""
 
 
 class NoiseSource(Protocol):
@@ -68,7 +66,7 @@ class SecureNoise:
         return values[:count].mul_(std / math.sqrt(_SUMMANDS)).view(shape)
 
     def uniform(self, count: int) -> Tensor:
-        """Multiples of 2**-53, so that a logarithm is finite and the tail reaches 8.5 standard deviations."""
+        """Multiples of 2**-52, so that a logarithm is finite and the tail reaches 8.4 standard deviations."""
         return _Words(count).uniform(count)
 
 
@@ -85,15 +83,15 @@ class _Words:
         room = bytearray(8 * most + 16)
         self._room = memoryview(room)
         self._words = torch.frombuffer(room, dtype=torch.int64)
-        self._values = torch.empty(most, dtype=torch.float64)
 
     def uniform(self, count: int) -> Tensor:
         """(count,) in (0, 1], overwritten by the next draw."""
         if count == 0:
             return torch.empty(0, dtype=torch.float64)
         self._cipher.update_into(self._zeros[: 8 * count], self._room)
-        words = self._words[:count]
-        return self._values[:count].copy_(words.bitwise_and_(_MANTISSA).add_(1)).mul_(2.0**-53)
+        # random bits as the fraction of a number in [1, 2): no conversion, and every number as likely
+        words = self._words[:count].bitwise_and_(_MANTISSA).bitwise_or_(_ONE)
+        return words.view(torch.float64).neg_().add_(2)
 
 
 class SeededNoise:
@@ -113,45 +111,6 @@ class SeededNoise:
         return torch.from_numpy(1.0 - self._generator.random(count))
 
 
-class DrawnAhead:
-    """Another source, whose first draw a thread makes from now on.
-
-    Noise depends on no data, so a site has it drawn while it trains. Whoever draws first must ask for what
-    was drawn ahead.
-    """
-
-    def __init__(self, source: NoiseSource, count: int) -> None:
-        """count: values of the first draw, (count,)."""
-        self._source = source
-        self._count = count
-        self._first: Future[Tensor] | None = Future()
-        Thread(target=_draw, args=(self._first, source, count), daemon=True).start()
-
-    @property
-    def name(self) -> Literal["secure", "seeded"]:
-        return self._source.name
-
-    def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
-        """As the source's; raises what the source raised in the thread."""
-        first, self._first = self._first, None
-        if first is None:
-            return self._source.normal(shape, std)
-        assert math.prod(shape) == self._count, f"drawn ahead: {self._count} values; asked for: {shape}"
-        return first.result().view(shape).mul_(std)
-
-    def uniform(self, count: int) -> Tensor:
-        """As the source's, which must have made its first draw."""
-        assert self._first is None
-        return self._source.uniform(count)
-
-
-def _draw(into: "Future[Tensor]", source: NoiseSource, count: int) -> None:
-    try:
-        into.set_result(source.normal((count,), 1.0))
-    except BaseException as error:
-        into.set_exception(error)
-
-
 def add_noise(vector: Tensor, std: float, source: NoiseSource) -> None:
     """Add N(0, std^2) to each coordinate of vector, in place; std 0 changes nothing.
 
@@ -159,7 +118,7 @@ def add_noise(vector: Tensor, std: float, source: NoiseSource) -> None:
     """
     if std == 0:
         return
-    for chunk in vector.split(MOST_AT_ONCE):
+    for chunk in vector.split(1 << 20):
         noise = source.normal(tuple(chunk.shape), std).to(chunk.device)
         chunk.copy_(noise.add_(chunk))
 

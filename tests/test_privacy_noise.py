@@ -10,8 +10,6 @@ from scipy import stats
 
 from foundation.streams import stream
 from privacy.noise import (
-    MOST_AT_ONCE,
-    DrawnAhead,
     NoiseSource,
     SecureNoise,
     SeededNoise,
@@ -116,22 +114,3 @@ def test_laplace_scale(source: NoiseSource) -> None:
     vector = torch.zeros(200_000, dtype=torch.float64)
     add_laplace(vector, 2.5, source)
     assert stats.kstest(vector.numpy(), "laplace", args=(0, 2.5)).pvalue > 1e-6
-
-
-@pytest.mark.parametrize("count", [7, MOST_AT_ONCE + 3])
-def test_noise_drawn_ahead_is_the_source_s(count: int) -> None:
-    ahead = DrawnAhead(SeededNoise(stream(1, "dp-noise")), min(count, MOST_AT_ONCE))
-    found, expected = torch.zeros(count), torch.zeros(count)
-    add_noise(found, 0.3, ahead)
-    add_noise(expected, 0.3, SeededNoise(stream(1, "dp-noise")))
-    assert torch.equal(found, expected)
-    assert ahead.name == "seeded"
-
-
-def test_noise_that_could_not_be_drawn_stops_the_release() -> None:
-    class Dry(SecureNoise):
-        def normal(self, shape: tuple[int, ...], std: float) -> torch.Tensor:
-            raise OSError("no entropy")
-
-    with pytest.raises(OSError, match="no entropy"):
-        add_noise(torch.zeros(5), 1.0, DrawnAhead(Dry(), 5))

@@ -13,7 +13,7 @@ import yaml
 import privacy.ledger
 from client.identity import Identity
 from client.policy import check_answer, check_evaluation, check_protection, check_samples
-from client.release import charge, release_update, update_noise
+from client.release import charge, release_update
 from client.site import Site
 from client.training import TrainingResult
 from config.experiment import Experiment, load_experiment
@@ -54,8 +54,7 @@ def release(place: Site, number: int = 1, clip_norm: float | None = None, length
     update = torch.zeros(10)
     update[0] = length
     result = TrainingResult(update, loss=1.0, steps=7)
-    noise = update_noise(place, number, len(update))
-    return release_update(place, request, result, samples=123, noise=noise), update
+    return release_update(place, request, result, samples=123), update
 
 
 def test_what_is_not_answered_is_refused_by_name() -> None:
