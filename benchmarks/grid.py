@@ -53,26 +53,16 @@ def read_results(path: Path) -> list[Result]:
 
 
 def finished(table: Table, path: Path) -> dict[Job, Result]:
-    """Results of a file that belong to the table as it is now, under its present labels, in its order.
-
-    A result says which settings it is of; one written before results did is known by file, changes and seed.
-    """
-    by_settings: dict[str, Result] = {}
-    by_place: dict[tuple[str, tuple[str, ...], int], Result] = {}
-    for run in read_results(path):
-        if not table.measures.keys() <= run["measures"].keys():
-            continue
-        if "settings" in run:
-            by_settings[run["settings"]] = run
-        else:
-            by_place[run["experiment"], tuple(run["changes"]), run["seed"]] = run
-    done: dict[Job, Result] = {}
-    for job in jobs(table):
-        place = (job.row.experiment, job.row.changes, job.seed)
-        run = by_settings.get(job.settings, by_place.get(place))
-        if run is not None:
-            done[job] = {**run, "row": job.row.label}
-    return done
+    """Results of a file that belong to the table as it is now, under its present labels, in its order: those
+    of the settings that its experiment files and rows say today."""
+    by_settings = {
+        run["settings"]: run for run in read_results(path) if table.measures.keys() <= run["measures"].keys()
+    }
+    return {
+        job: {**by_settings[job.settings], "row": job.row.label}
+        for job in jobs(table)
+        if job.settings in by_settings
+    }
 
 
 def run_table(
