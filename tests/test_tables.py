@@ -1,6 +1,7 @@
 """Tables of results: what is run, what is kept, what is said of it, and that the page says what the
 files say."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
