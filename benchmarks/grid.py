@@ -56,7 +56,9 @@ def finished(table: Table, path: Path) -> dict[Job, Result]:
     """Results of a file that belong to the table as it is now, under its present labels, in its order: those
     of the settings that its experiment files and rows say today."""
     by_settings = {
-        run["settings"]: run for run in read_results(path) if table.measures.keys() <= run["measures"].keys()
+        run.get("settings"): run
+        for run in read_results(path)
+        if table.measures.keys() <= run["measures"].keys()
     }
     return {
         job: {**by_settings[job.settings], "row": job.row.label}
