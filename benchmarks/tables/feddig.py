@@ -57,13 +57,14 @@ NEVER_STOP = "rounds={max_skipped: 60}"
 """FedAvg's rounds are skipped once nobody is there."""
 
 
-def half_leave(sites: int) -> tuple[str, ...]:
-    """So many sites of unequal data, and the first half of them gone from round 9 of 20 on."""
+def half_leave(sites: int, least: int | None = None) -> tuple[str, ...]:
+    """So many sites of unequal data, and the first half of them gone from round 9 of 20 on. least: samples of
+    a site, where there are too few for the usual number at each."""
     absences = away(*((number, 9, None) for number in range(sites // 2)))
     return (
         "tasks.rounds=20",
         f"data.sites={sites}",
-        "data.partition={kind: dirichlet, alpha: 0.1}",
+        f"data.partition={{kind: dirichlet, alpha: 0.1{'' if least is None else f', min_samples: {least}'}}}",
         absences,
     )
 
@@ -216,8 +217,8 @@ TABLES = {
     "feddig_sites_digits": Table(
         "FedDig, digits, Dirichlet 0.1: half of the sites leave for good after round 8 of 20",
         [
-            Row(f"{count} sites, {name}", "feddig_digits", (*half_leave(count), *extra))
-            for count in (4, 16, 64)
+            Row(f"{count} sites, {name}", "feddig_digits", (*half_leave(count, least), *extra))
+            for count, least in ((4, None), (16, None), (64, 2))
             for name, extra in CHEAP
         ],
         measures=FINAL,
