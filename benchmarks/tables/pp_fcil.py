@@ -43,10 +43,9 @@ BALANCED: dict[str, Measure] = {
 
 HAM, ICARL, ICARL_EQUALLY = "PP-FCIL", "iCaRL-FedAvg", "iCaRL-FedAvg, every class drawn equally often"
 SIZE_ALONE = "strategy={name: multi_factor, beta: 0, gamma: 0, delta: 0}"
-FULL, PLAIN_REPLAY, STEADY_REPLAY, FINE_TUNING = (
+FULL, PLAIN_REPLAY, FINE_TUNING = (
     "full system",
     "plain replay: exemplars and cross entropy alone",
-    "plain replay at a constant learning rate, which suits it better",
     "without incremental parts: fine-tuning",
 )
 TABLE_4 = {
@@ -90,7 +89,6 @@ TABLES = {
             _row("without balanced softmax", DIGITS, "learner.classification=ce"),
             _row("without dual backbone", DIGITS, "model={name: small_cnn}"),
             _row(PLAIN_REPLAY, DIGITS, *PLAIN),
-            _row(STEADY_REPLAY, DIGITS, *PLAIN, "learner.optimizer.schedule=constant"),
             _row(FINE_TUNING, DIGITS, *NO_INCREMENTAL_PARTS),
             _row("weights: size alone, as FedAvg", DIGITS, SIZE_ALONE),
             _row("weights: without recency", DIGITS, "strategy.beta=0"),
@@ -100,7 +98,6 @@ TABLES = {
         note="Every row is the first one but for what its name says.",
         claims=[
             Claim("full system over plain replay", FULL, PLAIN_REPLAY, "final accuracy"),
-            Claim("full system over replay at a constant rate", FULL, STEADY_REPLAY, "final accuracy"),
             *(
                 Claim(f"higher final accuracy by {part} (paper, table 4)", FULL, row, "final accuracy")
                 for row, part in TABLE_4.items()
