@@ -20,7 +20,7 @@ from client.site import open_site
 from config.experiment import load_experiment
 from config.site import SitePolicy
 from foundation.streams import stream
-from models.digest_networks import FeatureEncoder
+from models.digest_encoders import build_encoder
 from privacy.noise import SeededNoise
 
 SITE, SEED, TASK = "site-1", 1, 1
@@ -52,7 +52,7 @@ def attacked(changes: tuple[str, ...], picture: Path | None = None) -> list[floa
         policy = SitePolicy.model_validate({"answers": ["train", "digest"]})
         identity = Identity(SITE, experiment, policy, Path(folder) / "state", "cpu", 1, deployed=True)
         site = open_site(identity)
-        encoder = FeatureEncoder(site.data.input_shape, experiment.seed)
+        encoder = build_encoder(experiment.encoder, site.data.input_shape, experiment.seed)
         noise = SeededNoise(stream(SEED, "digest-pictures"))
         digests, _ = digests_of(site, encoder, TASK, noise)
         pictures = pictures_of(site, encoder, TASK, digests)
