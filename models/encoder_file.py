@@ -30,7 +30,7 @@ def read_content(path: Path) -> bytes:
     """The safetensors bytes in path. Raises ConfigError when it cannot be read."""
     try:
         content = path.read_bytes()
-        return base64.b64decode(json.loads(content)["safetensors"]) if _is_text(path) else content
+        return base64.b64decode(json.loads(content)["safetensors"]) if path.suffix == TEXT_SUFFIX else content
     except OSError as error:
         raise ConfigError(f"{KEY}: {path}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -56,11 +56,21 @@ def content_of(path: Path, sha256: str) -> bytes:
     return content
 
 
+def about_of(content: bytes) -> dict[str, Any]:
+    """{} where a file has none. safetensors reads metadata from paths only, and a path may have changed."""
+    length = int.from_bytes(content[:8], "little")
+    try:
+        about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][ABOUT])
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
 def read_autoencoder(path: Path, sha256: str, input_shape: tuple[int, ...]) -> "dict[str, Tensor]":
     """The encoder's tensors. Raises ConfigError where the file is of another input shape or version."""
     content = content_of(path, sha256)
     tensors = _tensors(path, content)
-    said = _about(content)
+    said = about_of(content)
     for key, value in {"version": VERSION, "input_shape": list(input_shape)}.items():
         if said.get(key) != value:
             raise ConfigError(
@@ -104,17 +114,3 @@ def _tensors(path: Path, content: bytes) -> "dict[str, Tensor]":
                 f"{KEY}: {path}: tensor {name!r}: found NaN or infinity, allowed finite numbers"
             )
     return tensors
-
-
-def _about(content: bytes) -> dict[str, Any]:
-    """{} where a file has none. safetensors reads metadata from paths only, and a path may have changed."""
-    length = int.from_bytes(content[:8], "little")
-    try:
-        about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][ABOUT])
-    except (ValueError, KeyError, TypeError):
-        return {}
-    return about if isinstance(about, dict) else {}
-
-
-def _is_text(path: Path) -> bool:
-    return path.suffix == TEXT_SUFFIX

@@ -336,7 +336,8 @@ class DigestSynthesis(IncrementalStrategy):
                 self._rounds_stood_in,
                 self._withdrawn,
             )
-            blocks = blocks | {"digest": block}
+            name = self._services.experiment.encoder.name
+            blocks = blocks | {"digest": {"encoder": f"{name}, SHA-256 {self._encoder:.12}"} | block}
         return blocks
 
     def state_dict(self) -> dict[str, Any]:
