@@ -19,6 +19,8 @@ from models.torchvision_nets import mobilenet_v2
 COLOURS = 3
 SIDE, GRID = 64, 2
 """Images are brought to this side, at which the last maps have two by two places."""
+AT_ONCE = 128
+"""Images; the first blocks' maps of one take 400 kB each."""
 LINEAR_GAIN, SHORTCUT_GAIN = 0.5**0.5, 0.25
 """Of the last layer of a block, which no ReLU follows, and of one that is added to what it started from: so
 that the size of random features neither grows nor vanishes over the blocks."""
@@ -56,6 +58,9 @@ class MobileNetEncoder(FeatureEncoder):
                 block.conv[-1].weight.fill_(SHORTCUT_GAIN if block.use_res_connect else LINEAR_GAIN)
 
     def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self._features(part) for part in x.split(AT_ONCE)])
+
+    def _features(self, x: Tensor) -> Tensor:
         x = F.interpolate(x, size=(SIDE, SIDE), mode="bilinear", antialias=True)
         features = F.relu(self.projection(self.layers(x.expand(-1, COLOURS, -1, -1))))
         return F.pixel_shuffle(features, self.factor)[:, :, : self.height, : self.width]
