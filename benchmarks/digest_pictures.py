@@ -2,7 +2,7 @@
 
 `python -m benchmarks.digest_pictures` writes benchmarks/results/digest_pictures.json and .md, and the picture
 of docs/methods/feddig.md: what `perennial digest preview` shows the engineer of a site. The site holds three
-classes of scikit-learn's digits.
+classes of scikit-learn's digits; the encoder is random unless a row says otherwise.
 """
 
 import json
@@ -13,6 +13,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.table import EXPERIMENTS, RESULTS, ROOT
+from benchmarks.tables.feddig import ENCODERS
 from cli.digest import ATTACK_STEPS, SHOWN, draw_pictures, pictures_of
 from client.digests import digests_of
 from client.identity import Identity
@@ -20,16 +21,19 @@ from client.site import open_site
 from config.experiment import load_experiment
 from config.site import SitePolicy
 from foundation.streams import stream
-from models.digest_networks import FeatureEncoder
+from models.digest_encoders import build_encoder
 from privacy.noise import SeededNoise
 
 SITE, SEED, TASK = "site-1", 1, 1
 PICTURE = ROOT / "docs" / "methods" / "feddig_preview.png"
 DRAWN = "4 samples, no noise"
 HONEST = ("digests.noise_source=seeded", "digests.epsilon=8")
+TRAINED = ENCODERS["autoencoder of Fashion-MNIST"]
 RELEASES: Mapping[str, tuple[str, ...]] = {
     "1 sample, no noise": ("digests.per_digest=1",),
+    "1 sample, no noise, encoder trained on Fashion-MNIST": ("digests.per_digest=1", TRAINED),
     DRAWN: (),
+    f"{DRAWN}, encoder trained on Fashion-MNIST": (TRAINED,),
     "4 samples, honest Laplace noise, epsilon 8": (
         *HONEST,
         "digests.protection=laplace",
@@ -52,7 +56,7 @@ def attacked(changes: tuple[str, ...], picture: Path | None = None) -> list[floa
         policy = SitePolicy.model_validate({"answers": ["train", "digest"]})
         identity = Identity(SITE, experiment, policy, Path(folder) / "state", "cpu", 1, deployed=True)
         site = open_site(identity)
-        encoder = FeatureEncoder(site.data.input_shape, experiment.seed)
+        encoder = build_encoder(experiment.encoder, site.data.input_shape, experiment.seed)
         noise = SeededNoise(stream(SEED, "digest-pictures"))
         digests, _ = digests_of(site, encoder, TASK, noise)
         pictures = pictures_of(site, encoder, TASK, digests)

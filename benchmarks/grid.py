@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.environment import machine, versions
 from benchmarks.table import RESULTS, Row, Table
-from config.experiment import Experiment
+from config.experiment import ON_DISK, Experiment
 from config.run import RunSettings
 from foundation.files import replace_file
 
@@ -33,7 +33,7 @@ class Job:
 def settings_hash(experiment: Experiment) -> str:
     """SHA-256 of what the experiment's file and changes say, without what they leave to defaults: a setting
     that is new to the program does not make old results out of date."""
-    said = experiment.model_dump(mode="json", exclude_unset=True, exclude={"data": {"path"}})
+    said = experiment.model_dump(mode="json", exclude_unset=True, exclude=ON_DISK)
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 

@@ -34,7 +34,11 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         experiment, strategy, rounds=sum(schedule.rounds), estimated_constants=facts.estimated_constants
     )
     model = build_model(
-        experiment.model, facts.inputs.shape, schedule.num_classes(schedule.count), experiment.seed
+        experiment.model,
+        facts.inputs.shape,
+        schedule.num_classes(schedule.count),
+        experiment.seed,
+        experiment.encoder,
     )
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     console.print(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from client.site import Site
-    from models.digest_networks import FeatureEncoder
+    from models.digest_encoders import FeatureEncoder
     from privacy.digests import DigestGuarantee, Digests
 
 PICTURE = "preview.png"
@@ -44,7 +44,7 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
     Raises ConfigError when the experiment makes no digests or has no such task.
     """
     from client.digests import digests_of
-    from models.digest_networks import FeatureEncoder
+    from models.digest_encoders import build_encoder
     from privacy.noise import SecureNoise
 
     experiment, config = load_experiment(experiment_file), load_site_config(site_file)
@@ -54,7 +54,7 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
     schedule = site.process.registry.schedule
     if not 1 <= task <= schedule.count:
         raise ConfigError(f"--task: found {task}, allowed 1 to {schedule.count}")
-    encoder = FeatureEncoder(site.data.input_shape, experiment.seed)
+    encoder = build_encoder(experiment.encoder, site.data.input_shape, experiment.seed)
     digests, guarantee = digests_of(site, encoder, task, SecureNoise())
     lines = _facts(site, experiment, task, digests, guarantee)
     if len(site.data.input_shape) == 3:
@@ -136,7 +136,8 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     assert config is not None
     colours, height, width = data.input_shape
     mean, std = data.mean.view(-1, 1, 1), data.std.view(-1, 1, 1)
-    model = build_model(experiment.model, data.input_shape, digests.labels.shape[1], experiment.seed)
+    known = digests.labels.shape[1]
+    model = build_model(experiment.model, data.input_shape, known, experiment.seed, experiment.encoder)
     if not isinstance(model, DigestTwoBranchModel):
         raise ConfigError("model.name: digests are read by digest_two_branch only")
     reference = {name: tensor.clone() for name, tensor in travelling(model).items()}

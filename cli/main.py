@@ -180,6 +180,19 @@ def preview(
     typer.echo(preview_command(site, experiment, task, output))
 
 
+@digest_app.command()
+def train_encoder(
+    settings: Annotated[Path, typer.Argument(help="YAML: a data block, and how long to train")],
+    output: Annotated[Path, typer.Argument(help="file to write, .safetensors")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, e.g. seed=2")] = None,
+) -> None:
+    """Train an encoder of digests on public data. Its weights hold something of that data, and travel to
+    every site: use none that anybody wants hidden."""
+    from cli.encoder import train_encoder_command
+
+    typer.echo(train_encoder_command(settings, output, overrides or [], typer.echo))
+
+
 def main() -> None:
     """Entry point: a person's errors are printed as they are, everything else keeps its traceback."""
     try:

@@ -14,7 +14,7 @@ from client.release import RECIPIENT, charge_entry
 from client.site import Site
 from foundation.errors import ConfigError, PolicyRefusal, ProtocolError
 from foundation.streams import stream
-from models.digest_networks import FeatureEncoder, encoder_hash
+from models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
 from privacy.calibration import gaussian_multiplier
 from privacy.digest_config import DigestConfig
 from privacy.digests import DigestGuarantee, Digests, make_digests
@@ -47,7 +47,7 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
             f"policy.require_privacy: this site demands {policy.require_privacy!r}; digests.protection "
             f"{config.protection!r} proves nothing, allowed laplace or gauss"
         )
-    encoder = FeatureEncoder(site.data.input_shape, site.experiment.seed)
+    encoder = build_encoder(site.experiment.encoder, site.data.input_shape, site.experiment.seed)
     ours = encoder_hash(encoder)
     if request.encoder != ours:
         raise ProtocolError(f"DigestRequest: encoder: found {request.encoder:.12}, this site has {ours:.12}")

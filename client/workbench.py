@@ -49,7 +49,7 @@ class Workbench:
         """
         sha256, tensors = previous or ("", None)
         if self._model is None or self._model.num_classes != num_classes or self._previous_in_model != sha256:
-            model = build_model(self.experiment.model, self.input_shape, num_classes, self.experiment.seed)
+            model = self._built(num_classes)
             model.begin_task(tensors)
             self._model = self._placed(model)
             self._flat = FlatParameters(self._model)
@@ -66,13 +66,18 @@ class Workbench:
         sha256, tensors = previous
         if self._teacher is None or self._teacher[0] != sha256:
             rows = len(tensors["head.weight"])
-            model = build_model(self.experiment.model, self.input_shape, rows, self.experiment.seed)
+            model = self._built(rows)
             load_complete(model, tensors)
             model = self._placed(model).eval()
             for parameter in model.parameters():
                 parameter.requires_grad_(False)
             self._teacher = (sha256, model)
         return self._teacher[1]
+
+    def _built(self, num_classes: int) -> IncrementalModel:
+        experiment = self.experiment
+        shape, seed = self.input_shape, experiment.seed
+        return build_model(experiment.model, shape, num_classes, seed, experiment.encoder)
 
     def _placed(self, model: IncrementalModel) -> IncrementalModel:
         return model.to(self.device)

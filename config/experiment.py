@@ -9,17 +9,16 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from config.digests import DigestsConfig, locate_encoder
 from config.learner import LearnerConfig
 from config.pretraining import PretrainingConfig
-from config.yaml_file import apply_overrides, read_yaml, validate
+from config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from data.config import DataConfig, TasksConfig
-from models.config import ModelConfig
+from models.config import EncoderConfig, ModelConfig
 from privacy.config import PrivacyConfig
-from privacy.digest_config import DigestConfig
 
-
-def _name_only(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+ON_DISK: Any = {"data": {"path"}, "digests": {"encoder": {"file"}}}
+"""Settings that say where something lies on a disk, and nothing about what it is."""
 
 
 class StrategySpec(BaseModel):
@@ -97,9 +96,9 @@ class Experiment(BaseModel):
     tasks: TasksConfig
     model: ModelConfig
     learner: LearnerConfig
-    strategy: Annotated[StrategySpec, BeforeValidator(_name_only)] = StrategySpec(name="fedavg")
+    strategy: Annotated[StrategySpec, BeforeValidator(name_only)] = StrategySpec(name="fedavg")
     privacy: PrivacyConfig = PrivacyConfig()
-    digests: DigestConfig | None = None
+    digests: DigestsConfig | None = None
     """What sites lend for the time when they are away; None: nothing."""
     pretraining: PretrainingConfig | None = None
     rounds: RoundsConfig = RoundsConfig()
@@ -182,10 +181,15 @@ class Experiment(BaseModel):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the resolved settings: the experiment id on the wire. Where data lies on a disk is not
+        """SHA-256 of the resolved settings: the experiment id on the wire. Where files lie on a disk is not
         part of it."""
-        settings = self.model_dump(mode="json", exclude={"data": {"path"}})
+        settings = self.model_dump(mode="json", exclude=ON_DISK)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def encoder(self) -> EncoderConfig:
+        """What encodes inputs for digests, and for the second branch of digest_two_branch."""
+        return EncoderConfig() if self.digests is None else self.digests.encoder
 
     @property
     def needs_previous(self) -> bool:
@@ -203,14 +207,15 @@ class Experiment(BaseModel):
 def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | None = None) -> Experiment:
     """The experiment in a YAML file, with overrides (KEY=VALUE) and seed applied.
 
-    Relative paths in `data` are relative to the file's folder when they exist there, else to the working
-    folder.
+    Relative paths, of data and of an encoder, are relative to the file's folder when they exist there, else
+    to the working folder.
     Raises ConfigError naming the file, each faulty key, what was found and what is allowed.
     """
     content = apply_overrides(read_yaml(path), overrides or [])
     if seed is not None:
         content["seed"] = seed
     _locate_data(content.get("data"), path.parent)
+    locate_encoder(content.get("digests"), path.parent)
     return validate(Experiment, content, str(path))
 
 
@@ -218,5 +223,4 @@ def _locate_data(data: Any, folder: Path) -> None:
     """Make data.path absolute, so that the run can be resumed from anywhere."""
     where = data.get("path") if isinstance(data, dict) else None
     if isinstance(where, str) and not Path(where).is_absolute():
-        beside = folder / where
-        data["path"] = str((beside if beside.exists() else Path.cwd() / where).resolve())
+        data["path"] = beside(folder, where)

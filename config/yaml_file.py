@@ -66,6 +66,17 @@ def validate(model: type[Model], content: dict[str, Any], where: str) -> Model:
         raise ConfigError("\n".join(f"{where}: {fault}" for fault in faults)) from None
 
 
+def name_only(value: Any) -> Any:
+    """A block that was given as its name alone."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+def beside(folder: Path, where: str) -> str:
+    """where, absolute: from folder where it exists there, else from the working folder."""
+    path = folder / where
+    return str((path if path.exists() else Path.cwd() / where).resolve())
+
+
 def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """content with each KEY=VALUE applied; KEY is a dotted path, VALUE is YAML."""
     result = _deep_copy(content)

@@ -8,10 +8,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.experiment import load_experiment
+from config.experiment import Experiment, load_experiment
 from config.run import APP_ROOT, RunSettings
-from foundation.errors import StateError
+from foundation.errors import ConfigError, StateError
 from foundation.files import replace_file
+from models.encoder_file import TEXT_SUFFIX, as_text, content_of
 
 ROOMS = ("foundation", "data", "models", "privacy", "config", "protocol", "client", "strategies", "server")
 """What runs at the server and at sites; the engine and the command line stay at home."""
@@ -31,8 +32,9 @@ class Application:
 def stage_application(experiment: Path, overrides: list[str], name: str, apps: Path) -> Application:
     """Put the experiment, resolved, with the code below apps/name, and build its bundle.
 
-    The same code and experiment give the same bytes, so the same hash. Raises ConfigError for a bad
-    experiment; StateError when apps/name holds another app already.
+    An encoder's file goes along beside the experiment. The same code, experiment and encoder give the same
+    bytes, so the same hash. Raises ConfigError for a bad experiment, or one too large to travel; StateError
+    when apps/name holds another app already.
     """
     from flwr.cli.build import build_fab_from_disk
 
@@ -44,9 +46,14 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
         shutil.copytree(APP_ROOT / room, staged / room, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     (staged / "experiments").mkdir()
     inside = f"experiments/{name}.yaml"
+    resolved = _with_encoder(resolved, staged / "experiments" / f"{name}.encoder{TEXT_SUFFIX}")
     replace_file(staged / inside, resolved.to_yaml().encode(), mode=0o644)
     replace_file(staged / "pyproject.toml", _project(inside).encode(), mode=0o644)
-    content = build_fab_from_disk(staged)
+    try:
+        content = build_fab_from_disk(staged)
+    except ValueError as error:
+        shutil.rmtree(staged)
+        raise ConfigError(f"{experiment}: cannot travel as an app of Flower: {error}") from error
     digest = hashlib.sha256(content).hexdigest()
     if folder.exists():
         if build_fab_from_disk(folder) != content:
@@ -76,6 +83,17 @@ def read_application(name: str, apps: Path) -> Application:
     )
 
 
+def _with_encoder(experiment: Experiment, inside: Path) -> Experiment:
+    """The experiment, reading its encoder from inside, where the file is put: as text, because Flower's
+    bundles hold nothing else."""
+    encoder, digests = experiment.encoder, experiment.digests
+    if digests is None or encoder.file is None or encoder.sha256 is None:
+        return experiment
+    replace_file(inside, as_text(content_of(Path(encoder.file), encoder.sha256)), mode=0o644)
+    moved = digests.model_copy(update={"encoder": encoder.model_copy(update={"file": inside.name})})
+    return experiment.model_copy(update={"digests": moved})
+
+
 def _project(experiment: str) -> str:
     """The app's pyproject.toml. Its dependencies are in the images: nothing is installed at run time."""
     settings = {**RunSettings().__dict__, "experiment": experiment}
@@ -85,7 +103,7 @@ def _project(experiment: str) -> str:
         f'[project]\nname = "{NAME}"\nversion = "{VERSION}"\n'
         'description = "Federated class-incremental learning"\nlicense = "Apache-2.0"\ndependencies = []\n\n'
         f'[tool.flwr.app]\npublisher = "{PUBLISHER}"\n'
-        'fab-include = ["**/*.py", "experiments/*.yaml", "pyproject.toml"]\n\n'
+        'fab-include = ["**/*.py", "experiments/*", "pyproject.toml"]\n\n'
         '[tool.flwr.app.components]\nserverapp = "server.app:app"\nclientapp = "client.app:app"\n\n'
         "[tool.flwr.app.config]\n" + "\n".join(lines) + "\n"
     )

@@ -6,8 +6,9 @@ from torch import nn
 
 from foundation.errors import ConfigError
 from foundation.streams import stream
-from models.config import CONVOLUTIONAL, ModelConfig
-from models.digest_networks import DigestTwoBranchModel, FeatureEncoder, TwoBranchBackbone
+from models.config import CONVOLUTIONAL, EncoderConfig, ModelConfig
+from models.digest_encoders import build_encoder
+from models.digest_networks import DigestTwoBranchModel, TwoBranchBackbone
 from models.dual_backbone import DualBackboneModel
 from models.incremental import IncrementalModel
 from models.initialisation import seeded_initialisation
@@ -19,12 +20,16 @@ SMALLEST_SIDE = 4
 
 
 def build_model(
-    config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, seed: int
+    config: ModelConfig,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    seed: int,
+    encoder: EncoderConfig | None = None,
 ) -> IncrementalModel:
     """A model with its first values, on the CPU.
 
     input_shape: (C, H, W) of images or (D,) of tables, without the batch. num_classes: rows of the head, at
-    least 1.
+    least 1. encoder: of digest_two_branch; None: a random one.
     The same arguments give the same bits, whatever any global generator was used for before.
     Raises ConfigError naming the key when the network cannot read such inputs.
     """
@@ -38,9 +43,9 @@ def build_model(
     rows = stream(seed, "init", "head")
     dropout, freeze = config.dropout, config.freeze_old_rows
     if isinstance(backbone, TwoBranchBackbone):
-        encoder = FeatureEncoder(input_shape, seed)
+        fixed = build_encoder(encoder or EncoderConfig(), input_shape, seed)
         return DigestTwoBranchModel(
-            backbone, encoder, num_classes, rows, dropout=dropout, freeze_old_rows=freeze
+            backbone, fixed, num_classes, rows, dropout=dropout, freeze_old_rows=freeze
         )
     if config.name == "dual_backbone":
         return DualBackboneModel(

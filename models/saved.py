@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from foundation.errors import StateError
 from foundation.files import replace_file
 from models.class_means import NearestMean
-from models.config import ModelConfig
+from models.config import EncoderConfig, ModelConfig
 from models.incremental import IncrementalModel, load_complete
 from models.registry import build_model
 
@@ -109,7 +109,8 @@ def load_saved(path: Path) -> SavedModel:
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise StateError(f"{path}: missing, damaged or not the model of a finished run ({error})") from error
     config = ModelConfig.model_validate(settings["model"])
-    model = build_model(config, inputs.shape, len(classes), settings["seed"])
+    encoder = EncoderConfig.model_validate((settings.get("digests") or {}).get("encoder", {}))
+    model = build_model(config, inputs.shape, len(classes), settings["seed"], encoder.layout)
     means = tensors.pop(CLASS_MEANS, None)
     load_complete(model, tensors)
     expected = (len(classes), model.feature_width)

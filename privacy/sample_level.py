@@ -229,12 +229,18 @@ def _without_remarks() -> Iterator[None]:
         yield
 
 
+def _is_fixed(module: nn.Module) -> bool:
+    """Frozen, and in evaluation mode: it treats each sample alone, and nothing of it is sent."""
+    own = list(module.parameters())
+    return bool(own) and not module.training and not any(parameter.requires_grad for parameter in own)
+
+
 def refuse_mixing_layers(model: nn.Module) -> None:
     """Raises PrivacyError naming the layers that mix the samples of a batch, and what to use instead."""
     mixing = [
         name or type(module).__name__
         for name, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not _is_fixed(module)
     ]
     if mixing:
         raise PrivacyError(

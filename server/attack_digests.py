@@ -15,7 +15,7 @@ from config.experiment import Experiment
 from data.federation import Federation
 from foundation.errors import DataError
 from foundation.streams import stream, torch_seed
-from models.digest_networks import FeatureEncoder
+from models.digest_encoders import build_encoder
 from privacy.attacks.digest_reconstruction import reconstruct_digest
 from privacy.attacks.similarity import structural_similarity
 from privacy.digest_config import DigestConfig
@@ -38,7 +38,7 @@ def digest_reconstruction(
     assert experiment.digests is not None
     config = experiment.digests
     frame = next(iter(federation.sites.values()))
-    encoder = FeatureEncoder(frame.input_shape, experiment.seed)
+    encoder = build_encoder(experiment.encoder, frame.input_shape, experiment.seed)
     mean, std = frame.mean.view(-1, 1, 1), frame.std.view(-1, 1, 1)
 
     def encode(images: Tensor) -> Tensor:

@@ -69,7 +69,9 @@ class GlobalModel:
         return self._model.eval() if self._model.training else self._model
 
     def _build(self, num_classes: int) -> IncrementalModel:
-        return build_model(self._experiment.model, self.input_shape, num_classes, self._experiment.seed)
+        experiment = self._experiment
+        shape, seed = self.input_shape, experiment.seed
+        return build_model(experiment.model, shape, num_classes, seed, experiment.encoder)
 
     def _complete(self, tensors: Mapping[str, Tensor]) -> IncrementalModel:
         model = self._build(len(tensors["head.weight"]))

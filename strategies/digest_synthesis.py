@@ -16,13 +16,8 @@ from torch import Tensor
 
 from foundation.errors import ConfigError, ProtocolError
 from foundation.streams import stream
-from models.digest_networks import (
-    DigestTwoBranchModel,
-    FeatureEncoder,
-    GuidanceProducer,
-    digest_shape,
-    encoder_hash,
-)
+from models.digest_encoders import build_encoder, digest_shape, encoder_hash
+from models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from protocol.messages import DigestReply, TrainRequest
 from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.digest_collection import collect
@@ -114,7 +109,8 @@ class DigestSynthesis(IncrementalStrategy):
         if experiment.learner.optimizer.name != "sgd":
             raise ConfigError("learner.optimizer.name: digest_synthesis trains with sgd, as its sites must")
         self._services = services
-        self._encoder = encoder_hash(FeatureEncoder(services.input_shape, experiment.seed))
+        encoder = build_encoder(experiment.encoder, services.input_shape, experiment.seed)
+        self._encoder = encoder_hash(encoder)
         self._reset_guidance()
         self.base.attach(services)
 
@@ -340,7 +336,8 @@ class DigestSynthesis(IncrementalStrategy):
                 self._rounds_stood_in,
                 self._withdrawn,
             )
-            blocks = blocks | {"digest": block}
+            name = self._services.experiment.encoder.name
+            blocks = blocks | {"digest": {"encoder": f"{name}, SHA-256 {self._encoder:.12}"} | block}
         return blocks
 
     def state_dict(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from config.run import RunSettings
 from config.site import SitePolicy
 from engine.grid import InProcessGrid, site_contexts
 from foundation.errors import DataError, PolicyRefusal, PrivacyError, ProtocolError
-from models.digest_networks import FeatureEncoder, encoder_hash
+from models.digest_encoders import build_encoder, encoder_hash
 from privacy.ledger import Ledger
 from protocol.messages import DigestRequest
 from server.app import serve
@@ -52,7 +52,7 @@ def opened(folder: Path, policy: dict[str, Any] | None = None, **digests: Any) -
         task=1,
         round=1,
         num_classes=10,
-        encoder=encoder_hash(FeatureEncoder(site.data.input_shape, experiment.seed)),
+        encoder=encoder_hash(build_encoder(experiment.encoder, site.data.input_shape, experiment.seed)),
     )
     return site, request
 

@@ -5,14 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from foundation.streams import stream
-from models.config import ModelConfig
-from models.digest_networks import (
-    DigestTwoBranchModel,
-    FeatureEncoder,
-    GuidanceProducer,
-    digest_shape,
-    encoder_hash,
-)
+from models.config import EncoderConfig, ModelConfig
+from models.digest_encoders import FeatureEncoder, build_encoder, digest_shape, encoder_hash
+from models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from models.flat import FlatParameters
 from models.incremental import complete_state, load_complete, travelling
 from models.registry import build_model
@@ -28,6 +23,10 @@ SHAPES = {
 }
 
 
+def _random(shape: tuple[int, ...], seed: int) -> FeatureEncoder:
+    return build_encoder(EncoderConfig(), shape, seed)
+
+
 def _model(shape=(1, 8, 8), backbone="small_cnn", seed=1):
     model = build_model(ModelConfig(name="digest_two_branch", backbone=backbone), shape, 3, seed)
     assert isinstance(model, DigestTwoBranchModel)
@@ -37,7 +36,7 @@ def _model(shape=(1, 8, 8), backbone="small_cnn", seed=1):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_digest_and_guidance_shapes(shape):
     x = torch.rand(2, *shape)
-    features = FeatureEncoder(shape, seed=1)(x)
+    features = _random(shape, seed=1)(x)
     assert features.shape == (2, *SHAPES[shape]) and digest_shape(shape) == SHAPES[shape]
     assert features.min() == 0
     assert features.max() > 0
@@ -47,7 +46,7 @@ def test_digest_and_guidance_shapes(shape):
 
 
 def test_the_encoder_sees_the_whole_of_a_large_image():
-    encoder = FeatureEncoder((1, 64, 64), seed=1)
+    encoder = _random((1, 64, 64), seed=1)
     blank, corner = torch.zeros(1, 1, 64, 64), torch.zeros(1, 1, 64, 64)
     corner[0, 0, 60:, 60:] = 1
     changed = (encoder(corner) - encoder(blank)).abs().sum(dim=(0, 1))
@@ -57,11 +56,11 @@ def test_the_encoder_sees_the_whole_of_a_large_image():
 def test_the_encoder_is_the_same_everywhere_and_its_hash_says_so():
     torch.rand(1)
     before = torch.random.get_rng_state()
-    one = FeatureEncoder((1, 8, 8), seed=1)
+    one = _random((1, 8, 8), seed=1)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert encoder_hash(one) == encoder_hash(_model().encoder)
-    assert encoder_hash(one) != encoder_hash(FeatureEncoder((1, 8, 8), seed=2))
-    assert len({encoder_hash(FeatureEncoder(shape, seed=1)) for shape in SHAPES}) == len(SHAPES)
+    assert encoder_hash(one) != encoder_hash(_random((1, 8, 8), seed=2))
+    assert len({encoder_hash(_random(shape, seed=1)) for shape in SHAPES}) == len(SHAPES)
     with torch.no_grad():
         next(one.parameters())[0] += 1e-6
     assert encoder_hash(one) != encoder_hash(_model().encoder)

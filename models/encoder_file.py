@@ -1,0 +1,116 @@
+"""An encoder's weights in a file: safetensors, or the same bytes as JSON where only text may travel.
+
+A file is known by the SHA-256 of its safetensors bytes; nothing of it is used before they are those that the
+experiment was read with.
+"""
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foundation.errors import ConfigError
+from foundation.files import replace_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEY = "digests.encoder.file"
+VERSION = 1
+ABOUT = "encoder"
+"""The one key of a trained autoencoder's metadata, which holds JSON: safetensors writes several in any
+order, and the same training is to give the same bytes."""
+TEXT_SUFFIX = ".json"
+TORCHVISION_LAYERS = "features."
+"""What torchvision puts before the names of a network's tensors that come before the pooling."""
+
+
+def read_content(path: Path) -> bytes:
+    """The safetensors bytes in path. Raises ConfigError when it cannot be read."""
+    try:
+        content = path.read_bytes()
+        return base64.b64decode(json.loads(content)["safetensors"]) if path.suffix == TEXT_SUFFIX else content
+    except OSError as error:
+        raise ConfigError(f"{KEY}: {path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{KEY}: {path}: not a file that `perennial deploy` has staged ({error})"
+        ) from error
+
+
+def as_text(content: bytes) -> bytes:
+    """content as read_content reads it from a .json file."""
+    return json.dumps({"safetensors": base64.b64encode(content).decode()}).encode()
+
+
+def content_of(path: Path, sha256: str) -> bytes:
+    """The safetensors bytes in path. Raises ConfigError when they are not those that sha256 names."""
+    content = read_content(path)
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise ConfigError(
+            f"{KEY}: {path}: found an encoder with SHA-256 {found:.12}, the experiment has {sha256:.12}; "
+            "the server and every site need the file that the experiment began with"
+        )
+    return content
+
+
+def about_of(content: bytes) -> dict[str, Any]:
+    """{} where a file has none. safetensors reads metadata from paths only, and a path may have changed."""
+    length = int.from_bytes(content[:8], "little")
+    try:
+        about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][ABOUT])
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def read_autoencoder(path: Path, sha256: str, input_shape: tuple[int, ...]) -> "dict[str, Tensor]":
+    """The encoder's tensors. Raises ConfigError where the file is of another input shape or version."""
+    content = content_of(path, sha256)
+    tensors = _tensors(path, content)
+    said = about_of(content)
+    for key, value in {"version": VERSION, "input_shape": list(input_shape)}.items():
+        if said.get(key) != value:
+            raise ConfigError(
+                f"{KEY}: {path}: {key}: found {said.get(key, 'nothing')}, allowed {value} here; "
+                "`perennial digest train-encoder` writes one for inputs of its data's shape"
+            )
+    return tensors
+
+
+def write_autoencoder(path: Path, tensors: "dict[str, Tensor]", about: dict[str, Any]) -> None:
+    """Write what read_autoencoder reads. about: input_shape, and what a reader of the file should know."""
+    from safetensors.torch import save
+
+    metadata = {ABOUT: json.dumps({"version": VERSION, **about}, sort_keys=True)}
+    replace_file(path, save(tensors, metadata), mode=0o644)
+
+
+def read_torchvision(path: Path, sha256: str) -> "dict[str, Tensor]":
+    """The tensors of the layers before the pooling, from a file with torchvision's names."""
+    tensors = _tensors(path, content_of(path, sha256))
+    return {
+        name.removeprefix(TORCHVISION_LAYERS): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(TORCHVISION_LAYERS) and tensor.is_floating_point()
+    }
+
+
+def _tensors(path: Path, content: bytes) -> "dict[str, Tensor]":
+    """Raises ConfigError when content is damaged, or a tensor holds what is not a number."""
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ConfigError(f"{KEY}: {path}: not a whole safetensors file ({error})") from error
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ConfigError(
+                f"{KEY}: {path}: tensor {name!r}: found NaN or infinity, allowed finite numbers"
+            )
+    return tensors
