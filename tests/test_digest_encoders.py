@@ -13,12 +13,11 @@ import yaml
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
-from cli.encoder import source_name, train_encoder_command
+from cli.encoder import train_encoder_command
 from cli.run import run_command
 from client.digests import answer_digest
 from client.identity import Identity
 from client.site import open_site
-from config.encoder_training import load_encoder_training
 from config.experiment import Experiment, load_experiment
 from config.run import RunSettings
 from config.site import SitePolicy
@@ -28,14 +27,13 @@ from engine.run import run_in_process
 from foundation.errors import ConfigError, PrivacyError, ProtocolError, StateError
 from models.config import EncoderConfig, ModelConfig
 from models.digest_encoders import build_encoder, digest_shape, encoder_hash
-from models.encoder_file import ABOUT, about_of, as_text
+from models.encoder_file import ABOUT, as_text
 from models.registry import build_model
 from models.saved import load_saved
 from privacy.sample_level import refuse_mixing_layers
 from protocol.messages import DigestRequest
 
 SHAPE = (1, 8, 8)
-ENCODERS = Path(__file__).resolve().parents[1] / "experiments" / "encoders"
 EXPERIMENT: dict[str, Any] = {
     "name": "encoders",
     "seed": 3,
@@ -132,18 +130,6 @@ def test_a_table_has_encoders_too(tmp_path: Path) -> None:
     # each numeric column comes with one that marks what is missing
     encoder = build_encoder(located(tmp_path / "table.safetensors"), (4,), seed=1)
     assert encoder(torch.randn(3, 4)).shape == (3, 64)
-
-
-def test_the_encoder_that_comes_along_is_what_its_settings_say() -> None:
-    settings = load_encoder_training(ENCODERS / "fashion_mnist_8x8.yaml", [])
-    content = (ENCODERS / "fashion_mnist_8x8.safetensors").read_bytes()
-    about = about_of(content)
-    assert about["source"] == source_name(settings) == "pack fashion_mnist.webp.zip"
-    assert about["samples"] == settings.data.samples_limit
-    for key in ("seed", "epochs", "batch_size", "lr"):
-        assert about[key] == getattr(settings, key)
-    encoder = build_encoder(located(ENCODERS / "fashion_mnist_8x8.safetensors"), SHAPE, seed=1)
-    assert float(encoder(torch.randn(8, *SHAPE, generator=torch.Generator().manual_seed(0))).max()) > 0
 
 
 # what a file must be
