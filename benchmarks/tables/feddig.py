@@ -236,10 +236,11 @@ TABLES = {
         ],
         seeds=(1, 2, 3, 4, 5),
         measures=FINAL,
-        note="The autoencoder was trained once, on images that no site holds: `perennial digest train-encoder "
-        "experiments/encoders/fashion_mnist_8x8.yaml experiments/encoders/fashion_mnist_8x8.safetensors`. "
-        "On another processor its last bits may differ; then its SHA-256 in the table has to follow. Random "
-        "weights are others with each seed. MobileNetV2 with weights of ImageNet was not run.",
+        note="The autoencoder was trained once, on images that no site holds: `perennial digest "
+        "train-encoder experiments/encoders/fashion_mnist_8x8.yaml "
+        "experiments/encoders/fashion_mnist_8x8.safetensors`. On another processor its last bits may differ; "
+        "then its SHA-256 in the table has to follow. Random weights are others with each seed. MobileNetV2 "
+        "with weights of ImageNet was not run.",
     ),
     "feddig_sites_digits": Table(
         "FedDig, digits, Dirichlet 0.1: half of the sites leave for good after round 8 of 20",
