@@ -7,7 +7,9 @@ TABLES = {
         "Digits, 5 sites, 5 tasks of 2 classes, Dirichlet 0.5: what the parts of the learner do",
         [
             Row(
-                "quickstart: replay, balanced softmax, distillation", "quickstart", ("evaluation.every=task",)
+                "quickstart: replay, balanced softmax, distillation, contrastive term",
+                "quickstart",
+                ("evaluation.every=task",),
             ),
             Row("plain replay", "replay_digits", ("evaluation.every=task",)),
             Row("fine-tuning", "finetune_digits", ("evaluation.every=task",)),
