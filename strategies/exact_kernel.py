@@ -6,19 +6,15 @@ numba would keep what it compiled as pickles, so each process compiles anew. The
 each element is one thread's, so their number changes no bit.
 """
 
-import heapq
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-MOST_THREADS = 4
-"""Memory is the limit, and few threads fill it."""
+from strategies.threads import deal, on_threads
+
 PIECE = 1 << 20
 
 Share = list[tuple[int, int, int]]
@@ -46,19 +42,12 @@ def add_mean(
 
 def shares(lengths: Sequence[int]) -> list[Share]:
     """Rows of these lengths in pieces, dealt out to as many threads as there are cores."""
-    threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0))))
-    loads: list[tuple[int, int]] = [(0, thread) for thread in range(threads)]
-    dealt: list[Share] = [[] for _ in range(threads)]
     pieces = [
         (row, start, min(start + PIECE, length))
         for row, length in enumerate(lengths)
         for start in range(0, length, PIECE)
     ]
-    for piece in sorted(pieces, key=lambda piece: piece[1] - piece[2]):
-        load, thread = heapq.heappop(loads)
-        dealt[thread].append(piece)
-        heapq.heappush(loads, (load + piece[2] - piece[1], thread))
-    return dealt
+    return deal(pieces, lambda piece: piece[2] - piece[1])
 
 
 def add_rows(
@@ -74,12 +63,4 @@ def add_rows(
         for row, start, stop in share:
             add_steps(steps[row][start:stop], values[row][start:stop], weight, anchor)
 
-    others = [_pool().submit(add, share) for share in dealt[1:] if share]
-    add(dealt[0])
-    for other in others:
-        other.result()
-
-
-@lru_cache(maxsize=1)
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MOST_THREADS - 1, thread_name_prefix="exact-sum")
+    on_threads("exact-sum", add, dealt)
