@@ -43,9 +43,10 @@ BALANCED: dict[str, Measure] = {
 
 HAM, ICARL, ICARL_EQUALLY = "PP-FCIL", "iCaRL-FedAvg", "iCaRL-FedAvg, every class drawn equally often"
 SIZE_ALONE = "strategy={name: multi_factor, beta: 0, gamma: 0, delta: 0}"
-FULL, PLAIN_REPLAY, FINE_TUNING = (
+FULL, PLAIN_REPLAY, FAST_REPLAY, FINE_TUNING = (
     "full system",
     "plain replay: exemplars and cross entropy alone",
+    "plain replay at a learning rate of 0.1, which suits it better",
     "without incremental parts: fine-tuning",
 )
 TABLE_4 = {
@@ -146,11 +147,12 @@ TABLES = {
             _row(FULL, FASHION),
             _row("without distillation", FASHION, "learner.distillation=null"),
             _row(PLAIN_REPLAY, FASHION, *PLAIN_LEARNER, PLAIN_GROUPED),
+            _row(FAST_REPLAY, FASHION, *PLAIN_LEARNER, PLAIN_GROUPED, "learner.optimizer.lr=0.1"),
             _row(FINE_TUNING, FASHION, *PLAIN_LEARNER, PLAIN_GROUPED, "learner.memory=null"),
         ],
         note="Group normalisation in every row.",
         claims=[
-            Claim("full system over plain replay", FULL, PLAIN_REPLAY, "final accuracy"),
+            Claim("full system over plain replay", FULL, FAST_REPLAY, "final accuracy"),
             Claim(
                 "higher final accuracy by distillation (paper, table 4)",
                 FULL,
