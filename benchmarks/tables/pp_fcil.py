@@ -180,9 +180,9 @@ TABLES = {
         ],
         measures=BALANCED,
         note="2,000 of the 7,994 training samples, class by class in proportion. Measured at the clinics on "
-        "what each held out, where both can classify by the nearest mean of the clinic's own exemplars. That "
-        "PP-FCIL draws every class equally often was chosen on seeds 11 and 12; the nearest mean was tried "
-        "on the seeds of this table first.",
+        "what each held out, where both can classify by the nearest mean of the clinic's own exemplars. "
+        "PP-FCIL's drawing and weights and both methods' learning rate were chosen on seeds 11 to 13; the "
+        "nearest mean was tried on the seeds of this table first.",
         claims=[
             Claim(f"PP-FCIL over {rival} at equal memory", HAM, rival, AVERAGE_BALANCED)
             for rival in (ICARL, ICARL_EQUALLY)
