@@ -1,4 +1,4 @@
-"""docs/results.md and the page of each table, from the committed results.
+"""docs/results.md with its pictures, and the page of each table, from the committed results.
 
 `python -m benchmarks.results_page` writes them again.
 Nothing is run here. A table appears once its result file has a run of the table as it is now.
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chart import chart, main_measure
 from benchmarks.claims import judge
 from benchmarks.grid import finished
 from benchmarks.markdown import claims, figures, listed, markdown
@@ -16,6 +17,7 @@ from benchmarks.paper_tables import coverage
 from benchmarks.table import RESULTS, ROOT, Table, tables
 
 PAGE = ROOT / "docs" / "results.md"
+PICTURES = ROOT / "docs" / "results"
 HEAD = """# Results
 
 Every figure on this page is computed from the runs in `benchmarks/results/`;
@@ -51,6 +53,13 @@ def page(results: Path = RESULTS) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
+def pictures(results: Path = RESULTS) -> dict[str, str]:
+    """Table -> the SVG of its main measure; for every table that has runs."""
+    found = tables()
+    held = {name: list(finished(found[name], results / f"{name}.jsonl").values()) for name in found}
+    return {name: chart(found[name], runs) for name, runs in held.items() if runs}
+
+
 def _claims_at_a_glance(present: Sequence[tuple[str, Table, Sequence[Mapping[str, Any]]]]) -> Iterator[str]:
     words = Counter(judge(claim, runs).word for _, table, runs in present for claim in table.claims)
     if words:
@@ -66,6 +75,7 @@ def _section(name: str, table: Table, runs: Sequence[Mapping[str, Any]]) -> list
     if table.note:
         lines += [table.note, ""]
     lines += [*figures(table, runs), *claims(table, runs), ""]
+    lines += [f"![{main_measure(table)}: rows and seeds](results/{name}.svg)", ""]
     expected = len(table.rows) * len(table.seeds)
     incomplete = f" ({len(runs)} of {expected} runs are there)" if len(runs) < expected else ""
     seconds = sum(run["seconds"] for run in runs)
@@ -88,6 +98,11 @@ def write_pages(results: Path = RESULTS) -> None:
         if len(runs) == len(table.rows) * len(table.seeds):
             (results / f"{name}.md").write_text(markdown(name, table, runs))
     PAGE.write_text(page(results))
+    PICTURES.mkdir(exist_ok=True)
+    for path in PICTURES.glob("*.svg"):
+        path.unlink()
+    for name, picture in pictures(results).items():
+        (PICTURES / f"{name}.svg").write_text(picture)
 
 
 if __name__ == "__main__":

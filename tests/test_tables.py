@@ -15,7 +15,7 @@ from benchmarks.claims import Claim, judge
 from benchmarks.cost import cost, duration
 from benchmarks.grid import finished, jobs, read_results, run_table
 from benchmarks.markdown import markdown
-from benchmarks.results_page import PAGE, page
+from benchmarks.results_page import PAGE, PICTURES, page, pictures
 from benchmarks.table import RESULTS, Row, Table, table_called, tables
 from cli.main import app
 from foundation.errors import ConfigError
@@ -145,8 +145,10 @@ def test_every_table_names_experiments_and_rows_that_exist(name: str) -> None:
         assert claim.measure in table.measures, claim.text
 
 
-def test_the_results_page_is_what_the_committed_results_say() -> None:
+def test_the_results_page_and_its_pictures_are_what_the_committed_results_say() -> None:
     assert PAGE.read_text() == page(), "write it again: python -m benchmarks.results_page"
+    drawn = {path.stem: path.read_text() for path in PICTURES.glob("*.svg")}
+    assert drawn == pictures(), "write them again: python -m benchmarks.results_page"
 
 
 @pytest.mark.parametrize("name", [name for name, table in tables().items() if table.scale == "cpu"])
