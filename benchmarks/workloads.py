@@ -37,6 +37,11 @@ def _w1_private() -> Settings:
     return _w1() | {"name": "w1_private", "privacy": privacy}
 
 
+def _at_two_sites(workload: Settings) -> Settings:
+    """The same data at two sites of 700 samples: longer turns."""
+    return workload | {"name": f"{workload['name']}_two", "data": _digits(2)}
+
+
 def _w2() -> Settings:
     """50 sites, 10 of them in each of 40 rounds of a few steps: the cost of each message shows."""
     return _BASE | {
@@ -60,7 +65,11 @@ def _memory(sites: int) -> Settings:
 
 
 WORKLOADS: dict[str, Settings] = {
-    workload["name"]: workload for workload in (_w1(), _w1_private(), _w2(), _memory(10), _memory(100))
+    workload["name"]: workload
+    for workload in (
+        *(_w1(), _w1_private(), _at_two_sites(_w1()), _at_two_sites(_w1_private())),
+        *(_w2(), _memory(10), _memory(100)),
+    )
 }
 
 
