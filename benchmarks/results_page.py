@@ -38,12 +38,22 @@ PAPERS = """## Which table stands for which of the papers'
 """
 
 
-def page(results: Path = RESULTS) -> str:
-    """The whole page, from a folder of result files."""
+Measured = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Table -> its runs that count."""
+
+
+def measured(results: Path = RESULTS) -> Measured:
+    """What a folder of result files holds. Takes seconds: every row's experiment is read."""
+    return {
+        name: list(finished(table, results / f"{name}.jsonl").values()) for name, table in tables().items()
+    }
+
+
+def page(held: Measured) -> str:
+    """The whole page."""
     found = sorted(tables().items())
-    measured = {name: list(finished(table, results / f"{name}.jsonl").values()) for name, table in found}
-    present = [(name, table, measured[name]) for name, table in found if measured[name]]
-    missing = [(name, table) for name, table in found if not measured[name]]
+    present = [(name, table, held[name]) for name, table in found if held[name]]
+    missing = [(name, table) for name, table in found if not held[name]]
     parts = [HEAD, *_claims_at_a_glance(present), "\n".join([PAPERS, *coverage(dict(found))])]
     for name, table, runs in present:
         parts += ["\n".join(_section(name, table, runs))]
@@ -53,11 +63,9 @@ def page(results: Path = RESULTS) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def pictures(results: Path = RESULTS) -> dict[str, str]:
+def pictures(held: Measured) -> dict[str, str]:
     """Table -> the SVG of its main measure; for every table that has runs."""
-    found = tables()
-    held = {name: list(finished(found[name], results / f"{name}.jsonl").values()) for name in found}
-    return {name: chart(found[name], runs) for name, runs in held.items() if runs}
+    return {name: chart(table, held[name]) for name, table in tables().items() if held[name]}
 
 
 def _claims_at_a_glance(present: Sequence[tuple[str, Table, Sequence[Mapping[str, Any]]]]) -> Iterator[str]:
@@ -91,17 +99,17 @@ def _versions(run: Mapping[str, Any]) -> str:
     return ", ".join(f"{package} {number}" for package, number in run["versions"].items())
 
 
-def write_pages(results: Path = RESULTS) -> None:
-    """Write the page of each table whose runs are all there, and the page of all of them."""
+def write_pages() -> None:
+    """Write the page of each table whose runs are all there, and the page of all of them with pictures."""
+    held = measured()
     for name, table in tables().items():
-        runs = list(finished(table, results / f"{name}.jsonl").values())
-        if len(runs) == len(table.rows) * len(table.seeds):
-            (results / f"{name}.md").write_text(markdown(name, table, runs))
-    PAGE.write_text(page(results))
+        if len(held[name]) == len(table.rows) * len(table.seeds):
+            (RESULTS / f"{name}.md").write_text(markdown(name, table, held[name]))
+    PAGE.write_text(page(held))
     PICTURES.mkdir(exist_ok=True)
     for path in PICTURES.glob("*.svg"):
         path.unlink()
-    for name, picture in pictures(results).items():
+    for name, picture in pictures(held).items():
         (PICTURES / f"{name}.svg").write_text(picture)
 
 
