@@ -1,10 +1,11 @@
 """What a site does with its data: the named parts that the local learner is built from."""
 
 import sys
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from config.yaml_file import name_only
 from foundation.errors import ConfigError
 
 
@@ -12,11 +13,6 @@ class Part(BaseModel):
     """Base of a named part; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def _name_only(value: Any) -> Any:
-    """`classification: ce` is short for `classification: {name: ce}`."""
-    return {"name": value} if isinstance(value, str) else value
 
 
 class Optimizer(Part):
@@ -130,14 +126,14 @@ class LearnerConfig(Part):
     epochs: int = Field(default=1, ge=1)
     batch_size: int = Field(default=32, ge=1)
     optimizer: Optimizer
-    classification: Annotated[Classification, BeforeValidator(_name_only)] = Classification()
+    classification: Annotated[Classification, BeforeValidator(name_only)] = Classification()
     distillation: Distillation | None = None
     contrastive: Contrastive | None = None
     memory: Memory | None = None
     classifier: Literal["head", "nearest_mean"] = "head"
     means: Literal["site", "global"] = "site"
     """nearest_mean: whose exemplars make the class means; global sends their sums to the server."""
-    correction: Annotated[Correction, BeforeValidator(_name_only)] | None = None
+    correction: Annotated[Correction, BeforeValidator(name_only)] | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: autocast of the forward pass; parameters and updates stay float32."""
     channels_last: bool = False
