@@ -101,6 +101,8 @@ class IncrementalStrategy(FlowerFedAvg):
 
     staleness = 0
     """Rounds by which a reply may be late and still be used."""
+    serves_groups = True
+    """Whether one of these can aggregate some of the sites beside others that aggregate the rest."""
 
     def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
         minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
@@ -112,6 +114,8 @@ class IncrementalStrategy(FlowerFedAvg):
         """Sites asked in this round, whether or not they answer."""
         self.watch: Watch | None = None
         """Sees each reply that was folded, while its update is still there: for what wraps this strategy."""
+        self.members: frozenset[str] | None = None
+        """The sites of the group that this strategy serves; None: all."""
         self._quorum = 1
         self._stamp: Stamp | None = None
         self._names: dict[int, str] = {}
@@ -130,6 +134,19 @@ class IncrementalStrategy(FlowerFedAvg):
         """The request for one site; default: the same for all."""
         return request
 
+    def serve_group(self, whole: "IncrementalStrategy", own: Arrays) -> None:
+        """Serve a group of the sites that `whole`, of the same settings, serves; members says which.
+
+        own: layers that stay at the sites, as the global model has them; self.reference lacks them. Called
+        after attach and before begin_task or load_state_dict. Default: nothing is shared with `whole`.
+        """
+
+    def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
+        """Exchanges with the sites that are over before the round's requests go out. Default: none.
+
+        outcome: gets their bytes and warnings; the round's own come on top.
+        """
+
     def begin_round(self) -> None:
         """A round begins; self.reference is the model that goes out."""
         raise NotImplementedError
@@ -141,9 +158,9 @@ class IncrementalStrategy(FlowerFedAvg):
         """Take one reply into the aggregate, and keep nothing of its size."""
         raise NotImplementedError
 
-    def close_round(self) -> bool:
-        """No more replies come; returns whether there are enough to go on."""
-        return len(self.outcome.participants) >= self._quorum
+    def close_round(self) -> int:
+        """No more replies come; returns how many there are, with what was made in place of missing ones."""
+        return len(self.outcome.participants)
 
     def finish_round(self) -> dict[str, Tensor]:
         """The new global model. Called only with a quorum of replies folded."""
@@ -181,6 +198,8 @@ class IncrementalStrategy(FlowerFedAvg):
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Send, receive and aggregate one round."""
         start = time.monotonic()
+        prepared = RoundOutcome()
+        self.prepare_round(grid, request, prepared)
         self.reference = request.arrays
         self._stamp, self._quorum, self._integers = request.stamp, request.quorum, {}
         common = TrainRequest(
@@ -209,11 +228,19 @@ class IncrementalStrategy(FlowerFedAvg):
         outcome = self.outcome
         answered = {*outcome.participants, *(s for s, _ in outcome.dropped), *(s for s, _ in outcome.refused)}
         outcome.absent = [site for site in request.sites if site not in answered]
-        outcome.bytes_down = bytes_down
+        outcome.bytes_up += prepared.bytes_up
+        outcome.bytes_down = prepared.bytes_down + bytes_down
+        outcome.warnings = prepared.warnings + outcome.warnings
         outcome.seconds = time.monotonic() - start
         if arrays is not None:
             outcome.arrays = unpack(arrays, "aggregate")
         return outcome
+
+    def begin_round_of(self, inner: "IncrementalStrategy", reference: Arrays, outcome: RoundOutcome) -> None:
+        """This round begins for a strategy inside this one, with its part of the model and of the outcome."""
+        inner.reference, inner.outcome, inner.asked = reference, outcome, self.asked
+        inner._stamp, inner._names = self._stamp, self._names
+        inner.begin_round()
 
     # Flower's own hooks
 
@@ -252,7 +279,7 @@ class IncrementalStrategy(FlowerFedAvg):
                 outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
                 # the update itself is not kept: memory must not grow with the number of sites
                 outcome.participants[site] = Admitted(**{**vars(reply), "update": {}, "method": {}})
-        if not self.close_round():
+        if self.close_round() < self._quorum:
             return None, None
         record = pack(self.finish_round())
         for name, array in self._integers.items():

@@ -29,6 +29,7 @@ from strategies.clustering import adjusted_rand, two_directions
 from strategies.disclosures import Disclosures
 from strategies.gate import Admitted, Rejected
 from strategies.grouping import Grouping, Rule
+from strategies.nested_state import nested, part
 from strategies.personal_models import OwnAccuracy, complete_personal_models
 from strategies.services import Services
 from strategies.site_vectors import VectorSettings
@@ -69,11 +70,10 @@ class ClusteredPersonalisation(IncrementalStrategy):
         max_update_norm: float | None = None,
     ) -> None:
         super().__init__(max_update_norm)
-        if type(base).train_round is not IncrementalStrategy.train_round:
+        if type(base).train_round is not IncrementalStrategy.train_round or not base.serves_groups:
             raise ValueError(
-                f"base: {type(base).__name__} has rounds of its own kind, which a cluster cannot start: its "
-                "sites train layers that the server does not hold; allowed: a strategy that only combines "
-                "replies, such as fedavg"
+                f"base: {type(base).__name__} serves all sites at once and cannot work in one cluster beside "
+                "others; allowed: a strategy that combines replies, such as fedavg"
             )
         if min([global_rounds] if isinstance(global_rounds, int) else global_rounds, default=0) < 0:
             raise ValueError(f"global_rounds: found {global_rounds}, allowed 0 or more")
@@ -105,7 +105,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         self._phase_task = 0
         self._models: dict[int, Model] = {}
         self._aggregators: dict[int, IncrementalStrategy] = {}
-        self._folded: dict[int, int] = {}
+        self._answers: dict[int, int] = {}
         self._requests: dict[tuple[int, int], TrainRequest] = {}
         self._accuracy = OwnAccuracy()
 
@@ -146,7 +146,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         if not self._in_personal_phase:
             return super().train_round(grid, request)
         up, down = self._exchange.bytes_up, self._exchange.bytes_down
-        warnings = self._prepare(grid, request)
+        warnings = self._group(grid, request)
         members = {site: node for site, node in request.sites.items() if site in self._grouping.labels}
         self._requests = {}
         outcome = super().train_round(grid, replace(request, sites=members))
@@ -157,6 +157,15 @@ class ClusteredPersonalisation(IncrementalStrategy):
         outcome.bytes_up += self._exchange.bytes_up - up
         outcome.bytes_down += self._exchange.bytes_down - down
         return outcome
+
+    def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
+        self._base.prepare_round(grid, request, outcome)
+        if not self._in_personal_phase:
+            return
+        for cluster, aggregator in self._aggregators.items():
+            aggregator.members = self._grouping.members(cluster)
+            sites = {site: node for site, node in request.sites.items() if site in aggregator.members}
+            aggregator.prepare_round(grid, replace(request, sites=sites), outcome)
 
     def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
         if not self._in_personal_phase:
@@ -179,13 +188,14 @@ class ClusteredPersonalisation(IncrementalStrategy):
 
     def begin_round(self) -> None:
         if not self._in_personal_phase:
-            self._base.reference, self._base.outcome = self.reference, self.outcome
-            self._base.begin_round()
+            self.begin_round_of(self._base, self.reference, self.outcome)
             return
-        self._folded = dict.fromkeys(self._aggregators, 0)
         for cluster, aggregator in self._aggregators.items():
-            aggregator.reference, aggregator.outcome = self._models[cluster], RoundOutcome()
-            aggregator.begin_round()
+            self.begin_round_of(aggregator, self._models[cluster], RoundOutcome())
+
+    def while_waiting(self) -> None:
+        for aggregator in self._aggregating():
+            aggregator.while_waiting()
 
     def fold(self, reply: Admitted) -> None:
         if not self._in_personal_phase:
@@ -195,19 +205,39 @@ class ClusteredPersonalisation(IncrementalStrategy):
         if cluster is None:
             raise Rejected("a site without a cluster in the personal phase")
         self._aggregators[cluster].fold(reply)
-        self._folded[cluster] += 1
+
+    def close_round(self) -> int:
+        """Answers in all clusters; a cluster without one keeps its model."""
+        if not self._in_personal_phase:
+            return self._base.close_round()
+        for cluster, aggregator in self._aggregators.items():
+            members, whole, own = self._grouping.members(cluster), self.outcome, aggregator.outcome
+            own.participants = {s: reply for s, reply in whole.participants.items() if s in members}
+            own.dropped = [fault for fault in whole.dropped if fault[0] in members]
+            own.refused = [fault for fault in whole.refused if fault[0] in members]
+            self._answers[cluster] = aggregator.close_round()
+        return sum(self._answers[cluster] for cluster in self._aggregators)
 
     def finish_round(self) -> Model:
         """The new global model; in the personal phase the global model stays, and the clusters' move."""
         if not self._in_personal_phase:
             return self._base.finish_round()
+        in_clusters: dict[str, Any] = {}
         for cluster, aggregator in self._aggregators.items():
-            if self._folded[cluster]:
+            if self._answers[cluster]:
                 self._models[cluster] = aggregator.finish_round()
-                self.outcome.warnings += aggregator.outcome.warnings
+            self.outcome.warnings += aggregator.outcome.warnings
+            if aggregator.outcome.details:
+                in_clusters[str(cluster)] = aggregator.outcome.details
+        if in_clusters:
+            self.outcome.details["in_clusters"] = in_clusters
         return dict(self._global)
 
     # the personal phase
+
+    def _aggregating(self) -> list[IncrementalStrategy]:
+        """Who aggregates in this phase."""
+        return list(self._aggregators.values()) if self._in_personal_phase else [self._base]
 
     @property
     def _personal(self) -> tuple[str, ...]:
@@ -233,7 +263,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         """The cluster's shared layers; the global model's personal ones, for sites without their own."""
         return {**self._global, **self._models[cluster]}
 
-    def _prepare(self, grid: Grid, request: RoundRequest) -> list[str]:
+    def _group(self, grid: Grid, request: RoundRequest) -> list[str]:
         """Clusters for all sites of the round, and a model for each cluster; returns the operator's notes."""
         assert self._services is not None
         notes: list[str] = []
@@ -257,18 +287,20 @@ class ClusteredPersonalisation(IncrementalStrategy):
             cluster: _carried([carried[before[s]] for s in sites if before.get(s) in carried], start)
             for cluster, sites in sorted(members.items())
         }
-        self._aggregators = {cluster: self._aggregator() for cluster in self._models}
+        own = {name: self._global[name] for name in self._personal}
+        self._aggregators = {cluster: self._aggregator(own) for cluster in self._models}
         for cluster, aggregator in self._aggregators.items():
             aggregator.begin_task(
                 TaskStart(task, classes.stop, classes, self._models[cluster], tuple(members[cluster]))
             )
         self._phase_task = task
 
-    def _aggregator(self) -> IncrementalStrategy:
+    def _aggregator(self, own: Model) -> IncrementalStrategy:
         """A base strategy of its own for one cluster, with the server's services."""
+        assert self._services is not None
         aggregator = copy.deepcopy(self._template)
-        if self._services is not None:
-            aggregator.attach(self._services)
+        aggregator.attach(self._services)
+        aggregator.serve_group(self._base, own)
         return aggregator
 
     def _complete(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
@@ -340,24 +372,24 @@ class ClusteredPersonalisation(IncrementalStrategy):
             "accuracy": self._accuracy.by_site,
             "by_round": self._accuracy.by_round,
             "clusters": sorted(self._models),
-            **_nested("grouping", self._grouping.state_dict()),
-            **_nested("base", self._base.state_dict()),
+            **nested("grouping", self._grouping.state_dict()),
+            **nested("base", self._base.state_dict()),
         }
         for cluster, model in self._models.items():
-            state |= _nested(f"model-{cluster}", model)
-            state |= _nested(f"aggregator-{cluster}", self._aggregators[cluster].state_dict())
+            state |= nested(f"model-{cluster}", model)
+            state |= nested(f"aggregator-{cluster}", self._aggregators[cluster].state_dict())
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._phase_task = state["phase_task"]
         self._accuracy.by_site, self._accuracy.by_round = state["accuracy"], state["by_round"]
-        self._grouping.load_state_dict(_part(state, "grouping"))
-        self._base.load_state_dict(_part(state, "base"))
+        self._grouping.load_state_dict(part("grouping", state))
+        self._base.load_state_dict(part("base", state))
         self._models, self._aggregators = {}, {}
         for cluster in state["clusters"]:
-            self._models[cluster] = _part(state, f"model-{cluster}")
-            self._aggregators[cluster] = self._aggregator()
-            self._aggregators[cluster].load_state_dict(_part(state, f"aggregator-{cluster}"))
+            self._models[cluster] = part(f"model-{cluster}", state)
+            self._aggregators[cluster] = self._aggregator(own={})
+            self._aggregators[cluster].load_state_dict(part(f"aggregator-{cluster}", state))
 
 
 def _carried(before: list[Model], start: Model) -> Model:
@@ -370,12 +402,3 @@ def _carried(before: list[Model], start: Model) -> Model:
         )
         for name, tensor in start.items()
     }
-
-
-def _nested(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{prefix}/{name}": value for name, value in state.items()}
-
-
-def _part(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    start = f"{prefix}/"
-    return {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}

@@ -4,6 +4,7 @@ Vectors are by site; whatever the order in which they came, they are taken in th
 and clusters are numbered by their first site in that order. N sites, k entries, q clusters.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -92,6 +93,21 @@ def centres(vectors: Vectors, labels: Mapping[str, int]) -> dict[int, np.ndarray
 def nearest_centre(vector: np.ndarray, of: Mapping[int, np.ndarray]) -> int:
     """The cluster whose centre is nearest, the lower of equals."""
     return min(sorted(of), key=lambda cluster: float(np.linalg.norm(vector - of[cluster])))
+
+
+def where_most_went(before: Mapping[str, int], now: Mapping[str, int]) -> Labels:
+    """A cluster for each site that has none now: the one of most of its former cluster, the lower of equals.
+
+    Sites of whose former cluster nobody has one now get none.
+    """
+    went: dict[int, Counter[int]] = {}
+    for site in sorted(before.keys() & now.keys()):
+        went.setdefault(before[site], Counter())[now[site]] += 1
+    return {
+        site: min(went[cluster], key=lambda label: (-went[cluster][label], label))
+        for site, cluster in sorted(before.items())
+        if site not in now and cluster in went
+    }
 
 
 def spread(vectors: Vectors) -> np.ndarray:

@@ -24,6 +24,7 @@ from strategies.coalitions import Reconstructed, Replayed
 from strategies.disclosures import Disclosures
 from strategies.fedavg import FedAvg
 from strategies.gate import Admitted
+from strategies.nested_state import nested, part
 from strategies.serial_ring import SerialRing
 from strategies.services import Services
 from strategies.shapley import MOST_EXACT, Value, drawn_orders, exact, over_orders, shares
@@ -291,7 +292,7 @@ class Contribution(IncrementalStrategy):
                 "seconds": self._seconds,
             },
         }
-        return own | {f"base/{name}": value for name, value in self.base.state_dict().items()}
+        return own | nested("base", self.base.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         facts = state["contribution"]
@@ -301,10 +302,7 @@ class Contribution(IncrementalStrategy):
         ]
         self._null, self._flags = facts["null"], facts["flags"]
         self._excluded, self._seconds = facts["excluded"], facts["seconds"]
-        prefix = "base/"
-        self.base.load_state_dict(
-            {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
-        )
+        self.base.load_state_dict(part("base", state))
 
     # Flower's own start(): the base's rounds as they are; without a server's services nothing is valued
 

@@ -4,29 +4,30 @@ While a round's replies are awaited, the server trains a copy of the model on th
 with inputs that a guidance producer makes of them; the base strategy takes the result as that site's update.
 After aggregation the server trains model and producer together on all digests that it keeps, which keeps old
 classes alive even when nobody is absent. Hsu, Chang and Chen 2022 (arXiv 2210.00737).
+
+Inside clusters each cluster has a producer of its own, begun as a copy of the one of all sites, and stand-ins
+for its own sites. Layers that stay at the sites are then the server's own: begun as the global model's,
+trained with the rest on all digests of the cluster, and sent to nobody.
 """
 
 import copy
 import math
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from foundation.errors import ConfigError, ProtocolError
+from foundation.errors import ConfigError
 from foundation.streams import stream
-from models.digest_encoders import build_encoder, digest_shape, encoder_hash
 from models.digest_networks import DigestTwoBranchModel, GuidanceProducer
-from protocol.messages import DigestReply, TrainRequest
-from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from strategies.digest_collection import collect
-from strategies.digest_report import digest_block
+from protocol.messages import TrainRequest
+from strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from strategies.digest_lending import DigestLending
 from strategies.digest_spread import spread_factor
-from strategies.digest_store import DigestStore, checked
 from strategies.disclosures import Disclosures
-from strategies.exchange import Exchange
 from strategies.gate import Admitted, Rejected
+from strategies.nested_state import nested, part
 from strategies.recall import Momentum, Recall
 from strategies.services import Services
 
@@ -53,7 +54,7 @@ class DigestSynthesis(IncrementalStrategy):
         spread: bool = False,
     ) -> None:
         super().__init__(max_update_norm=base.max_update_norm)
-        if type(base).train_round is not IncrementalStrategy.train_round:
+        if type(base).train_round is not IncrementalStrategy.train_round or isinstance(base, DigestSynthesis):
             raise ValueError(
                 f"base: {type(base).__name__} has rounds of its own kind, where nobody can stand in for an "
                 "absent site; allowed: a strategy that only combines replies, such as fedavg"
@@ -68,29 +69,25 @@ class DigestSynthesis(IncrementalStrategy):
             if lr is not None and not 0 < lr < math.inf:
                 raise ValueError(f"{name}: found {lr}, allowed a number above 0")
         self.base, self.weights, self.spread = base, weights, spread
-        self.staleness = base.staleness
+        self.staleness, self.serves_groups = base.staleness, base.serves_groups
         self.recall_epochs, self.server_epochs = recall_epochs, server_epochs
         self.server_lr, self.guidance_lr, self.server_momentum = server_lr, guidance_lr, server_momentum
-        self.store = DigestStore()
         self._services: Services | None = None
-        self._lending = Exchange()
+        self._lending: DigestLending | None = None
+        self._whole: DigestSynthesis | None = None
+        self._own: dict[str, Tensor] = {}
         self._recall: Recall | None = None
         self._request: RoundRequest | None = None
         self._velocities: tuple[Tensor | None, Tensor | None] = (None, None)
+        self._withdrawals = 0
         self._stood_in: dict[str, float] = {}
-        self._notes: list[str] = []
-        self._declined: dict[str, int] = {}
-        self._to_ask_again: set[str] = set()
-        self._rounds_stood_in: dict[str, int] = {}
-        self._withdrawn: list[str] = []
 
     # the life of a run
 
     def attach(self, services: Services) -> None:
         """Raises ConfigError where the experiment cannot make or read digests."""
         experiment = services.experiment
-        if experiment.digests is None:
-            raise ConfigError("digests: missing; strategy digest_synthesis needs to know how they are made")
+        self._lending = DigestLending(services)
         if experiment.model.name != "digest_two_branch":
             raise ConfigError(
                 f"model.name: found {experiment.model.name!r}; strategy digest_synthesis reads digests with "
@@ -101,18 +98,28 @@ class DigestSynthesis(IncrementalStrategy):
                 f"strategy.base: {type(self.base).__name__} weighs sites by their {', '.join(needed)}, "
                 "which a stand-in has not; choose a base that needs updates, sample counts and steps only"
             )
-        if self.spread and experiment.digests.protects:
+        if self.spread and self._lending.digests.protects:
             raise ConfigError(
-                f"strategy.spread: with digests.protection {experiment.digests.protection!r} it would spread "
-                "the noise too; allowed false"
+                f"strategy.spread: with digests.protection {self._lending.digests.protection!r} it would "
+                "spread the noise too; allowed false"
             )
         if experiment.learner.optimizer.name != "sgd":
             raise ConfigError("learner.optimizer.name: digest_synthesis trains with sgd, as its sites must")
         self._services = services
-        encoder = build_encoder(experiment.encoder, services.input_shape, experiment.seed)
-        self._encoder = encoder_hash(encoder)
-        self._reset_guidance()
+        self._begin_guidance()
         self.base.attach(services)
+
+    def serve_group(self, whole: IncrementalStrategy, own: Arrays) -> None:
+        """The group's digests are among those that `whole` has borrowed, and its guidance begins as theirs.
+
+        own: what the server's own copy of the sites' layers begins as.
+        """
+        assert isinstance(whole, DigestSynthesis) and whole._lending is not None
+        self._whole, self._lending, self._own = whole, whole._lending, dict(own)
+        whole._forget_withdrawn()
+        self._guidance.load_state_dict(whole._guidance.state_dict())
+        self._withdrawals = whole._withdrawals
+        self.base.serve_group(whole.base, own)
 
     def disclosures(self) -> Disclosures:
         return self.base.disclosures()
@@ -121,103 +128,110 @@ class DigestSynthesis(IncrementalStrategy):
         """The model has grown: its velocity has another shape, and starts anew."""
         self._recall = None
         self._velocities = (None, self._velocities[1])
-        self._declined.clear()
         self.base.begin_task(task)
 
     def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
         return self.base.personalise(site, request)
 
-    def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
-        """Borrow the digests of this task from sites that have not been asked, then a round as any other."""
-        self._request = request
-        self._notes = []
-        bytes_up = self._borrow(grid, request)
-        outcome = super().train_round(grid, request)
-        outcome.warnings += self._notes
-        outcome.bytes_up += bytes_up
-        # one that refuses to train may want its digests back too
-        self._to_ask_again = {site for site, _ in outcome.refused if site in self.store.sites}
-        self._request = None
-        return outcome
-
     # one round
+
+    def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
+        """Borrow the digests of this task from sites that have not been asked."""
+        self._request = replace(request, arrays={}, previous_arrays=None)
+        self.base.members = self.members
+        self.base.prepare_round(grid, request, outcome)
+        if self._whole is None:
+            assert self._lending is not None
+            outcome.bytes_up += self._lending.borrow(grid, request, outcome.warnings)
+        self._forget_withdrawn()
 
     def begin_round(self) -> None:
         self._stood_in = {}
-        base = self.base
-        base.reference, base.outcome = self.reference, self.outcome
-        base.asked, base._quorum = self.asked, self._quorum
-        base._stamp, base._names = self._stamp, self._names
-        base.begin_round()
+        self.begin_round_of(self.base, self.reference, self.outcome)
 
     def while_waiting(self) -> None:
         """Stand in for sites that are known to be away."""
         if self._request is None:
             return
         there = {*self._request.sites, *self._request.resting}
-        for site in self.store.sites:
+        for site in self._lenders():
             if site not in there:
                 self._stand_in(site)
 
     def fold(self, reply: Admitted) -> None:
         if reply.site in self._stood_in:
             raise Rejected("the site's digests stand in for it in this round already")
-        if reply.metrics.get("digests") == "withdrawn":
-            self._withdraw(reply.site)
+        if reply.metrics.get("digests") == "withdrawn" and self._lending is not None:
+            self._lending.withdraw(reply.site, self.outcome.warnings)
         self.base.fold(self._weighted(reply))
 
-    def close_round(self) -> bool:
+    def close_round(self) -> int:
         """Stand in for sites that were asked and did not answer; a stand-in counts as an answer."""
-        if self._request is not None:
-            heard = {*self.outcome.participants, *(site for site, _ in self.outcome.dropped)}
-            for site in self.store.sites:
-                if site in self._request.sites and site not in heard:
-                    self._stand_in(site)
-        return len(self.outcome.participants) + len(self._stood_in) >= self._quorum
+        answers = self.base.close_round()
+        if self._request is None:
+            return answers
+        assert self._lending is not None
+        self._forget_withdrawn()
+        heard = {*self.outcome.participants, *(site for site, _ in self.outcome.dropped)}
+        for site in self._lenders():
+            if site in self._request.sites and site not in heard:
+                self._stand_in(site)
+        for site, _ in self.outcome.refused:
+            self._lending.ask_again(site)
+        return answers + len(self._stood_in)
 
     def finish_round(self) -> dict[str, Tensor]:
         arrays = self._joint_step(self.base.finish_round())
         if self._request is not None:
             self.outcome.details["digests"] = {
                 "stood_in": {site: round(loss, 6) for site, loss in sorted(self._stood_in.items())},
-                "sites": self.store.sites,
+                "sites": self._lenders(),
             }
         return arrays
+
+    def _lenders(self) -> list[str]:
+        """Sites of this strategy whose digests are there, in order of name."""
+        if self._lending is None:
+            return []
+        return [site for site in self._lending.store.sites if self.members is None or site in self.members]
 
     def _weighted(self, reply: Admitted) -> Admitted:
         return reply if self.weights == "samples" else Admitted(**{**vars(reply), "num_examples": 1})
 
     def _stand_in(self, site: str) -> None:
         """The update of an absent site, from its digests."""
-        recall, request = self._networks(), self._request
-        assert self._services is not None and request is not None
+        recall, request, lending = self._networks(), self._request, self._lending
+        assert self._services is not None and request is not None and lending is not None
         optimizer = self._services.experiment.learner.optimizer
         lr = optimizer.lr
         if optimizer.schedule == "cosine":
             lr *= 0.5 * (1 + math.cos(math.pi * request.progress))
         result = recall.stand_in(
-            self.reference,
+            {**self._own, **self.reference},
             *self._gathered([site], request),
             self.recall_epochs,
             Momentum(lr, optimizer.momentum),
             stream(self._services.experiment.seed, "recall-batches", site, request.stamp.round),
         )
         if result is None:
-            self._notes.append(f"training on the digests of {site} diverged; nobody stood in for it")
+            self.outcome.warnings.append(
+                f"training on the digests of {site} diverged; nobody stood in for it"
+            )
             return
         update, norm, steps, loss = result
-        samples, now = self.store.samples(site), request.stamp.round
+        samples, now = lending.store.samples(site), request.stamp.round
         reply = Admitted(site, update, norm, samples, loss, steps, base_round=now, stand_in=True)
         try:
             self.base.fold(self._weighted(reply))
         except (Rejected, OverflowError) as rejection:
-            self._notes.append(f"nobody stood in for {site}: {rejection}")
+            self.outcome.warnings.append(f"nobody stood in for {site}: {rejection}")
             return
         self._stood_in[site] = loss
-        self._rounds_stood_in[site] = self._rounds_stood_in.get(site, 0) + 1
+        lending.rounds_stood_in[site] = lending.rounds_stood_in.get(site, 0) + 1
 
     def _joint_step(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        if self._request is None or not self.store.sites or not self.server_epochs:
+        sites = self._lenders()
+        if self._request is None or not sites or not self.server_epochs:
             return arrays
         recall = self._networks()
         assert self._services is not None
@@ -226,26 +240,26 @@ class DigestSynthesis(IncrementalStrategy):
         model = Momentum(lr, self.server_momentum, self._velocities[0])
         producer = Momentum(self.guidance_lr or lr, self.server_momentum, self._velocities[1])
         trained = recall.joint_step(
-            arrays,
-            *self._gathered(self.store.sites, self._request),
+            {**self._own, **arrays},
+            *self._gathered(sites, self._request),
             self.server_epochs,
             (model, producer),
             stream(experiment.seed, "joint-batches", self._request.stamp.round),
         )
         if trained is None:
             self._velocities = (None, None)
-            self._notes.append(
+            self.outcome.warnings.append(
                 "training on all digests diverged and was left out; lower server_lr, or the digests' noise"
             )
             return arrays
         self._velocities = (model.velocity, producer.velocity)
-        return trained
+        self._own = {name: trained[name] for name in self._own}
+        return {name: trained[name] for name in arrays}
 
     def _gathered(self, sites: list[str], request: RoundRequest) -> tuple[Tensor, Tensor]:
-        assert self._services is not None
-        assert self._services.experiment.digests is not None
-        spread_by = spread_factor(self._services.experiment.digests) if self.spread else 1.0
-        features, labels = self.store.gathered(sites, request.stamp.num_classes, spread_by)
+        assert self._services is not None and self._lending is not None
+        spread_by = spread_factor(self._lending.digests) if self.spread else 1.0
+        features, labels = self._lending.store.gathered(sites, request.stamp.num_classes, spread_by)
         return features.to(self._services.device), labels.to(self._services.device)
 
     def _networks(self) -> Recall:
@@ -253,7 +267,7 @@ class DigestSynthesis(IncrementalStrategy):
         services = self._services
         assert services is not None
         if self._recall is None:
-            model = copy.deepcopy(services.load(self.reference))
+            model = copy.deepcopy(services.load({**self._own, **self.reference}))
             assert isinstance(model, DigestTwoBranchModel)
             correction = services.experiment.learner.correction
             self._recall = Recall(
@@ -262,119 +276,53 @@ class DigestSynthesis(IncrementalStrategy):
                 services.constants,
                 services.experiment.learner.batch_size,
                 correction.mu if correction is not None else 0.0,
+                self._own.keys(),
             )
         return self._recall
 
-    # borrowing and giving back
-
-    def _borrow(self, grid: Grid, request: RoundRequest) -> int:
-        """Ask who has not lent this task's digests; returns the bytes received."""
-        task = request.stamp.task
-        asked = {
-            site: node
-            for site, node in request.sites.items()
-            if site in self._to_ask_again
-            or not (self.store.holds(site, task) or self._declined.get(site) == task)
-        }
-        replies, warnings, declined = collect(
-            grid, self._lending, asked, request.stamp, self._encoder, request.deadline
-        )
-        self._notes += warnings
-        self._declined |= dict.fromkeys(declined, task)
-        bytes_up = 0
-        for site, reply in replies.items():
-            try:
-                bytes_up += self._take(site, reply)
-            except ProtocolError as error:
-                self._declined[site] = task
-                self._notes.append(f"digests of {site}: {error}")
-        return bytes_up
-
-    def _take(self, site: str, reply: DigestReply) -> int:
-        """Keep or forget a site's digests, as it says; returns the bytes that came."""
-        assert self._services is not None and self._services.experiment.digests is not None
-        if reply.digests is None:
-            self._declined[site] = reply.task
-            self._withdraw(site)
-            return 0
-        if self.store.holds(site, reply.task):
-            return 0
-        shape = digest_shape(self._services.input_shape)
-        digests = checked(reply, self._encoder, shape, self._services.experiment.digests.per_digest)
-        self.store.put(site, reply.task, digests)
-        if site in self._withdrawn:
-            self._withdrawn.remove(site)
-        return 4 * (digests.features.numel() + digests.labels.numel())
-
-    def _withdraw(self, site: str) -> None:
-        """Forget a site's digests, and what was trained on them and goes on: guidance and velocities.
+    def _forget_withdrawn(self) -> None:
+        """What was trained on withdrawn digests and goes on starts anew: guidance and velocities.
 
         The model keeps what it has learnt; only a run without the site is free of it.
         """
-        if self.store.drop(site):
-            self._withdrawn.append(site)
-            self._reset_guidance()
-            self._notes.append(f"site {site} has withdrawn its digests; the guidance starts anew")
+        if self._lending is not None and self._lending.withdrawals != self._withdrawals:
+            self._begin_guidance()
 
-    def _reset_guidance(self) -> None:
-        assert self._services is not None
+    def _begin_guidance(self) -> None:
+        assert self._services is not None and self._lending is not None
         shape, seed = self._services.input_shape, self._services.experiment.seed
         self._guidance = GuidanceProducer(shape, seed).to(self._services.device)
         self._velocities = (None, None)
         self._recall = None
+        self._withdrawals = self._lending.withdrawals
 
     # what stays
 
     def summary_blocks(self) -> dict[str, Any]:
         """Beside the base's: what is held of whom, at what honest epsilon."""
         blocks = self.base.summary_blocks()
-        if self._services is not None and self._services.experiment.digests is not None:
-            block = digest_block(
-                self._services.experiment.digests,
-                math.prod(digest_shape(self._services.input_shape)),
-                self.store,
-                self._rounds_stood_in,
-                self._withdrawn,
-            )
-            name = self._services.experiment.encoder.name
-            blocks = blocks | {"digest": {"encoder": f"{name}, SHA-256 {self._encoder:.12}"} | block}
-        return blocks
+        return blocks if self._lending is None else blocks | {"digest": self._lending.summary_block()}
 
     def state_dict(self) -> dict[str, Any]:
-        state = {f"base/{name}": value for name, value in self.base.state_dict().items()}
-        if self._services is None:
+        state = nested("base", self.base.state_dict())
+        if self._lending is None:
             return state
-        for name, tensor in self._guidance.state_dict().items():
-            state[f"guidance/{name}"] = tensor
+        state |= nested("guidance", self._guidance.state_dict()) | nested("own", self._own)
         for name, velocity in zip(("model", "producer"), self._velocities, strict=True):
             if velocity is not None:
                 state[f"velocity/{name}"] = velocity
-        state["lending"] = {
-            "declined": self._declined,
-            "ask_again": sorted(self._to_ask_again),
-            "rounds_stood_in": self._rounds_stood_in,
-            "withdrawn": self._withdrawn,
-        }
-        return state | self.store.state_dict()
+        state["withdrawals"] = self._withdrawals
+        return state if self._whole is not None else state | self._lending.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.base.load_state_dict(_part(state, "base/"))
-        if self._services is None:
+        self.base.load_state_dict(part("base", state))
+        if self._services is None or self._lending is None:
             return
         device = self._services.device
-        self._guidance.load_state_dict(_part(state, "guidance/"))
-        velocities = _part(state, "velocity/")
-        model, producer = velocities.get("model"), velocities.get("producer")
-        self._velocities = (
-            None if model is None else model.to(device),
-            None if producer is None else producer.to(device),
-        )
-        lending = state["lending"]
-        self._declined, self._to_ask_again = dict(lending["declined"]), set(lending["ask_again"])
-        self._rounds_stood_in = dict(lending["rounds_stood_in"])
-        self._withdrawn = list(lending["withdrawn"])
-        self.store.load_state_dict(state)
-
-
-def _part(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        self._guidance.load_state_dict(part("guidance", state))
+        self._own = part("own", state)
+        velocities = {name: velocity.to(device) for name, velocity in part("velocity", state).items()}
+        self._velocities = velocities.get("model"), velocities.get("producer")
+        self._withdrawals = state["withdrawals"]
+        if self._whole is None:
+            self._lending.load_state_dict(state)

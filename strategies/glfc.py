@@ -40,6 +40,8 @@ class Glfc(FedAvg):
     next task starts from.
     """
 
+    serves_groups = False  # its choice is of one model, the old one of every site
+
     def __init__(
         self,
         noise: float = 0.1,

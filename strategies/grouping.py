@@ -20,6 +20,7 @@ from strategies.clustering import (
     k_means,
     nearest_centre,
     spread,
+    where_most_went,
 )
 from strategies.exchange import Exchange
 from strategies.services import Services
@@ -32,7 +33,8 @@ class Grouping:
     """Clusters of sites by one rule.
 
     standardise: every entry of the vectors counts by how much it differs between sites, in place of as it is.
-    labels: site -> cluster. vectors: the newest of each site that has been asked. truth: known groups.
+    labels: site -> cluster. vectors: the newest of each site that has been asked. truth: known groups. away:
+    site -> the cluster that it would be in, of sites that were not there when clusters were found again.
     """
 
     def __init__(
@@ -62,12 +64,17 @@ class Grouping:
         self._channels: list[int] | None = None
         self.truth: Labels = {site: index for index, group in enumerate(groups or []) for site in group}
         self.labels: Labels = {}
+        self.away: Labels = {}
         self.vectors: dict[str, np.ndarray] = {}
 
     @property
     def needs_vectors(self) -> bool:
         """Whether sites are asked for sparsity vectors."""
         return self._rule in ("sparsity", "threshold")
+
+    def members(self, cluster: int) -> frozenset[str]:
+        """Sites of a cluster, with those that are away."""
+        return frozenset(s for s, label in {**self.away, **self.labels}.items() if label == cluster)
 
     def check_sites(self, sites: int | None) -> None:
         """Raises ConfigError when there cannot be that many clusters. sites: where the experiment says it."""
@@ -104,8 +111,9 @@ class Grouping:
         if anew and (not found.keys() & self.labels.keys() or self._moved(found)):
             by_distance = self._rule == "threshold"
             self._spread = spread(found) if self._standardise else None
-            scaled = self._scaled(found)
+            scaled, before = self._scaled(found), {**self.away, **self.labels}
             self.labels = by_threshold(scaled) if by_distance else k_means(scaled, self._clusters, seed)
+            self.away = where_most_went(before, self.labels)
             self.vectors = found
             return
         if anew:
@@ -177,7 +185,8 @@ class Grouping:
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed server needs."""
         names = sorted(self.vectors)
-        state: dict[str, Any] = {"labels": self.labels, "channels": self._channels, "names": names}
+        facts = {"labels": self.labels, "away": self.away}
+        state: dict[str, Any] = {**facts, "channels": self._channels, "names": names}
         if self._spread is not None:
             state["spread"] = torch.from_numpy(self._spread)
         if names:
@@ -186,7 +195,7 @@ class Grouping:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore state_dict()."""
-        self.labels, self._channels = state["labels"], state["channels"]
+        self.labels, self.away, self._channels = state["labels"], state["away"], state["channels"]
         kept: Tensor | None = state.get("spread")
         self._spread = None if kept is None else kept.double().cpu().numpy()
         vectors: Tensor | None = state.get("vectors")

@@ -3,6 +3,7 @@
 Symbols: D digests, M classes, P floats of the model. Hsu et al. 2022 (arXiv 2210.00737), equations 1 and 2.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,7 +57,7 @@ class Recall:
     at random.
 
     model: a copy of its own. constants: (mean, std) of inputs, by which guidance of images is normalised as
-    images are; None leaves it as it is. pull: FedProx's mu, 0 without it.
+    images are; None leaves it as it is. pull: FedProx's mu, 0 without it. own: tensors that do not travel.
     """
 
     model: DigestTwoBranchModel
@@ -64,12 +65,14 @@ class Recall:
     constants: tuple[Tensor, Tensor] | None
     batch_size: int
     pull: float = 0.0
+    own: Collection[str] = ()
     flat: FlatParameters = field(init=False)
     producer: FlatParameters = field(init=False)
 
     def __post_init__(self) -> None:
         self.model.eval()
         self.flat, self.producer = FlatParameters(self.model), FlatParameters(self.guidance)
+        self.flat.hold(self.own)
 
     def inputs(self, features: Tensor) -> Tensor:
         """(D, *input_shape) guidance of digests, as the model sees an input."""
@@ -90,8 +93,8 @@ class Recall:
     ) -> tuple[dict[str, Tensor], float, int, float] | None:
         """(update, its L2 norm, steps, loss) of an absent site: the model trained on its digests.
 
-        The guidance is fixed. reference: the model that the round started from. Without epochs the update is
-        zero; None when training diverged.
+        The guidance is fixed. reference: the model that the round started from. Own tensors are trained along
+        and are no part of the update. Without epochs it is zero; None when training diverged.
         """
         self.flat.load(reference)
         before = self.flat.vector.clone()
@@ -111,8 +114,10 @@ class Recall:
         update = self.flat.vector - before
         if not bool(torch.isfinite(update).all()):
             return None
+        self.flat.clear_held(update)
         norm = float(torch.linalg.vector_norm(update))
-        return self.flat.views(update), norm, steps, total / len(features)
+        shared = {name: tensor for name, tensor in self.flat.views(update).items() if name not in self.own}
+        return shared, norm, steps, total / len(features)
 
     def joint_step(
         self,

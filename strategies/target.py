@@ -9,7 +9,7 @@ from torch import Tensor
 from foundation.errors import ConfigError
 from protocol.messages import TrainRequest
 from protocol.tensors import Tensors
-from strategies.base import TaskStart
+from strategies.base import Arrays, IncrementalStrategy, TaskStart
 from strategies.fedavg import FedAvg
 from strategies.inversion import Inversion
 from strategies.orders import SameForAll, with_settings
@@ -42,12 +42,21 @@ class Target(FedAvg):
         self.made: dict[str, Tensor] = {}
         self._requests = SameForAll()
         self._services: Services | None = None
+        self._whole: Target | None = None
 
     def attach(self, services: Services) -> None:
         self._services = services
 
+    def serve_group(self, whole: IncrementalStrategy, own: Arrays) -> None:
+        """The inputs are those of the old model, which all groups have in common."""
+        assert isinstance(whole, Target)
+        self._whole = whole
+
     def begin_task(self, task: TaskStart) -> None:
         """Make inputs of the classes before this task. Raises ConfigError where nothing lends a model."""
+        if self._whole is not None:
+            self.made = self._whole.made
+            return
         if task.new_classes.start == 0:
             return
         if self._services is None:

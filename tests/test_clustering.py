@@ -13,6 +13,7 @@ from strategies.clustering import (
     k_means,
     nearest_centre,
     two_directions,
+    where_most_went,
 )
 
 
@@ -91,3 +92,9 @@ def test_the_picture_keeps_distances_of_points_in_a_plane() -> None:
     places = two_directions(vectors)
     assert np.hypot(*np.subtract(places["a"], places["b"])) == pytest.approx(5.0)
     assert np.hypot(*np.subtract(places["b"], places["c"])) == pytest.approx(3.0)
+
+
+def test_a_site_that_is_away_goes_where_most_of_its_neighbours_went() -> None:
+    before = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 1, "f": 2, "away": 0, "tied": 1, "alone": 3}
+    now = {"a": 1, "b": 1, "c": 0, "d": 2, "e": 0, "f": 0}
+    assert where_most_went(before, now) == {"away": 1, "tied": 0}

@@ -36,10 +36,13 @@ CLUSTERS = {
     "channels": 4,
     "layers": 1,
 }
+IN_CLUSTERS = {"name": "digest_synthesis", "base": "fedavg"}
 COMPOSITIONS: dict[str, dict[str, Any]] = {
     "FedDig on layer attention": DIGESTS
     | {"strategy": {"name": "digest_synthesis", "base": "layer_attention"}},
     "layer attention in clusters": {"strategy": CLUSTERS | {"base": "layer_attention"}},
+    "FedDig in clusters": DIGESTS | {"strategy": CLUSTERS | {"base": IN_CLUSTERS, "personal": []}},
+    "FedDig in clusters, heads at the sites": DIGESTS | {"strategy": CLUSTERS | {"base": IN_CLUSTERS}},
     "SCAFFOLD in clusters, heads at the sites": {"strategy": CLUSTERS | {"base": "scaffold"}},
     "private ring with exemplars": {
         "learner": SMALL["learner"] | {"memory": {"per_class": 2}},
@@ -123,18 +126,20 @@ def test_a_base_inside_clusters_has_the_services_of_the_server(tmp_path: Path) -
     assert control and all(tensor.any() for tensor in control)
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner"),
-    [("clustered_personalisation", "digest_synthesis"), ("digest_synthesis", "clustered_personalisation")],
-)
-def test_feddig_and_clusters_do_not_go_into_each_other(outer: str, inner: str) -> None:
-    keys: dict[str, dict[str, Any]] = {
-        "clustered_personalisation": {"global_rounds": 1},
-        "digest_synthesis": {},
-    }
-    base = {"name": inner, "base": "fedavg"} | keys[inner]
+@pytest.mark.parametrize("inner", [CLUSTERS | {"base": "fedavg"}, IN_CLUSTERS], ids=["clusters", "FedDig"])
+def test_clusters_and_feddig_do_not_go_into_feddig(inner: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"base: \w+ has rounds of its own kind.*allowed: .* fedavg"):
-        build_strategy(outer, {"base": base} | keys[outer])
+        build_strategy("digest_synthesis", {"base": inner})
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["glfc", "serial_ring", CLUSTERS | {"base": "fedavg"}, {"name": "digest_synthesis", "base": "glfc"}],
+    ids=["GLFC", "ring", "clusters", "FedDig on GLFC"],
+)
+def test_a_base_that_serves_all_sites_at_once_does_not_go_into_clusters(base: Any) -> None:
+    with pytest.raises(ConfigError, match="serves all sites at once.*allowed: .* fedavg"):
+        build_strategy("clustered_personalisation", {"base": base, "global_rounds": 1})
 
 
 def test_the_whole_pp_fcil_learner_is_refused_under_dp_sgd_with_every_reason(tmp_path: Path) -> None:

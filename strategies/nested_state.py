@@ -1,0 +1,15 @@
+"""The state of a strategy inside another one, kept under a prefix of its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def nested(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """state under `prefix/name`."""
+    return {f"{prefix}/{name}": value for name, value in state.items()}
+
+
+def part(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What nested() put among state."""
+    start = f"{prefix}/"
+    return {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}

@@ -1,0 +1,230 @@
+"""FedDig inside clusters: stand-ins serve their own cluster alone, and layers of the sites stay theirs."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from flwr.app import Context, Message, RecordDict
+
+from client.app import app as client_app
+from config.run import RunSettings
+from engine.grid import InProcessGrid, site_contexts
+from engine.run import run_in_process
+from foundation.streams import stream
+from models.config import ModelConfig
+from models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from models.incremental import travelling
+from models.registry import build_model
+from server.app import serve
+from server.checkpoint import load_checkpoint
+from strategies.recall import Momentum, Recall
+
+SITES = [f"site-{number}" for number in range(4)]
+FEDDIG = {"name": "digest_synthesis", "base": "fedavg"}
+GROUPS = [SITES[:2], SITES[2:]]
+CLUSTERS: dict[str, Any] = {
+    "name": "clustered_personalisation",
+    "base": FEDDIG,
+    "global_rounds": 1,
+    "grouping": "given",
+    "groups": GROUPS,
+}
+EXPERIMENT: dict[str, Any] = {
+    "name": "small",
+    "seed": 3,
+    "data": {"source": "digits", "sites": 4, "samples_limit": 240, "partition": {"kind": "iid"}},
+    "tasks": {"count": 1, "rounds": 4},
+    "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
+    "learner": {"optimizer": {"lr": 0.05, "momentum": 0.9}},
+    "strategy": CLUSTERS,
+    "digests": {"per_digest": 2},
+    "absence": [{"site": "site-1", "first_round": 3, "last_round": 3}],
+    "evaluation": {"federated": False},
+}
+
+
+def settings(folder: Path, runs: str = "runs", **changes: Any) -> RunSettings:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | changes))
+    return RunSettings(str(path), runs=str(folder / runs))
+
+
+def clusters(**changes: Any) -> dict[str, Any]:
+    return {"strategy": CLUSTERS | changes}
+
+
+def events_of(folder: Path, runs: str = "runs") -> list[dict[str, Any]]:
+    lines = (folder / runs / "small" / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def rounds_of(folder: Path, runs: str = "runs") -> list[dict[str, Any]]:
+    return [event for event in events_of(folder, runs) if event["event"] == "round"]
+
+
+def cluster_model(folder: Path, cluster: int, runs: str = "runs") -> dict[str, torch.Tensor]:
+    checkpoint, _ = load_checkpoint(folder / runs / "small" / "checkpoint")
+    start = f"model-{cluster}/"
+    return {
+        name.removeprefix(start): tensor
+        for name, tensor in checkpoint.strategy.items()
+        if name.startswith(start)
+    }
+
+
+def test_one_cluster_that_shares_everything_is_feddig(tmp_path: Path) -> None:
+    one = clusters(grouping="random", groups=None, clusters=1, personal=[], global_rounds=0)
+    run_in_process(settings(tmp_path, **one))
+    run_in_process(settings(tmp_path, "plain", strategy=FEDDIG))
+    plain, _ = load_checkpoint(tmp_path / "plain" / "small" / "checkpoint")
+    inside = cluster_model(tmp_path, 0)
+    assert inside.keys() == plain.arrays.keys()
+    assert all(torch.equal(inside[name], tensor) for name, tensor in plain.arrays.items())
+
+
+@pytest.mark.parametrize("personal", [[], ["head"]], ids=["whole models", "heads at the sites"])
+def test_an_absent_site_is_stood_in_for_in_its_own_cluster_alone(tmp_path: Path, personal: list[str]) -> None:
+    summary: dict[str, Any] = run_in_process(settings(tmp_path, **clusters(personal=personal)))
+    details = rounds_of(tmp_path)[2]["details"]["in_clusters"]
+    assert {cluster: list(facts["digests"]["stood_in"]) for cluster, facts in details.items()} == {
+        "0": ["site-1"],
+        "1": [],
+    }
+    assert {cluster: facts["digests"]["sites"] for cluster, facts in details.items()} == {
+        "0": SITES[:2],
+        "1": SITES[2:],
+    }
+    # what the other cluster does not see: neither the absence nor the digests of these sites
+    run_in_process(settings(tmp_path, "there", absence=[], **clusters(personal=personal)))
+    for cluster, same in ((0, False), (1, True)):
+        one, other = (cluster_model(tmp_path, cluster, runs) for runs in ("runs", "there"))
+        assert all(torch.equal(one[name], other[name]) for name in one) == same
+        assert not any(name.startswith("head") for name in one) or not personal
+    rounds = {site: facts["rounds_stood_in"] for site, facts in summary["digest"]["sites"].items()}
+    assert rounds == dict.fromkeys(SITES, 0) | {"site-1": 1}
+
+
+def test_digests_are_lent_once_for_the_global_and_the_personal_rounds(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Listening(InProcessGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            sent = list(messages)
+            asked.extend(m.metadata.message_type for m in sent)
+            return super().push_messages(sent)
+
+    run_config = dict(vars(settings(tmp_path)))
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
+    serve(Listening(client_app, site_contexts(4, run_config)), context, "in-process")
+    assert asked.count("query.digest") == 4
+
+
+def test_a_cluster_of_which_everybody_is_away_goes_on_by_digests(tmp_path: Path) -> None:
+    gone = [{"site": site, "first_round": 3} for site in SITES[:2]]
+    run_in_process(settings(tmp_path, absence=gone))
+    before = [
+        event["details"]["in_clusters"]["0"]["digests"]["stood_in"] for event in rounds_of(tmp_path)[2:]
+    ]
+    assert [list(stood_in) for stood_in in before] == [SITES[:2], SITES[:2]]
+    assert all(sorted(event["participants"]) == SITES[2:] for event in rounds_of(tmp_path)[2:])
+    run_in_process(settings(tmp_path, "short", absence=gone, tasks={"count": 1, "rounds": 2}))
+    now, then = (cluster_model(tmp_path, 0, runs) for runs in ("runs", "short"))
+    assert not any(torch.equal(now[name], then[name]) for name in now)
+
+
+def test_the_servers_own_layers_are_trained_and_stay_at_the_server(tmp_path: Path) -> None:
+    run_in_process(settings(tmp_path))
+    checkpoint, _ = load_checkpoint(tmp_path / "runs" / "small" / "checkpoint")
+    own = {
+        name: tensor for name, tensor in checkpoint.strategy.items() if name.startswith("aggregator-0/own/")
+    }
+    assert {name.rpartition("/")[2] for name in own} == {"head.weight", "head.bias"}
+    for name, tensor in own.items():
+        assert not torch.equal(tensor, checkpoint.arrays[name.rpartition("/")[2]])
+    copies = [name for name in checkpoint.strategy if "digest/0/features" in name]
+    assert copies == ["base/digest/0/features"]
+
+
+class WithdrawingGrid(InProcessGrid):
+    """site-1 withdraws its digests with its reply in round 2, the first inside clusters."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        request = self._queue[0] if self._queue else None
+        for reply in super().pull_messages(message_ids):
+            assert request is not None
+            metadata, fields = request.metadata, reply.content.config_records["fields"]
+            if metadata.message_type == "train" and metadata.dst_node_id == 2 and fields["round"] == 2:
+                fields["metrics"] = json.dumps({"digests": "withdrawn"})
+            yield reply
+
+
+def test_a_withdrawal_in_one_cluster_ends_what_every_cluster_has_learnt_from_the_digests(
+    tmp_path: Path,
+) -> None:
+    run_config = dict(vars(settings(tmp_path, tasks={"count": 1, "rounds": 2}, absence=[])))
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
+    summary = serve(WithdrawingGrid(client_app, site_contexts(4, run_config)), context, "in-process")
+    assert summary["digest"]["withdrawn"] == ["site-1"]
+    details = rounds_of(tmp_path)[1]["details"]["in_clusters"]
+    assert details["0"]["digests"]["sites"] == ["site-0"]
+    assert sum("site-1 has withdrawn" in event.get("text", "") for event in events_of(tmp_path)) == 1
+    checkpoint, _ = load_checkpoint(tmp_path / "runs" / "small" / "checkpoint")
+    assert checkpoint.strategy["aggregator-0/withdrawals"] == 1
+    assert checkpoint.strategy["aggregator-1/withdrawals"] == 1
+
+
+def test_a_site_that_is_away_in_the_next_task_is_stood_in_for_in_a_found_cluster(tmp_path: Path) -> None:
+    found = clusters(grouping="sparsity", groups=None, clusters=2, channels=4, layers=1)
+    gone = [{"site": "site-2", "first_round": 4}]
+    run_in_process(settings(tmp_path, tasks={"count": 2, "rounds": 3}, absence=gone, **found))
+    for event in rounds_of(tmp_path)[4:]:
+        in_clusters = event["details"]["in_clusters"].values()
+        assert [site for facts in in_clusters for site in facts["digests"]["stood_in"]] == ["site-2"]
+        assert event["details"]["clusters"].keys() == set(SITES) - {"site-2"}
+
+
+@pytest.mark.slow
+def test_the_bits_do_not_depend_on_workers(tmp_path: Path) -> None:
+    hashes = {run_in_process(settings(tmp_path, f"{n}"), workers=n)["model_sha256"] for n in (1, 2)}
+    assert len(hashes) == 1
+    for cluster in (0, 1):
+        models = [cluster_model(tmp_path, cluster, str(n)) for n in (1, 2)]
+        assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_a_stand_ins_update_leaves_the_servers_own_layers_out() -> None:
+    config = ModelConfig.model_validate({"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]})
+    model = build_model(config, (1, 8, 8), 4, seed=1)
+    assert isinstance(model, DigestTwoBranchModel)
+    reference = {name: tensor.clone() for name, tensor in travelling(model).items()}
+    features, labels = torch.rand(6, 4, 4, 4), torch.eye(4)[torch.arange(6) % 4]
+    guidance = GuidanceProducer((1, 8, 8), seed=1)
+
+    def update(own: set[str]) -> tuple[dict[str, torch.Tensor], float]:
+        recall = Recall(model, guidance, None, batch_size=4, own=own)
+        made = recall.stand_in(reference, features, labels, 2, Momentum(0.1, 0.9), stream(1, "test"))
+        assert made is not None
+        return made[0], made[1]
+
+    whole, whole_norm = update(set())
+    shared, norm = update({"head.weight", "head.bias"})
+    assert shared.keys() == whole.keys() - {"head.weight", "head.bias"}
+    assert all(torch.equal(shared[name], whole[name]) for name in shared)
+    squares = sum(float(tensor.double().square().sum()) for tensor in shared.values())
+    assert norm == pytest.approx(squares**0.5, rel=1e-6)
+    assert norm < whole_norm
+
+
+@pytest.mark.parametrize("base", ["target", {"name": "digest_synthesis", "base": "target"}])
+def test_inputs_made_of_the_old_model_are_the_same_in_all_clusters(tmp_path: Path, base: Any) -> None:
+    chosen = settings(tmp_path, tasks={"count": 2, "rounds": 2}, absence=[], **clusters(base=base))
+    run_in_process(chosen)
+    assert all(not event["dropped"] and not event["refused"] for event in rounds_of(tmp_path))
+    checkpoint, _ = load_checkpoint(tmp_path / "runs" / "small" / "checkpoint")
+    made = [tensor for name, tensor in checkpoint.strategy.items() if name.endswith("made/x")]
+    assert len(made) == 3
+    assert all(torch.equal(made[0], other) for other in made[1:])
