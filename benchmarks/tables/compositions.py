@@ -110,8 +110,8 @@ TABLES = {
         },
         plain=frozenset({UPLOADED}),
         note="24 rounds, of which clusters have the last 16; four of six sites are away in rounds 10 to 23 "
-        "and back in the last. A site's own model is its cluster's, with the site's own head where heads stay "
-        "at the sites, and the global model in the first two rows. The groups are given, not found. The "
+        "and back in the last. A site's own model is its cluster's, with the site's own head where heads "
+        "stay at the sites, and the global model in the first two rows. The groups are given, not found. The "
         "server's learning rates are those of feddig_digits; nothing was tuned for this table.",
     ),
     "compositions_ring_digits": Table(
