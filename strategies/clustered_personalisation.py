@@ -9,32 +9,29 @@ The printed algorithm adds up the shared layers of a cluster without dividing; t
 mean is used, as in FedPer (Arivazhagan et al. 2019, arXiv 1912.00818).
 """
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from foundation.errors import ConfigError
-from models.layers import batch_norm_layers, select_layers, with_rows
+from models.layers import batch_norm_layers, select_layers
 from models.sparsity import Combine
 from protocol.messages import TrainRequest
 from protocol.tensors import Tensors
 from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from strategies.cluster_aggregation import ClusterAggregation, Model
 from strategies.clustering import adjusted_rand, two_directions
 from strategies.disclosures import Disclosures
-from strategies.gate import Admitted, Rejected
+from strategies.gate import Admitted
 from strategies.grouping import Grouping, Rule
 from strategies.nested_state import nested, part
 from strategies.personal_models import OwnAccuracy, complete_personal_models
 from strategies.services import Services
 from strategies.site_vectors import VectorSettings
-
-Model = dict[str, Tensor]
 
 
 class ClusteredPersonalisation(IncrementalStrategy):
@@ -85,7 +82,6 @@ class ClusteredPersonalisation(IncrementalStrategy):
                 "allowed above 0, and between 0 and 1"
             )
         self._base = base
-        self._template = copy.deepcopy(base)
         self._global_rounds = global_rounds
         self._patterns = personal
         self._own_batch_norm = batch_norm == "local"
@@ -103,9 +99,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         self._global: Mapping[str, Tensor] = {}
         self._in_personal_phase = False
         self._phase_task = 0
-        self._models: dict[int, Model] = {}
-        self._aggregators: dict[int, IncrementalStrategy] = {}
-        self._answers: dict[int, int] = {}
+        self._clusters = ClusterAggregation(base, self._grouping)
         self._requests: dict[tuple[int, int], TrainRequest] = {}
         self._accuracy = OwnAccuracy()
 
@@ -160,12 +154,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
 
     def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         self._base.prepare_round(grid, request, outcome)
-        if not self._in_personal_phase:
-            return
-        for cluster, aggregator in self._aggregators.items():
-            aggregator.members = self._grouping.members(cluster)
-            sites = {site: node for site, node in request.sites.items() if site in aggregator.members}
-            aggregator.prepare_round(grid, replace(request, sites=sites), outcome)
+        if self._in_personal_phase:
+            self._clusters.prepare_round(grid, request, outcome)
 
     def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
         if not self._in_personal_phase:
@@ -176,7 +166,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         if key not in self._requests:
             changed = {"arrays": Tensors(self._sent(cluster)), "personal": list(self._personal)}
             self._requests[key] = TrainRequest(**{**vars(request), **changed})
-        return self._aggregators[cluster].personalise(site, self._requests[key])
+        return self._clusters.personalise(site, self._requests[key])
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -189,55 +179,33 @@ class ClusteredPersonalisation(IncrementalStrategy):
     def begin_round(self) -> None:
         if not self._in_personal_phase:
             self.begin_round_of(self._base, self.reference, self.outcome)
-            return
-        for cluster, aggregator in self._aggregators.items():
-            self.begin_round_of(aggregator, self._models[cluster], RoundOutcome())
+        else:
+            self._clusters.begin_round(self)
 
     def while_waiting(self) -> None:
-        for aggregator in self._aggregating():
-            aggregator.while_waiting()
+        (self._clusters if self._in_personal_phase else self._base).while_waiting()
 
     def fold(self, reply: Admitted) -> None:
         if not self._in_personal_phase:
             self._base.fold(reply)
             return
-        cluster = self._grouping.labels.get(reply.site)
-        if cluster is None:
-            raise Rejected("a site without a cluster in the personal phase")
-        self._aggregators[cluster].fold(reply)
+        self._clusters.fold(reply)
 
     def close_round(self) -> int:
         """Answers in all clusters; a cluster without one keeps its model."""
         if not self._in_personal_phase:
             return self._base.close_round()
-        for cluster, aggregator in self._aggregators.items():
-            members, whole, own = self._grouping.members(cluster), self.outcome, aggregator.outcome
-            own.participants = {s: reply for s, reply in whole.participants.items() if s in members}
-            own.dropped = [fault for fault in whole.dropped if fault[0] in members]
-            own.refused = [fault for fault in whole.refused if fault[0] in members]
-            self._answers[cluster] = aggregator.close_round()
-        return sum(self._answers[cluster] for cluster in self._aggregators)
+        return self._clusters.close_round(self.outcome)
 
     def finish_round(self) -> Model:
         """The new global model; in the personal phase the global model stays, and the clusters' move."""
         if not self._in_personal_phase:
             return self._base.finish_round()
-        in_clusters: dict[str, Any] = {}
-        for cluster, aggregator in self._aggregators.items():
-            if self._answers[cluster]:
-                self._models[cluster] = aggregator.finish_round()
-            self.outcome.warnings += aggregator.outcome.warnings
-            if aggregator.outcome.details:
-                in_clusters[str(cluster)] = aggregator.outcome.details
-        if in_clusters:
-            self.outcome.details["in_clusters"] = in_clusters
+        if details := self._clusters.finish_round():
+            self.outcome.details["in_clusters"] = details
         return dict(self._global)
 
     # the personal phase
-
-    def _aggregating(self) -> list[IncrementalStrategy]:
-        """Who aggregates in this phase."""
-        return list(self._aggregators.values()) if self._in_personal_phase else [self._base]
 
     @property
     def _personal(self) -> tuple[str, ...]:
@@ -261,7 +229,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
 
     def _sent(self, cluster: int) -> Model:
         """The cluster's shared layers; the global model's personal ones, for sites without their own."""
-        return {**self._global, **self._models[cluster]}
+        return {**self._global, **self._clusters.models[cluster]}
 
     def _group(self, grid: Grid, request: RoundRequest) -> list[str]:
         """Clusters for all sites of the round, and a model for each cluster; returns the operator's notes."""
@@ -278,43 +246,27 @@ class ClusteredPersonalisation(IncrementalStrategy):
     def _begin_phase(self, task: int, classes: range, before: Mapping[str, int]) -> None:
         """Shared layers start from the global model, or, in a task without global rounds, from the task
         before."""
-        start = self._shared(self._global)
-        members: dict[int, list[str]] = {}
-        for site, cluster in sorted(self._grouping.labels.items()):
-            members.setdefault(cluster, []).append(site)
-        carried = self._models if self._rounds_of_global(task) == 0 else {}
-        self._models = {
-            cluster: _carried([carried[before[s]] for s in sites if before.get(s) in carried], start)
-            for cluster, sites in sorted(members.items())
-        }
-        own = {name: self._global[name] for name in self._personal}
-        self._aggregators = {cluster: self._aggregator(own) for cluster in self._models}
-        for cluster, aggregator in self._aggregators.items():
-            aggregator.begin_task(
-                TaskStart(task, classes.stop, classes, self._models[cluster], tuple(members[cluster]))
-            )
-        self._phase_task = task
-
-    def _aggregator(self, own: Model) -> IncrementalStrategy:
-        """A base strategy of its own for one cluster, with the server's services."""
         assert self._services is not None
-        aggregator = copy.deepcopy(self._template)
-        aggregator.attach(self._services)
-        aggregator.serve_group(self._base, own)
-        return aggregator
+        start = TaskStart(
+            task, classes.stop, classes, self._shared(self._global), tuple(self._grouping.labels)
+        )
+        own = {name: self._global[name] for name in self._personal}
+        carried = before if self._rounds_of_global(task) == 0 else None
+        self._clusters.begin_phase(self._services, start, own, carried)
+        self._phase_task = task
 
     def _complete(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         """After the last round of a task, or after each where every round is measured."""
         assert self._services is not None
         task, schedule = request.stamp.task, self._services.schedule
         last = self._round_in_task(request) == schedule.rounds[task - 1]
-        if not self._models or not (last or self._services.experiment.evaluation.every == "round"):
+        if not self._clusters.models or not (last or self._services.experiment.evaluation.every == "round"):
             return
         accuracies = complete_personal_models(
             grid,
             self._exchange,
             request,
-            {cluster: self._sent(cluster) for cluster in self._models},
+            {cluster: self._sent(cluster) for cluster in self._clusters.models},
             {site: self._grouping.labels[site] for site in request.sites},
             self._personal,
             lambda site, reason: outcome.warnings.append(f"site {site}: own model: {reason}"),
@@ -367,38 +319,19 @@ class ClusteredPersonalisation(IncrementalStrategy):
         return blocks
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
+        return {
             "phase_task": self._phase_task,
             "accuracy": self._accuracy.by_site,
             "by_round": self._accuracy.by_round,
-            "clusters": sorted(self._models),
+            **self._clusters.state_dict(),
             **nested("grouping", self._grouping.state_dict()),
             **nested("base", self._base.state_dict()),
         }
-        for cluster, model in self._models.items():
-            state |= nested(f"model-{cluster}", model)
-            state |= nested(f"aggregator-{cluster}", self._aggregators[cluster].state_dict())
-        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._phase_task = state["phase_task"]
         self._accuracy.by_site, self._accuracy.by_round = state["accuracy"], state["by_round"]
         self._grouping.load_state_dict(part("grouping", state))
         self._base.load_state_dict(part("base", state))
-        self._models, self._aggregators = {}, {}
-        for cluster in state["clusters"]:
-            self._models[cluster] = part(f"model-{cluster}", state)
-            self._aggregators[cluster] = self._aggregator(own={})
-            self._aggregators[cluster].load_state_dict(part(f"aggregator-{cluster}", state))
-
-
-def _carried(before: list[Model], start: Model) -> Model:
-    """The mean of the models that a cluster's sites had before, with the rows that they lack from start."""
-    if not before:
-        return start
-    return {
-        name: with_rows(
-            torch.stack([model[name].double() for model in before]).mean(dim=0).to(tensor.dtype), tensor
-        )
-        for name, tensor in start.items()
-    }
+        if self._services is not None:
+            self._clusters.load_state_dict(self._services, state)
