@@ -24,14 +24,15 @@ def main_measure(table: Table) -> str:
 
 
 def chart(table: Table, runs: Sequence[Mapping[str, Any]]) -> str:
-    """The picture; shares in per cent. Rows without a finite value are left out."""
+    """The picture; shares in per cent. Rows with a value that is not finite are left out."""
     head = main_measure(table)
     scale = 1 if head in table.plain else 100
     values = {
         row: [scale * run["measures"][head] for run in runs if run["row"] == row.label] for row in table.rows
     }
     shown = [(row, found) for row, found in values.items() if found and all(map(math.isfinite, found))]
-    low, high, step = _axis([place for _, found in shown for place in (*found, *_whisker(found))])
+    places = [place for _, found in shown for place in (*found, *_whisker(found))]
+    low, high, step = _axis(places or [0.0])
 
     def across(value: float) -> float:
         return LABELS + (value - low) / (high - low) * (WIDTH - LABELS - RIGHT)

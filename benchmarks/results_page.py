@@ -54,7 +54,12 @@ def page(held: Measured) -> str:
     found = sorted(tables().items())
     present = [(name, table, held[name]) for name, table in found if held[name]]
     missing = [(name, table) for name, table in found if not held[name]]
-    parts = [HEAD, *_claims_at_a_glance(present), "\n".join([PAPERS, *coverage(dict(found))])]
+    parts = [
+        HEAD,
+        *_claims_at_a_glance(present),
+        *_what_it_took(present),
+        "\n".join([PAPERS, *coverage(dict(found))]),
+    ]
     for name, table, runs in present:
         parts += ["\n".join(_section(name, table, runs))]
     if missing:
@@ -75,6 +80,16 @@ def _claims_at_a_glance(present: Sequence[tuple[str, Table, Sequence[Mapping[str
         yield (
             f"Of {words.total()} claims put to the test here, {words['holds']} hold, "
             f"{words['does not hold']} do not hold, {open_claims} are undecided."
+        )
+
+
+def _what_it_took(present: Sequence[tuple[str, Table, Sequence[Mapping[str, Any]]]]) -> Iterator[str]:
+    runs = [run for _, table, found in present if table.scale == "cpu" for run in found]
+    if runs:
+        hours = sum(run["seconds"] for run in runs) / 3600
+        yield (
+            f"The {len(runs):,} runs of the tables at CPU size took {hours:.1f} hours in all, each of one "
+            "processor core."
         )
 
 

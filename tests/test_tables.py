@@ -2,6 +2,7 @@
 files say."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 import benchmarks.grid
+from benchmarks.chart import chart
 from benchmarks.claims import Claim, judge
 from benchmarks.cost import cost, duration
 from benchmarks.grid import finished, read_results, run_table
@@ -191,3 +193,11 @@ def test_results_are_of_the_versions_and_machine_they_name() -> None:
             if path.stem in tables():
                 assert {"flwr", "torch", "numpy"} <= run["versions"].keys(), path.name
                 assert run["machine"], path.name
+
+
+def test_a_table_without_a_finite_value_still_has_a_picture() -> None:
+    table = Table(
+        "T", [Row("a row", "quickstart")], measures={"epsilon": lambda _: 0.0}, plain=frozenset({"epsilon"})
+    )
+    picture = chart(table, [{"row": "a row", "measures": {"epsilon": math.inf}}])
+    assert "a row" not in picture and picture.endswith("</svg>\n")
