@@ -81,7 +81,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
                 f"sparsity_epsilon, sparsity_delta: found {sparsity_epsilon}, {sparsity_delta}; "
                 "allowed above 0, and between 0 and 1"
             )
-        self._base = base
+        self._base, self.staleness = base, base.staleness
         self._global_rounds = global_rounds
         self._patterns = personal
         self._own_batch_norm = batch_norm == "local"

@@ -126,6 +126,13 @@ def test_a_base_inside_clusters_has_the_services_of_the_server(tmp_path: Path) -
     assert control and all(tensor.any() for tensor in control)
 
 
+@pytest.mark.parametrize("wrapper", [CLUSTERS, {"name": "digest_synthesis"}], ids=["clusters", "FedDig"])
+def test_a_reply_may_be_as_late_as_the_base_takes_it(wrapper: dict[str, Any]) -> None:
+    keys = {key: value for key, value in wrapper.items() if key != "name"}
+    for base, rounds in (("multi_factor", 2), ("fedavg", 0)):
+        assert build_strategy(wrapper["name"], keys | {"base": base}).staleness == rounds
+
+
 @pytest.mark.parametrize("inner", [CLUSTERS | {"base": "fedavg"}, IN_CLUSTERS], ids=["clusters", "FedDig"])
 def test_clusters_and_feddig_do_not_go_into_feddig(inner: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"base: \w+ has rounds of its own kind.*allowed: .* fedavg"):
