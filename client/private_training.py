@@ -10,7 +10,6 @@ Abadi et al. 2016 (arXiv 1607.00133).
 import json
 import math
 import os
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from models.flat import FlatParameters
 from models.incremental import IncrementalModel
 from privacy.config import PrivacyConfig
 from privacy.noise import NoiseSource
-from privacy.sample_level import PrivateGradient, poisson_batches
+from privacy.sample_level import Losses, PrivateGradient, poisson_batches
 from protocol.messages import TrainRequest
 
 
@@ -137,10 +136,15 @@ def train_privately(
     flat.gradient.zero_()
     total, seen = 0.0, 0
 
-    def losses_of(rows: Tensor) -> Callable[[slice], Tensor]:
+    def losses_of(rows: Tensor) -> Losses:
         rows = rows.to(data.y.device)
         stored = augment(data.x[rows], augmentation, generator) if augmentation.active else data.x[rows]
-        return lambda part: losses(rows[part], data.floats(stored[part]), data.y[rows[part]])
+
+        def of(places: Tensor) -> Tensor:
+            places = places.to(rows.device)
+            return losses(rows[places], data.floats(stored[places]), data.y[rows[places]])
+
+        return of
 
     with (
         seeded_dropout(model, generator),

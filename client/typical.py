@@ -85,8 +85,7 @@ class TypicalRecord:
         """One invocation of client_local. train: trains the model of flat in place, which is put back after.
         own: tensors that do not leave the site.
 
-        A single sample has no halves, which ends the figure. Raises PrivacyError on an update that no clip
-        norm can bound.
+        A single sample has no halves, which ends the figure.
         """
         clip_norm = self.experiment.privacy.clip_norm
         assert clip_norm is not None

@@ -24,9 +24,10 @@ def clip(vector: Tensor, clip_norm: float) -> float:
 
     vector: (P,) float, all float parameters of an update. A vector within the bound keeps its bits, so a zero
     vector stays zero. A longer one keeps its direction and ends at most 2**-22 (relative) below clip_norm,
-    never
-    above: the guarantee is stated for the rounded numbers that leave, not for the real ones.
-    Raises PrivacyError when clip_norm is not finite and positive, or when vector holds NaN or infinity.
+    never above: the guarantee is stated for the rounded numbers that leave, not for the real ones. A vector
+    with NaN or infinity becomes zero, and its norm is that: a model can be made so that training overflows
+    because of one sample, and whether it did must not show. Raises PrivacyError when clip_norm is not finite
+    and positive.
     """
     return clip_tensors([vector], clip_norm)
 
@@ -45,10 +46,9 @@ def clip_tensors(tensors: Iterable[Tensor], clip_norm: float) -> float:
     ]
     norm = math.sqrt(sum(square.item() for square in squares))
     if not math.isfinite(norm):
-        raise PrivacyError(
-            "the update holds NaN or infinite values, so no clip norm can bound it; it is not released"
-        )
-    if norm > clip_norm:
+        for tensor in floats:
+            tensor.zero_()
+    elif norm > clip_norm:
         for tensor in floats:
             tensor.copy_(tensor.double().mul_(clip_norm / norm * _ROUNDING_MARGIN))
     return norm

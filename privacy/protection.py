@@ -27,8 +27,8 @@ def protect_update(vector: Tensor, clip_norm: float, noise_multiplier: float, so
     vector: (P,) float, all float parameters of the update; nothing else may leave beside it. Each coordinate
     gets N(0, (noise_multiplier * clip_norm)^2). noise_multiplier 0 clips only. The bound is on the L2 norm,
     so two updates of one site differ by up to 2 * clip_norm: see effective_multiplier.
-    Raises PrivacyError on a clip norm that is not positive, a negative multiplier or a non-finite update; the
-    vector is then not to be sent.
+    An update with NaN or infinity counts as zero, and gets its noise as any other. Raises PrivacyError on a
+    clip norm that is not positive, or a negative multiplier; the vector is then not to be sent.
 
     McMahan et al. 2018 (arXiv 1710.06963) with the noise at the site.
     """
@@ -37,7 +37,7 @@ def protect_update(vector: Tensor, clip_norm: float, noise_multiplier: float, so
     norm = clip(vector, clip_norm)
     std = noise_multiplier * clip_norm
     add_noise(vector, std, source)
-    return Release(norm, norm > clip_norm, std, source.name)
+    return Release(norm, not norm <= clip_norm, std, source.name)
 
 
 def central_noise_std(clip_norm: float, noise_multiplier: float, largest_weight: float) -> float:

@@ -22,6 +22,9 @@ from foundation.errors import PrivacyError
 from privacy.config import PrivacyConfig
 from privacy.noise import NoiseSource, add_noise
 
+Losses = Callable[[Tensor], Tensor]
+"""(places,) int64 in a batch -> (places,) losses."""
+
 
 def poisson_batches(samples: int, sample_rate: float, steps: int, source: NoiseSource) -> Iterator[Tensor]:
     """Index batches (B,) int64 in which each sample is present with probability sample_rate, on its own.
@@ -49,7 +52,8 @@ class PrivateGradient:
 
     After compute, .grad of each trainable parameter is its part of
     (sum_i clip(g_i) + N(0, (noise_multiplier * clip_norm)^2)) / expected_batch,
-    each sample's gradient clipped over all parameters together.
+    each sample's gradient clipped over all parameters together. A sample whose gradient is not finite counts
+    as 0: a model can be made so that one sample overflows, and whether it was there must not show.
     """
 
     def __init__(
@@ -97,11 +101,11 @@ class PrivateGradient:
         for parameter in self._parameters:
             vars(parameter).pop("summed_grad", None)
 
-    def compute(self, batch: int, losses: Callable[[slice], Tensor]) -> float:
+    def compute(self, batch: int, losses: Losses) -> float:
         """Set the private gradient of one Poisson batch; returns the mean loss (private; nan when empty).
 
-        batch: B, 0 allowed. losses: takes rows of the batch and returns their (rows,) losses, each depending
-        on its own sample alone; a batch above physical_batch is taken in parts.
+        batch: B, 0 allowed. losses: takes places in the batch and returns their losses, each depending on its
+        own sample alone; a batch above physical_batch is taken in parts.
         A parameter that already has a .grad keeps its memory, so a flat gradient vector stays one.
         Raises PrivacyError on losses of another shape, or a model in evaluation mode, which Opacus does not
         watch.
@@ -127,7 +131,7 @@ class PrivateGradient:
                 parameter.grad.copy_(part.view_as(parameter))
         return loss / batch if batch else float("nan")
 
-    def clipped_norms(self, batch: int, losses: Callable[[slice], Tensor]) -> Tensor:
+    def clipped_norms(self, batch: int, losses: Losses) -> Tensor:
         """(B,) L2 norms of the samples' clipped gradients: how far each moves the sum. Private; the model's
         gradients stay as they were. Arguments as of compute."""
         homes = [parameter.grad for parameter in self._parameters]
@@ -135,9 +139,10 @@ class PrivateGradient:
             self._forget_gradients()
             norms = []
             with _without_remarks():
-                for loss in self._parts(batch, losses):
-                    loss.sum().backward()
-                    norms.append(self._norms().clamp(max=self._clip_norm))
+                for places in self._parts(batch):
+                    self._losses_of(places, losses).sum().backward()
+                    found = self._norms()
+                    norms.append(torch.where(found.isfinite(), found.clamp(max=self._clip_norm), 0.0))
                     self._forget_gradients()
         finally:
             self._forget_gradients()
@@ -152,28 +157,46 @@ class PrivateGradient:
         norms = [part.flatten(1).norm(dim=1) if part.ndim > 1 else part for part in seen if part is not None]
         return torch.stack(norms).norm(dim=0)
 
-    def _parts(self, batch: int, losses: Callable[[slice], Tensor]) -> Iterator[Tensor]:
-        """The losses of the batch, part by part, each (rows,) with its graph."""
-        part = self._physical_batch or max(batch, 1)
-        for start in range(0, batch, part):
-            rows = slice(start, min(start + part, batch))
-            loss = losses(rows)
-            if loss.shape != (rows.stop - rows.start,):
-                raise PrivacyError(
-                    f"per-sample losses have shape {tuple(loss.shape)} for {rows.stop - rows.start} samples; "
-                    "DP-SGD needs one loss for each sample, not their mean"
-                )
-            yield loss
+    def _parts(self, batch: int) -> Iterator[Tensor]:
+        """Places in the batch, as many at a time as fit."""
+        yield from torch.arange(batch).split(self._physical_batch or max(batch, 1)) if batch else ()
 
-    def _add_parts(self, vector: Tensor, batch: int, losses: Callable[[slice], Tensor]) -> float:
+    def _losses_of(self, places: Tensor, losses: Losses) -> Tensor:
+        """(places,) losses with their graph."""
+        loss = losses(places)
+        if loss.shape != places.shape:
+            raise PrivacyError(
+                f"per-sample losses have shape {tuple(loss.shape)} for {len(places)} samples; "
+                "DP-SGD needs one loss for each sample, not their mean"
+            )
+        return loss
+
+    def _add_parts(self, vector: Tensor, batch: int, losses: Losses) -> float:
         """Add the clipped gradients of the batch to vector, part by part; returns the sum of the losses."""
         total = torch.zeros((), device=vector.device)
         with _without_remarks():
-            for loss in self._parts(batch, losses):
-                total += loss.detach().sum()
-                vector += self._clipped_sum(loss)
+            for places in self._parts(batch):
+                loss = self._finite_losses(places, losses)
+                if loss is not None:
+                    total += loss.detach().sum()
+                    vector += self._clipped_sum(loss)
                 self._forget_gradients()
         return total.item()
+
+    def _finite_losses(self, places: Tensor, losses: Losses) -> Tensor | None:
+        """The losses of the samples whose gradients are finite, after backward(); None where no sample is.
+
+        The others are left out of a second pass: what a factor of 0 makes of an infinite gradient is no 0.
+        """
+        while len(places):
+            loss = self._losses_of(places, losses)
+            loss.sum().backward(retain_graph=self._ghost)
+            finite = self._norms().isfinite().cpu()
+            if bool(finite.all()):
+                return loss
+            self._forget_gradients()
+            places = places[finite]
+        return None
 
     def _forget_gradients(self) -> None:
         for parameter in self._parameters:
@@ -182,8 +205,9 @@ class PrivateGradient:
             parameter.grad = None
 
     def _clipped_sum(self, loss: Tensor) -> Tensor:
-        """(P,), the sum of the clipped gradients; 0 for a parameter that the loss does not use."""
-        gradients = self._ghost_sums(loss) if self._ghost else self._direct_sums(loss)
+        """(P,), the sum of the clipped gradients after backward(); 0 for a parameter that the loss does not
+        use."""
+        gradients = self._ghost_sums(loss) if self._ghost else self._direct_sums()
         return torch.cat(
             [
                 (torch.zeros_like(parameter) if gradient is None else gradient).reshape(-1)
@@ -191,10 +215,9 @@ class PrivateGradient:
             ]
         )
 
-    def _direct_sums(self, loss: Tensor) -> list[Tensor | None]:
+    def _direct_sums(self) -> list[Tensor | None]:
         from opacus.optimizers import DPOptimizer
 
-        loss.sum().backward()
         used = [parameter for parameter in self._parameters if vars(parameter)["grad_sample"] is not None]
         # Opacus keeps its clipping in an optimizer. This one clips; it never steps and adds no noise.
         clipper = DPOptimizer(
@@ -208,7 +231,6 @@ class PrivateGradient:
         return [vars(parameter).get("summed_grad") for parameter in self._parameters]
 
     def _ghost_sums(self, loss: Tensor) -> list[Tensor | None]:
-        loss.sum().backward(retain_graph=True)
         self._hooks.trainable_parameters = [
             parameter for parameter in self._parameters if "_norm_sample" in vars(parameter)
         ]

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -58,9 +59,13 @@ def test_zero_update_stays_zero() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_updates_are_not_released(value: float) -> None:
-    with pytest.raises(PrivacyError, match="NaN or infinite"):
-        protect_update(torch.tensor([1.0, value]), 1.0, 1.0, SecureNoise())
+def test_an_update_that_overflowed_is_released_like_one_of_nothing(value: float) -> None:
+    overflowed, nothing = torch.tensor([1.0, value]), torch.zeros(2)
+    noise = [SeededNoise(np.random.default_rng(1)) for _ in range(2)]
+    release = protect_update(overflowed, 1.0, 1.0, noise[0])
+    protect_update(nothing, 1.0, 1.0, noise[1])
+    assert torch.equal(overflowed, nothing)
+    assert release.clipped and not math.isfinite(release.norm_before)
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, float("nan"), float("inf")])

@@ -78,6 +78,37 @@ def test_one_sample_moves_the_sum_by_at_most_the_clip_norm(ghost: bool) -> None:
     assert (sums[1] - sums[0]).norm().item() <= 0.3 * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("ghost", [False, True])
+@pytest.mark.parametrize("physical_batch", [None, 2])
+@pytest.mark.parametrize(
+    "scale", [1e37, float("inf"), float("nan")], ids=["overflows", "infinite", "no number"]
+)
+def test_a_sample_without_a_finite_gradient_counts_as_zero(
+    ghost: bool, physical_batch: int | None, scale: float
+) -> None:
+    (x, y), model = samples(6), network()
+    with torch.no_grad():
+        model[4].weight.mul_(1e3)  # pyright: ignore[reportOperatorIssue, reportCallIssue, reportArgumentType]
+    x[3] *= scale
+    others = [0, 1, 2, 4, 5]
+    privacy = config(clip_norm=0.3, ghost=ghost, physical_batch=physical_batch)
+
+    def losses(places: Tensor) -> Tensor:
+        return F.cross_entropy(model(x[places]), y[places], reduction="none")
+
+    with PrivateGradient(model, privacy, 1.0, SecureNoise()) as private:
+        norms = private.clipped_norms(6, losses)
+        private.compute(6, losses)
+        with_it = flat(model).clone()
+        private.compute(5, lambda places: losses(torch.tensor(others)[places]))
+    assert norms[3] == 0 and (norms[others] > 0).all()
+    assert with_it.isfinite().all()
+    assert torch.allclose(with_it, flat(model), rtol=1e-4, atol=1e-6)
+    with PrivateGradient(model, privacy, 1.0, SecureNoise()) as private:
+        private.compute(1, lambda _: losses(torch.tensor([3])))
+    assert not flat(model).any()
+
+
 def test_noise_is_added_once_however_the_batch_is_split() -> None:
     x, y = samples(16)
     gradients = []
