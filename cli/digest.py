@@ -79,7 +79,7 @@ def _open(config: SiteConfig, experiment: Experiment) -> "Site":
 def _facts(
     site: "Site", experiment: Experiment, task: int, digests: "Digests", guarantee: "DigestGuarantee"
 ) -> list[str]:
-    from client.digests import ledger_entries
+    from privacy.digest_entries import digest_entries
     from privacy.digests import guess_log10
     from privacy.ledger import Ledger
     from strategies.digest_report import FLOAT_LEVELS
@@ -108,7 +108,7 @@ def _facts(
         names = ", ".join(classes[label] for label in digests.short_classes)
         lines.append(f"too few samples for a digest of their own: {names}")
     ledger, delta = Ledger(site.identity.state_dir), site.identity.policy.delta
-    entries = ledger_entries(config, guarantee, "preview", experiment.digest)
+    entries = digest_entries(config, guarantee, "preview", experiment.digest, "server")
     before, after = ledger.cost(delta), ledger.would_cost(entries[0], delta)
     lines.append(f"ledger: epsilon {_figure(before.epsilon)} now, {_figure(after.epsilon)} with this release")
     return lines

@@ -15,10 +15,9 @@ from client.site import Site
 from foundation.errors import ConfigError, PolicyRefusal, ProtocolError
 from foundation.streams import stream
 from models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
-from privacy.calibration import gaussian_multiplier
 from privacy.digest_config import DigestConfig
+from privacy.digest_entries import digest_entries
 from privacy.digests import DigestGuarantee, Digests, make_digests
-from privacy.entries import Entry
 from privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from protocol.messages import DigestReply, DigestRequest
 from protocol.tensors import Tensors
@@ -104,43 +103,12 @@ def withdrawal(site: Site) -> dict[str, Any]:
     return {"digests": "withdrawn"}
 
 
-def ledger_entries(
-    config: DigestConfig, guarantee: DigestGuarantee, run: str, experiment: str
-) -> list[Entry]:
-    """What a release of digests is charged as: the features, and the labels where they are protected."""
-    common: dict[str, Any] = {
-        "run": run,
-        "experiment": experiment,
-        "recipient": RECIPIENT,
-        "kind": "digest",
-        "unit": "sample",
-        "relation": "replace",
-    }
-    if not config.protects:
-        note = ""
-        if guarantee.nominal is not None:
-            note = f"nominal epsilon {guarantee.nominal:g}; with a public scale {guarantee.if_public:g}"
-        return [Entry(**common, mechanism="unprotected", note=note)]
-    note = "labels are public" if config.labels == "public" else ""
-    if config.noise_source == "seeded":
-        note += "; seeded noise: a test, not a protection"
-    numbers: dict[str, Any] = {"mechanism": "stated", "epsilon": guarantee.epsilon, "delta": 0.0}
-    if config.protection == "gauss":
-        multiplier = gaussian_multiplier(guarantee.epsilon, guarantee.delta)
-        numbers = {"mechanism": "gaussian", "noise_multiplier": multiplier, "sample_rate": 1.0, "steps": 1}
-    entries = [Entry(**common, **numbers, note=note.removeprefix("; "))]
-    if config.label_epsilon is not None:
-        labels = {"mechanism": "stated", "epsilon": config.label_epsilon, "delta": 0.0}
-        entries.append(Entry(**common, **labels, note="labels of the digests, by randomised response"))
-    return entries
-
-
 def _charge(site: Site, request: DigestRequest, config: DigestConfig, guarantee: DigestGuarantee) -> None:
     """A simulated site without protection keeps no ledger: nothing leaves anybody."""
     identity = site.identity
     if not identity.deployed and not config.protects:
         return
-    for entry in ledger_entries(config, guarantee, request.run, request.experiment):
+    for entry in digest_entries(config, guarantee, request.run, request.experiment, RECIPIENT):
         charge_entry(site, entry)
 
 

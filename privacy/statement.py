@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from privacy.accountants import make_accountant
+from privacy.composition import compose
 from privacy.config import Mode, PrivacyConfig
 from privacy.entries import Entry
 
@@ -34,6 +34,8 @@ _MECHANISM: dict[Mode, str] = {
     "weighted sum at the server, w the largest weight that the strategy may give",
     "sample": "DP-SGD: each sample's gradient clipped to L2 norm C, N(0, (sigma C)^2) on the sum of a batch",
 }
+_REPLACED_SAMPLE = "one training sample is replaced by another"
+"""Where a sample is hidden by releases of which some know no addition or removal."""
 TYPICAL: dict[Mode, str] = {
     "none": "none",
     "client_local": "the data of one site is replaced by another draw from where it came from",
@@ -105,28 +107,28 @@ class Statement:
 
 def describe(
     privacy: PrivacyConfig,
-    releases: int,
+    releases: Sequence[Entry],
     *,
-    sample_rate: float = 1.0,
     units: int | None = None,
     typical_epsilon: float | None = None,
     also_open: Sequence[str] = (),
 ) -> Statement:
-    """The claim after a number of releases under one privacy block.
+    """The claim after one site's releases under one privacy block.
 
-    releases: rounds that a site took part in; in mode sample all local steps of all its rounds.
-    sample_rate: Poisson rate of mode sample; for several sites, the largest, since the worst site is the
-    claim.
-    units: sites or samples that the guarantee speaks of, where known; a delta of 1 / units or more is worth
-    nothing. also_open: what else leaves without noise in the experiment at hand.
+    releases: of every kind, as the site charges them. units: sites or samples that the guarantee speaks of,
+    where known; a delta of 1 / units or more is worth nothing. also_open: what else leaves without noise in
+    the experiment at hand.
     """
+    unit = "sample" if privacy.mode == "sample" else "site"
+    cost = compose(releases, privacy.delta, privacy.accountant, unit)
+    replaced = privacy.mode == "sample" and cost.relation == "replace"
     return Statement(
         unit=_UNIT[privacy.mode],
         adversary=_ADVERSARY[privacy.mode],
-        relation=_RELATION[privacy.mode],
-        mechanism=_mechanism(privacy),
+        relation=_REPLACED_SAMPLE if replaced else _RELATION[privacy.mode],
+        mechanism=_mechanism(privacy, releases),
         accountant=privacy.accountant,
-        epsilon=_epsilon(privacy, releases, sample_rate),
+        epsilon=math.inf if privacy.mode == "none" else cost.epsilon,
         delta=privacy.delta,
         typical_epsilon=typical_epsilon,
         typical_relation=TYPICAL[privacy.mode],
@@ -135,20 +137,12 @@ def describe(
     )
 
 
-def _mechanism(privacy: PrivacyConfig) -> str:
+def _mechanism(privacy: PrivacyConfig, releases: Sequence[Entry]) -> str:
     if privacy.mode == "none":
         return _MECHANISM["none"]
-    return f"{_MECHANISM[privacy.mode]}; sigma {privacy.noise_multiplier:g}, C {privacy.clip_norm:g}"
-
-
-def _epsilon(privacy: PrivacyConfig, releases: int, sample_rate: float) -> float:
-    if privacy.mode == "none":
-        return math.inf
-    accountant = make_accountant(privacy.accountant)
-    if releases > 0:
-        entry = Entry.of_update(privacy, run="", experiment="", recipient="", sample_rate=sample_rate)
-        accountant.step(entry.noise_multiplier or 0.0, entry.sample_rate or 1.0, releases)
-    return accountant.epsilon(privacy.delta)
+    said = f"{_MECHANISM[privacy.mode]}; sigma {privacy.noise_multiplier:g}, C {privacy.clip_norm:g}"
+    beside = sorted({entry.kind.replace("_", " ") for entry in releases} - {"update"})
+    return f"{said}; beside updates, with noise of their own: {', '.join(beside)}" if beside else said
 
 
 def _warnings(privacy: PrivacyConfig, units: int | None) -> list[str]:

@@ -20,6 +20,7 @@ from foundation.streams import stream
 from protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskReply, FinishTaskRequest, Stamp
 from protocol.tensors import Tensors, content_sha256
 from server.central_privacy import CentralPrivacy
+from server.charges import class_means_entry, update_entry
 from server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from server.class_means import check_class_sums, global_means
 from server.evaluation import Counts, Judge, evaluate_centrally
@@ -83,8 +84,8 @@ class Curriculum:
         self.roster = Roster(grid, experiment.digest, lambda text: journal.write("note", text=text))
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
         self.history = History(self.progress.history)
-        strategy.attach(self._services())
         self.releases = Releases(folder.path)
+        strategy.attach(self._services())
         self.central = CentralPrivacy.of(experiment.privacy, strategy, self.progress.privacy, experiment.seed)
         if folder.checkpoint is not None:
             self._restore(folder.checkpoint)
@@ -135,6 +136,7 @@ class Curriculum:
             measure=None if test is None else self._measure,
             judge=None if test is None else self._judge,
             folder=self.folder.checkpoint_folder,
+            releases=self.releases if self.experiment.privacy.enabled else None,
         )
 
     def _measure(self, arrays: Mapping[str, Tensor]) -> Counts:
@@ -170,8 +172,9 @@ class Curriculum:
         sites = self._available(number)
         asked = self._sampled(sites, number)
         previous = self._previous if self.experiment.needs_previous else Previous()
+        charge = [update_entry(self.experiment, progress.run)]
         if self.experiment.privacy.enabled:
-            self.releases.asked(number, asked)
+            self.releases.asked(number, asked, charge)
         lead = self.experiment.lead_rounds(task)
         outcome = self._strategy(task).train_round(
             self._grid,
@@ -192,7 +195,7 @@ class Curriculum:
         if self.central is not None:
             self.central.finish_round(outcome, number)
         if self.experiment.privacy.enabled:
-            self.releases.refused(number, [site for site, _ in outcome.refused])
+            self.releases.refused(number, [site for site, _ in outcome.refused], charge)
         outcome.absent += [site for site in self.history.known_sites if site not in (*sites, *outcome.absent)]
         progress.round, progress.round_in_task = number, progress.round_in_task + 1
         if outcome.arrays is not None:
@@ -247,8 +250,9 @@ class Curriculum:
     def _send_finish(self, sites: Sites, sha256: str) -> dict[str, FinishTaskReply]:
         """Tell the sites that the task is over; returns the replies of those that now hold its model."""
         learner, privacy = self.experiment.learner, self.experiment.privacy
-        if learner.means == "global":
-            self.history.class_sums_asked(sites)
+        if learner.means == "global" and privacy.enabled:
+            charge = [class_means_entry(self.experiment, self.progress.run)]
+            self.releases.asked(self.progress.round, sites, charge)
 
         def check(reply: FinishTaskReply) -> None:
             if learner.means == "global":

@@ -1,6 +1,6 @@
 """What a run has measured so far: the part of `progress` that the summary and the report are made of."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.evaluation import Counts, pooled
@@ -47,12 +47,6 @@ class History:
         self._data["bytes_down"] += outcome.bytes_down
         if accuracy is not None:
             self._data["by_round"].append([accuracy, self._data["bytes_up"] + self._data["bytes_down"]])
-
-    def class_sums_asked(self, sites: Iterable[str]) -> None:
-        """Count a release of class sums for each site that is asked for one, whether or not it arrives."""
-        for site in sites:
-            counters = self.site(site)
-            counters["class_sums"] = counters.get("class_sums", 0) + 1
 
     def task_begun(self, boundary: int) -> None:
         """Classes up to boundary are known from now on."""

@@ -5,13 +5,16 @@ import io
 import json
 import math
 import platform
+from collections import Counter
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 from client.typical import typical_of
 from foundation.files import replace_file
 from models.saved import GLOBAL_MODEL, Inputs, save_model
-from privacy.statement import describe
+from privacy.entries import Entry
+from privacy.statement import Statement, describe
 from protocol.tensors import content_sha256
 from server.claims import open_channels
 from server.curriculum import Curriculum
@@ -99,28 +102,23 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     privacy = experiment.privacy
     if not privacy.enabled:
         return None
-    steps = math.ceil(experiment.learner.epochs / privacy.sample_rate) if privacy.sample_rate else 1
-    # sums for class means are released with the update's own clip norm and noise, so they count like one
-    told = curriculum.history.data["sites"]
-    counts = {
-        site: count + told.get(site, {}).get("class_sums", 0)
-        for site, count in curriculum.releases.counts().items()
-    }
-    typical = _typical(curriculum, [site for site, count in counts.items() if count])
-    sites = len(counts) if privacy.unit == "site" else None
-    claims = {
-        count: describe(
+    charged = curriculum.releases.charged()
+    typical = _typical(curriculum, [site for site, entries in charged.items() if entries])
+    sites = len(charged) if privacy.unit == "site" else None
+
+    @cache
+    def claim(releases: frozenset[tuple[Entry, int]]) -> Statement:
+        return describe(
             privacy,
-            count * steps,
-            sample_rate=privacy.sample_rate or 1.0,
+            [entry for entry, times in sorted(releases, key=repr) for _ in range(times)],
             units=sites,
             typical_epsilon=typical,
             also_open=open_channels(experiment),
         )
-        for count in {0, *counts.values()}
-    }
-    per_site = {site: claims[count].epsilon for site, count in sorted(counts.items())}
-    worst = claims[max(counts.values(), default=0)]
+
+    claims = {site: claim(frozenset(Counter(entries).items())) for site, entries in sorted(charged.items())}
+    per_site = {site: statement.epsilon for site, statement in claims.items()}
+    worst = max([claim(frozenset()), *claims.values()], key=lambda statement: statement.epsilon)
     return {
         "value": _finite(worst.epsilon),
         "unit": privacy.unit,

@@ -8,10 +8,12 @@ from flwr.serverapp import Grid
 
 from foundation.errors import ConfigError, ProtocolError
 from models.digest_encoders import build_encoder, digest_shape, encoder_hash
-from protocol.messages import DigestReply
+from privacy.digest_entries import digest_entries
+from privacy.entries import Entry
+from protocol.messages import DigestReply, Stamp
 from strategies.base import RoundRequest
 from strategies.digest_collection import collect
-from strategies.digest_report import digest_block
+from strategies.digest_report import digest_block, published_guarantee
 from strategies.digest_store import DigestStore, checked
 from strategies.exchange import Exchange
 from strategies.services import Services
@@ -51,11 +53,17 @@ class DigestLending:
             or not (self.store.holds(site, task) or self._declined.get(site) == task)
         }
         self._to_ask_again -= asked.keys()
+        record, charge = self._services.releases, self._charge(request.stamp)
+        if record is not None:
+            record.asked(request.stamp.round, asked, charge, once=f"digest-{task}")
         replies, warnings, declined = collect(
             grid, self._exchange, asked, request.stamp, self._encoder, request.deadline
         )
         notes += warnings
         self._declined |= dict.fromkeys(declined, task)
+        if record is not None:
+            lent_nothing = [*declined, *(site for site, reply in replies.items() if reply.digests is None)]
+            record.refused(request.stamp.round, lent_nothing, charge, once=f"digest-{task}")
         received = 0
         for site, reply in replies.items():
             try:
@@ -103,6 +111,11 @@ class DigestLending:
         self.rounds_stood_in = dict(facts["rounds_stood_in"])
         self.withdrawals, self._withdrawn = facts["withdrawals"], list(facts["withdrawn"])
         self.store.load_state_dict(state)
+
+    def _charge(self, stamp: Stamp) -> list[Entry]:
+        """What a site charges for the digests of one task."""
+        guarantee = published_guarantee(self.digests, math.prod(digest_shape(self._services.input_shape)))
+        return digest_entries(self.digests, guarantee, stamp.run, stamp.experiment, "server")
 
     @cached_property
     def _encoder(self) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privacy.digest_config import DigestConfig
-from privacy.digests import guarantee_of, guess_log10
+from privacy.digests import DigestGuarantee, guarantee_of, guess_log10
 from strategies.digest_store import DigestStore
 
 FLOAT_LEVELS = 2**32
@@ -19,11 +19,7 @@ def digest_block(
     withdrawn: Sequence[str],
 ) -> dict[str, Any]:
     """Figures by name, and one row for each site. length: numbers in one digest."""
-    heaviest = max(config.weights) if config.weights else 1 / config.per_digest
-    # drawn weights are not told; one sample may weigh nearly everything
-    heaviest = 1.0 if config.weight_alpha is not None else heaviest
-    # the published scale is a share of the bound, so the bound itself does not matter to its epsilon
-    guarantee = guarantee_of(config, length, config.largest or 1.0, heaviest)
+    guarantee = published_guarantee(config, length)
     sites = {
         site: {
             "digests": sum(len(digests.features) for digests in store.tasks(site).values()),
@@ -52,6 +48,15 @@ def digest_block(
     if withdrawn:
         block["withdrawn"] = list(withdrawn)
     return block | {"sites": sites}
+
+
+def published_guarantee(config: DigestConfig, length: int) -> DigestGuarantee:
+    """What digests of `length` numbers are worth, by the experiment alone."""
+    heaviest = max(config.weights) if config.weights else 1 / config.per_digest
+    # drawn weights are not told; one sample may weigh nearly everything
+    heaviest = 1.0 if config.weight_alpha is not None else heaviest
+    # the published scale is a share of the bound, so the bound itself does not matter to its epsilon
+    return guarantee_of(config, length, config.largest or 1.0, heaviest)
 
 
 def _figure(epsilon: float) -> float | str:

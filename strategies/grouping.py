@@ -154,6 +154,9 @@ class Grouping:
         def dropped(site: str, reason: str) -> None:
             notes.append(f"site {site}: no cluster: {reason}")
 
+        if services.releases is not None:
+            # one that refuses is counted too: its answer does not tell whether a vector had been charged
+            services.releases.asked(request.stamp.round, asked, [settings.charge(request.stamp)])
         found = ask_vectors(grid, exchange, request, asked, plan, settings, network, dropped)
         if self._channels is None and found:
             self._channels = list(plan.channels)

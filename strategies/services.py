@@ -1,8 +1,9 @@
 """What the server lends a strategy that needs more than replies: the experiment, a model, a measure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,9 +11,20 @@ from torch import Tensor
 from config.experiment import Experiment
 from data.schedule import TaskSchedule
 from models.incremental import IncrementalModel
+from privacy.entries import Entry
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""
+
+
+class ReleaseRecord(Protocol):
+    """Whoever asks sites for a protected release beside the update says so first; see server/releases.py."""
+
+    def asked(self, number: int, sites: Iterable[str], entries: Sequence[Entry], once: str = "") -> None: ...
+
+    def refused(
+        self, number: int, sites: Iterable[str], entries: Sequence[Entry], once: str = ""
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,7 @@ class Services:
     judge: (accuracy, mean cross entropy) of given arrays on at most so many of these samples, the same ones
     in every call of a task; None where the server has none.
     folder: where a strategy may keep a file of its own that a resumed run finds again.
+    releases: the server's record of what sites are asked to release; None where nothing is protected.
     """
 
     experiment: Experiment
@@ -38,3 +51,4 @@ class Services:
     measure: Callable[[Mapping[str, Tensor]], Counts] | None
     judge: Callable[[Mapping[str, Tensor], int], tuple[float, float]] | None = None
     folder: Path | None = None
+    releases: ReleaseRecord | None = None

@@ -14,7 +14,9 @@ from foundation.errors import ConfigError, ProtocolError
 from foundation.streams import stream
 from models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, common_channels
 from models.vgg_front import VggFront, read_vgg11, vgg11_front, with_weights
-from protocol.messages import SparsityReply, SparsityRequest
+from privacy.calibration import gaussian_multiplier
+from privacy.entries import Entry
+from protocol.messages import SparsityReply, SparsityRequest, Stamp
 from protocol.tensors import Tensors, content_sha256
 from strategies.ask import ask
 from strategies.base import RoundRequest
@@ -76,6 +78,21 @@ class VectorSettings:
             return self.plan(range(available))
         chosen = stream(seed, "sparsity-channels").choice(available, self.channels, replace=False)
         return self.plan(sorted(chosen.tolist()))
+
+    def charge(self, stamp: Stamp) -> Entry:
+        """What a site charges for one vector."""
+        place: dict[str, Any] = {
+            "run": stamp.run,
+            "experiment": stamp.experiment,
+            "recipient": "server",
+            "kind": "sparsity",
+            "unit": "sample",
+            "relation": "replace",
+        }
+        if self.epsilon is None:
+            return Entry(**place, mechanism="unprotected")
+        multiplier = gaussian_multiplier(self.epsilon, self.delta)
+        return Entry(**place, mechanism="gaussian", noise_multiplier=multiplier, sample_rate=1.0, steps=1)
 
     def plan(self, channels: Sequence[int]) -> SparsityPlan:
         return SparsityPlan(tuple(channels), self.layers, self.combine)

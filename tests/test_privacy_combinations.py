@@ -9,6 +9,7 @@ import pytest
 from foundation.errors import PrivacyError
 from privacy.combinations import refuse_false_claims
 from privacy.config import PrivacyConfig
+from privacy.entries import Entry
 from privacy.statement import describe
 
 LOCAL = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=8.0)
@@ -92,19 +93,25 @@ def test_all_reasons_are_told_at_once() -> None:
         assert part in str(refusal.value)
 
 
+def updates(privacy: PrivacyConfig, rounds: int) -> list[Entry]:
+    """In mode sample of one step each, at a rate of 0.1."""
+    entry = Entry.of_update(privacy, run="r", experiment="e", recipient="server", sample_rate=0.1)
+    return [entry] * rounds
+
+
 @pytest.mark.parametrize(
     ("privacy", "rounds", "expected"),
     [(LOCAL, 50, 8.606), (CENTRAL, 50, 8.606), (SAMPLE, 100, 7.057)],
 )
 def test_statement_figures(privacy: PrivacyConfig, rounds: int, expected: float) -> None:
-    statement = describe(privacy, rounds, sample_rate=0.1)
+    statement = describe(privacy, updates(privacy, rounds))
     assert statement.epsilon == pytest.approx(expected, rel=0.01)
     assert (statement.delta, statement.accountant) == (1e-5, "prv")
     assert f"{statement.epsilon:.4g}" in statement.text()
 
 
 def test_statements_name_unit_adversary_and_relation() -> None:
-    local, central, sample = (describe(privacy, 1) for privacy in (LOCAL, CENTRAL, SAMPLE))
+    local, central, sample = (describe(p, updates(p, 1)) for p in (LOCAL, CENTRAL, SAMPLE))
     assert "one site" in local.unit
     assert "replaced" in local.relation
     assert "server" in local.adversary
@@ -118,7 +125,7 @@ def test_statements_name_unit_adversary_and_relation() -> None:
 
 
 def test_nothing_is_claimed_without_protection() -> None:
-    statement = describe(PrivacyConfig(), 10)
+    statement = describe(PrivacyConfig(), updates(PrivacyConfig(), 10))
     assert statement.epsilon == math.inf
     assert "no protection" in statement.text()
     values = json.loads(json.dumps(statement.to_json(), allow_nan=False))
@@ -135,15 +142,37 @@ def test_warnings() -> None:
         allow_unaccounted_metrics=True,
         delta=1e-3,
     )
-    warnings = " ".join(describe(seeded, 5, units=1000).warnings)
+    warnings = " ".join(describe(seeded, updates(seeded, 5), units=1000).warnings)
     for part in ("seed", "noise_multiplier is 0", "outside the guarantee", "1 / 1000"):
         assert part in warnings
-    assert describe(LOCAL, 5, units=10).warnings == ()
+    assert describe(LOCAL, updates(LOCAL, 5), units=10).warnings == ()
 
 
 def test_the_typical_record_stands_beside_the_worst_case() -> None:
-    statement = describe(PLANNED, 20, typical_epsilon=1.234)
+    statement = describe(PLANNED, updates(PLANNED, 20), typical_epsilon=1.234)
     text = statement.text()
     assert statement.epsilon > 1.234
     assert "typical record: 1.234" in text
     assert text.index(f"epsilon: {statement.epsilon:.4g}") < text.index("typical record")
+
+
+def test_a_sample_that_digests_hide_from_replacement_is_claimed_so_at_their_cost_too() -> None:
+    alone = describe(SAMPLE, updates(SAMPLE, 5))
+    digest = Entry(
+        run="r",
+        experiment="e",
+        recipient="server",
+        kind="digest",
+        unit="sample",
+        relation="replace",
+        mechanism="stated",
+        epsilon=8.0,
+        delta=0.0,
+    )
+    both = describe(SAMPLE, [*updates(SAMPLE, 5), digest])
+    assert both.epsilon > alone.epsilon + 8.0
+    assert (alone.relation, both.relation) == (
+        "one training sample is added or removed",
+        "one training sample is replaced by another",
+    )
+    assert "beside updates, with noise of their own: digest" in both.mechanism

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from engine.run import run_in_process
 from foundation.errors import ConfigError, PrivacyError, StateError
 from privacy.accountants import make_accountant
 from privacy.config import PrivacyConfig
+from privacy.entries import Entry
 from privacy.ledger import Ledger
 from privacy.noise import SecureNoise, SeededNoise
 from protocol.messages import TrainReply
@@ -313,22 +315,59 @@ def test_a_batch_norm_model_never_reaches_private_training() -> None:
         )
 
 
+UPDATE = Entry(
+    run="r",
+    experiment="e",
+    recipient="server",
+    kind="update",
+    unit="site",
+    relation="replace",
+    mechanism="gaussian",
+    noise_multiplier=0.5,
+    sample_rate=1.0,
+    steps=1,
+)
+
+
 def test_asked_minus_refused_is_what_is_counted(tmp_path: Path) -> None:
     releases = Releases(tmp_path)
-    assert releases.counts() == {}
-    releases.asked(1, ["a", "b"])
-    releases.refused(1, ["b"])
-    releases.asked(2, ["a", "b"])
-    assert releases.counts() == {"a": 2, "b": 1}
+    assert releases.charged() == {}
+    releases.asked(1, ["a", "b"], [UPDATE])
+    releases.refused(1, ["b"], [UPDATE])
+    releases.asked(2, ["a", "b"], [UPDATE])
+    assert releases.charged() == {"a": [UPDATE] * 2, "b": [UPDATE]}
     assert not releases.repeated(2) and releases.repeated(1)
     with releases.path.open("ab") as file:
         file.write(b'{"round": 3, "ask')
-    assert releases.counts() == {"a": 2, "b": 1}
-    releases.asked(3, ["a"])
-    assert releases.counts() == {"a": 3, "b": 1}
+    assert releases.charged() == {"a": [UPDATE] * 2, "b": [UPDATE]}
+    releases.asked(3, ["a"], [UPDATE])
+    assert releases.charged() == {"a": [UPDATE] * 3, "b": [UPDATE]}
     releases.path.write_bytes(b"damage\n" + releases.path.read_bytes())
     with pytest.raises(StateError, match="line 1"):
-        releases.counts()
+        releases.charged()
+
+
+def test_what_is_sent_again_is_counted_once_and_other_kinds_are_no_rounds(tmp_path: Path) -> None:
+    releases, digest = Releases(tmp_path), replace(UPDATE, kind="digest")
+    for _ in range(3):
+        releases.asked(1, ["a", "b", "c"], [digest, digest], once="digest-1")
+    releases.refused(1, ["b"], [digest, digest], once="digest-1")
+    for _ in range(3):
+        releases.refused(1, ["c"], [digest, digest], once="digest-1")
+    releases.asked(2, ["a"], [digest, digest], once="digest-2")
+    # b said no once: what it did the other times may have left
+    assert releases.charged() == {"a": [digest] * 4, "b": [digest] * 2, "c": []}
+    assert not releases.repeated(0)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"round": 1, "asked": ["a"]}', "[]", '{"asked": [1], "once": "", "entries": []}']
+)
+def test_a_line_that_is_none_of_ours_is_damage(tmp_path: Path, line: str) -> None:
+    releases = Releases(tmp_path)
+    releases.path.write_text(line + "\n")
+    with pytest.raises(StateError, match="line 1 is damaged"):
+        releases.charged()
 
 
 def test_no_noise_is_an_infinite_epsilon(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""What a release of digests is charged as, at the site and in what the server says of a run."""
+
+from typing import Any
+
+from privacy.calibration import gaussian_multiplier
+from privacy.digest_config import DigestConfig
+from privacy.digests import DigestGuarantee
+from privacy.entries import Entry
+
+
+def digest_entries(
+    config: DigestConfig, guarantee: DigestGuarantee, run: str, experiment: str, recipient: str
+) -> list[Entry]:
+    """What a release of digests is charged as: the features, and the labels where they are protected."""
+    common: dict[str, Any] = {
+        "run": run,
+        "experiment": experiment,
+        "recipient": recipient,
+        "kind": "digest",
+        "unit": "sample",
+        "relation": "replace",
+    }
+    if not config.protects:
+        note = ""
+        if guarantee.nominal is not None:
+            note = f"nominal epsilon {guarantee.nominal:g}; with a public scale {guarantee.if_public:g}"
+        return [Entry(**common, mechanism="unprotected", note=note)]
+    note = "labels are public" if config.labels == "public" else ""
+    if config.noise_source == "seeded":
+        note += "; seeded noise: a test, not a protection"
+    numbers: dict[str, Any] = {"mechanism": "stated", "epsilon": guarantee.epsilon, "delta": 0.0}
+    if config.protection == "gauss":
+        multiplier = gaussian_multiplier(guarantee.epsilon, guarantee.delta)
+        numbers = {"mechanism": "gaussian", "noise_multiplier": multiplier, "sample_rate": 1.0, "steps": 1}
+    entries = [Entry(**common, **numbers, note=note.removeprefix("; "))]
+    if config.label_epsilon is not None:
+        labels = {"mechanism": "stated", "epsilon": config.label_epsilon, "delta": 0.0}
+        entries.append(Entry(**common, **labels, note="labels of the digests, by randomised response"))
+    return entries

@@ -1,0 +1,119 @@
+"""The epsilon of a run is what its sites charged in it: every kind of release, also of what was repeated."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from config.run import RunSettings
+from engine.run import run_in_process
+from privacy.ledger import Ledger
+from server.curriculum import Curriculum
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "seed": 3,
+    "data": {
+        "source": "digits",
+        "sites": 3,
+        "samples_limit": 180,
+        "partition": {"kind": "iid"},
+        "normalise": {"mean": [0.3], "std": [0.4]},
+    },
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [8]},
+    "learner": {"batch_size": 16, "optimizer": {"lr": 0.05}},
+    "evaluation": {"federated": False},
+}
+SAMPLE = {
+    "mode": "sample",
+    "clip_norm": 1.0,
+    "noise_multiplier": 4.0,
+    "sample_rate": 0.5,
+    "accountant": "rdp",
+}
+LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 4.0, "accountant": "rdp"}
+DIGESTS = {
+    "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
+    "strategy": {"name": "digest_synthesis", "base": "fedavg"},
+    "privacy": SAMPLE,
+}
+VECTORS = {
+    "name": "clustered_personalisation",
+    "base": "fedavg",
+    "global_rounds": 1,
+    "clusters": 2,
+    "channels": 4,
+    "layers": 1,
+    "sparsity_epsilon": 8.0,
+}
+MEANS = {
+    "learner": SMALL["learner"]
+    | {"classifier": "nearest_mean", "means": "global", "memory": {"selection": "random", "per_class": 4}},
+    "privacy": LOCAL,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "updates": {"privacy": LOCAL},
+    "DP-SGD": {"privacy": SAMPLE},
+    "digests, Laplace": DIGESTS
+    | {"digests": {"per_digest": 4, "protection": "laplace", "epsilon": 8.0, "largest": 1.0}},
+    "digests, Gauss, labels too": DIGESTS
+    | {
+        "digests": {
+            "per_digest": 4,
+            "protection": "gauss",
+            "epsilon": 8.0,
+            "norm": 1.0,
+            "labels": "randomised",
+            "label_epsilon": 2.0,
+        }
+    },
+    "sparsity vectors": {"strategy": VECTORS, "privacy": SAMPLE},
+    "class means": MEANS,
+}
+
+
+def settings(folder: Path, **changes: Any) -> RunSettings:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(SMALL | changes))
+    return RunSettings(str(path), runs=str(folder / "runs"))
+
+
+def charged(folder: Path) -> dict[str, float]:
+    sites = folder / "runs" / "small" / "sites"
+    return {site.name: Ledger(site).cost(1e-5, "rdp").epsilon for site in sites.glob("site-*")}
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+def test_the_summary_says_what_the_ledgers_say(tmp_path: Path, changes: dict[str, Any]) -> None:
+    summary: dict[str, Any] = run_in_process(settings(tmp_path, **changes))
+    per_site = charged(tmp_path)
+    assert len(per_site) == 3
+    assert summary["epsilon"]["per_site"] == pytest.approx(per_site)
+    assert summary["epsilon"]["value"] == pytest.approx(max(per_site.values()))
+
+
+def test_sums_that_were_released_before_a_stop_are_counted_with_those_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(tmp_path, **MEANS)
+    finish = Curriculum._finish_task
+
+    def stopped(self: Curriculum, task: int) -> None:
+        def kill(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(self.history, "task_done", kill)
+        finish(self, task)
+
+    monkeypatch.setattr(Curriculum, "_finish_task", stopped)
+    for resume in ("", "yes"):
+        with pytest.raises(KeyboardInterrupt):
+            run_in_process(replace(chosen, resume=resume))
+    monkeypatch.setattr(Curriculum, "_finish_task", finish)
+    summary: dict[str, Any] = run_in_process(replace(chosen, resume="yes"))
+    ledger = Ledger(tmp_path / "runs" / "small" / "sites" / "site-0")
+    assert [entry.kind for entry in ledger.entries()].count("class_means") == 4
+    assert summary["epsilon"]["per_site"] == pytest.approx(charged(tmp_path))
