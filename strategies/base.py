@@ -134,11 +134,17 @@ class IncrementalStrategy(FlowerFedAvg):
         """The request for one site; default: the same for all."""
         return request
 
-    def serve_group(self, whole: "IncrementalStrategy", own: Arrays) -> None:
+    def check_layers(self, arrays: Arrays) -> None:
+        """Raises ConfigError when the method cannot work on a model of these tensors. Default: it can."""
+
+    def serve_group(
+        self, whole: "IncrementalStrategy", own: Arrays, former: "IncrementalStrategy | None"
+    ) -> None:
         """Serve a group of the sites that `whole`, of the same settings, serves; members says which.
 
-        own: layers that stay at the sites, as the global model has them; self.reference lacks them. Called
-        after attach and before begin_task or load_state_dict. Default: nothing is shared with `whole`.
+        own: layers that stay at the sites, as the global model has them; self.reference lacks them. former:
+        who served these sites in the task before, where the group goes on from there. Called after attach
+        and before begin_task or load_state_dict. Default: nothing is taken over.
         """
 
     def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
@@ -240,6 +246,7 @@ class IncrementalStrategy(FlowerFedAvg):
         """This round begins for a strategy inside this one, with its part of the model and of the outcome."""
         inner.reference, inner.outcome, inner.asked = reference, outcome, self.asked
         inner._stamp, inner._names = self._stamp, self._names
+        inner.max_update_norm = self.max_update_norm
         inner.begin_round()
 
     # Flower's own hooks

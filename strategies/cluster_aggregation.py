@@ -1,6 +1,7 @@
 """The models of clusters: each with a base strategy of its own that aggregates it."""
 
 import copy
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -54,7 +55,10 @@ class ClusterAggregation:
             cluster: _mean_with_rows([carried[s] for s in sites if s in carried], task.reference)
             for cluster, sites in sorted(members.items())
         }
-        self._aggregators = {cluster: self._aggregator(services, own) for cluster in self.models}
+        former = {cluster: self._former(sites, before or {}) for cluster, sites in members.items()}
+        self._aggregators = {
+            cluster: self._aggregator(services, own, former[cluster]) for cluster in self.models
+        }
         for cluster, aggregator in self._aggregators.items():
             aggregator.begin_task(
                 replace(task, reference=self.models[cluster], sites=tuple(members[cluster]))
@@ -122,13 +126,20 @@ class ClusterAggregation:
         self.models, self._aggregators = {}, {}
         for cluster in state["clusters"]:
             self.models[cluster] = part(f"model-{cluster}", state)
-            self._aggregators[cluster] = self._aggregator(services, own={})
+            self._aggregators[cluster] = self._aggregator(services, own={}, former=None)
             self._aggregators[cluster].load_state_dict(part(f"aggregator-{cluster}", state))
 
-    def _aggregator(self, services: Services, own: Arrays) -> IncrementalStrategy:
+    def _former(self, sites: list[str], before: Mapping[str, int]) -> IncrementalStrategy | None:
+        """Who served most of the sites in the task before, the lower cluster of equals."""
+        served = Counter(sorted(before[site] for site in sites if before.get(site) in self._aggregators))
+        return self._aggregators[served.most_common(1)[0][0]] if served else None
+
+    def _aggregator(
+        self, services: Services, own: Arrays, former: IncrementalStrategy | None
+    ) -> IncrementalStrategy:
         aggregator = copy.deepcopy(self._template)
         aggregator.attach(services)
-        aggregator.serve_group(self._whole, own)
+        aggregator.serve_group(self._whole, own, former)
         return aggregator
 
 

@@ -66,7 +66,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
         sparsity_delta: float = 1e-5,
         max_update_norm: float | None = None,
     ) -> None:
-        super().__init__(max_update_norm)
+        bounds = [bound for bound in (max_update_norm, base.max_update_norm) if bound is not None]
+        super().__init__(min(bounds, default=None))
         if type(base).train_round is not IncrementalStrategy.train_round or not base.serves_groups:
             raise ValueError(
                 f"base: {type(base).__name__} serves all sites at once and cannot work in one cluster beside "
@@ -84,6 +85,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         self._base, self.staleness = base, base.staleness
         self._global_rounds = global_rounds
         self._patterns = personal
+        self._personal: tuple[str, ...] = ()
         self._own_batch_norm = batch_norm == "local"
         self._vectors = VectorSettings(
             channels,
@@ -125,7 +127,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
         return replace(self._base.disclosures(), sparsity=protection if needed else None)
 
     def begin_task(self, task: TaskStart) -> None:
-        self._personal_of(task.reference)
+        self._personal = self._personal_of(task.reference)
+        self._base.check_layers(self._shared(task.reference))
         if self._services is not None and self._grouping.needs_vectors:
             network = self._vectors.network(self._services, task.reference)
             self._vectors.available(network, self._services.input_shape)
@@ -207,21 +210,17 @@ class ClusteredPersonalisation(IncrementalStrategy):
 
     # the personal phase
 
-    @property
-    def _personal(self) -> tuple[str, ...]:
-        return self._personal_of(self._global)
-
     def _personal_of(self, arrays: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """Raises ConfigError when a setting names no layer of the model."""
+        """In order of name. Raises ConfigError when a setting names no layer of the model."""
         named = select_layers(self._patterns, arrays)
         if not self._own_batch_norm:
-            return named
+            return tuple(sorted(named))
         normalising = batch_norm_layers(arrays)
         if not normalising:
             raise ConfigError(
                 "strategy.batch_norm: found local, but the model has no batch normalisation; allowed: shared"
             )
-        return tuple(name for name in arrays if name in (*named, *normalising))
+        return tuple(sorted({*named, *normalising}))
 
     def _shared(self, arrays: Mapping[str, Tensor]) -> Model:
         personal = set(self._personal)
@@ -321,6 +320,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
     def state_dict(self) -> dict[str, Any]:
         return {
             "phase_task": self._phase_task,
+            "personal": list(self._personal),
             "accuracy": self._accuracy.by_site,
             "by_round": self._accuracy.by_round,
             **self._clusters.state_dict(),
@@ -329,7 +329,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._phase_task = state["phase_task"]
+        self._phase_task, self._personal = state["phase_task"], tuple(state["personal"])
         self._accuracy.by_site, self._accuracy.by_round = state["accuracy"], state["by_round"]
         self._grouping.load_state_dict(part("grouping", state))
         self._base.load_state_dict(part("base", state))

@@ -21,6 +21,7 @@ from torch import Tensor
 from foundation.errors import ConfigError
 from foundation.streams import stream
 from models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from models.layers import with_rows
 from protocol.messages import TrainRequest
 from strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from strategies.digest_lending import DigestLending
@@ -109,17 +110,28 @@ class DigestSynthesis(IncrementalStrategy):
         self._begin_guidance()
         self.base.attach(services)
 
-    def serve_group(self, whole: IncrementalStrategy, own: Arrays) -> None:
-        """The group's digests are among those that `whole` has borrowed, and its guidance begins as theirs.
+    def check_layers(self, arrays: Arrays) -> None:
+        self.base.check_layers(arrays)
 
-        own: what the server's own copy of the sites' layers begins as.
+    def serve_group(
+        self, whole: IncrementalStrategy, own: Arrays, former: IncrementalStrategy | None
+    ) -> None:
+        """The group's digests are among those that `whole` has borrowed, and its guidance begins as theirs;
+        where it goes on from a former one, guidance and the server's own layers do too.
+
+        own: what the server's own copy of the sites' layers begins as, and its rows of new classes.
         """
         assert isinstance(whole, DigestSynthesis) and whole._lending is not None
+        assert former is None or isinstance(former, DigestSynthesis)
         self._whole, self._lending, self._own = whole, whole._lending, dict(own)
-        whole._forget_withdrawn()
-        self._guidance.load_state_dict(whole._guidance.state_dict())
-        self._withdrawals = whole._withdrawals
-        self.base.serve_group(whole.base, own)
+        source = former or whole
+        source._forget_withdrawn()
+        self._guidance.load_state_dict(source._guidance.state_dict())
+        self._withdrawals = source._withdrawals
+        if former is not None:
+            self._own = {name: with_rows(former._own[name], tensor) for name, tensor in own.items()}
+            self._velocities = (None, former._velocities[1])
+        self.base.serve_group(whole.base, own, None if former is None else former.base)
 
     def disclosures(self) -> Disclosures:
         return self.base.disclosures()
@@ -172,6 +184,8 @@ class DigestSynthesis(IncrementalStrategy):
             return answers
         assert self._lending is not None
         self._forget_withdrawn()
+        if self._whole is not None:
+            self._whole._forget_withdrawn()
         heard = {*self.outcome.participants, *(site for site, _ in self.outcome.dropped)}
         for site in self._lenders():
             if site in self._request.sites and site not in heard:
@@ -219,6 +233,12 @@ class DigestSynthesis(IncrementalStrategy):
             )
             return
         update, norm, steps, loss = result
+        if self.max_update_norm is not None and norm > self.max_update_norm:
+            self.outcome.warnings.append(
+                f"nobody stood in for {site}: an update of norm {norm:.4g} is above max_update_norm "
+                f"{self.max_update_norm:.4g}"
+            )
+            return
         samples, now = lending.store.samples(site), request.stamp.round
         reply = Admitted(site, update, norm, samples, loss, steps, base_round=now, stand_in=True)
         try:

@@ -7,12 +7,14 @@ diverged or poisoned site takes over; sign -1 trusts the near instead. See docs/
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from strategies.base import Arrays, IncrementalStrategy
+from foundation.errors import ConfigError
+from strategies.base import Arrays, IncrementalStrategy, TaskStart
 from strategies.bundles import bundles, of_each
 from strategies.exact_sum import ExactSum
 from strategies.gate import Admitted, Rejected
@@ -65,6 +67,16 @@ class LayerAttention(IncrementalStrategy):
         self._totals: dict[str, dict[str, float]] = {}
         self._told = False
 
+    def check_layers(self, arrays: Arrays) -> None:
+        if self.head_query == "client_mean" and not _heads(layers_of(arrays, self.granularity)):
+            raise ConfigError(
+                "strategy.head_query: found client_mean, but no shared tensor's name starts with "
+                f"{HEAD!r}; allowed: grown"
+            )
+
+    def begin_task(self, task: TaskStart) -> None:
+        self.check_layers(task.reference)
+
     def begin_round(self) -> None:
         self._layers = layers_of(self.reference, self.granularity)
         size = sum(tensor.numel() for tensor in self.reference.values())
@@ -78,14 +90,13 @@ class LayerAttention(IncrementalStrategy):
         self._norms: dict[str, float] = {}
         self._room = ExactSum({})
         self._head_mean = ExactSum({})
-        heads = [layer for layer in self._layers if layer.startswith(HEAD) or layer == HEAD.rstrip(".")]
+        heads = _heads(self._layers)
         self._from_mean = set(heads if self.head_query == "client_mean" else ())
         self._late = [layer for layer in self._layers if self.scale == "mean" or layer in self._from_mean]
         late = {name: tensor for layer in self._late for name, tensor in self._layers[layer].items()}
         self._waiting = UpdateFile(late) if late else None
         if self.head_query == "client_mean":
-            if not heads:
-                raise ValueError(f"head_query client_mean: the model has no tensor that starts with {HEAD!r}")
+            self.check_layers(self.reference)
             self._head_mean = ExactSum({n: t for layer in heads for n, t in self._layers[layer].items()})
 
     def fold(self, reply: Admitted) -> None:
@@ -199,6 +210,10 @@ class LayerAttention(IncrementalStrategy):
             self.outcome.warnings.append(
                 f"layer_attention.alpha is {self.alpha}: steps beyond the sites' mean can diverge above 1.5"
             )
+
+
+def _heads(layers: Iterable[str]) -> list[str]:
+    return [layer for layer in layers if layer.startswith(HEAD) or layer == HEAD.rstrip(".")]
 
 
 def layers_of(arrays: Arrays, granularity: Granularity) -> dict[str, Arrays]:

@@ -47,7 +47,9 @@ class Target(FedAvg):
     def attach(self, services: Services) -> None:
         self._services = services
 
-    def serve_group(self, whole: IncrementalStrategy, own: Arrays) -> None:
+    def serve_group(
+        self, whole: IncrementalStrategy, own: Arrays, former: IncrementalStrategy | None
+    ) -> None:
         """The inputs are those of the old model, which all groups have in common."""
         assert isinstance(whole, Target)
         self._whole = whole

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from config.run import RunSettings
 from engine.run import run_in_process
-from foundation.errors import ConfigError, PrivacyError
+from foundation.errors import ConfigError, PrivacyError, StateError
+from protocol.tensors import content_sha256
 from server.checkpoint import load_checkpoint
 from strategies.registry import build_strategy
 
@@ -18,7 +20,7 @@ SMALL: dict[str, Any] = {
     "name": "composed",
     "seed": 3,
     "data": {"source": "digits", "sites": 3, "samples_limit": 180, "partition": {"kind": "iid"}},
-    "tasks": {"count": 2, "rounds": 2},
+    "tasks": {"count": 2, "rounds": 3},
     "model": {"name": "mlp", "hidden": [8]},
     "learner": {"batch_size": 16, "optimizer": {"lr": 0.05}},
     "evaluation": {"federated": False},
@@ -65,6 +67,15 @@ def settings_of(folder: Path, runs: str = "runs", **changes: Any) -> RunSettings
     return RunSettings(str(path), runs=str(folder / runs))
 
 
+def state_of(folder: Path, runs: str = "runs") -> dict[str, Any]:
+    """What the strategy keeps: facts as they are, tensors by what they hold."""
+    checkpoint, _ = load_checkpoint(folder / runs / "composed" / "checkpoint")
+    return {
+        name: content_sha256({name: value}) if isinstance(value, torch.Tensor) else value
+        for name, value in checkpoint.strategy.items()
+    }
+
+
 def rounds_of(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "runs" / "composed" / "events.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == "round"]
@@ -75,12 +86,14 @@ def test_a_composition_runs_and_goes_on_after_a_stop_to_the_same_bits(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     whole: dict[str, Any] = run_in_process(settings_of(tmp_path, **changes))
+    kept = state_of(tmp_path)
     assert len(whole["accuracy_matrix"]) == 2
     assert all(event["participants"] and not event["skipped"] for event in rounds_of(tmp_path))
     assert (whole["epsilon"] is not None) == ("privacy" in changes)
 
     def stop(event: dict[str, Any]) -> None:
-        if event["event"] == "round" and event["round"] == 4:
+        # the newest checkpoint is of round 5: inside clusters, where there are some
+        if event["event"] == "round" and event["round"] == 6:
             raise KeyboardInterrupt
 
     settings = settings_of(tmp_path, runs="stopped", **changes)
@@ -89,6 +102,16 @@ def test_a_composition_runs_and_goes_on_after_a_stop_to_the_same_bits(
     resumed = run_in_process(replace(settings, resume="yes"))
     assert resumed["model_sha256"] == whole["model_sha256"]
     assert resumed.get("attention") == whole.get("attention")
+    assert state_of(tmp_path, "stopped") == kept
+
+
+@pytest.mark.parametrize("name", ["layer attention in clusters", "FedDig in clusters, heads at the sites"])
+def test_a_run_that_is_finished_can_be_resumed_to_write_its_results_again(tmp_path: Path, name: str) -> None:
+    settings = settings_of(tmp_path, **COMPOSITIONS[name])
+    whole: dict[str, Any] = run_in_process(settings)
+    again = run_in_process(replace(settings, resume="yes"))
+    for block in ("personalisation", "personalised_accuracy", "model_sha256", "digest"):
+        assert again.get(block) == whole.get(block)
 
 
 @pytest.mark.slow
@@ -131,6 +154,33 @@ def test_a_reply_may_be_as_late_as_the_base_takes_it(wrapper: dict[str, Any]) ->
     keys = {key: value for key, value in wrapper.items() if key != "name"}
     for base, rounds in (("multi_factor", 2), ("fedavg", 0)):
         assert build_strategy(wrapper["name"], keys | {"base": base}).staleness == rounds
+
+
+def test_a_bound_on_the_norm_of_updates_counts_inside_clusters_as_it_does_alone(tmp_path: Path) -> None:
+    base = {"name": "fedavg", "max_update_norm": 1e-6}
+    strategy = CLUSTERS | {"base": base}
+    with pytest.raises(StateError, match="norm .* is above max_update_norm"):
+        run_in_process(settings_of(tmp_path, strategy=strategy, rounds={"max_skipped": 1}))
+
+
+def test_a_stand_in_above_the_bound_does_not_teach(tmp_path: Path) -> None:
+    base = {"name": "fedavg", "max_update_norm": 1e-6}
+    changes: dict[str, Any] = DIGESTS | {"strategy": {"name": "digest_synthesis", "base": base}}
+    run_in_process(settings_of(tmp_path, **changes, rounds={"max_skipped": 9}))
+    events = [event for event in rounds_of(tmp_path) if event["skipped"]]
+    assert len(events) == 6
+    text = (tmp_path / "runs" / "composed" / "events.jsonl").read_text()
+    assert "nobody stood in for site-1: an update of norm" in text
+
+
+def test_a_base_that_lacks_its_layers_inside_clusters_is_refused_before_the_first_round(
+    tmp_path: Path,
+) -> None:
+    base = {"name": "layer_attention", "head_query": "client_mean"}
+    with pytest.raises(ConfigError, match="strategy.head_query: found client_mean, but no shared tensor"):
+        run_in_process(settings_of(tmp_path, strategy=CLUSTERS | {"base": base}))
+    assert not rounds_of(tmp_path)
+    run_in_process(settings_of(tmp_path, runs="whole", strategy=CLUSTERS | {"base": base, "personal": []}))
 
 
 @pytest.mark.parametrize("inner", [CLUSTERS | {"base": "fedavg"}, IN_CLUSTERS], ids=["clusters", "FedDig"])

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from models.incremental import travelling
 from models.registry import build_model
 from server.app import serve
 from server.checkpoint import load_checkpoint
+from strategies.digest_synthesis import DigestSynthesis
+from strategies.fedavg import FedAvg
 from strategies.recall import Momentum, Recall
 
 SITES = [f"site-{number}" for number in range(4)]
@@ -76,14 +79,30 @@ def cluster_model(folder: Path, cluster: int, runs: str = "runs") -> dict[str, t
     }
 
 
-def test_one_cluster_that_shares_everything_is_feddig(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_one_cluster_that_shares_everything_is_feddig(tmp_path: Path, tasks: int) -> None:
     one = clusters(grouping="random", groups=None, clusters=1, personal=[], global_rounds=0)
-    run_in_process(settings(tmp_path, **one))
-    run_in_process(settings(tmp_path, "plain", strategy=FEDDIG))
+    rounds: dict[str, Any] = {"tasks": {"count": tasks, "rounds": 4 // tasks}}
+    run_in_process(settings(tmp_path, **one, **rounds))
+    run_in_process(settings(tmp_path, "plain", strategy=FEDDIG, **rounds))
     plain, _ = load_checkpoint(tmp_path / "plain" / "small" / "checkpoint")
     inside = cluster_model(tmp_path, 0)
     assert inside.keys() == plain.arrays.keys()
     assert all(torch.equal(inside[name], tensor) for name, tensor in plain.arrays.items())
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_guidance_and_own_layers_begin_as_those_of_the_task_before_or_of_all_sites(goes_on: bool) -> None:
+    whole, former, group = (DigestSynthesis(FedAvg()) for _ in range(3))
+    lending: Any = SimpleNamespace(withdrawals=0)
+    for seed, strategy in enumerate((whole, former, group)):
+        strategy._lending, strategy._guidance = lending, GuidanceProducer((5,), seed=seed)
+    former._own = {"head.weight": torch.ones(2, 3)}
+    group.serve_group(whole, {"head.weight": torch.zeros(3, 3)}, former if goes_on else None)
+    rows = group._own["head.weight"].sum(dim=1).tolist()
+    assert rows == ([3.0, 3.0, 0.0] if goes_on else [0.0, 0.0, 0.0])
+    source = (former if goes_on else whole)._guidance.state_dict()
+    assert all(torch.equal(source[name], tensor) for name, tensor in group._guidance.state_dict().items())
 
 
 @pytest.mark.parametrize("personal", [[], ["head"]], ids=["whole models", "heads at the sites"])
@@ -175,6 +194,7 @@ def test_a_withdrawal_in_one_cluster_ends_what_every_cluster_has_learnt_from_the
     checkpoint, _ = load_checkpoint(tmp_path / "runs" / "small" / "checkpoint")
     assert checkpoint.strategy["aggregator-0/withdrawals"] == 1
     assert checkpoint.strategy["aggregator-1/withdrawals"] == 1
+    assert checkpoint.strategy["base/withdrawals"] == 1
 
 
 def test_a_site_that_is_away_in_the_next_task_is_stood_in_for_in_a_found_cluster(tmp_path: Path) -> None:

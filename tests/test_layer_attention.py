@@ -312,5 +312,5 @@ def test_the_printed_head_rule_needs_a_head_of_its_own() -> None:
         build_strategy("layer_attention", {"granularity": "model", "head_query": "client_mean"})
     strategy = LayerAttention(head_query="client_mean")
     strategy.reference = ZERO
-    with pytest.raises(ValueError, match=r"starts with 'head\.'"):
+    with pytest.raises(ConfigError, match=r"starts with 'head\.'"):
         strategy.begin_round()
