@@ -49,7 +49,7 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
             entry.recipient,
             entry.kind,
             entry.unit,
-            entry.mechanism,
+            f"{entry.mechanism}, seeded" if entry.seeded else entry.mechanism,
             *["" if number is None else f"{number:g}" for number in numbers],
         )
     console.print(table)

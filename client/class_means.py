@@ -12,7 +12,7 @@ from torch import Tensor
 
 from client.batches import TrainingSet
 from client.evaluation import unit_features
-from client.policy import check_protection
+from client.policy import check_update
 from client.release import RECIPIENT, charge_entry
 from client.site import Site
 from foundation.errors import PrivacyError
@@ -53,7 +53,7 @@ def release_class_sums(
     counts are 1 whatever the site holds. Raises PolicyRefusal when the site demands a protection that the
     experiment lacks, PrivacyError when the lifetime budget does not cover the release.
     """
-    check_protection(site.identity.policy, site.experiment)
+    check_update(site.identity.policy, site.experiment)
     exemplars = site.samples(kept)
     sums = class_sums(model, exemplars)
     privacy, identity = site.experiment.privacy, site.identity

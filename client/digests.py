@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client.policy import check_samples
+from client.policy import check_digests, check_samples
 from client.release import RECIPIENT, charge_entry
 from client.site import Site
-from foundation.errors import ConfigError, PolicyRefusal, ProtocolError
+from foundation.errors import ConfigError, ProtocolError
 from foundation.streams import stream
 from models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
 from privacy.digest_config import DigestConfig
@@ -30,7 +30,7 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
 
     A site whose policy lends none says so. Raises PolicyRefusal when the site demands a protection that these
     do not have; DataError when it has fewer samples than one digest takes; PrivacyError when its budget does
-    not cover them.
+    not cover them, or the experiment's claim would be false.
     """
     policy = site.identity.policy
     site.check_stamp(request)
@@ -41,11 +41,7 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
         return DigestReply(
             **request.stamp_fields, encoder=request.encoder, samples_per_digest=config.per_digest
         )
-    if policy.require_privacy != "none" and not config.protects:
-        raise PolicyRefusal(
-            f"policy.require_privacy: this site demands {policy.require_privacy!r}; digests.protection "
-            f"{config.protection!r} proves nothing, allowed laplace or gauss"
-        )
+    check_digests(policy, site.experiment, config)
     encoder = build_encoder(site.experiment.encoder, site.data.input_shape, site.experiment.seed)
     ours = encoder_hash(encoder)
     if request.encoder != ours:

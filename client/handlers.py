@@ -14,7 +14,7 @@ from client.exemplars import ExemplarStore
 from client.kept_model import keep_own_model
 from client.local_training import LocalTraining
 from client.own_layers import has_own_layers, keep_own_layers, shared_update, with_own_layers
-from client.policy import check_answer, check_evaluation, check_protection, check_samples
+from client.policy import check_answer, check_evaluation, check_samples, check_update
 from client.pretraining import task_places
 from client.prototypes import prototype_gradients
 from client.release import charge, check_reply, release_update
@@ -41,11 +41,11 @@ Previous = tuple[str, dict[str, Tensor]] | None
 def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     """Train on this task's data and the exemplars of earlier ones; release the protected update."""
     check_answer(site.identity.policy, "train")
-    check_protection(site.identity.policy, site.experiment)
+    turn = turn_of(request)
+    check_update(site.identity.policy, site.experiment, turn)
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
     places, exemplars = training_places(site, request, previous)
-    turn = turn_of(request)
     if turn is not None:
         labels, seed = site.data.y[places], site.experiment.seed
         places, exemplars = segment_of(turn, places, labels, exemplars, request, seed, site.name)
@@ -112,7 +112,6 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
 def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Count right answers on the site's test samples, or where it has none on its validation samples."""
     check_answer(site.identity.policy, "evaluate")
-    check_evaluation(site.experiment)
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
     model, _ = site.bench.load(request.num_classes, request.arrays, previous)
@@ -123,8 +122,10 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
 def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> tuple[list[int], list[int]]:
     """(right answers, samples) of each class on the site's test samples, or else its validation samples.
 
-    They leave the site, so they are charged to its ledger here.
+    They leave the site, so whether they may is checked here, and they are charged to its ledger. Raises
+    PolicyRefusal when they may not, PrivacyError when the site has a budget.
     """
+    check_evaluation(site.identity.policy, site.experiment)
     model.eval()
     part = "test" if len(site.data.test) else "validation"
     data = site.samples(site.data.task_indices(part, 0, request.num_classes))

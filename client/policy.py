@@ -1,8 +1,22 @@
-"""What this site answers. The policy is the hospital's; nothing in a message can widen it."""
+"""What this site answers, and what may leave it. The policy is the hospital's; nothing in a message can widen
+it.
 
+A release is judged by what really hides it, which the experiment's privacy.mode alone does not say: the mode
+must be the one that the hospital demands, its claim must be true of these settings, its noise must be unknown
+to the server, and nothing may leave beside it. Each kind of release has its one check here, which is made
+before anything is computed.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from config.claims import check_claim
 from config.experiment import Experiment
 from config.site import Answer, SitePolicy
+from config.turn import Turn
 from foundation.errors import PolicyRefusal
+from privacy.config import Mode
+from privacy.digest_config import DigestConfig
 
 
 def check_answer(policy: SitePolicy, kind: Answer) -> None:
@@ -10,15 +24,6 @@ def check_answer(policy: SitePolicy, kind: Answer) -> None:
     if kind not in policy.answers:
         raise PolicyRefusal(
             f"policy.answers: {kind!r} is not answered here; answered: {', '.join(policy.answers) or 'none'}"
-        )
-
-
-def check_protection(policy: SitePolicy, experiment: Experiment) -> None:
-    """Raises PolicyRefusal when the experiment's protection is not the one that the site demands."""
-    if policy.require_privacy not in ("none", experiment.privacy.mode):
-        raise PolicyRefusal(
-            f"policy.require_privacy: this site demands {policy.require_privacy!r}, "
-            f"the experiment has privacy.mode {experiment.privacy.mode!r}"
         )
 
 
@@ -30,10 +35,73 @@ def check_samples(policy: SitePolicy, found: int) -> None:
         )
 
 
-def check_evaluation(experiment: Experiment) -> None:
-    """Raises PolicyRefusal when the counts would leave in the clear beside protected updates."""
+def check_update(policy: SitePolicy, experiment: Experiment, turn: Turn | None = None) -> None:
+    """Whether an update, or the sums for class means that are protected like one, may leave. turn: in a ring.
+
+    Raises PrivacyError when its claim would be false, PolicyRefusal when the site demands another protection.
+    """
+    check_claim(experiment, turn=turn)
+    privacy = experiment.privacy
+    if privacy.enabled and privacy.allow_unaccounted_metrics:
+        why = "privacy.allow_unaccounted_metrics lets counts and losses leave in the clear beside each update"
+        protection = _Protection("none", why)
+    else:
+        why = f"the experiment has privacy.mode {privacy.mode!r}"
+        protection = _Protection(privacy.mode, why, privacy.noise_source)
+    _demand(policy, protection)
+
+
+def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestConfig) -> None:
+    """Whether digests may leave; errors as check_update()."""
+    check_claim(experiment)
+    if not digests.protects:
+        protection = _Protection("none", f"digests.protection {digests.protection!r} proves nothing")
+    elif digests.labels == "public":
+        protection = _Protection(
+            "none", "digests.labels 'public' sends labels in the clear", digests.noise_source
+        )
+    else:
+        protection = _Protection("sample", "a digest hides one sample", digests.noise_source)
+    _demand(policy, protection)
+
+
+def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) -> None:
+    """Whether a sparsity vector may leave; errors as check_update()."""
+    check_claim(experiment, sparsity="sample" if noised else "none")
+    if noised:
+        why, source = "a sparsity vector with noise hides one sample", experiment.privacy.noise_source
+        _demand(policy, _Protection("sample", why, source))
+    else:
+        _demand(policy, _Protection("none", "a sparsity vector without noise hides nothing"))
+
+
+def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
+    """Whether counts of right answers, which have no noise, may leave. Raises PolicyRefusal when not."""
+    _demand(policy, _Protection("none", "counts of right answers leave without noise"))
     if experiment.privacy.enabled and not experiment.privacy.allow_unaccounted_metrics:
         raise PolicyRefusal(
             f"privacy.mode {experiment.privacy.mode}: counts of right answers leave without noise, and no "
             "accountant covers them; allowed with privacy.allow_unaccounted_metrics alone"
+        )
+
+
+@dataclass(frozen=True)
+class _Protection:
+    """What hides a release. kind: in the words of policy.require_privacy. why: what makes it so."""
+
+    kind: Mode
+    why: str
+    noise_source: Literal["secure", "seeded"] = "secure"
+
+
+def _demand(policy: SitePolicy, found: _Protection) -> None:
+    if policy.require_privacy not in ("none", found.kind):
+        raise PolicyRefusal(
+            f"policy.require_privacy: this site demands {policy.require_privacy!r}; {found.why}"
+        )
+    # a policy that demands a protection has a budget, so this covers both
+    if policy.max_epsilon is not None and found.noise_source == "seeded":
+        raise PolicyRefusal(
+            "policy.max_epsilon: noise_source is 'seeded', which whoever knows the seed can subtract; "
+            "allowed 'secure'"
         )

@@ -55,7 +55,8 @@ def release_update(site: Site, request: TrainRequest, result: TrainingResult, sa
 
 
 def charge(site: Site, run: str, *, of_update: bool) -> None:
-    """Record a release in the site's ledger, before it leaves: an update, or else counts of an evaluation.
+    """Record a release in the site's ledger, before it leaves: an update, with what the experiment lets leave
+    in the clear beside it, or else counts of an evaluation.
 
     Raises PrivacyError when the lifetime budget does not cover it, StateError when it cannot be recorded.
     """
@@ -63,41 +64,40 @@ def charge(site: Site, run: str, *, of_update: bool) -> None:
     if privacy.mode == "none" and not identity.deployed:
         return
     if of_update:
-        entry = _entry_of_update(site, run)
+        if privacy.enabled and privacy.allow_unaccounted_metrics:
+            charge_entry(site, _in_the_clear(site, run, "metrics"))
+        charge_entry(site, _entry_of_update(site, run))
     else:
-        entry = Entry(
-            run=run,
-            experiment=site.experiment.digest,
-            recipient=RECIPIENT,
-            kind="evaluation",
-            unit="site",
-            relation="replace",
-            mechanism="unprotected",
-        )
-    charge_entry(site, entry)
+        charge_entry(site, _in_the_clear(site, run, "evaluation"))
 
 
 def charge_entry(site: Site, entry: Entry) -> None:
     """Record one release against the site's lifetime budget; errors as charge()."""
     policy, accountant = site.identity.policy, site.experiment.privacy.accountant
-    limit = None if policy.max_epsilon is None else Limit(policy.max_epsilon, policy.delta, accountant)
+    limit = (
+        None
+        if policy.max_epsilon is None
+        else Limit(policy.max_epsilon, policy.delta, accountant, policy.unit)
+    )
     _ledger(site.identity.state_dir).charge(entry, limit)
 
 
 def check_reply(site: Site, reply: TrainReply) -> TrainReply:
-    """The reply, unless it carries data-dependent values that no accountant covers.
+    """The reply, unless it carries data-dependent values that no accountant covers: no tensors ever, and no
+    numbers unless the experiment allows them.
 
     Raises PrivacyError naming them; a strategy that asks for them does not go with this privacy mode.
     """
     privacy = site.experiment.privacy
-    if privacy.enabled and not privacy.allow_unaccounted_metrics:
-        told = json.loads(reply.metrics)
-        beside = [*(reply.method or {}), *(f"metrics.{name}" for name in told if name not in POLICY_METRICS)]
-        if beside:
-            raise PrivacyError(
-                f"privacy.mode {privacy.mode}: the reply would carry {', '.join(beside[:3])} beside the "
-                "protected update, which no accountant covers; choose a strategy that exchanges updates only"
-            )
+    if not privacy.enabled:
+        return reply
+    told = () if privacy.allow_unaccounted_metrics else json.loads(reply.metrics)
+    beside = [*(reply.method or {}), *(f"metrics.{name}" for name in told if name not in POLICY_METRICS)]
+    if beside:
+        raise PrivacyError(
+            f"privacy.mode {privacy.mode}: the reply would carry {', '.join(beside[:3])} beside the "
+            "protected update, which no accountant covers; choose a strategy that exchanges updates only"
+        )
     return reply
 
 
@@ -126,6 +126,18 @@ def _entry_of_update(site: Site, run: str) -> Entry:
         recipient=RECIPIENT,
         sample_rate=privacy.sample_rate,
         steps=steps,
+    )
+
+
+def _in_the_clear(site: Site, run: str, kind: str) -> Entry:
+    return Entry(
+        run=run,
+        experiment=site.experiment.digest,
+        recipient=RECIPIENT,
+        kind=kind,
+        unit="site",
+        relation="replace",
+        mechanism="unprotected",
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from client.batches import EVALUATION_BATCH, TrainingSet
 from client.handlers import Previous, training_places
-from client.policy import check_answer, check_protection
+from client.policy import check_answer, check_sparsity
 from client.release import RECIPIENT, charge_entry
 from client.site import Site
 from foundation.errors import ConfigError, DataError, ProtocolError
@@ -19,7 +19,6 @@ from foundation.streams import stream
 from models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, zero_shares
 from models.vgg_front import vgg11_front, with_weights
 from privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
-from privacy.combinations import refuse_false_claims
 from privacy.entries import Entry
 from privacy.noise import SecureNoise, SeededNoise, add_noise
 from protocol.messages import SparsityReply, SparsityRequest
@@ -28,13 +27,9 @@ from protocol.tensors import Tensors, content_sha256
 
 def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     """The mean share of zeros of the channels asked for, over the samples that this task is trained on."""
-    privacy, policy = site.experiment.privacy, site.identity.policy
+    policy, noised = site.identity.policy, request.epsilon is not None
     check_answer(policy, "sparsity")
-    check_protection(policy, site.experiment)
-    noised = request.epsilon is not None
-    refuse_false_claims(
-        privacy, norm=site.experiment.model.norm or "none", sparsity="sample" if noised else "none"
-    )
+    check_sparsity(policy, site.experiment, noised=noised)
     site.check_stamp(request)
     plan = _plan(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
@@ -118,6 +113,6 @@ def _release(site: Site, request: SparsityRequest, vector: Tensor, samples: int)
             noise_multiplier=gaussian_multiplier(request.epsilon, request.delta),
             sample_rate=1.0,
             steps=1,
-            note="" if secure else "seeded noise: a test, not a protection",
+            seeded=not secure,
         )
     charge_entry(site, entry)

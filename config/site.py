@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from config.yaml_file import read_yaml, validate
 from data.config import DataConfig
+from privacy.config import Mode
 
 Answer = Literal["train", "evaluate", "digest", "sparsity"]
 ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "digest", "sparsity")
-STRENGTH = {"none": 0, "client_central": 1, "client_local": 2, "sample": 2}
-"""Protections in order of what the server itself can learn; a policy accepts its own kind, or any if none."""
 
 
 class SitePolicy(BaseModel):
@@ -21,11 +20,29 @@ class SitePolicy(BaseModel):
     answers: list[Answer] = ["train", "evaluate"]
     min_samples: int = Field(default=1, ge=1)
     """Fewer samples to train on than this, and the site does not answer."""
-    require_privacy: Literal["none", "client_central", "client_local", "sample"] = "none"
-    max_epsilon: float | None = Field(default=None, gt=0)
+    require_privacy: Mode = "none"
+    """What must hide everything that leaves: exactly this, since none of them implies another."""
+    max_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Lifetime budget of this site, over all runs; None: no budget, which require_privacy other than none
     forbids."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _protection_has_a_budget(self) -> "SitePolicy":
+        if self.require_privacy != "none" and self.max_epsilon is None:
+            raise ValueError(
+                f"max_epsilon: missing with require_privacy {self.require_privacy!r}, which without a limit "
+                "would accept any noise, none included; allowed: a number above 0"
+            )
+        return self
+
+    @property
+    def unit(self) -> Literal["site", "sample"] | None:
+        """What the budget must hide: the unit of the protection demanded; None: the largest that all
+        releases hide."""
+        if self.require_privacy == "none":
+            return None
+        return "sample" if self.require_privacy == "sample" else "site"
 
 
 class Connection(BaseModel):

@@ -18,6 +18,8 @@ def refuse_false_claims(
     balanced_replay: bool = False,
     classification_uses_counts: bool = False,
     loss_couples_samples: bool = False,
+    segments: int = 1,
+    feature_noise: bool = False,
     normalisation_from_data: bool = False,
     weights_use_metrics: bool = False,
     clear_uploads: Sequence[str] = (),
@@ -33,6 +35,7 @@ def refuse_false_claims(
     normalisation_from_data: inputs are scaled by figures of the training data, such as its mean.
     classification_uses_counts: the loss has a prior from the site's own class counts.
     loss_couples_samples: a term compares samples of a batch, as a contrastive one does.
+    segments: of a site's data, one a turn; feature_noise: on what a module gives on; both in a ring.
     weights_use_metrics: aggregation weights depend on loss or accuracy that sites report.
     clear_uploads: names of arrays or figures that a reply carries beside the protected update.
     digest, sparsity: the unit that the release's own noise protects, "none" without a proven guarantee; None
@@ -52,6 +55,13 @@ def refuse_false_claims(
             "inputs are scaled by the mean and deviation of the training data, which carry no noise; give "
             "public constants in data.normalise"
         )
+    if segments > 1:
+        reasons.append(
+            "which samples a segment holds depends on the others, and every turn is a release of its own "
+            "while a site's account counts one in a round; use 1 segment"
+        )
+    if feature_noise:
+        reasons.append("noise on features is in no account; leave it out")
     if norm == "batch":
         reasons.append(_batch_norm(privacy))
     if privacy.mode == "sample":

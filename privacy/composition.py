@@ -25,7 +25,8 @@ from privacy.entries import Entry, Relation, Unit
 
 @dataclass(frozen=True)
 class Cost:
-    """A guarantee over a set of releases. epsilon is infinite when one of them left without protection."""
+    """A guarantee over a set of releases. epsilon is infinite when one of them left without protection, to
+    which seeded noise belongs; unprotected counts those."""
 
     epsilon: float
     delta: float
@@ -58,7 +59,7 @@ def compose(
     relation: Relation = (
         "add_remove" if all(_covers_add_remove(entry, unit) for entry in entries) else "replace"
     )
-    unprotected = sum(entry.mechanism == "unprotected" for entry in entries)
+    unprotected = sum(not entry.protected for entry in entries)
     hidden = unprotected == 0 and (unit == "sample" or common_unit(entries) == "site")
     return Cost(
         epsilon=_epsilon(entries, delta, accountant, unit, relation) if hidden else math.inf,

@@ -25,14 +25,13 @@ def digest_entries(
         if guarantee.nominal is not None:
             note = f"nominal epsilon {guarantee.nominal:g}; with a public scale {guarantee.if_public:g}"
         return [Entry(**common, mechanism="unprotected", note=note)]
+    common["seeded"] = config.noise_source == "seeded"
     note = "labels are public" if config.labels == "public" else ""
-    if config.noise_source == "seeded":
-        note += "; seeded noise: a test, not a protection"
     numbers: dict[str, Any] = {"mechanism": "stated", "epsilon": guarantee.epsilon, "delta": 0.0}
     if config.protection == "gauss":
         multiplier = gaussian_multiplier(guarantee.epsilon, guarantee.delta)
         numbers = {"mechanism": "gaussian", "noise_multiplier": multiplier, "sample_rate": 1.0, "steps": 1}
-    entries = [Entry(**common, **numbers, note=note.removeprefix("; "))]
+    entries = [Entry(**common, **numbers, note=note)]
     if config.label_epsilon is not None:
         labels = {"mechanism": "stated", "epsilon": config.label_epsilon, "delta": 0.0}
         entries.append(Entry(**common, **labels, note="labels of the digests, by randomised response"))

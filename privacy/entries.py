@@ -32,6 +32,8 @@ class Entry:
     such as Laplace noise or randomised response; "unprotected" leaves in the clear and costs an infinite
     epsilon.
     trusts_server: the noise is added by the server, so against the server itself there is no guarantee.
+    seeded: the noise repeats from the experiment's seed, which the recipient may know and then subtract; the
+    numbers say what it would be worth from a secure source.
     Raises PrivacyError when the numbers do not fit the mechanism.
     """
 
@@ -48,6 +50,7 @@ class Entry:
     epsilon: float | None = None
     delta: float | None = None
     trusts_server: bool = False
+    seeded: bool = False
     note: str = ""
     time: str = ""
 
@@ -107,8 +110,13 @@ class Entry:
             sample_rate=1.0 if once else sample_rate,
             steps=1 if once else steps,
             trusts_server=privacy.mode == "client_central",
-            note="seeded noise: a test, not a protection" if privacy.noise_source == "seeded" else "",
+            seeded=privacy.noise_source == "seeded",
         )
+
+    @property
+    def protected(self) -> bool:
+        """Whether anything is hidden from the recipient at all."""
+        return self.mechanism != "unprotected" and not self.seeded
 
     def to_json(self) -> dict[str, Any]:
         """The fields that say something; JSON-safe, for no release stores an infinite number."""
@@ -133,7 +141,7 @@ class Entry:
             fits = (
                 isinstance(value, int if name == "steps" else int | float) and not isinstance(value, bool)
                 if number
-                else isinstance(value, bool if name == "trusts_server" else str)
+                else isinstance(value, bool if name in ("trusts_server", "seeded") else str)
             )
             if not fits:
                 raise PrivacyError(f"field {name} is {value!r}, which is not of its type")

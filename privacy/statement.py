@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from privacy.composition import compose
@@ -115,12 +115,14 @@ def describe(
 ) -> Statement:
     """The claim after one site's releases under one privacy block.
 
-    releases: of every kind, as the site charges them. units: sites or samples that the guarantee speaks of,
+    releases: of every kind, as the site charges them; under seeded noise, which protects nothing, epsilon is
+    what they would cost with noise from the secure source, and a warning says so. units: sites or samples that the guarantee speaks of,
     where known; a delta of 1 / units or more is worth nothing. also_open: what else leaves without noise in
     the experiment at hand.
     """
     unit = "sample" if privacy.mode == "sample" else "site"
-    cost = compose(releases, privacy.delta, privacy.accountant, unit)
+    secure = [replace(entry, seeded=False) for entry in releases]
+    cost = compose(secure, privacy.delta, privacy.accountant, unit)
     replaced = privacy.mode == "sample" and cost.relation == "replace"
     return Statement(
         unit=_UNIT[privacy.mode],
@@ -133,7 +135,7 @@ def describe(
         typical_epsilon=typical_epsilon,
         typical_relation=TYPICAL[privacy.mode],
         not_covered=(*_NOT_COVERED[privacy.mode], *also_open, *_NEVER_COVERED),
-        warnings=tuple(_warnings(privacy, units)),
+        warnings=tuple(_warnings(privacy, releases, units)),
     )
 
 
@@ -145,11 +147,11 @@ def _mechanism(privacy: PrivacyConfig, releases: Sequence[Entry]) -> str:
     return f"{said}; beside updates, with noise of their own: {', '.join(beside)}" if beside else said
 
 
-def _warnings(privacy: PrivacyConfig, units: int | None) -> list[str]:
+def _warnings(privacy: PrivacyConfig, releases: Sequence[Entry], units: int | None) -> list[str]:
     warnings = []
     if privacy.mode == "none":
         return warnings
-    if privacy.noise_source == "seeded":
+    if privacy.noise_source == "seeded" or any(entry.seeded for entry in releases):
         warnings.append("the noise came from a seed that others may know: a test, not a protection")
     if privacy.noise_multiplier == 0:
         warnings.append("noise_multiplier is 0: updates are clipped and otherwise in the clear")

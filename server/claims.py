@@ -1,8 +1,8 @@
 """What a privacy claim of this experiment would have to be true: refused where it is not, and named where a
 channel stays open."""
 
+from config.claims import check_claim
 from config.experiment import Experiment
-from privacy.combinations import refuse_false_claims
 from strategies.base import IncrementalStrategy
 
 
@@ -14,25 +14,16 @@ def check_privacy(
     rounds: of the whole run. estimated_constants: whether inputs are normalised by figures of the training
     data.
     """
-    learner, memory, told = experiment.learner, experiment.learner.memory, strategy.disclosures()
-    privacy, digests = experiment.privacy, experiment.digests
-    refuse_false_claims(
-        privacy,
-        norm=experiment.model.norm or "none",
-        memory_selection=memory.selection if memory else None,
-        memory_displaces=memory is not None and memory.share is None,
-        balanced_replay=memory is not None and memory.balanced,
-        classification_uses_counts=learner.classification.name == "balanced_softmax",
-        loss_couples_samples=learner.contrastive is not None
-        or learner.classification.name == "gradient_compensation",
+    told = strategy.disclosures()
+    check_claim(
+        experiment,
+        sparsity=told.sparsity,
         weights_use_metrics=told.weights_use_metrics,
         clear_uploads=told.clear_uploads,
-        digest=None if digests is None else "sample" if digests.protects else "none",
-        sparsity=told.sparsity,
         normalisation_from_data=estimated_constants,
         planned_rounds=rounds,
     )
-    if privacy.mode == "client_central":
+    if experiment.privacy.mode == "client_central":
         strategy.asked = strategy.asked or 1
         strategy.largest_weight()
 

@@ -206,9 +206,7 @@ def test_vectors_without_noise_are_refused_where_a_guarantee_is_claimed(tmp_path
 def test_noised_vectors_are_charged_to_the_ledger(tmp_path: Path) -> None:
     from privacy.ledger import Ledger
 
-    done = run(
-        tmp_path, strategy={"sparsity_epsilon": 2.0, "clusters": 2}, privacy={"noise_source": "seeded"}
-    )
+    done = run(tmp_path, strategy={"sparsity_epsilon": 2.0, "clusters": 2})
     (entry,) = Ledger(done.folder / "sites" / "site-0").entries()
     assert (entry.kind, entry.unit, entry.mechanism) == ("sparsity", "sample", "gaussian")
     cost = Ledger(done.folder / "sites" / "site-0").cost(1e-5)

@@ -93,7 +93,7 @@ def test_every_protection_is_charged_at_what_it_is_worth(tmp_path: Path) -> None
         ({"max_epsilon": 4.0}, {}, PrivacyError, "8"),
         ({"min_samples": 1000}, {}, PolicyRefusal, "min_samples"),
         (
-            {"require_privacy": "sample"},
+            {"require_privacy": "sample", "max_epsilon": 8.0},
             {"protection": "none", "epsilon": None},
             PolicyRefusal,
             "proves nothing",

@@ -126,11 +126,20 @@ def test_the_entry_of_each_mode(mode: Any, unit: str, relation: str, noise: floa
     assert (entry.sample_rate, entry.steps) == ((0.1, 20) if mode == "sample" else (1.0, 1))
 
 
-def test_seeded_noise_is_noted() -> None:
-    privacy = PrivacyConfig(
-        mode="sample", sample_rate=0.1, clip_norm=1.0, noise_multiplier=3.0, noise_source="seeded"
+@pytest.mark.parametrize("mode", ["client_local", "client_central", "sample"])
+def test_seeded_noise_hides_nothing(mode: Any) -> None:
+    secure = PrivacyConfig(
+        mode=mode, sample_rate=0.1 if mode == "sample" else None, clip_norm=1.0, noise_multiplier=3.0
     )
-    assert "not a protection" in Entry.of_update(privacy, run="r", experiment="e", recipient="s").note
+    seeded = secure.model_copy(update={"noise_source": "seeded"})
+    one, other = (
+        Entry.of_update(privacy, run="r", experiment="e", recipient="s") for privacy in (secure, seeded)
+    )
+    assert (one.protected, other.protected) == (True, False)
+    cost = compose([one, other, one], 1e-5, "rdp")
+    assert (cost.epsilon, cost.unprotected) == (math.inf, 1)
+    assert math.isfinite(compose([one, one], 1e-5, "rdp").epsilon)
+    assert Entry.from_json(other.to_json()) == other
 
 
 @pytest.mark.parametrize(
@@ -163,6 +172,7 @@ def test_entries_that_do_not_say_what_they_cost_are_refused(values: dict[str, An
         {"extra": 1},
         {"recipient": None},
         {"trusts_server": 1},
+        {"seeded": "yes"},
     ],
 )
 def test_mistyped_lines_are_refused(change: dict[str, Any]) -> None:

@@ -12,13 +12,13 @@ import yaml
 
 import privacy.ledger
 from client.identity import Identity
-from client.policy import check_answer, check_evaluation, check_protection, check_samples
+from client.policy import check_answer, check_evaluation, check_samples, check_update
 from client.release import charge, release_update
 from client.site import Site
 from client.training import TrainingResult
 from config.experiment import Experiment, load_experiment
-from config.site import SitePolicy
-from foundation.errors import PolicyRefusal, PrivacyError, StateError
+from config.site import SitePolicy, load_site_config
+from foundation.errors import ConfigError, PolicyRefusal, PrivacyError, StateError
 from privacy.accountants import make_accountant
 from privacy.ledger import Ledger
 from protocol.messages import TrainRequest
@@ -63,11 +63,28 @@ def test_what_is_not_answered_is_refused_by_name() -> None:
 
 
 def test_the_protection_that_must_be_on(tmp_path: Path) -> None:
-    policy = SitePolicy(require_privacy="sample")
-    for weaker in ({"mode": "none"}, LOCAL):
+    policy = SitePolicy(require_privacy="sample", max_epsilon=8.0)
+    for another in ({"mode": "none"}, LOCAL):
         with pytest.raises(PolicyRefusal, match="demands 'sample'"):
-            check_protection(policy, experiment(tmp_path, weaker))
-    check_protection(policy, experiment(tmp_path, LOCAL | {"mode": "sample", "sample_rate": 0.1}))
+            check_update(policy, experiment(tmp_path, another))
+    check_update(policy, experiment(tmp_path, LOCAL | {"mode": "sample", "sample_rate": 0.1}))
+
+
+@pytest.mark.parametrize("demanded", ["client_local", "client_central", "sample"])
+def test_a_protection_that_is_demanded_needs_a_budget(tmp_path: Path, demanded: str) -> None:
+    path = tmp_path / "site.yaml"
+    content: dict[str, Any] = {"site": "a", "state_dir": "state", "policy": {"require_privacy": demanded}}
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match=rf"site\.yaml.*max_epsilon: missing.*{demanded}"):
+        load_site_config(path)
+    for endless in (None, float("inf")):
+        content["policy"]["max_epsilon"] = endless
+        path.write_text(yaml.safe_dump(content))
+        with pytest.raises(ConfigError, match="max_epsilon"):
+            load_site_config(path)
+    content["policy"]["max_epsilon"] = 8.0
+    path.write_text(yaml.safe_dump(content))
+    assert load_site_config(path).policy.require_privacy == demanded
 
 
 def test_too_few_samples_are_refused_without_their_number() -> None:
@@ -78,8 +95,8 @@ def test_too_few_samples_are_refused_without_their_number() -> None:
 
 def test_counts_of_an_evaluation_do_not_leave_beside_protected_updates(tmp_path: Path) -> None:
     with pytest.raises(PolicyRefusal, match="counts of right answers"):
-        check_evaluation(experiment(tmp_path, LOCAL))
-    check_evaluation(experiment(tmp_path, {"mode": "none"}))
+        check_evaluation(SitePolicy(), experiment(tmp_path, LOCAL))
+    check_evaluation(SitePolicy(), experiment(tmp_path, {"mode": "none"}))
 
 
 def test_a_protected_reply_tells_neither_samples_nor_steps_nor_loss(tmp_path: Path) -> None:

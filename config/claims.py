@@ -1,0 +1,48 @@
+"""Whether an experiment's privacy claim can be true, as far as its settings decide it.
+
+Both sides ask: the server before a run starts, and each site before anything leaves it, because a server that
+did not ask would still have its sites charge a finite epsilon for a claim that is false.
+"""
+
+from collections.abc import Sequence
+
+from config.experiment import Experiment
+from config.turn import Turn
+from privacy.combinations import ReleaseProtection, refuse_false_claims
+
+
+def check_claim(
+    experiment: Experiment,
+    *,
+    turn: Turn | None = None,
+    sparsity: ReleaseProtection | None = None,
+    weights_use_metrics: bool = False,
+    clear_uploads: Sequence[str] = (),
+    normalisation_from_data: bool = False,
+    planned_rounds: int | None = None,
+) -> None:
+    """Raises PrivacyError with every reason for which the claim would be false; nothing is claimed in mode
+    none.
+
+    turn: of a ring, where a request has one. The others are what the settings alone do not say, as in
+    refuse_false_claims; left out by who does not know them.
+    """
+    learner, memory, digests = experiment.learner, experiment.learner.memory, experiment.digests
+    refuse_false_claims(
+        experiment.privacy,
+        norm=experiment.model.norm or "none",
+        memory_selection=memory.selection if memory else None,
+        memory_displaces=memory is not None and memory.share is None,
+        balanced_replay=memory is not None and memory.balanced,
+        classification_uses_counts=learner.classification.name == "balanced_softmax",
+        loss_couples_samples=learner.contrastive is not None
+        or learner.classification.name == "gradient_compensation",
+        segments=turn.segments if turn is not None else 1,
+        feature_noise=turn is not None and turn.features is not None,
+        weights_use_metrics=weights_use_metrics,
+        clear_uploads=clear_uploads,
+        digest=None if digests is None else "sample" if digests.protects else "none",
+        sparsity=sparsity,
+        normalisation_from_data=normalisation_from_data,
+        planned_rounds=planned_rounds,
+    )

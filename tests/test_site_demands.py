@@ -1,0 +1,302 @@
+"""Whatever a server asks, what leaves a hospital has the protection that its site.yaml demands, or does not
+leave."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.class_means import release_class_sums
+from client.digests import answer_digest
+from client.handlers import answer_evaluate, answer_train
+from client.identity import Identity
+from client.own_model import answer_personal_model
+from client.release import check_reply
+from client.site import Site, open_site
+from client.sparsity import answer_sparsity
+from config.experiment import Experiment
+from config.site import SitePolicy
+from foundation.errors import PerennialError, PolicyRefusal, PrivacyError
+from models.digest_encoders import build_encoder, encoder_hash
+from models.incremental import travelling
+from models.registry import build_model
+from privacy.entries import Entry
+from privacy.ledger import Ledger
+from protocol.measurements import LABEL_COUNTS, asking
+from protocol.messages import (
+    DigestRequest,
+    EvaluateRequest,
+    FinishTaskRequest,
+    PersonalModelRequest,
+    SparsityRequest,
+    TrainReply,
+    TrainRequest,
+)
+from protocol.tensors import Tensors
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "demands",
+    "data": {"source": "digits", "sites": 3, "samples_limit": 240, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [8]},
+    "learner": {"optimizer": {"lr": 0.05}, "batch_size": 8},
+    "evaluation": {"federated": False},
+}
+SAMPLE = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.2}
+LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 100.0}
+CENTRAL = LOCAL | {"mode": "client_central"}
+OF_MODE = {"sample": SAMPLE, "client_local": LOCAL, "client_central": CENTRAL}
+DIGESTS = {"per_digest": 4, "protection": "laplace", "epsilon": 2.0, "largest": 1.0}
+HIDDEN_LABELS = {"labels": "randomised", "label_epsilon": 1.0}
+READS_DIGESTS = {
+    "model": {"name": "digest_two_branch", "backbone": "mlp", "hidden": [8]},
+    "strategy": {"name": "digest_synthesis", "base": "fedavg"},
+}
+ALL = ["train", "evaluate", "digest", "sparsity"]
+
+
+def hospital(folder: Path, policy: dict[str, Any], **changes: Any) -> Site:
+    experiment = Experiment.model_validate(EXPERIMENT | changes)
+    rules = SitePolicy.model_validate({"answers": ALL} | policy)
+    return open_site(Identity("site-1", experiment, rules, folder / "state", "cpu", 1, deployed=True))
+
+
+def stamp(site: Site) -> dict[str, Any]:
+    schedule = site.process.registry.schedule
+    return {
+        "run": "r",
+        "experiment": site.experiment.digest,
+        "class_order": site.process.registry.order_hash,
+        "task": 1,
+        "round": 1,
+        "num_classes": schedule.num_classes(1),
+    }
+
+
+def arrays(site: Site) -> Tensors:
+    model = build_model(site.experiment.model, site.data.input_shape, stamp(site)["num_classes"], 1)
+    return Tensors({name: tensor.clone() for name, tensor in travelling(model).items()})
+
+
+def train(site: Site, **fields: Any) -> TrainReply:
+    return answer_train(site, TrainRequest(**stamp(site), arrays=arrays(site), **fields))
+
+
+def evaluate(site: Site) -> Any:
+    return answer_evaluate(site, EvaluateRequest(**stamp(site), arrays=arrays(site)))
+
+
+def own_model(site: Site) -> Any:
+    return answer_personal_model(site, PersonalModelRequest(**stamp(site), arrays=arrays(site)))
+
+
+def digest(site: Site) -> Any:
+    encoder = build_encoder(site.experiment.encoder, site.data.input_shape, site.experiment.seed)
+    return answer_digest(site, DigestRequest(**stamp(site), encoder=encoder_hash(encoder)))
+
+
+def sparsity(site: Site, epsilon: float | None = None, delta: float | None = None) -> Any:
+    request = SparsityRequest(
+        **stamp(site),
+        arrays=arrays(site),
+        network="model",
+        channels=[0, 1],
+        layers=1,
+        combine="average",
+        epsilon=epsilon,
+        delta=delta,
+    )
+    return answer_sparsity(site, request)
+
+
+def noised_sparsity(site: Site) -> Any:
+    return sparsity(site, epsilon=2.0, delta=1e-6)
+
+
+def class_sums(site: Site) -> Any:
+    request = FinishTaskRequest(**stamp(site), arrays=arrays(site))
+    model, _ = site.bench.load(request.num_classes, request.arrays, None)
+    return release_class_sums(site, request, model, site.data.train[:4])
+
+
+def entries(site: Site) -> tuple[Entry, ...]:
+    return Ledger(site.identity.state_dir).entries()
+
+
+def demanding(kind: str, budget: float = 8.0) -> dict[str, Any]:
+    return {"require_privacy": kind, "max_epsilon": budget}
+
+
+def refused(answer: Callable[[Site], Any], site: Site, error: type[PerennialError], reason: str) -> None:
+    """Nothing is computed for a refusal, charged for it or kept."""
+    with pytest.raises(error, match=reason):
+        answer(site)
+    assert entries(site) == ()
+    assert not (site.identity.state_dir / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["client_local", "client_central", "sample"])
+def test_the_protection_demanded_is_answered_and_charged(tmp_path: Path, kind: str) -> None:
+    site = hospital(tmp_path, demanding(kind, 60.0), privacy=OF_MODE[kind])
+    assert train(site).num_examples == 1
+    (entry,) = entries(site)
+    assert (entry.mechanism, entry.protected) == ("gaussian", True)
+
+
+@pytest.mark.parametrize("policy", [demanding("client_local"), {"max_epsilon": 8.0}])
+def test_noise_that_the_server_can_subtract_is_refused(tmp_path: Path, policy: dict[str, Any]) -> None:
+    seeded = {"noise_source": "seeded"}
+    local = {"privacy": LOCAL | seeded}
+    refused(train, hospital(tmp_path / "update", policy, **local), PolicyRefusal, "'seeded'")
+    means = EXPERIMENT["learner"] | {
+        "memory": {"per_class": 4},
+        "classifier": "nearest_mean",
+        "means": "global",
+    }
+    refused(
+        class_sums, hospital(tmp_path / "means", policy, **local, learner=means), PolicyRefusal, "'seeded'"
+    )
+
+
+@pytest.mark.parametrize("policy", [demanding("sample"), {"max_epsilon": 8.0}])
+def test_seeded_noise_on_digests_and_vectors_is_refused(tmp_path: Path, policy: dict[str, Any]) -> None:
+    seeded = {"noise_source": "seeded"}
+    lends = hospital(tmp_path / "digest", policy, **READS_DIGESTS, digests=DIGESTS | HIDDEN_LABELS | seeded)
+    refused(digest, lends, PolicyRefusal, "'seeded'")
+    measures = hospital(tmp_path / "vector", policy, privacy=SAMPLE | seeded)
+    refused(noised_sparsity, measures, PolicyRefusal, "'seeded'")
+
+
+def test_without_demands_seeded_noise_is_charged_as_no_protection(tmp_path: Path) -> None:
+    seeded = {"noise_source": "seeded"}
+    update = hospital(tmp_path / "update", {}, privacy=LOCAL | seeded)
+    train(update)
+    noised = hospital(tmp_path / "digest", {}, **READS_DIGESTS, digests=DIGESTS | HIDDEN_LABELS | seeded)
+    digest(noised)
+    vector = hospital(tmp_path / "vector", {}, privacy=SAMPLE | seeded)
+    noised_sparsity(vector)
+    for site in (update, noised, vector):
+        assert {entry.protected for entry in entries(site)} == {False}
+        assert Ledger(site.identity.state_dir).cost(1e-5).epsilon == math.inf
+
+
+@pytest.mark.parametrize("kind", ["client_local", "client_central", "sample"])
+def test_metrics_in_the_clear_are_refused_where_a_protection_is_demanded(tmp_path: Path, kind: str) -> None:
+    open_to_metrics = {"privacy": OF_MODE[kind] | {"allow_unaccounted_metrics": True}}
+    site = hospital(tmp_path, demanding(kind, 60.0), **open_to_metrics)
+    for answer in (train, evaluate):
+        refused(answer, site, PolicyRefusal, f"demands '{kind}'")
+
+
+def test_metrics_in_the_clear_are_charged_and_fit_no_budget(tmp_path: Path) -> None:
+    allowed = {"privacy": SAMPLE | {"allow_unaccounted_metrics": True}}
+    site = hospital(tmp_path / "free", {}, **allowed)
+    reply = train(site, settings=asking("{}", (LABEL_COUNTS,)))
+    labels = site.data.y[site.data.task_indices("train", 0, 5)]
+    assert json.loads(reply.metrics) == {LABEL_COUNTS: labels.bincount(minlength=5).tolist()}
+    beside, update = entries(site)
+    assert (beside.kind, beside.protected) == ("metrics", False)
+    assert (update.kind, update.protected) == ("update", True)
+    assert Ledger(site.identity.state_dir).cost(1e-5).epsilon == math.inf
+    with pytest.raises(PrivacyError, match="metrics"):
+        train(hospital(tmp_path / "limited", {"max_epsilon": 1e6}, **allowed))
+
+
+@pytest.mark.parametrize("told", [{}, {"allow_unaccounted_metrics": True}])
+def test_tensors_beside_a_protected_update_never_leave(tmp_path: Path, told: dict[str, Any]) -> None:
+    site = hospital(tmp_path, {}, privacy=SAMPLE | told)
+    reply = train(site)
+    assert check_reply(site, reply) is reply
+    with pytest.raises(PrivacyError, match="would carry control"):
+        check_reply(site, replace(reply, method=Tensors({"control": next(iter(reply.update.values()))})))
+
+
+LEARNER = EXPERIMENT["learner"]
+TURN = {"sweep": 1, "segments": 1, "sizes": "equal", "least": 1}
+
+
+@pytest.mark.parametrize("policy", [{}, demanding("sample")])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"learner": LEARNER | {"memory": {"selection": "herding", "per_class": 4}}}, "memory.selection"),
+        ({"learner": LEARNER | {"memory": {"selection": "random", "per_class": 4}}}, "memory.share"),
+        ({"learner": LEARNER | {"classification": "balanced_softmax"}}, "class counts"),
+        ({"learner": LEARNER | {"contrastive": {"weight": 0.1}}}, "contrastive"),
+        ({"model": {"name": "small_cnn", "channels": [4, 4], "norm": "batch"}}, "BatchNorm"),
+        ({**READS_DIGESTS, "digests": {"per_digest": 4}}, "digest would leave"),
+    ],
+)
+def test_a_claim_that_settings_make_false_is_refused_here_too(
+    tmp_path: Path, policy: dict[str, Any], changes: dict[str, Any], reason: str
+) -> None:
+    site = hospital(tmp_path, policy, privacy=SAMPLE, **changes)
+    for answer in (train, noised_sparsity, digest) if "digests" in changes else (train, noised_sparsity):
+        refused(answer, site, PrivacyError, reason)
+
+
+@pytest.mark.parametrize("kind", ["client_local", "client_central", "sample"])
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        ({"segments": 4}, "use 1 segment"),
+        ({"features": {"module": "head", "clip": 1.0, "std": 1.0}}, "noise on features"),
+    ],
+)
+def test_parts_of_a_ring_turn_that_no_account_covers_are_refused(
+    tmp_path: Path, kind: str, part: dict[str, Any], reason: str
+) -> None:
+    site = hospital(tmp_path / "protected", {}, privacy=OF_MODE[kind])
+    refused(lambda site: train(site, settings=json.dumps({"turn": TURN | part})), site, PrivacyError, reason)
+    train(site, settings=json.dumps({"turn": TURN}))
+
+
+@pytest.mark.parametrize("kind", ["client_local", "client_central", "sample"])
+def test_digests_have_the_protection_demanded(tmp_path: Path, kind: str) -> None:
+    site = hospital(tmp_path / "public", demanding(kind), **READS_DIGESTS, digests=DIGESTS)
+    refused(digest, site, PolicyRefusal, "labels in the clear")
+    hidden = hospital(tmp_path / "hidden", demanding(kind), **READS_DIGESTS, digests=DIGESTS | HIDDEN_LABELS)
+    if kind == "sample":
+        assert digest(hidden).digests is not None
+        assert Ledger(hidden.identity.state_dir).cost(1e-5).epsilon == pytest.approx(3.0)
+    else:
+        refused(digest, hidden, PolicyRefusal, "hides one sample")
+
+
+@pytest.mark.parametrize("kind", ["client_local", "client_central", "sample"])
+def test_sparsity_vectors_have_the_protection_demanded(tmp_path: Path, kind: str) -> None:
+    site = hospital(tmp_path, demanding(kind))
+    refused(sparsity, site, PolicyRefusal, "hides nothing")
+    if kind == "sample":
+        assert len(noised_sparsity(site).vector["sparsity"]) == 2
+    else:
+        refused(noised_sparsity, site, PolicyRefusal, "hides one sample")
+
+
+@pytest.mark.parametrize("answer", [evaluate, own_model])
+def test_counts_in_the_clear_do_not_leave_a_site_that_demands_a_protection(
+    tmp_path: Path, answer: Callable[[Site], Any]
+) -> None:
+    site = hospital(tmp_path, demanding("sample"), evaluation={"federated": True})
+    with pytest.raises(PolicyRefusal, match="counts of right answers"):
+        answer(site)
+    assert entries(site) == ()
+
+
+def test_a_budget_speaks_of_the_unit_that_is_demanded(tmp_path: Path) -> None:
+    """An earlier release that hid one sample alone leaves nothing to claim for the whole site."""
+    before = hospital(tmp_path, {}, **READS_DIGESTS, digests=DIGESTS)
+    digest(before)
+    with pytest.raises(PrivacyError, match=r"lifetime epsilon to inf \(site"):
+        train(hospital(tmp_path, demanding("client_local", 1e6), privacy=LOCAL))
+    assert train(hospital(tmp_path, {"max_epsilon": 60.0}, privacy=LOCAL)).num_examples == 1
+
+
+def test_an_update_without_noise_does_not_leave(tmp_path: Path) -> None:
+    site = hospital(tmp_path, demanding("sample", 1e6), privacy=SAMPLE | {"noise_multiplier": 0.0})
+    with pytest.raises(PrivacyError, match="lifetime epsilon to inf"):
+        train(site)
