@@ -1,14 +1,15 @@
 """perennial check."""
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
 
 from config.experiment import Experiment, load_experiment
-from config.site import SiteConfig, load_site_config
+from config.site import Answer, SiteConfig, SitePolicy, load_site_config
 from config.yaml_file import read_yaml
-from foundation.errors import ConfigError
+from foundation.errors import ConfigError, PolicyRefusal, PrivacyError
 
 
 def check_command(path: Path, experiment: Path | None) -> None:
@@ -70,6 +71,8 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         "no lifetime budget" if policy.max_epsilon is None else f"lifetime epsilon {policy.max_epsilon:g}"
     )
     console.print(f"site {site.site} on {device}: answers {', '.join(policy.answers)}; {budget}")
+    for refusal in _refusals(policy, experiment) if experiment is not None else ():
+        console.print(f"  {refusal}", markup=False, soft_wrap=True)
     if experiment is None or site.data is None:
         console.print("data not read: give --experiment to read it as that experiment would")
     else:
@@ -86,3 +89,21 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         for note in data.notes:
             console.print(f"  note: {note}", markup=False)
     console.print("ok")
+
+
+def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[str]:
+    """What the experiment asks of every site and this one would refuse, by its settings alone."""
+    from client.policy import check_answer, check_digests, check_evaluation, check_update
+
+    asked: dict[Answer, Callable[[], None]] = {"train": lambda: check_update(policy, experiment)}
+    if experiment.evaluation.federated:
+        asked["evaluate"] = lambda: check_evaluation(policy, experiment)
+    digests = experiment.digests
+    if digests is not None:
+        asked["digest"] = lambda: check_digests(policy, experiment, digests)
+    for kind, check in asked.items():
+        try:
+            check_answer(policy, kind)
+            check()
+        except (PolicyRefusal, PrivacyError) as error:
+            yield f"would refuse to answer {kind!r}: {error}"

@@ -21,7 +21,8 @@ class SitePolicy(BaseModel):
     min_samples: int = Field(default=1, ge=1)
     """Fewer samples to train on than this, and the site does not answer."""
     require_privacy: Mode = "none"
-    """What must hide everything that leaves: exactly this, since none of them implies another."""
+    """What must hide everything that leaves: this one, since they hide different units from different
+    adversaries."""
     max_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Lifetime budget of this site, over all runs; None: no budget, which require_privacy other than none
     forbids."""

@@ -36,7 +36,8 @@ HEAD = """# What leaves a site
 
 Generated from `protocol/messages.py` by `python -m protocol.document`; a test fails when the two differ.
 Nothing else crosses the wire: each side refuses a message with a field that is not listed here, and no other
-part of Perennial builds the records that travel. What a site answers is decided by its own `site.yaml`.
+part of Perennial builds the records that travel. What a site answers is decided by its own `site.yaml`,
+and so is the protection without which none of it leaves ([privacy.md](privacy.md)).
 """
 
 

@@ -115,17 +115,20 @@ class TrainReply(Stamp):
     """Model after training minus model received, same names and shapes but for personal layers; protected as
     the experiment says."""
     num_examples: int = bounded(1, MAX_EXAMPLES)
-    """Samples trained on: new data and exemplars; 1 at every site under privacy."""
+    """Samples trained on: new data and exemplars; 1 at every site under privacy unless
+    privacy.allow_unaccounted_metrics."""
     train_loss: float | None = None
-    """Mean loss of the last local epoch; absent under privacy."""
+    """Mean loss of the last local epoch; absent under privacy unless privacy.allow_unaccounted_metrics."""
     steps: int = bounded(0, default=0)
-    """Local optimiser steps; under privacy 0, or the public number of mode sample."""
+    """Local optimiser steps; under privacy 0, or the public number of mode sample, unless
+    privacy.allow_unaccounted_metrics."""
     within_clip_norm: bool | None = None
     """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
     method: Tensors | None = None
-    """What the strategy asked for beside the update."""
+    """What the strategy asked for beside the update; absent under privacy."""
     metrics: str = "{}"
-    """Numbers that the strategy asked for, a JSON object; empty under privacy."""
+    """Numbers that the strategy asked for, a JSON object, none of them under privacy unless
+    privacy.allow_unaccounted_metrics; and `digests`, when the site lends none any more."""
 
 
 @dataclass(frozen=True, kw_only=True)

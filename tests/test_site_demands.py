@@ -3,13 +3,16 @@ leave."""
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from cli.check import check_command
 from client.class_means import release_class_sums
 from client.digests import answer_digest
 from client.handlers import answer_evaluate, answer_train
@@ -68,7 +71,7 @@ def hospital(folder: Path, policy: dict[str, Any], **changes: Any) -> Site:
 def stamp(site: Site) -> dict[str, Any]:
     schedule = site.process.registry.schedule
     return {
-        "run": "r",
+        "run": "0123456789abcdef",
         "experiment": site.experiment.digest,
         "class_order": site.process.registry.order_hash,
         "task": 1,
@@ -300,3 +303,25 @@ def test_an_update_without_noise_does_not_leave(tmp_path: Path) -> None:
     site = hospital(tmp_path, demanding("sample", 1e6), privacy=SAMPLE | {"noise_multiplier": 0.0})
     with pytest.raises(PrivacyError, match="lifetime epsilon to inf"):
         train(site)
+
+
+def test_perennial_check_says_what_a_site_would_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment, site = tmp_path / "experiment.yaml", tmp_path / "site.yaml"
+    asks = {**READS_DIGESTS, "digests": DIGESTS, "evaluation": {"federated": True}}
+    experiment.write_text(yaml.safe_dump(EXPERIMENT | asks))
+    content = {"site": "a", "state_dir": "state", "device": "cpu", "policy": {"answers": ["train", "digest"]}}
+    site.write_text(yaml.safe_dump(content))
+    check_command(site, experiment)
+    assert re.findall(r"would refuse .*here", capsys.readouterr().out) == [
+        "would refuse to answer 'evaluate': policy.answers: 'evaluate' is not answered here"
+    ]
+    site.write_text(yaml.safe_dump(content | {"policy": {"answers": ALL} | demanding("sample")}))
+    check_command(site, experiment)
+    refusals = re.findall(r"would refuse to answer '(\w+)': .*'sample'; (.*)", capsys.readouterr().out)
+    assert refusals == [
+        ("train", "the experiment has privacy.mode 'none'"),
+        ("evaluate", "counts of right answers leave without noise"),
+        ("digest", "digests.labels 'public' sends labels in the clear"),
+    ]
