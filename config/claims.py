@@ -30,7 +30,7 @@ def check_claim(
     learner, memory, digests = experiment.learner, experiment.learner.memory, experiment.digests
     refuse_false_claims(
         experiment.privacy,
-        norm=experiment.model.norm or "none",
+        norm=experiment.model.resolved_norm,
         memory_selection=memory.selection if memory else None,
         memory_displaces=memory is not None and memory.share is None,
         balanced_replay=memory is not None and memory.balanced,

@@ -58,7 +58,7 @@ def refuse_false_claims(
     if segments > 1:
         reasons.append(
             "which samples a segment holds depends on the others, and every turn is a release of its own "
-            "while a site's account counts one in a round; use 1 segment"
+            "while the run's account counts one in a round; use 1 segment"
         )
     if feature_noise:
         reasons.append("noise on features is in no account; leave it out")
