@@ -115,10 +115,10 @@ def describe(
 ) -> Statement:
     """The claim after one site's releases under one privacy block.
 
-    releases: of every kind, as the site charges them; under seeded noise, which protects nothing, epsilon is
-    what they would cost with noise from the secure source, and a warning says so. units: sites or samples that the guarantee speaks of,
-    where known; a delta of 1 / units or more is worth nothing. also_open: what else leaves without noise in
-    the experiment at hand.
+    releases: of every kind, as the site charges them. Seeded noise protects nothing: epsilon is then what
+    they would cost with noise from the secure source, and a warning says so. units: sites or samples that the
+    guarantee speaks of, where known; a delta of 1 / units or more is worth nothing. also_open: what else
+    leaves without noise in the experiment at hand.
     """
     unit = "sample" if privacy.mode == "sample" else "site"
     secure = [replace(entry, seeded=False) for entry in releases]

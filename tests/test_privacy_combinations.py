@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,6 +147,14 @@ def test_warnings() -> None:
     for part in ("seed", "noise_multiplier is 0", "outside the guarantee", "1 / 1000"):
         assert part in warnings
     assert describe(LOCAL, updates(LOCAL, 5), units=10).warnings == ()
+
+
+def test_seeded_noise_is_a_warning_beside_what_the_secure_source_would_give() -> None:
+    secure, one = describe(SAMPLE, updates(SAMPLE, 5)), updates(SAMPLE, 5)
+    seeded = describe(SAMPLE, [*one[:-1], replace(one[-1], seeded=True)])
+    assert seeded.epsilon == secure.epsilon < math.inf
+    assert [("seed" in warning) for warning in seeded.warnings] == [True]
+    assert secure.warnings == ()
 
 
 def test_the_typical_record_stands_beside_the_worst_case() -> None:
