@@ -10,7 +10,14 @@ from foundation.errors import ProtocolError
 from protocol.messages import EvaluateReply, TrainReply, TrainRequest
 from protocol.tensors import Tensors, pack, unpack
 
-STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "round": 2, "num_classes": 2}
+STAMP = {
+    "run": "0" * 16,
+    "experiment": "e" * 64,
+    "class_order": "c" * 64,
+    "task": 1,
+    "round": 2,
+    "num_classes": 2,
+}
 
 
 def request() -> TrainRequest:
