@@ -46,6 +46,7 @@ def test_a_good_reply_passes_with_its_norm() -> None:
         ({"round": 3}, "round: found 3, expected 4"),
         ({"class_order": "d" * 64}, "class_order"),
         ({"run": "1" * 16}, "run: found"),
+        ({"metrics": "[" * 100_000}, "recursion"),
     ],
 )
 def test_a_bad_reply_is_rejected_by_name(change: dict[str, Any], reason: str) -> None:
