@@ -33,7 +33,7 @@ from strategies.gate import Gate
 UPDATES = 100
 DISTINCT = 4
 """Updates that differ; they repeat, so that Flower's list of all replies fits in any memory."""
-STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=1, num_classes=100)
+STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=1, num_classes=100)
 
 
 def reference() -> dict[str, Tensor]:

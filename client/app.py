@@ -20,6 +20,7 @@ from foundation.errors import (
     PolicyRefusal,
     PrivacyError,
     ProtocolError,
+    RecordGone,
     StateError,
 )
 from protocol.fields import WireMessage
@@ -45,11 +46,12 @@ KINDS: dict[type[PerennialError], str] = {
     PrivacyError: "privacy",
     DataError: "data",
     StateError: "state",
+    RecordGone: "state",
     ProtocolError: "protocol",
     ConfigError: "config",
 }
-TELLABLE = ("policy", "privacy", "protocol")
-"""Kinds whose reasons speak of settings and messages only."""
+TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)
+"""Errors that speak of settings, messages and rounds only."""
 
 
 def _answer(
@@ -67,10 +69,10 @@ def _answer(
     except PerennialError as error:
         log.warning("refused: %s", error)
         kind = KINDS.get(type(error), "error")
-        record = Refusal(site=site, kind=kind, reason=_reason(error, kind, deployed)).to_record()
+        record = Refusal(site=site, kind=kind, reason=_reason(error, deployed)).to_record()
     except Exception as error:
         log.exception("failed")
-        record = Refusal(site=site, kind="error", reason=_reason(error, "error", deployed)).to_record()
+        record = Refusal(site=site, kind="error", reason=_reason(error, deployed)).to_record()
     return Message(record, reply_to=message)
 
 
@@ -86,10 +88,10 @@ def _answer_at_site(message: Message, context: Context, expected: type[WireMessa
     return _answer(message, context, expected, handle)
 
 
-def _reason(error: Exception, kind: str, deployed: bool) -> str:
+def _reason(error: Exception, deployed: bool) -> str:
     """What the operator reads. A real site's data and disk errors can name files, and file names can name
     patients."""
-    if deployed and kind not in TELLABLE:
+    if deployed and not isinstance(error, TELLABLE):
         return f"{type(error).__name__}; the details are in this site's own log"
     return str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"
 

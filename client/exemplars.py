@@ -64,7 +64,7 @@ class ExemplarStore:
         version: the round after which this holds. A class with fewer samples than the quota keeps them all,
         and the site's log says so.
         """
-        kept = self.indices(before_round=version)
+        kept = self.indices(before_round=version + 1)
         labels = self._data.y[kept]
         lists: dict[int, Tensor] = {}
         for label in labels.unique().tolist():

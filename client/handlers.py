@@ -1,6 +1,7 @@
 """What a site does for each kind of request. Imported only when a request needs data and a model."""
 
 import json
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -97,7 +98,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     site.keep_model(request.run, sha256, finished)
     if site.experiment.learner.memory is not None:
         new = site.task_range(request)
-        _choose(site, site.exemplars(request.run), model, new.start, new.stop, version=request.round)
+        _choose(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
     sums = None
     if site.experiment.learner.means == "global":
         kept = site.exemplars(request.run).indices(before_round=request.round + 1)
@@ -165,28 +166,28 @@ def _means(model: IncrementalModel, tensors: Tensors) -> Tensor:
 
 
 def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:
-    """A site that was away when a task ended chooses that task's exemplars now, with the model of the task
+    """A site that was away when tasks ended chooses their exemplars now, with the model of the task
     before."""
     if previous is None:
         return
     held = set(site.data.y[store.indices(before_round=request.round)].tolist())
-    missed = [label for label in range(site.task_range(request).start) if label not in held]
+    known = site.task_range(request).start
+    missed = [label for label in range(known) if label not in held]
     missed = [label for label in missed if len(site.data.task_indices("train", label, label + 1))]
     if missed:
-        model = site.bench.teacher(previous)
-        for label in missed:
-            _choose(site, store, model, label, label + 1, version=request.round - 1)
+        _choose(site, store, site.bench.teacher(previous), missed, known, version=request.round - 1)
 
 
 def _choose(
-    site: Site, store: ExemplarStore, model: IncrementalModel, low: int, high: int, version: int
+    site: Site, store: ExemplarStore, model: IncrementalModel, labels: Iterable[int], known: int, version: int
 ) -> None:
+    """Keep exemplars of some classes, where `known` are known in all."""
     memory = site.experiment.learner.memory
     assert memory is not None
-    quota = memory.quota(high, site.process.sites)
+    quota = memory.quota(known, site.process.sites)
     members: dict[int, Tensor] = {}
     features: dict[int, Tensor] = {}
-    for label in range(low, high):
+    for label in labels:
         places = site.data.task_indices("train", label, label + 1)
         if len(places):
             members[label] = places

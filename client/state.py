@@ -3,23 +3,27 @@
 Each record is one safetensors file of a version (the round it belongs to), written in one atomic step with
 mode 0600.
 A request of round r reads the newest record older than r, so a round that is repeated after a crash reads
-what it read the first time and gives the same bits.
+what it read the first time and gives the same bits. A record of round r undoes those of later rounds: the
+server has gone back, and they never were.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from foundation.errors import StateError
+from foundation.errors import RecordGone, StateError
 from foundation.files import one_at_a_time, replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 KEPT_VERSIONS = 3
-"""The newest, the one before for a round that is repeated, and one more for a damaged server checkpoint."""
+"""The newest, the one before for a round that is repeated, and one more for a damaged server checkpoint. A
+server that goes back further has lost what the site knew then."""
 KEPT_MODELS = 2
+START_WITHOUT = "remove it to start without it"
+Part = TypeVar("Part")
 
 
 class SiteState:
@@ -35,32 +39,49 @@ class SiteState:
         self.models = models or folder / "models"
 
     def put(self, name: str, version: int, tensors: Mapping[str, "Tensor"], facts: dict[str, Any]) -> None:
-        """Keep a record; on a full disk the old ones stay. facts: JSON-able, stored beside the tensors."""
+        """Keep a record, and forget those of later versions; on a full disk the old ones stay.
+
+        facts: JSON-able, stored beside the tensors.
+        """
         from safetensors.torch import save
 
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        metadata = {"site": self.site, "facts": json.dumps(facts, sort_keys=True)}
+        there = self._versions(name)
+        older = [other for other in there if other < version]
+        first = min(version, self._first(name, (older or there)[-1])) if there else version
+        metadata = {"site": self.site, "facts": json.dumps(facts, sort_keys=True), "first": str(first)}
         contiguous = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         replace_file(self._path(name, version), save(contiguous, metadata))
-        for old in self._versions(name)[:-KEPT_VERSIONS]:
-            self._path(name, old).unlink(missing_ok=True)
+        there = self._versions(name)
+        kept = [other for other in there if other <= version][-KEPT_VERSIONS:]
+        for other in there:
+            if other not in kept:
+                self._path(name, other).unlink(missing_ok=True)
 
     def get(self, name: str, before: int) -> tuple[dict[str, "Tensor"], dict[str, Any]] | None:
-        """The newest record older than round `before`: (tensors, facts), or None.
+        """The newest record older than round `before`: (tensors, facts), or None where there never was one.
 
-        Raises StateError naming the file when it is damaged or belongs to another site.
+        Raises RecordGone when there was one and it was not kept, StateError naming the file when it is
+        damaged or belongs to another site.
         """
-        versions = [version for version in self._versions(name) if version < before]
-        if not versions:
+        there = self._versions(name)
+        older = [version for version in there if version < before]
+        if not older:
+            if there and self._first(name, there[0]) < before:
+                raise RecordGone(
+                    f"record {name!r} of run {self.folder.name}: asked for as it was before round {before}, "
+                    f"this site keeps the one of round {there[0]} and later ones; resume from a newer "
+                    f"checkpoint, or have the site remove {name}-0*.safetensors of that run to go on without"
+                )
             return None
-        path = self._path(name, versions[-1])
+        path = self._path(name, older[-1])
         tensors, metadata = read_safetensors(path)
         if metadata.get("site") != self.site:
             raise StateError(
                 f"{path}: belongs to site {metadata.get('site')!r}, this is {self.site!r}; "
                 "give each site its own state_dir"
             )
-        return tensors, json.loads(metadata["facts"])
+        return tensors, _facts(path, metadata)
 
     def put_model(self, sha256: str, tensors: Mapping[str, "Tensor"]) -> None:
         """Keep a global model under its content hash, once."""
@@ -85,6 +106,14 @@ class SiteState:
         path = self.models / f"{sha256}.safetensors"
         return read_safetensors(path)[0] if path.exists() else None
 
+    def _first(self, name: str, version: int) -> int:
+        """The oldest version that there ever was, as a record of any version says."""
+        path = self._path(name, version)
+        first = _read(path, lambda file: file.metadata() or {}).get("first", str(version))
+        if not first.isdigit():
+            raise StateError(f"{path}: damaged (first: found {first!r}); {START_WITHOUT}")
+        return int(first)
+
     def _path(self, name: str, version: int) -> Path:
         return self.folder / f"{name}-{version:08d}.safetensors"
 
@@ -97,10 +126,27 @@ class SiteState:
 def read_safetensors(path: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
     """Tensors and metadata of a safetensors file. Raises StateError naming the file when it is cut short or
     damaged."""
+    return _read(
+        path,
+        lambda file: ({key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}),  # noqa: SIM118
+    )
+
+
+def _read(path: Path, part: Callable[[Any], Part]) -> Part:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            return part(file)
     except (SafetensorError, OSError) as error:
-        raise StateError(f"{path}: damaged or cut short ({error}); remove it to start without it") from error
+        raise StateError(f"{path}: damaged or cut short ({error}); {START_WITHOUT}") from error
+
+
+def _facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        facts = json.loads(metadata["facts"])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise StateError(f"{path}: damaged (facts: {error!r}); {START_WITHOUT}") from error
+    if not isinstance(facts, dict):
+        raise StateError(f"{path}: damaged (facts: found {facts!r:.40}); {START_WITHOUT}")
+    return facts

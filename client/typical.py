@@ -115,7 +115,7 @@ class TypicalRecord:
         assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
         noise_std = privacy.noise_multiplier * privacy.clip_norm
         largest = privacy.clip_norm if privacy.mode == "sample" else 2 * privacy.clip_norm
-        accountant, void = _read(self.path) or (self._new(), "")
+        accountant, void, _ = _read(self.path) or (self._new(), "", privacy.delta)
         try:
             for distances in self._seen if not void else []:
                 accountant.accumulate(
@@ -157,8 +157,7 @@ def typical_of(state_dir: Path, run: str) -> Typical | None:
     found = _read(path)
     if found is None:
         return None
-    accountant, void = found
-    delta = json.loads(path.read_text())["delta"]
+    accountant, void, delta = found
     try:
         epsilon = None if void else accountant.epsilon(delta)
     except PrivacyError as error:
@@ -175,11 +174,13 @@ def _path(state_dir: Path, run: str) -> Path:
     return state_dir / "runs" / run / FILE
 
 
-def _read(path: Path) -> tuple[BayesianAccountant, str] | None:
+def _read(path: Path) -> tuple[BayesianAccountant, str, float] | None:
+    """(accountant, why the bound is void or '', delta)."""
     if not path.exists():
         return None
     try:
         content: dict[str, Any] = json.loads(path.read_text())
-        return BayesianAccountant.restore(content["accountant"]), str(content["void"])
-    except (OSError, ValueError, KeyError, TypeError, PrivacyError) as error:
+        accountant = BayesianAccountant.restore(content["accountant"])
+        return accountant, str(content["void"]), float(content["delta"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, PrivacyError) as error:
         raise StateError(f"{path}: damaged ({error}); the figure of this run cannot be trusted") from error

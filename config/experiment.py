@@ -157,6 +157,15 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _precision_is_used(self) -> "Experiment":
+        if self.privacy.mode == "sample" and self.learner.precision != "float32":
+            raise ValueError(
+                f"learner.precision: found {self.learner.precision!r} with privacy.mode 'sample', which "
+                "clips gradients of one sample and computes them in float32 alone; allowed: float32"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _typical_record_sees_every_release(self) -> "Experiment":
         if self.learner.means == "global" and self.privacy.typical is not None:
             raise ValueError(

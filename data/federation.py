@@ -6,6 +6,7 @@ together. Where the division is simulated, each site's test part is its share of
 to its training samples of each class: what all sites measure together is what the server measures.
 """
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from data.sources import load
 from data.splits import LEAST_AT_SITE, LEAST_CENTRAL, Strata, joined
 from data.table import feature_names
 from foundation.errors import ConfigError, DataError, nearest
+from foundation.site_names import ALLOWED, SITE_NAME
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +173,9 @@ class _Builder:
                 raise ConfigError(
                     f"data.sites: {self.config.sites}, but the data has {len(found)} of its own; leave it out"
                 )
+            for name in found:
+                if not re.fullmatch(SITE_NAME, name):
+                    raise DataError(f"site {name!r:.120}: no name for a site; allowed: {ALLOWED}")
             return found
         if self.config.sites is None:
             raise ConfigError(

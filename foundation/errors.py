@@ -38,6 +38,11 @@ class StateError(PerennialError):
     else."""
 
 
+class RecordGone(StateError):
+    """A site no longer keeps what it knew at the round that it is asked for: names record, run and rounds,
+    nothing of its data or disk."""
+
+
 def nearest(found: str, allowed: Iterable[str]) -> str:
     """' (did you mean X?)' for a misspelt word, or '' when nothing is close."""
     close = get_close_matches(found, list(allowed), n=1, cutoff=0.6)

@@ -4,34 +4,60 @@ A file is either the old one or the new one, never half of each; a folder has on
 """
 
 import fcntl
+import glob
 import os
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from foundation.errors import StateError
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Put data at path in one atomic, durable step.
+    """Put data at path in one atomic, durable step; of several writers at once, the last one's stays.
 
     The bytes are on the disk before the old file disappears. On any error (a full disk, say) the old file
-    stays as it was and the partial one is removed. Raises StateError naming the path.
+    stays as it was and the partial one is removed; what a killed writer left of its own is removed by the
+    next one. Raises StateError naming the path.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = None
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        _remove_left_over(path)
+        partial, descriptor = _open_partial(path, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+            os.replace(partial, path)
         flush_folder(path.parent)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        if partial is not None:
+            partial.unlink(missing_ok=True)
         raise StateError(
             f"{path}: could not be written ({error.strerror}); the previous file is unchanged"
         ) from error
+
+
+def _open_partial(path: Path, mode: int) -> tuple[Path, int]:
+    """A new file beside path and its descriptor, locked while its writer lives."""
+    while True:
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                return partial, descriptor
+        # before it was locked, another writer took it for a left-over
+        os.close(descriptor)
+
+
+def _remove_left_over(path: Path) -> None:
+    """Remove partial files of path that nobody writes any more."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        with suppress(OSError), open(partial, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            partial.unlink()
 
 
 def flush_folder(folder: Path) -> None:

@@ -233,6 +233,6 @@ def _read_line(line: bytes, previous: str, entries: list[Entry]) -> bool:
             return False
         if "repair" not in values:
             entries.append(Entry.from_json(values))
-    except (ValueError, PrivacyError):
+    except (ValueError, RecursionError, PrivacyError):
         return False
     return True

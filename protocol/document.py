@@ -70,7 +70,8 @@ def _section(message: type[WireMessage]) -> str:
         hint = hint.replace("protocol.tensors.", "").replace("|", "or")
         low, high = field.metadata.get("low"), field.metadata.get("high")
         bounds = f", {low} to {high}" if low is not None and high not in (None, float("inf")) else ""
-        lines.append(f"| `{field.name}` | {hint}{bounds} | {documented.get(field.name, '')} |")
+        allowed = f", {field.metadata['allowed']}" if "allowed" in field.metadata else ""
+        lines.append(f"| `{field.name}` | {hint}{bounds}{allowed} | {documented.get(field.name, '')} |")
     return "\n".join(lines) + "\n"
 
 

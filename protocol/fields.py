@@ -1,12 +1,13 @@
 """How a frozen dataclass becomes a RecordDict and back, field by field, with nothing left unchecked.
 
 Scalars go into one ConfigRecord named "fields"; each field of type Tensors goes into an ArrayRecord of the
-field's name. A field may be `X | None`: None travels as absence. Bounds are declared next to the field, by
-`bounded`.
+field's name. A field may be `X | None`: None travels as absence. What a number or a text may be is declared
+next to the field, by `bounded`, `matching` and `hexadecimal`.
 """
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -29,6 +30,19 @@ def bounded(low: float, high: float = math.inf, **kwargs: Any) -> Any:
     return dataclasses.field(metadata={"low": low, "high": high}, **kwargs)
 
 
+def matching(pattern: str, allowed: str, **kwargs: Any) -> Any:
+    """A dataclass field whose whole text must match pattern. allowed: the pattern in words."""
+    return dataclasses.field(metadata={"pattern": pattern, "allowed": allowed}, **kwargs)
+
+
+def hexadecimal(digits: int, **kwargs: Any) -> Any:
+    """A dataclass field of so many hexadecimal digits, lower case; '' too where that is its default."""
+    pattern, allowed = rf"[0-9a-f]{{{digits}}}", f"{digits} hexadecimal digits"
+    if kwargs.get("default") == "":
+        pattern, allowed = f"({pattern})?", f"{allowed} or ''"
+    return matching(pattern, allowed, **kwargs)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Field:
     name: str
@@ -37,6 +51,8 @@ class _Field:
     optional: bool
     low: float
     high: float
+    pattern: str | None
+    allowed: str
 
 
 @lru_cache(maxsize=64)
@@ -57,6 +73,8 @@ def _layout(cls: type) -> dict[str, _Field]:
             optional,
             field.metadata.get("low", -math.inf),
             field.metadata.get("high", math.inf),
+            field.metadata.get("pattern"),
+            field.metadata.get("allowed", ""),
         )
     return layout
 
@@ -67,20 +85,22 @@ def _check(cls: type, field: _Field, value: Any) -> Any:
     def fail(allowed: str) -> ProtocolError:
         return ProtocolError(f"{cls.__name__}: field {field.name!r}: found {value!r:.80}, allowed {allowed}")
 
-    def number(item: Any, kind: type) -> Any:
+    def one(item: Any, kind: type) -> Any:
         if kind is float and type(item) is int:
             item = float(item)
         if type(item) is not kind:
             raise fail(kind.__name__)
         if kind in (int, float) and not (math.isfinite(item) and field.low <= item <= field.high):
             raise fail(f"a finite {kind.__name__} in [{field.low}, {field.high}]")
+        if field.pattern is not None and not re.fullmatch(field.pattern, item):
+            raise fail(field.allowed)
         return item
 
     if field.kind is list:
         if not isinstance(value, list | tuple):
             raise fail(f"a list of {field.item and field.item.__name__}")
-        return [number(item, field.item or str) for item in value]
-    return number(value, field.kind)
+        return [one(item, field.item or str) for item in value]
+    return one(value, field.kind)
 
 
 class WireMessage:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from foundation.errors import ProtocolError
-from protocol.fields import WireMessage, bounded
+from foundation.site_names import ALLOWED, SITE_NAME
+from protocol.fields import WireMessage, bounded, hexadecimal, matching
 from protocol.tensors import Tensors
 
 VERSION = 1
@@ -18,6 +19,10 @@ MAX_CLASSES = 1_000_000
 MAX_EXAMPLES = 100_000_000
 MAX_CHANNELS = 1_000_000
 MAX_LAYERS = 1_000
+RUN_TOKEN = 16
+SHA256 = 64
+"""Hexadecimal digits. A run's token and a model's hash name files at the site, so nothing else may stand
+there."""
 STAMP_FIELDS = ("run", "experiment", "class_order", "task", "round", "num_classes")
 
 
@@ -26,11 +31,11 @@ class Stamp(WireMessage):
     """What every request and reply about training repeats: whose message this is and which round it is
     for."""
 
-    run: str
+    run: str = hexadecimal(RUN_TOKEN)
     """Token of the run, drawn when it was first started; a resumed run keeps it."""
-    experiment: str
+    experiment: str = hexadecimal(SHA256)
     """SHA-256 of the experiment's resolved settings."""
-    class_order: str
+    class_order: str = hexadecimal(SHA256)
     """SHA-256 of the class names in the order of the registry."""
     task: int = bounded(1, MAX_TASKS)
     """Task that the message belongs to, from 1."""
@@ -61,7 +66,7 @@ class DescribeRequest(WireMessage):
     message_type = "query.describe"
     version: int = bounded(1)
     """Version of this protocol; server and site must speak the same."""
-    experiment: str
+    experiment: str = hexadecimal(SHA256)
     """SHA-256 of the experiment's resolved settings as the server has them."""
 
 
@@ -72,9 +77,9 @@ class DescribeReply(WireMessage):
     message_type = "query.describe"
     version: int = bounded(1)
     """Version of this protocol; server and site must speak the same."""
-    site: str
+    site: str = matching(SITE_NAME, ALLOWED)
     """The name in site.yaml; `site-K` in simulation."""
-    experiment: str
+    experiment: str = hexadecimal(SHA256)
     """SHA-256 of the experiment's settings as the site has them."""
     answers: list[str]
     """What the site's policy answers: train, evaluate, digest, ..."""
@@ -89,7 +94,7 @@ class TrainRequest(Stamp):
     message_type = "train"
     arrays: Tensors
     """The global model: every floating tensor that travels."""
-    previous: str = ""
+    previous: str = hexadecimal(SHA256, default="")
     """SHA-256 of the global model at the end of the task before (the teacher); '' in task 1."""
     previous_arrays: Tensors | None = None
     """That model itself, for a site that is not known to hold it."""
@@ -138,7 +143,7 @@ class FinishTaskRequest(Stamp):
     message_type = "train.finish_task"
     arrays: Tensors
     """The global model as the task's last round left it."""
-    previous: str = ""
+    previous: str = hexadecimal(SHA256, default="")
     """SHA-256 of the global model at the end of the task before; '' after task 1."""
     previous_arrays: Tensors | None = None
     """That model itself, for a site that is not known to hold it."""
@@ -149,7 +154,7 @@ class FinishTaskReply(Stamp):
     """Site to server: done. Exemplars stay at the site; so does their number, but with global class means."""
 
     message_type = "train.finish_task"
-    model: str = ""
+    model: str = hexadecimal(SHA256, default="")
     """SHA-256 of the model that the site now keeps as the teacher."""
     class_sums: Tensors | None = None
     """Sums of the exemplars' unit features and their number, by class; only with learner.means: global,
@@ -163,7 +168,7 @@ class EvaluateRequest(Stamp):
     message_type = "evaluate"
     arrays: Tensors
     """The global model to measure."""
-    previous: str = ""
+    previous: str = hexadecimal(SHA256, default="")
     """SHA-256 of the global model at the end of the task before; '' in task 1."""
     previous_arrays: Tensors | None = None
     """That model itself, for a site that is not known to hold it."""
@@ -187,7 +192,7 @@ class DigestRequest(Stamp):
     """Server to site: lend digests of your new data of this task."""
 
     message_type = "query.digest"
-    encoder: str
+    encoder: str = hexadecimal(SHA256)
     """SHA-256 of the fixed encoder that the server's model reads digests with."""
 
 
@@ -197,7 +202,7 @@ class DigestReply(Stamp):
     away."""
 
     message_type = "query.digest"
-    encoder: str
+    encoder: str = hexadecimal(SHA256)
     """SHA-256 of the encoder that made them."""
     samples_per_digest: int = bounded(1, MAX_EXAMPLES)
     """Samples mixed in one digest, so that their number can be told."""
@@ -215,7 +220,7 @@ class SparsityRequest(Stamp):
     """The network whose first ReLU layers are looked at: the global model, or the front of a VGG-11."""
     network: str
     """model or vgg11: what arrays are the tensors of."""
-    previous: str = ""
+    previous: str = hexadecimal(SHA256, default="")
     """SHA-256 of the global model at the end of the task before; '' in task 1."""
     previous_arrays: Tensors | None = None
     """That model itself, for a site that is not known to hold it."""
@@ -236,7 +241,7 @@ class SparsityReply(Stamp):
     """Site to server: one number for each channel, a mean over all of the site's training samples."""
 
     message_type = "query.sparsity"
-    extractor: str
+    extractor: str = hexadecimal(SHA256)
     """SHA-256 of model, channels and layers that were used; vectors of different ones cannot be compared."""
     vector: Tensors
     """`sparsity`: the mean share of zeros, from 0 to 1, with the noise that was asked for. It describes the
@@ -253,7 +258,7 @@ class PersonalModelRequest(Stamp):
     from."""
     personal: list[str] | None = None
     """Layers of which the site uses its own values."""
-    previous: str = ""
+    previous: str = hexadecimal(SHA256, default="")
     """SHA-256 of the global model at the end of the task before; '' in task 1."""
     previous_arrays: Tensors | None = None
     """That model itself, for a site that is not known to hold it."""
@@ -275,7 +280,7 @@ class Refusal(WireMessage):
     """Site to server, instead of any reply: no, and why."""
 
     message_type = "refusal"
-    site: str
+    site: str = matching(SITE_NAME, ALLOWED)
     """The site's name."""
     kind: str
     """policy, privacy, data, state, protocol or error."""

@@ -9,6 +9,7 @@ from config.experiment import Experiment
 from data.schedule import TaskSchedule
 from foundation.errors import StateError
 from foundation.files import replace_file
+from protocol.messages import RUN_TOKEN
 from server.checkpoint import LATEST, Checkpoint, Progress, load_checkpoint
 
 CHECKPOINT = "checkpoint"
@@ -30,7 +31,7 @@ class RunFolder:
 
     def first_progress(self) -> Progress:
         """The progress of a run that has not begun; its token is drawn here, once."""
-        return Progress(run=secrets.token_hex(8))
+        return Progress(run=secrets.token_hex(RUN_TOKEN // 2))
 
 
 def open_run_folder(path: Path, experiment: Experiment, schedule: TaskSchedule, resume: bool) -> RunFolder:

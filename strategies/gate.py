@@ -74,7 +74,7 @@ class Gate:
                 refusal = Refusal.from_record(message.content)
                 raise Refused(f"{refusal.kind}: {refusal.reason}")
             reply = self._ours(message, site) if kind else self._flower(message, site)
-        except (ProtocolError, ValueError, TypeError, KeyError) as error:
+        except (ProtocolError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise Rejected(str(error)) from error
         if site in self._seen:
             raise Rejected("a second reply in the same round; the first one counts")

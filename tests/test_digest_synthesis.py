@@ -27,7 +27,7 @@ from strategies.gate import Admitted
 from strategies.recall import Momentum, Recall
 from strategies.registry import build_strategy
 
-STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=4, num_classes=4)
+STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=4, num_classes=4)
 SHAPE = (4, 4, 4)
 EXPERIMENT: dict[str, Any] = {
     "name": "small",

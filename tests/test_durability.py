@@ -1,6 +1,7 @@
 """What is on the disk when a run ends badly is enough to go on to the same bits; damage is named."""
 
 import errno
+import fcntl
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,30 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(StateError, match="file: could not be written.*previous file is unchanged"):
             replace_file(path, b"new")
     assert path.read_bytes() == b"old" and [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_two_writers_of_one_file_leave_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def write_often(byte: bytes) -> None:
+        for _ in range(40):
+            replace_file(path, byte * 100_000)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write_often, (b"a", b"b", b"c")))
+    assert len(path.read_bytes()) == 100_000 and len(set(path.read_bytes())) == 1
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_killed_writer_left_goes_and_a_living_one_s_stays(tmp_path: Path) -> None:
+    path = tmp_path / "file[1]"
+    left, living, other = (tmp_path / f".{name}.partial" for name in ("file[1].0", "file[1].1", "file1.2"))
+    for partial in (left, living, other):
+        partial.write_bytes(b"half")
+    with living.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        replace_file(path, b"whole")
+    assert {found.name for found in tmp_path.iterdir()} == {path.name, living.name, other.name}
 
 
 def test_two_servers_do_not_share_a_run_folder(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from protocol.messages import Refusal, Stamp, TrainReply
 from protocol.tensors import Tensors
 from strategies.gate import Gate, Refused, Rejected
 
-STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=4, num_classes=2)
+STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=4, num_classes=2)
 REFERENCE = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
 GOOD = TrainReply(
     **STAMP.stamp_fields, update=Tensors(w=torch.ones(2, 3), b=torch.ones(2)), num_examples=5, train_loss=0.5
@@ -44,8 +44,9 @@ def test_a_good_reply_passes_with_its_norm() -> None:
         ({"update": Tensors(w=torch.ones(2, 3), b=torch.ones(2), c=torch.ones(1))}, r"unexpected \['c'\]"),
         ({"task": 2}, "task: found 2, expected 1"),
         ({"round": 3}, "round: found 3, expected 4"),
-        ({"class_order": "x"}, "class_order"),
-        ({"run": "x"}, "run: found"),
+        ({"class_order": "d" * 64}, "class_order"),
+        ({"run": "1" * 16}, "run: found"),
+        ({"metrics": "[" * 100_000}, "recursion"),
     ],
 )
 def test_a_bad_reply_is_rejected_by_name(change: dict[str, Any], reason: str) -> None:

@@ -20,7 +20,7 @@ context = Context(1, 1, {"site": sys.argv[3]}, RecordDict(), config)
 DESCRIBE = """
 from protocol.messages import VERSION, DescribeRequest
 from client.app import app
-request = DescribeRequest(version=VERSION, experiment="").to_record()
+request = DescribeRequest(version=VERSION, experiment="e" * 64).to_record()
 """
 TRAIN = """
 import torch
@@ -36,7 +36,7 @@ experiment = load_experiment(Path(sys.argv[1]))
 registry = simulated_federation(experiment).registry
 arrays = travelling(build_model(experiment.model, (1, 8, 8), registry.schedule.num_classes(1), 1))
 request = TrainRequest(
-    run="r", experiment=experiment.digest, class_order=registry.order_hash, task=1, round=1,
+    run="0" * 16, experiment=experiment.digest, class_order=registry.order_hash, task=1, round=1,
     num_classes=registry.schedule.num_classes(1), arrays=Tensors(arrays), previous="", progress=0.0,
 ).to_record()
 """

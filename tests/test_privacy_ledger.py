@@ -225,7 +225,11 @@ def test_a_removed_line_is_noticed(tmp_path: Path, line: int) -> None:
         ledger.charge(update())
 
 
-@pytest.mark.parametrize("damage", ["not json\n", '{"previous":"x"}\n', "\n", '["list"]\n'])
+@pytest.mark.parametrize(
+    "damage",
+    ["not json\n", '{"previous":"x"}\n', "\n", '["list"]\n', "[" * 100_000 + "\n"],
+    ids=["text", "unchained", "empty", "list", "deep"],
+)
 def test_a_damaged_whole_line_is_no_torn_one(tmp_path: Path, damage: str) -> None:
     ledger = charged(tmp_path, 1)
     with ledger.path.open("a") as file:

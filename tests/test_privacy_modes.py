@@ -239,6 +239,13 @@ def test_learners_that_void_sample_mode_are_refused(
         run(tmp_path, privacy=SAMPLE, learner=SMALL["learner"] | changes)
 
 
+def test_a_precision_that_private_steps_do_not_have_is_refused(tmp_path: Path) -> None:
+    learner = SMALL["learner"] | {"precision": "bfloat16"}
+    with pytest.raises(ConfigError, match=r"learner\.precision: found 'bfloat16' .* allowed: float32"):
+        load_experiment(Path(write(tmp_path, privacy=SAMPLE, learner=learner)))
+    load_experiment(Path(write(tmp_path, privacy=CENTRAL, learner=learner)))
+
+
 def test_batch_norm_is_refused_under_privacy(tmp_path: Path) -> None:
     with pytest.raises((PrivacyError, ConfigError), match="group"):
         run(tmp_path, privacy=SAMPLE, model={"name": "small_cnn", "norm": "batch"})

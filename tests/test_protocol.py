@@ -1,16 +1,32 @@
 """Messages come back as they were sent, and anything else is refused by the name of its field."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
 from foundation.errors import ProtocolError
-from protocol.messages import EvaluateReply, TrainReply, TrainRequest
+from protocol.fields import WireMessage
+from protocol.messages import (
+    DescribeReply,
+    DigestRequest,
+    EvaluateReply,
+    FinishTaskReply,
+    TrainReply,
+    TrainRequest,
+)
 from protocol.tensors import Tensors, pack, unpack
 
-STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "round": 2, "num_classes": 2}
+STAMP = {
+    "run": "0" * 16,
+    "experiment": "e" * 64,
+    "class_order": "c" * 64,
+    "task": 1,
+    "round": 2,
+    "num_classes": 2,
+}
 
 
 def request() -> TrainRequest:
@@ -88,3 +104,42 @@ def test_shared_arrays_are_looked_at_once_and_bad_ones_each_time() -> None:
     for _ in range(2):
         with pytest.raises(ProtocolError, match="'w': holds NaN"):
             unpack(record, "record")
+
+
+@pytest.mark.parametrize("run", ["", "../../escaped", "/tmp/escaped", "0" * 15, "A" * 16, "0" * 16 + "\n"])
+def test_a_run_that_is_no_token_names_no_folder(run: str) -> None:
+    record = request().to_record()
+    record.config_records["fields"]["run"] = run
+    with pytest.raises(ProtocolError, match="'run': found .* allowed 16 hexadecimal digits"):
+        TrainRequest.from_record(record)
+    with pytest.raises(ProtocolError, match="'run'"):
+        replace(request(), run=run).to_record()
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        (request(), "experiment"),
+        (request(), "class_order"),
+        (request(), "previous"),
+        (DigestRequest(**STAMP, encoder="f" * 64), "encoder"),
+        (FinishTaskReply(**STAMP), "model"),
+    ],
+)
+def test_a_hash_is_64_digits_and_nothing_else(message: WireMessage, name: str) -> None:
+    record = message.to_record()
+    type(message).from_record(record)
+    for value in ("../models/other", "f" * 63, "F" * 64, "f" * 65):
+        record.config_records["fields"][name] = value
+        with pytest.raises(ProtocolError, match=f"{name!r}: found .* allowed 64 hexadecimal digits"):
+            type(message).from_record(record)
+
+
+def test_a_site_s_name_is_no_path() -> None:
+    def reply(name: str) -> DescribeReply:
+        return DescribeReply(version=1, site=name, experiment="e" * 64, answers=[], require_privacy="none")
+
+    for name in ("", ".", "..", "../graz", "a/b", "a\nb", "a\x1b[2J", "a" * 101):
+        with pytest.raises(ProtocolError, match="'site': found .* allowed 1 to 100 characters"):
+            reply(name).to_record()
+    assert DescribeReply.from_record(reply("LKH Graz Süd, 3").to_record()).site == "LKH Graz Süd, 3"

@@ -27,13 +27,13 @@ def asked(counts: Mapping[str, Counts | None]) -> tuple[float | None, SiteJudge]
         request = EvaluateRequest.from_record(message.content)
         found = counts[names[int(context.node_config["partition-id"])]]
         if found is None:
-            refusal = Refusal(site="", kind="policy", reason="does not evaluate")
+            refusal = Refusal(site="a", kind="policy", reason="does not evaluate")
             return Message(refusal.to_record(), reply_to=message)
         reply = EvaluateReply(**request.stamp_fields, correct=found[0], total=found[1])
         return Message(reply.to_record(), reply_to=message)
 
     grid = InProcessGrid(client, site_contexts(len(names), {}))
-    stamp = Stamp(run="r", experiment="e", class_order="c", task=1, round=1, num_classes=2)
+    stamp = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=1, num_classes=2)
     nodes = dict(zip(names, grid.get_node_ids(), strict=True))
     judge = SiteJudge()
     return judge(grid, RoundRequest(stamp=stamp, arrays=MODEL, sites=nodes, deadline=1.0), MODEL), judge

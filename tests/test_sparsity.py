@@ -14,7 +14,14 @@ from protocol.messages import SparsityReply
 from protocol.tensors import Tensors
 from strategies.site_vectors import check_vector, most_varied, of_channels
 
-STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "round": 2, "num_classes": 2}
+STAMP = {
+    "run": "0" * 16,
+    "experiment": "e" * 64,
+    "class_order": "c" * 64,
+    "task": 1,
+    "round": 2,
+    "num_classes": 2,
+}
 RELU = nn.Sequential(nn.ReLU())
 
 

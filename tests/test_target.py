@@ -19,7 +19,14 @@ from strategies.base import TaskStart
 from strategies.inversion import Inversion
 from strategies.target import Target
 
-STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 2, "round": 3, "num_classes": 3}
+STAMP = {
+    "run": "0" * 16,
+    "experiment": "e" * 64,
+    "class_order": "c" * 64,
+    "task": 2,
+    "round": 3,
+    "num_classes": 3,
+}
 ORDER = {"rehearsal": {"weight": 2.0, "temperature": 2.0}}
 
 

@@ -106,9 +106,11 @@ def test_every_step_is_an_invocation_and_one_more_than_planned_ends_the_figure(t
 def test_a_damaged_file_is_not_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "r" / FILE
     path.parent.mkdir(parents=True)
-    path.write_text('{"accountant": {}')
-    with pytest.raises(StateError, match=r"typical\.json"):
-        typical_of(tmp_path, "r")
+    sound = json.dumps({"accountant": BayesianAccountant(4, 1e-7).state_dict(), "void": ""})
+    for damaged in ('{"accountant": {}', sound, "[" * 100_000):
+        path.write_text(damaged)
+        with pytest.raises(StateError, match=r"typical\.json"):
+            typical_of(tmp_path, "r")
     assert typical_of(tmp_path, "another") is None
 
 

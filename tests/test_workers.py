@@ -37,7 +37,14 @@ SMALL = {
         "memory": {"per_class": 3},
     },
 }
-STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "round": 1, "num_classes": 2}
+STAMP = {
+    "run": "0" * 16,
+    "experiment": "e" * 64,
+    "class_order": "c" * 64,
+    "task": 1,
+    "round": 1,
+    "num_classes": 2,
+}
 
 
 def run(
