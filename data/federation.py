@@ -23,6 +23,7 @@ from data.sources import load
 from data.splits import LEAST_AT_SITE, LEAST_CENTRAL, Strata, joined
 from data.table import feature_names
 from foundation.errors import ConfigError, DataError, nearest
+from foundation.names import SITE_NAME_RULE, is_site_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +172,9 @@ class _Builder:
                 raise ConfigError(
                     f"data.sites: {self.config.sites}, but the data has {len(found)} of its own; leave it out"
                 )
+            for name in found:
+                if not is_site_name(name):
+                    raise DataError(f"site: found {name!r:.80}, allowed {SITE_NAME_RULE}")
             return found
         if self.config.sites is None:
             raise ConfigError(

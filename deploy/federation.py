@@ -22,9 +22,9 @@ from deploy.certificates import Issued, make_authority, make_server, write_issue
 from deploy.keys import check_public_line, fingerprint
 from foundation.errors import ConfigError, StateError, nearest
 from foundation.files import replace_file
+from foundation.names import SITE_NAME
 
 DEPLOY = "deploy.yaml"
-SITE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 IN_CONTAINER = Path("/operator")
 """Where the operator's folder is mounted in the SuperLink's container."""
 
@@ -111,7 +111,7 @@ class OperatorFolder:
         Raises ConfigError when the name cannot be one, or another site has this key; StateError when the
         site is registered.
         """
-        if not re.match(SITE_NAME, name):
+        if not re.fullmatch(SITE_NAME, name):
             raise ConfigError(
                 f"site name: found {name!r}, allowed letters, digits, '.', '_' and '-', 64 at most"
             )

@@ -73,7 +73,7 @@ class DescribeReply(WireMessage):
     version: int = bounded(1)
     """Version of this protocol; server and site must speak the same."""
     site: str
-    """The name in site.yaml; `site-K` in simulation."""
+    """The name in site.yaml; in simulation `site-K`, or what the data call it."""
     experiment: str
     """SHA-256 of the experiment's settings as the site has them."""
     answers: list[str]

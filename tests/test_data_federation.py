@@ -169,6 +169,14 @@ def test_natural_sites_hold_out_their_own_tests(tmp_path: Path) -> None:
         build(config.model_copy(update={"sites": 5}), TasksConfig(count=1, rounds=1), 0)
 
 
+def test_a_natural_site_whose_name_is_none_is_refused(tmp_path: Path) -> None:
+    sites = np.repeat(["Köln Süd", "../../köln"], 10)
+    block = arrays(tmp_path, np.zeros((20, 4, 4), dtype=np.uint8), np.arange(20) % 2, site=sites)
+    config = DataConfig.model_validate({**block, "partition": {"kind": "natural"}})
+    with pytest.raises(DataError, match=r"site: found '\.\./\.\./köln', allowed 1 to 64 printable"):
+        build(config, TasksConfig(count=1, rounds=1), 0)
+
+
 def test_numbers_are_standardised_by_the_training_part(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.normal(50, 8, (100, 1)), np.full((100, 1), 3.0)], axis=1)

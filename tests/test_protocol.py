@@ -2,13 +2,14 @@
 
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
 from foundation.errors import ProtocolError
 from protocol.messages import EvaluateReply, TrainReply, TrainRequest
-from protocol.tensors import Tensors, pack, unpack
+from protocol.tensors import ALLOWED_DTYPES, Tensors, pack, unpack
 
 STAMP = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "round": 2, "num_classes": 2}
 
@@ -65,6 +66,38 @@ def test_damaged_arrays_are_refused_by_name(data: bytes) -> None:
     record["arrays"] = arrays
     with pytest.raises(ProtocolError, match="tensor 'w'"):
         TrainRequest.from_record(record)
+
+
+def npy(header: str, values: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + values
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        npy("-" * 9000 + "1"),
+        npy("-".join(["1"] * 4000)),
+        npy("(" * 5000),
+        npy("{'descr': '>f4', 'fortran_order': False, 'shape': (3, 2), }\n", bytes(24)),
+        npy("{'descr': '<f4', 'fortran_order': True, 'shape': (3, 2), }\n", bytes(24)),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-3, -2), }\n", bytes(24)),
+        npy("{'descr': '|O8', 'fortran_order': False, 'shape': (3, 2), }\n", bytes(48)),
+    ],
+)
+def test_a_header_that_would_exhaust_its_reader_is_refused_by_name(data: bytes) -> None:
+    record = ArrayRecord()
+    record["w"] = Array("float32", (3, 2), "numpy.ndarray", data)
+    with pytest.raises(ProtocolError, match="reply: tensor 'w'"):
+        unpack(record, "reply")
+
+
+@pytest.mark.parametrize("dtype", ALLOWED_DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (3, 2), (1, 1, 1, 2, 1, 12)])
+def test_what_numpy_writes_is_read(dtype: str, shape: tuple[int, ...]) -> None:
+    values = np.ones(shape, dtype=dtype)
+    (tensor,) = unpack(ArrayRecord({"w": Array(values)}), "reply").values()
+    assert (str(tensor.dtype), tuple(tensor.shape)) == (f"torch.{dtype}", shape)
+    assert np.array_equal(tensor.numpy(), values)
 
 
 def test_counts_are_bounded() -> None:
