@@ -21,7 +21,7 @@ from config.yaml_file import read_yaml, validate
 from deploy.certificates import Issued, make_authority, make_server, write_issued
 from deploy.keys import check_public_line, fingerprint
 from foundation.errors import ConfigError, StateError, nearest
-from foundation.files import replace_file
+from foundation.files import make_folder, replace_file
 from foundation.names import SITE_NAME
 
 DEPLOY = "deploy.yaml"
@@ -149,13 +149,13 @@ class OperatorFolder:
 
 
 def create_operator_folder(path: Path, federation: Federation, days: int) -> OperatorFolder:
-    """Make path a new federation: authority, server certificate, settings. Raises StateError when it is not
-    empty."""
-    if path.exists() and any(path.iterdir()):
+    """Make path a new federation: authority, server certificate, settings. Raises StateError when it is no
+    folder or not empty."""
+    make_folder(path, mode=0o777)
+    if any(path.iterdir()):
         raise StateError(f"{path}: not empty; choose a new folder for a new federation")
     authority = make_authority(federation.name)
     make_server(authority, federation.hosts, days)  # refuses bad hosts before anything is written
-    path.mkdir(parents=True, exist_ok=True)
     for name in ("authority", "certificates", "bundles", "state"):
         (path / name).mkdir(mode=0o700)
     for name in ("sites", "apps", "state/flower", "state/runs"):
