@@ -23,7 +23,7 @@ class RunSettings:
     semicolons, or a JSON list of them, whose values may hold semicolons.
 
     name: of the run folder, '' for the experiment's. runs: folder of run folders. resume: '' or 'yes', to go
-    on with the run folder of that name. device: auto, cpu or cuda. threads: processor threads of each
+    on with the run folder of that name. device: auto, cpu, cuda or cuda:N. threads: processor threads of each
     process.
     """
 
