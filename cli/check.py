@@ -14,7 +14,7 @@ from foundation.errors import ConfigError, PolicyRefusal, PrivacyError
 
 def check_command(path: Path, experiment: Path | None) -> None:
     """Validate path and what it points at; print what would happen."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if "site" in (content := read_yaml(path)) and "tasks" not in content:
         site = load_site_config(path)
         _check_site(console, site, load_experiment(experiment) if experiment else None)
@@ -23,9 +23,13 @@ def check_command(path: Path, experiment: Path | None) -> None:
 
 
 def _check_experiment(console: Console, experiment: Experiment) -> None:
+    import torch
+
     from models.registry import build_model
     from server.assembly import data_facts
     from server.claims import check_privacy
+    from server.global_model import GlobalModel
+    from server.rehearsal import rehearse
     from strategies.registry import build_strategy
 
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
@@ -42,6 +46,12 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         experiment.encoder,
     )
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    rehearse(
+        experiment,
+        schedule,
+        GlobalModel(experiment, facts.registry, facts.inputs.shape, torch.device("cpu")),
+        facts.measuring(experiment),
+    )
     console.print(
         f"{experiment.name}: {facts.sites} sites, inputs {facts.inputs.shape}, "
         f"{parameters} trained parameters"
@@ -51,7 +61,7 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         rounds = experiment.lead_rounds(task) + schedule.rounds[task - 1]
         console.print(f"  task {task}: {names} ({rounds} rounds)")
     for note in facts.notes:
-        console.print(f"  note: {note}", markup=False)
+        console.print(f"  note: {note}")
     console.print("ok")
 
 
@@ -87,7 +97,7 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         for name, count in zip(registry.classes, counts, strict=True):
             console.print(f"  {name}: {count} training samples")
         for note in data.notes:
-            console.print(f"  note: {note}", markup=False)
+            console.print(f"  note: {note}")
     console.print("ok")
 
 

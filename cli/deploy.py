@@ -57,6 +57,7 @@ def add_site(
     folder: Folder = HERE,
 ) -> None:
     """Add a site, with the public key that it made, or with one made here and sealed."""
+    from cli.given import read_bytes, read_text
     from deploy.federation import OperatorFolder
     from deploy.keys import make_node_key, public_line, seal
     from foundation.errors import ConfigError
@@ -69,12 +70,12 @@ def add_site(
         )
     sealed = operator.path / "sites" / f"{name}.sealed"
     if public_key is not None:
-        mark = operator.add_site(name, _bytes(public_key))
+        mark = operator.add_site(name, read_bytes(public_key))
         sealed.unlink(missing_ok=True)
     else:
         assert passphrase_file is not None
         key = make_node_key()
-        data = seal(key, _bytes(passphrase_file).decode().strip())
+        data = seal(key, read_text(passphrase_file).strip())
         mark = operator.add_site(name, public_line(key))
         replace_file(sealed, data)
     typer.echo(f"{name}: added; key {mark}")
@@ -241,12 +242,3 @@ def reports(
     from deploy.reports import serve_reports
 
     serve_reports(runs, host, port)
-
-
-def _bytes(path: Path) -> bytes:
-    from foundation.errors import ConfigError
-
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error

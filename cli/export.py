@@ -1,26 +1,28 @@
 """perennial export."""
 
 import json
-import shutil
 from pathlib import Path
 
 import typer
 
-from foundation.errors import PerennialError
-from foundation.files import replace_file
+from foundation.errors import PerennialError, StateError
+from foundation.files import make_folder, replace_file
 
 
 def export_command(run: Path, output: Path, onnx: bool) -> None:
     """Write model.safetensors and model.json (and model.onnx) to output.
 
     model.onnx is the classifier that the experiment judged: its outputs are the head's logits, or minus the
-    squared distances from the class means where the run has global ones.
+    squared distances from the class means where the run has global ones. Raises StateError when output
+    cannot be written to, or is the run's own folder.
     """
     from models.saved import load_saved
 
     saved = load_saved(run / "model.safetensors")
-    output.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(run / "model.safetensors", output / "model.safetensors")
+    make_folder(output, mode=0o755)
+    if output.samefile(run):
+        raise StateError(f"export --output: {output} is the run's own folder; allowed: another one")
+    replace_file(output / "model.safetensors", (run / "model.safetensors").read_bytes(), mode=0o644)
     facts = {
         "classes": saved.classes,
         "inputs": saved.inputs.to_json(),

@@ -8,6 +8,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from config.experiment import Experiment
 
@@ -89,7 +90,7 @@ class LiveDisplay:
         for column in ("task", "classes", "round", "loss", "accuracy so far"):
             table.add_column(column, justify="left" if column == "classes" else "right")
         for number, row in enumerate(self._rows, start=1):
-            table.add_row(str(number), row["classes"], row["round"], row["loss"], row["seen"])
+            table.add_row(str(number), Text(row["classes"]), row["round"], row["loss"], row["seen"])
         return table
 
     def show_result(self, summary: dict[str, Any], folder: Path) -> None:
@@ -120,7 +121,9 @@ class LiveDisplay:
                 f"({epsilon['accountant']})",
                 highlight=False,
             )
-        self._console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+        self._console.print(
+            f"report: {folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True
+        )
 
 
 def _percent(value: float) -> str:

@@ -82,5 +82,5 @@ def attack_command(run: Path, victims: int, steps: int) -> None:
             table.add_row(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
         console.print(table)
         for image in entry.get("images", []):
-            console.print(f"picture: {run / image}", soft_wrap=True)
-    console.print(f"report: {run / 'report.html'}", soft_wrap=True)
+            console.print(f"picture: {run / image}", markup=False, soft_wrap=True)
+    console.print(f"report: {run / 'report.html'}", markup=False, soft_wrap=True)

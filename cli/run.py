@@ -1,5 +1,7 @@
 """perennial run."""
 
+import json
+import os
 from pathlib import Path
 
 from config.experiment import load_experiment
@@ -33,7 +35,7 @@ def run_command(
             overrides = [*overrides, f"seed={seed}"]
         settings = RunSettings(
             experiment=str(experiment.resolve()),
-            overrides=";".join(overrides),
+            overrides=json.dumps(overrides) if overrides else "",
             name=name,
             runs=str(runs),
             device=device,
@@ -53,7 +55,7 @@ def _resumed(
 ) -> RunSettings:
     """Settings that go on with folder; a given experiment may add classes and tasks."""
     stored = folder / "experiment.yaml"
-    if not stored.exists():
+    if not os.path.exists(stored):
         raise StateError(f"{folder}: no run to resume here (experiment.yaml is missing)")
     folder = folder.resolve()
     source = folder / "experiment.yaml"

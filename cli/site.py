@@ -35,9 +35,10 @@ def open_(
     passphrase_file: Annotated[Path | None, typer.Option(help="read the passphrase from a file")] = None,
 ) -> None:
     """Unpack a bundle, after checking its checksums; site.yaml and keys that exist are kept."""
+    from cli.given import read_text
     from deploy.bundle import open_bundle
 
-    passphrase = passphrase_file.read_text(encoding="utf-8").strip() if passphrase_file else None
+    passphrase = read_text(passphrase_file).strip() if passphrase_file else None
     if sealed and passphrase is None:
         passphrase = typer.prompt("passphrase", hide_input=True)
     for name in open_bundle(bundle, folder, passphrase):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from config.learner import LearnerConfig
 from config.pretraining import PretrainingConfig
 from config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from data.config import DataConfig, TasksConfig
+from foundation.errors import nearest
 from models.config import EncoderConfig, ModelConfig
 from privacy.config import PrivacyConfig
 
@@ -73,6 +75,14 @@ class AbsenceConfig(BaseModel):
     last_round: int | None = Field(default=None, ge=1)
     """None: for good."""
 
+    @model_validator(mode="after")
+    def _ends_after_it_begins(self) -> "AbsenceConfig":
+        if self.last_round is not None and self.last_round < self.first_round:
+            raise ValueError(
+                f"last_round: found {self.last_round}, allowed from first_round, {self.first_round}"
+            )
+        return self
+
 
 AdversaryKind = Literal["free_rider", "label_flip"]
 
@@ -121,18 +131,22 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _adversaries_are_sites(self) -> "Experiment":
+    def _named_sites_are_there(self) -> "Experiment":
         names = [adversary.site for adversary in self.adversaries]
         if len(set(names)) < len(names):
             raise ValueError(f"adversaries: a site is listed twice: {', '.join(names)}")
-        if self.data.partition.kind != "natural" and self.data.sites is not None:
-            known = {f"site-{index}" for index in range(self.data.sites)}
-            for name in names:
-                if name not in known:
-                    raise ValueError(
-                        f"adversaries: found site {name!r}, allowed site-0 to site-{self.data.sites - 1}"
-                    )
+        data = self.data
+        if data.partition.kind != "natural" and data.sites is not None and not data.only_at_sites:
+            self.require_sites([f"site-{index}" for index in range(data.sites)])
         return self
+
+    def require_sites(self, known: Sequence[str]) -> None:
+        """Raises ValueError when absence or adversaries name a site that is not among the known ones."""
+        for key in ("absence", "adversaries"):
+            for entry in getattr(self, key):
+                if entry.site not in known:
+                    found = f"{key}: found site {entry.site!r}{nearest(entry.site, known)}"
+                    raise ValueError(f"{found}, allowed {', '.join(known[:5])}{', ...' if known[5:] else ''}")
 
     @model_validator(mode="after")
     def _pretraining_keeps_the_guarantee(self) -> "Experiment":

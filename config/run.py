@@ -4,6 +4,7 @@ machine.
 They travel as Flower's run config, so the same settings reach ServerApp and ClientApps in every engine.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ APP_ROOT = Path(__file__).resolve().parents[1]
 @dataclass(frozen=True)
 class RunSettings:
     """experiment: path, relative to the app's root or absolute. overrides: KEY=VALUE, separated by
-    semicolons.
+    semicolons, or a JSON list of them, whose values may hold semicolons.
 
     name: of the run folder, '' for the experiment's. runs: folder of run folders. resume: '' or 'yes', to go
-    on with the run folder of that name. device: auto, cpu or cuda. threads: processor threads of each
+    on with the run folder of that name. device: auto, cpu, cuda or cuda:N. threads: processor threads of each
     process.
     """
 
@@ -53,8 +54,23 @@ class RunSettings:
         path = Path(self.experiment)
         if not path.is_absolute():
             path = APP_ROOT / path
-        return load_experiment(path, [part for part in self.overrides.split(";") if part.strip()])
+        return load_experiment(path, self._overrides())
+
+    def _overrides(self) -> list[str]:
+        if not self.overrides.lstrip().startswith("["):
+            return [part for part in self.overrides.split(";") if part.strip()]
+        return _parsed_list(self.overrides)
 
     def folder(self, experiment: Experiment) -> Path:
         """The run's folder, absolute."""
         return Path(os.path.abspath(os.path.expanduser(self.runs))) / (self.name or experiment.name)
+
+
+def _parsed_list(overrides: str) -> list[str]:
+    try:
+        content = json.loads(overrides)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"run config: overrides: not JSON: {error}") from error
+    if not isinstance(content, list) or not all(isinstance(item, str) for item in content):
+        raise ConfigError(f"run config: overrides: found {overrides:.80}, allowed a JSON list of KEY=VALUE")
+    return content

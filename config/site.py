@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from config.yaml_file import read_yaml, validate
 from data.config import DataConfig
+from foundation.names import SITE_NAME
 from privacy.config import Mode
 
 Answer = Literal["train", "evaluate", "digest", "sparsity"]
@@ -70,7 +71,7 @@ class SiteConfig(BaseModel):
     """One site. Build it with load_site_config."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    site: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    site: str = Field(pattern=SITE_NAME)
     data: DataConfig | None = None
     """This site's own data; None: the share of this name in the experiment's data (for trials without
     data)."""

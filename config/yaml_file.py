@@ -48,13 +48,20 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """The mapping in YAML text. where: named in errors."""
-    try:
-        content = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: not valid YAML: {error}") from error
+    content = _parsed(text, where)
     if not isinstance(content, dict):
         raise ConfigError(f"{where}: found {type(content).__name__}, allowed a mapping of keys to values")
     return content
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_UniqueKeyLoader)
+    except (yaml.YAMLError, ValueError) as error:
+        # a value that looks like a date or a number and is none is a ValueError
+        raise ConfigError(f"{where}: not valid YAML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{where}: not valid YAML: nested too deeply") from None
 
 
 def validate(model: type[Model], content: dict[str, Any], where: str) -> Model:
@@ -78,7 +85,10 @@ def beside(folder: Path, where: str) -> str:
 
 
 def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """content with each KEY=VALUE applied; KEY is a dotted path, VALUE is YAML."""
+    """content with each KEY=VALUE applied; KEY is a dotted path, VALUE is YAML.
+
+    Raises ConfigError naming the first KEY=VALUE that is none.
+    """
     result = _deep_copy(content)
     for override in overrides:
         key, separator, value = override.partition("=")
@@ -91,7 +101,7 @@ def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, 
             if not isinstance(child, dict):
                 child = node[parent] = {"name": child}
             node = child
-        node[last] = yaml.safe_load(value)
+        node[last] = _parsed(value, f"--set {override!r}")
     return result
 
 

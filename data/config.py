@@ -188,7 +188,7 @@ class DataConfig(_Strict):
             raise ValueError(f"source 'torchvision' needs dataset: {', '.join(get_args(DatasetName))}")
         if self.path is None and self.source in ("pack", "torchvision"):
             raise ValueError(f"source {self.source!r} needs path")
-        if self.path is None and self.source in ("folder", "csv", "npz") and self.classes is None:
+        if self.only_at_sites and self.classes is None:
             raise ValueError(
                 f"source {self.source!r} needs path; an experiment without data of its own must list classes"
             )
@@ -198,6 +198,11 @@ class DataConfig(_Strict):
         if by_name != (self.normalise is not None and self.source == "csv"):
             raise ValueError("normalise names columns for source 'csv', and only there")
         return self
+
+    @property
+    def only_at_sites(self) -> bool:
+        """Whether the experiment has no data of its own, so that every site brings its own."""
+        return self.path is None and self.source in ("folder", "csv", "npz")
 
     @model_validator(mode="after")
     def _columns_are_features(self) -> Self:

@@ -6,7 +6,6 @@ together. Where the division is simulated, each site's test part is its share of
 to its training samples of each class: what all sites measure together is what the server measures.
 """
 
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +23,7 @@ from data.sources import load
 from data.splits import LEAST_AT_SITE, LEAST_CENTRAL, Strata, joined
 from data.table import feature_names
 from foundation.errors import ConfigError, DataError, nearest
-from foundation.site_names import ALLOWED, SITE_NAME
+from foundation.names import SITE_NAME_RULE, is_site_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +173,8 @@ class _Builder:
                     f"data.sites: {self.config.sites}, but the data has {len(found)} of its own; leave it out"
                 )
             for name in found:
-                if not re.fullmatch(SITE_NAME, name):
-                    raise DataError(f"site {name!r:.120}: no name for a site; allowed: {ALLOWED}")
+                if not is_site_name(name):
+                    raise DataError(f"site: found {name!r:.80}, allowed {SITE_NAME_RULE}")
             return found
         if self.config.sites is None:
             raise ConfigError(

@@ -1,6 +1,5 @@
 """Arrays in a NumPy .npz file: x, y and, if given, site, x_test, y_test, site_test, classes, site_names."""
 
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,8 +58,7 @@ def read_samples(path: Path, name: str = "x") -> torch.Tensor:
     with _opened(path) as file:
         _require(file, name, path)
         values = file[name]
-    if len(values) == 0:
-        raise DataError(f"{path}: {name} holds no sample")
+    _require_samples(values, f"{path}: {name}")
     return _features(values, f"{path}, {name}")
 
 
@@ -72,12 +70,20 @@ _ROLES: tuple[ArrayRole, ...] = ("x", "y", "site", "x_test", "y_test", "site_tes
 def _opened(path: Path) -> Iterator[Any]:
     """The open file; whatever goes wrong inside the block is an error that names it."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with _archive(np.load(path, allow_pickle=False)) as file:
             yield file
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    except Exception as error:  # damage shows in zipfile, in zlib, or in NumPy's reading of a header
         raise DataError(f"{path}: not an .npz file of plain arrays ({error})") from error
+
+
+def _archive(loaded: Any) -> Any:
+    if not isinstance(loaded, np.lib.npyio.NpzFile):
+        raise ValueError("one array, as in an .npy file")
+    return loaded
 
 
 def _require(file: Any, name: str, path: Path) -> None:
@@ -96,9 +102,18 @@ def _read(path: Path, renamed: dict[ArrayRole, str]) -> dict[str, np.ndarray]:
         arrays = {role: file[name] for role, name in names.items() if name in file.files}
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path}: x_test and y_test come together")
-    if len(arrays["x"]) == 0:
-        raise DataError(f"{path}: x holds no sample")
+    _require_samples(arrays["x"], f"{path}: x")
+    for role in ("classes", "site_names"):
+        if role in arrays and arrays[role].ndim != 1:
+            raise DataError(
+                f"{path}: {role} has shape {arrays[role].shape}, allowed one name after the other"
+            )
     return arrays
+
+
+def _require_samples(values: np.ndarray, where: str) -> None:
+    if values.ndim == 0 or len(values) == 0:
+        raise DataError(f"{where} holds no sample")
 
 
 def _names(values: np.ndarray, names: np.ndarray | None, where: str) -> np.ndarray:

@@ -21,10 +21,10 @@ from config.yaml_file import read_yaml, validate
 from deploy.certificates import Issued, make_authority, make_server, write_issued
 from deploy.keys import check_public_line, fingerprint
 from foundation.errors import ConfigError, StateError, nearest
-from foundation.files import replace_file
+from foundation.files import make_folder, replace_file
+from foundation.names import SITE_NAME
 
 DEPLOY = "deploy.yaml"
-SITE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 IN_CONTAINER = Path("/operator")
 """Where the operator's folder is mounted in the SuperLink's container."""
 
@@ -111,7 +111,7 @@ class OperatorFolder:
         Raises ConfigError when the name cannot be one, or another site has this key; StateError when the
         site is registered.
         """
-        if not re.match(SITE_NAME, name):
+        if not re.fullmatch(SITE_NAME, name):
             raise ConfigError(
                 f"site name: found {name!r}, allowed letters, digits, '.', '_' and '-', 64 at most"
             )
@@ -149,13 +149,13 @@ class OperatorFolder:
 
 
 def create_operator_folder(path: Path, federation: Federation, days: int) -> OperatorFolder:
-    """Make path a new federation: authority, server certificate, settings. Raises StateError when it is not
-    empty."""
-    if path.exists() and any(path.iterdir()):
+    """Make path a new federation: authority, server certificate, settings. Raises StateError when it is no
+    folder or not empty."""
+    make_folder(path, mode=0o777)
+    if any(path.iterdir()):
         raise StateError(f"{path}: not empty; choose a new folder for a new federation")
     authority = make_authority(federation.name)
     make_server(authority, federation.hosts, days)  # refuses bad hosts before anything is written
-    path.mkdir(parents=True, exist_ok=True)
     for name in ("authority", "certificates", "bundles", "state"):
         (path / name).mkdir(mode=0o700)
     for name in ("sites", "apps", "state/flower", "state/runs"):

@@ -60,6 +60,15 @@ def _remove_left_over(path: Path) -> None:
             partial.unlink()
 
 
+def make_folder(folder: Path, mode: int = 0o700) -> None:
+    """folder and the folders above it, where they are missing. Raises StateError naming it when it is a file
+    or cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=mode)
+    except OSError as error:
+        raise StateError(f"{folder}: no folder, and none can be made here ({error.strerror})") from error
+
+
 def flush_folder(folder: Path) -> None:
     """Make a rename or a new file in folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -82,11 +91,14 @@ def sole_owner(folder: Path, owner: str) -> Iterator[None]:
     """Hold folder for this process alone; the kernel releases it when the process ends, however it ends.
 
     owner: who we are, written into the lock file for the person who meets it.
-    Raises StateError when another process holds the folder.
+    Raises StateError when another process holds the folder, or when it cannot be made or written to.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = folder / "lock"
-    with open(path, "a+", encoding="utf-8") as file:
+    make_folder(folder)
+    try:
+        file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise StateError(f"{folder}: cannot be written to ({error.strerror})") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

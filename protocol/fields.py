@@ -10,7 +10,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
@@ -30,9 +30,9 @@ def bounded(low: float, high: float = math.inf, **kwargs: Any) -> Any:
     return dataclasses.field(metadata={"low": low, "high": high}, **kwargs)
 
 
-def matching(pattern: str, allowed: str, **kwargs: Any) -> Any:
-    """A dataclass field whose whole text must match pattern. allowed: the pattern in words."""
-    return dataclasses.field(metadata={"pattern": pattern, "allowed": allowed}, **kwargs)
+def matching(holds: Callable[[str], object], allowed: str, **kwargs: Any) -> Any:
+    """A dataclass field whose text must pass holds(). allowed: what passes, in words."""
+    return dataclasses.field(metadata={"holds": holds, "allowed": allowed}, **kwargs)
 
 
 def hexadecimal(digits: int, **kwargs: Any) -> Any:
@@ -40,7 +40,7 @@ def hexadecimal(digits: int, **kwargs: Any) -> Any:
     pattern, allowed = rf"[0-9a-f]{{{digits}}}", f"{digits} hexadecimal digits"
     if kwargs.get("default") == "":
         pattern, allowed = f"({pattern})?", f"{allowed} or ''"
-    return matching(pattern, allowed, **kwargs)
+    return matching(re.compile(pattern).fullmatch, allowed, **kwargs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Field:
     optional: bool
     low: float
     high: float
-    pattern: str | None
+    holds: Callable[[str], object] | None
     allowed: str
 
 
@@ -73,7 +73,7 @@ def _layout(cls: type) -> dict[str, _Field]:
             optional,
             field.metadata.get("low", -math.inf),
             field.metadata.get("high", math.inf),
-            field.metadata.get("pattern"),
+            field.metadata.get("holds"),
             field.metadata.get("allowed", ""),
         )
     return layout
@@ -92,7 +92,7 @@ def _check(cls: type, field: _Field, value: Any) -> Any:
             raise fail(kind.__name__)
         if kind in (int, float) and not (math.isfinite(item) and field.low <= item <= field.high):
             raise fail(f"a finite {kind.__name__} in [{field.low}, {field.high}]")
-        if field.pattern is not None and not re.fullmatch(field.pattern, item):
+        if field.holds is not None and not field.holds(item):
             raise fail(field.allowed)
         return item
 

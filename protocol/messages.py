@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foundation.errors import ProtocolError
-from foundation.site_names import ALLOWED, SITE_NAME
+from foundation.names import SITE_NAME_RULE, is_site_name
 from protocol.fields import WireMessage, bounded, hexadecimal, matching
 from protocol.tensors import Tensors
 
@@ -77,8 +77,8 @@ class DescribeReply(WireMessage):
     message_type = "query.describe"
     version: int = bounded(1)
     """Version of this protocol; server and site must speak the same."""
-    site: str = matching(SITE_NAME, ALLOWED)
-    """The name in site.yaml; `site-K` in simulation."""
+    site: str = matching(is_site_name, SITE_NAME_RULE)
+    """The name in site.yaml; in simulation `site-K`, or what the data call it."""
     experiment: str = hexadecimal(SHA256)
     """SHA-256 of the experiment's settings as the site has them."""
     answers: list[str]
@@ -280,7 +280,7 @@ class Refusal(WireMessage):
     """Site to server, instead of any reply: no, and why."""
 
     message_type = "refusal"
-    site: str = matching(SITE_NAME, ALLOWED)
+    site: str = matching(is_site_name, SITE_NAME_RULE)
     """The site's name."""
     kind: str
     """policy, privacy, data, state, protocol or error."""

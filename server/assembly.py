@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from client.batches import TrainingSet
 from client.workbench import choose_device
@@ -21,6 +22,7 @@ from server.claims import check_privacy
 from server.curriculum import Curriculum
 from server.global_model import GlobalModel
 from server.journal import Journal
+from server.rehearsal import rehearse
 from server.run_folder import RunFolder, open_run_folder
 from server.summary import write_results
 from strategies.registry import build_strategy
@@ -60,6 +62,12 @@ class DataFacts:
     notes: tuple[str, ...]
     estimated_constants: bool = False
 
+    def measuring(self, experiment: Experiment) -> tuple[Tensor, Tensor] | None:
+        """(mean, std) of the inputs where the server measures models; None where it does not."""
+        if self.test is None or not experiment.evaluation.central:
+            return None
+        return self.test.mean, self.test.std
+
 
 def assemble(
     grid: Grid,
@@ -81,6 +89,7 @@ def assemble(
     )
     device = choose_device(settings.device if engine == "in-process" else "cpu")
     model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device)
+    rehearse(experiment, facts.registry.schedule, model, facts.measuring(experiment))
     folder = open_run_folder(path, experiment, facts.registry.schedule, bool(settings.resume))
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
     journal = Journal(path, position, listener)
@@ -111,7 +120,7 @@ def assemble(
 def data_facts(experiment: Experiment) -> DataFacts:
     """From the data where the server has it, else from what the experiment declares."""
     data = experiment.data
-    if data.source in ("folder", "csv", "npz") and data.path is None:
+    if data.only_at_sites:
         if data.classes is None:
             raise ConfigError(
                 "data.classes: missing; a server without data needs the registry of class names"
@@ -121,6 +130,11 @@ def data_facts(experiment: Experiment) -> DataFacts:
         inputs = Inputs(declared_input_shape(data), *declared_constants(data), data.columns)
         return DataFacts(registry, inputs, None, data.sites or 1, ())
     federation = simulated_federation(experiment)
+    if data.partition.kind == "natural":
+        try:
+            experiment.require_sites(federation.site_names)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
     _check_memory(experiment, federation.registry, len(federation.sites))
     if experiment.pretraining is not None:
         first = federation.schedule.classes_of(1)

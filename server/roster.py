@@ -1,7 +1,8 @@
 """Which sites are there: node ids come and go, a site's name stays.
 
-A node says its name once, when it first connects. Two connected nodes with one name are a mistake or a lie:
-the first keeps the name, the second is not asked.
+A node says its name once, when it first connects. Of two connected nodes with one name the first keeps it.
+The second is a mistake, a lie, or the same site after a restart whose old connection has not timed out yet:
+it rests, and is asked again as soon as the first is gone.
 """
 
 import re
@@ -19,23 +20,36 @@ from strategies.exchange import Exchange
 DESCRIBE_DEADLINE = 120.0
 WAIT_POLL = 0.5
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
-"""Seconds until a node that could not say its name is asked again, doubled each time."""
+"""Seconds until a node that rests is asked its name again, doubled each time."""
 
 
 def canonical(name: str) -> tuple[object, ...]:
     """Sort key under which site-2 comes before site-10."""
     return tuple(
-        (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part
+        (0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part
     )
 
 
 @dataclass(frozen=True)
-class _Silent:
-    """A node that could not say its name: why, and when it is asked again (monotonic clock)."""
+class _Resting:
+    """A node that could not say its name, or said that of another: why, and when it is asked again (monotonic
+    clock). behind: the node that has its name; 0: none."""
 
     reason: str
     pause: float
     ask_at: float
+    behind: int = 0
+
+    def ended(self, now: float, online: set[int]) -> bool:
+        return now >= self.ask_at or (self.behind != 0 and self.behind not in online)
+
+
+class _NameTaken(ProtocolError):
+    """Another connected node has this name. holder: that node."""
+
+    def __init__(self, name: str, holder: int) -> None:
+        super().__init__(f"site name {name!r} is already taken by connected node {holder}")
+        self.holder = holder
 
 
 class Roster:
@@ -47,13 +61,13 @@ class Roster:
         self._note = note
         self._names: dict[int, str] = {}
         self._turned_away: set[int] = set()
-        self._silent: dict[int, _Silent] = {}
+        self._resting: dict[int, _Resting] = {}
 
     def connected(self) -> dict[str, int]:
         """name -> node id of every usable site, in canonical order; new nodes are asked who they are."""
         online = set(self._grid.get_node_ids())
         now = time.monotonic()
-        resting = {node for node, silent in self._silent.items() if now < silent.ask_at}
+        resting = {node for node, rest in self._resting.items() if not rest.ended(now, online)}
         unknown = sorted(online - self._names.keys() - self._turned_away - resting)
         if unknown:
             self._describe(unknown, online)
@@ -66,10 +80,10 @@ class Roster:
         deadline = time.monotonic() + timeout
         while len(sites := self.connected()) < count:
             if time.monotonic() >= deadline:
-                silent = [f"; node {node}: {found.reason}" for node, found in self._silent.items()]
+                resting = [f"; node {node}: {rest.reason}" for node, rest in self._resting.items()]
                 raise StateError(
                     f"{len(sites)} of {count} sites connected after {timeout:.0f} s ({', '.join(sites)})"
-                    f"{''.join(silent)}; start the missing sites and resume, or lower rounds.wait_for or "
+                    f"{''.join(resting)}; start the missing sites and resume, or lower rounds.wait_for or "
                     "rounds.quorum"
                 )
             time.sleep(WAIT_POLL)
@@ -83,24 +97,26 @@ class Roster:
             [(str(node), node, request) for node in nodes],
             DescribeReply,
             DESCRIBE_DEADLINE,
-            lambda node, reason: self._rest(int(node), reason),
+            lambda node, reason: self._rest(int(node), f"could not be asked its name: {reason}"),
         )
         # in the order of node ids, not of arrival, so that of two nodes with one name the same one wins every
         # time
         for node, reply in replies.items():
             try:
                 self._admit(int(node), reply, online)
+            except _NameTaken as taken:
+                self._rest(int(node), f"not asked to take part: {taken}", taken.holder)
             except ProtocolError as error:
                 self._turned_away.add(int(node))
                 self._note(f"node {node}: not asked to take part: {error}")
 
-    def _rest(self, node: int, reason: str) -> None:
+    def _rest(self, node: int, reason: str, behind: int = 0) -> None:
         """Leave a node in peace for a while; a site may yet approve the app, or its disk be emptied."""
-        before = self._silent.get(node)
+        before = self._resting.get(node)
         if before is None or before.reason != reason:
-            self._note(f"node {node}: could not be asked its name: {reason}")
+            self._note(f"node {node}: {reason}")
         pause = FIRST_PAUSE if before is None else min(2 * before.pause, LONGEST_PAUSE)
-        self._silent[node] = _Silent(reason, pause, time.monotonic() + pause)
+        self._resting[node] = _Resting(reason, pause, time.monotonic() + pause, behind)
 
     def _admit(self, node: int, reply: DescribeReply, online: set[int]) -> None:
         if reply.version != VERSION:
@@ -114,7 +130,7 @@ class Roster:
         for other, name in list(self._names.items()):
             if name == reply.site:
                 if other in online:
-                    raise ProtocolError(f"site name {name!r} is already taken by connected node {other}")
+                    raise _NameTaken(name, other)
                 del self._names[other]
         self._names[node] = reply.site
-        self._silent.pop(node, None)
+        self._resting.pop(node, None)

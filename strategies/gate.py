@@ -85,9 +85,7 @@ class Gate:
         reply = TrainReply.from_record(message.content)
         self._check_round(reply)
         self._check_shapes(reply.update)
-        metrics = json.loads(reply.metrics)
-        if not isinstance(metrics, dict):
-            raise Rejected("metrics: not a JSON object")
+        metrics = _parsed(reply.metrics)
         return Admitted(
             site,
             reply.update,
@@ -153,6 +151,16 @@ class Gate:
         if self.max_update_norm is not None and norm > self.max_update_norm:
             raise Rejected(f"update: norm {norm:.4g} is above max_update_norm {self.max_update_norm:.4g}")
         return norm
+
+
+def _parsed(metrics: str) -> dict[str, Any]:
+    try:
+        content = json.loads(metrics)
+    except (ValueError, RecursionError) as error:
+        raise Rejected(f"metrics: not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise Rejected("metrics: not a JSON object")
+    return content
 
 
 def _checked_examples(value: Any) -> int:

@@ -62,6 +62,12 @@ def test_sample_counts_are_integers_in_range(value: Any) -> None:
         Gate(REFERENCE, STAMP).admit(reply, "a")
 
 
+@pytest.mark.parametrize("metrics", ["[" * 100_000, "[1]", "{", '{"share": ' + "9" * 5000 + "}"])
+def test_metrics_that_cannot_be_read_are_rejected(metrics: str) -> None:
+    with pytest.raises(Rejected, match="metrics: not"):
+        Gate(REFERENCE, STAMP).admit(message(replace(GOOD, metrics=metrics)), "a")
+
+
 def test_a_second_reply_a_refusal_and_a_large_update() -> None:
     gate = Gate(REFERENCE, STAMP)
     gate.admit(message(GOOD), "a")

@@ -3,6 +3,7 @@
 from copy import deepcopy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
@@ -17,7 +18,7 @@ from protocol.messages import (
     TrainReply,
     TrainRequest,
 )
-from protocol.tensors import Tensors, pack, unpack
+from protocol.tensors import ALLOWED_DTYPES, Tensors, pack, unpack
 
 STAMP = {
     "run": "0" * 16,
@@ -83,6 +84,38 @@ def test_damaged_arrays_are_refused_by_name(data: bytes) -> None:
         TrainRequest.from_record(record)
 
 
+def npy(header: str, values: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + values
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        npy("-" * 9000 + "1"),
+        npy("-".join(["1"] * 4000)),
+        npy("(" * 5000),
+        npy("{'descr': '>f4', 'fortran_order': False, 'shape': (3, 2), }\n", bytes(24)),
+        npy("{'descr': '<f4', 'fortran_order': True, 'shape': (3, 2), }\n", bytes(24)),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-3, -2), }\n", bytes(24)),
+        npy("{'descr': '|O8', 'fortran_order': False, 'shape': (3, 2), }\n", bytes(48)),
+    ],
+)
+def test_a_header_that_would_exhaust_its_reader_is_refused_by_name(data: bytes) -> None:
+    record = ArrayRecord()
+    record["w"] = Array("float32", (3, 2), "numpy.ndarray", data)
+    with pytest.raises(ProtocolError, match="reply: tensor 'w'"):
+        unpack(record, "reply")
+
+
+@pytest.mark.parametrize("dtype", ALLOWED_DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (3, 2), (1, 1, 1, 2, 1, 12)])
+def test_what_numpy_writes_is_read(dtype: str, shape: tuple[int, ...]) -> None:
+    values = np.ones(shape, dtype=dtype)
+    (tensor,) = unpack(ArrayRecord({"w": Array(values)}), "reply").values()
+    assert (str(tensor.dtype), tuple(tensor.shape)) == (f"torch.{dtype}", shape)
+    assert np.array_equal(tensor.numpy(), values)
+
+
 def test_counts_are_bounded() -> None:
     reply = EvaluateReply(**STAMP, correct=[1, -1], total=[2, 2])
     with pytest.raises(ProtocolError, match="'correct'"):
@@ -139,7 +172,7 @@ def test_a_site_s_name_is_no_path() -> None:
     def reply(name: str) -> DescribeReply:
         return DescribeReply(version=1, site=name, experiment="e" * 64, answers=[], require_privacy="none")
 
-    for name in ("", ".", "..", "../graz", "a/b", "a\nb", "a\x1b[2J", "a" * 101):
-        with pytest.raises(ProtocolError, match="'site': found .* allowed 1 to 100 characters"):
+    for name in ("", ".", "..", "../graz", "a/b", "a\nb", "a\x1b[2J", "a" * 65):
+        with pytest.raises(ProtocolError, match="'site': found .* allowed 1 to 64 printable"):
             reply(name).to_record()
     assert DescribeReply.from_record(reply("LKH Graz Süd, 3").to_record()).site == "LKH Graz Süd, 3"

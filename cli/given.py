@@ -1,0 +1,21 @@
+"""Small files that a command is given: keys and passphrases."""
+
+from pathlib import Path
+
+from foundation.errors import ConfigError
+
+
+def read_bytes(path: Path) -> bytes:
+    """Raises ConfigError naming the file when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def read_text(path: Path) -> str:
+    """As read_bytes; a file that is no UTF-8 text cannot be read either."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: cannot be read: no UTF-8 text") from None
