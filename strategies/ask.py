@@ -41,8 +41,6 @@ def ask(
     replies: dict[str, Reply] = {}
     exchange.bytes_down += sum(request.tensor_bytes for _, _, request in requests)
     for site, message in exchange.run(grid, requests, deadline):
-        if site not in asked or site in replies:
-            continue
         try:
             if message.has_error():
                 raise ProtocolError(describe_error(message.error.reason or "unknown"))

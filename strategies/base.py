@@ -227,10 +227,8 @@ class IncrementalStrategy(FlowerFedAvg):
             for site, node in asked.items()
         ]
         bytes_down = sum(message.tensor_bytes for _, _, message in requests)
-        arrays, _ = self.aggregate_train(
-            request.stamp.round,
-            (reply for _, reply in self._exchange.run(grid, requests, request.deadline, self.while_waiting)),
-        )
+        replies = self._exchange.train(grid, requests, request.deadline, self.while_waiting)
+        arrays, _ = self.aggregate_train(request.stamp.round, (reply for _, reply in replies))
         outcome = self.outcome
         answered = {*outcome.participants, *(s for s, _ in outcome.dropped), *(s for s, _ in outcome.refused)}
         outcome.absent = [site for site in request.sites if site not in answered]

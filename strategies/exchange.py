@@ -2,27 +2,45 @@
 deadline."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from protocol.fields import WireMessage
+from protocol.messages import TrainRequest
 
 FIRST_POLL = 0.005
 SLOWEST_POLL = 0.5
 """Seconds between looks at the grid: short rounds are noticed at once, long ones cost few looks."""
 
 
+class Owed(NamedTuple):
+    """A reply that was not there in time. until: when nobody waits for it any more, on the monotonic clock.
+
+    update: whether training was asked for.
+    """
+
+    site: str
+    until: float
+    update: bool
+
+
 @dataclass
 class Exchange:
-    """Remembers which site still owes a reply from an earlier round, so that a late one is recognised and
-    named."""
+    """Remembers which site still owes a reply from an earlier round, so that a late one is recognised.
+
+    A late update waits for the next round of training, whatever is asked in between. Any other late reply is
+    let go: its question is over, and its site was named when time ran out.
+    """
 
     slowest_poll: float = SLOWEST_POLL
-    owed: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """message id -> (site, time on the monotonic clock after which nobody waits for it)."""
+    owed: dict[str, Owed] = field(default_factory=dict)
+    """By message id."""
+    late: list[tuple[str, Message]] = field(default_factory=list)
+    """(site, late update) that no round of training has taken yet."""
     bytes_up: int = 0
     bytes_down: int = 0
     """Of the tensors of all that was asked beside training (strategies/ask.py), and of its valid replies."""
@@ -30,8 +48,23 @@ class Exchange:
     def busy(self, site: str) -> bool:
         """Whether the site still works on an earlier round's request."""
         now = time.monotonic()
-        self.owed = {message: entry for message, entry in self.owed.items() if entry[1] > now}
-        return any(owner == site for owner, _ in self.owed.values())
+        self.owed = {message: owed for message, owed in self.owed.items() if owed.until > now}
+        return any(owed.site == site for owed in self.owed.values())
+
+    def train(
+        self,
+        grid: Grid,
+        requests: Sequence[tuple[str, int, WireMessage]],
+        deadline: float,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[str, Message]]:
+        """As run, with late updates, which their stamps tell apart; that of a site that is asked again comes
+        last, because a newer one counts before it."""
+        asked = {site for site, _, _ in requests}
+        for site, reply in self.run(grid, requests, deadline, meanwhile):
+            yield from self._take_late(but_of=asked)
+            yield site, reply
+        yield from self._take_late()
 
     def run(
         self,
@@ -42,9 +75,8 @@ class Exchange:
     ) -> Iterator[tuple[str, Message]]:
         """Send requests, (site, node id, message) each, and yield (site, reply) as replies come.
 
-        Ends when every request has its reply or after deadline seconds. Late replies of earlier exchanges are
-        yielded too, under their site's name; their stamp tells them apart. meanwhile: what to do while the
-        sites work.
+        Ends when every request has its reply or after deadline seconds. Replies to earlier requests are not
+        among those yielded. meanwhile: what to do while the sites work.
         """
         # one record for all sites that get the same message, so that a model is serialised once for a round
         records = {
@@ -65,14 +97,25 @@ class Exchange:
             found = False
             for reply in grid.pull_messages([*waiting, *self.owed]):
                 message_id = reply.metadata.reply_to_message_id
-                site = waiting.pop(message_id, None) or self.owed.pop(message_id, ("", 0.0))[0]
-                if site:
+                if site := waiting.pop(message_id, ""):
                     found = True
                     yield site, reply
+                elif owed := self.owed.pop(message_id, None):
+                    found = True
+                    if owed.update:
+                        self.late.append((owed.site, reply))
             if found:
                 pause = FIRST_POLL
             elif waiting:
                 time.sleep(min(pause, max(0.0, deadline - (time.monotonic() - start))))
                 pause = min(1.5 * pause, self.slowest_poll)
         patience = time.monotonic() + deadline
-        self.owed.update({message_id: (site, patience) for message_id, site in waiting.items()})
+        training = {site for site, _, request in requests if isinstance(request, TrainRequest)}
+        self.owed |= {
+            message_id: Owed(site, patience, site in training) for message_id, site in waiting.items()
+        }
+
+    def _take_late(self, but_of: Collection[str] = ()) -> list[tuple[str, Message]]:
+        taken = [entry for entry in self.late if entry[0] not in but_of]
+        self.late = [entry for entry in self.late if entry[0] in but_of]
+        return taken

@@ -92,11 +92,15 @@ class FedDisco(FedAvg):
         self._spool = Spool()
         self._replies: dict[str, Admitted] = {}
         self._counts: dict[str, list[int]] = {}
+        self._room = ExactSum({})
 
     def fold(self, reply: Admitted) -> None:
         assert self._spool is not None
+        counts = checked_counts(reply.metrics.get(LABEL_COUNTS)) if self._asked else []
+        # no weight is above 1, so that what has room here has room in the sum that is made later
+        self._room.add({}, 1.0, reply.norm)
         if self._asked:
-            self._counts[reply.site] = checked_counts(reply.metrics.get(LABEL_COUNTS))
+            self._counts[reply.site] = counts
         self._spool.put(reply)
         self._replies[reply.site] = replace(reply, update={}, method={})
 

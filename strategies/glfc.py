@@ -61,7 +61,6 @@ class Glfc(FedAvg):
         self.best_score = -1.0
         self._requests = SameForAll()
         self._services: Services | None = None
-        self._task: TaskStart | None = None
 
     def attach(self, services: Services) -> None:
         """Raises ConfigError where inputs are no images or their scale is unknown."""
@@ -71,7 +70,6 @@ class Glfc(FedAvg):
         self._services = services
 
     def begin_task(self, task: TaskStart) -> None:
-        self._task = task
         self.images, self.labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self.best, self.best_score = {}, -1.0
 
@@ -96,7 +94,7 @@ class Glfc(FedAvg):
 
     def finish_round(self) -> dict[str, Tensor]:
         arrays = super().finish_round()
-        if self._services is None or self._task is None or self._stamp is None:
+        if self._services is None or self._stamp is None:
             return arrays
         for site in sorted(self._arrived):
             self._reconstruct(self._arrived[site], site)
@@ -119,23 +117,29 @@ class Glfc(FedAvg):
         self.images, self.labels = made["images"], made["labels"]
         self.best, self.best_score = unprefixed("best", state), float(state["score"])
 
+    @property
+    def _new_classes(self) -> range:
+        assert self._services is not None and self._stamp is not None
+        return self._services.schedule.classes_of(self._stamp.task)
+
     def _encoder(self) -> GradientEncoder:
-        assert self._services is not None and self._task is not None
+        assert self._services is not None and self._stamp is not None
         return GradientEncoder(
-            self._services.input_shape, self._task.num_classes, self._services.experiment.seed
+            self._services.input_shape, self._stamp.num_classes, self._services.experiment.seed
         )
 
     def _checked(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Raises Rejected where a site sent anything but k gradients of the encoder."""
-        if self._services is None or self._task is None:
+        if self._services is None or self._stamp is None:
             raise Rejected("prototypes: found gradients that nobody asked for")
         expected = {name: tuple(value.shape) for name, value in self._encoder().named_parameters()}
         found = {name: tuple(value.shape[1:]) for name, value in gradients.items() if value.dim()}
         counts = {len(value) for value in gradients.values() if value.dim()}
-        if found != expected or len(counts) != 1 or not 1 <= counts.pop() <= len(self._task.new_classes):
+        most = len(self._new_classes)
+        if found != expected or len(counts) != 1 or not 1 <= counts.pop() <= most:
             raise Rejected(
-                f"prototypes: found {found!r:.80}, allowed gradients of up to {len(self._task.new_classes)} "
-                "samples in the encoder's shapes"
+                f"prototypes: found {found!r:.80}, allowed gradients of up to {most} samples in the "
+                "encoder's shapes"
             )
         if not all(value.dtype == torch.float32 and value.isfinite().all() for value in gradients.values()):
             raise Rejected("prototypes: found a value that is no finite 32-bit float")
@@ -143,14 +147,14 @@ class Glfc(FedAvg):
 
     def _reconstruct(self, gradients: Mapping[str, Tensor], site: str) -> None:
         """Add images to the task's, where their class is new and wanted."""
-        assert self._services is not None and self._task is not None and self._stamp is not None
+        assert self._services is not None and self._stamp is not None
         encoder, shape = self._encoder(), self._services.input_shape
         size: tuple[int, int, int] = (shape[0], shape[1], shape[2])
         for place in range(len(gradients["head.bias"])):
             gradient = {name: value[place] for name, value in gradients.items()}
             # cross entropy lowers the bias of no class but the sample's own (Zhao et al. 2020)
             label = int(gradient["head.bias"].argmin())
-            if label not in self._task.new_classes or int((self.labels == label).sum()) >= self.per_class:
+            if label not in self._new_classes or int((self.labels == label).sum()) >= self.per_class:
                 continue
             seed = torch_seed(
                 stream(self._services.experiment.seed, "reconstruction", site, self._stamp.round, place)
@@ -177,6 +181,6 @@ class Glfc(FedAvg):
         return float((answers == self.labels).float().mean())
 
     def _last_round(self) -> int:
-        assert self._services is not None and self._task is not None
-        experiment, tasks = self._services.experiment, range(1, self._task.task + 1)
+        assert self._services is not None and self._stamp is not None
+        experiment, tasks = self._services.experiment, range(1, self._stamp.task + 1)
         return sum(experiment.lead_rounds(task) + self._services.schedule.rounds[task - 1] for task in tasks)

@@ -211,14 +211,14 @@ class SerialRing(IncrementalStrategy):
             settings=json.dumps({"turn": turn.model_dump()}),
         )
         gate = Gate(arrays, request.stamp, self.max_update_norm)
-        for replied, reply in self._exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):
-            # another site's late reply belongs to a model that has moved on
-            if replied == site:
-                admitted = gate.admit(reply, site)
-                for name in frozen:
-                    if admitted.update[name].any():
-                        raise Rejected(f"tensor {name!r} is frozen, and the site changed it")
-                return admitted, byte_count(arrays) + byte_count(message.previous_arrays or {})
+        # another site's late reply belongs to a model that has moved on
+        self._exchange.late.clear()
+        for _, reply in self._exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):
+            admitted = gate.admit(reply, site)
+            for name in frozen:
+                if admitted.update[name].any():
+                    raise Rejected(f"tensor {name!r} is frozen, and the site changed it")
+            return admitted, byte_count(arrays) + byte_count(message.previous_arrays or {})
         raise Silent(f"no answer within {request.deadline:.0f} s")
 
     def _hop(

@@ -38,20 +38,24 @@ class SplitFed(Serial):
         super().__init__(max_update_norm, **flower)
         self.version, self.client_part = version, client_part
         self._seed = 0
+        self._sites_sum: ExactSum | None = None
 
     def attach(self, services: Services) -> None:
         self._seed = services.experiment.seed
 
     def fold(self, reply: Admitted) -> None:
         super().fold(reply)
-        self._last = reply
+        if self._sites_sum is not None:
+            # here, where an update that does not fit is dropped by its site's name
+            self._sites_sum.add(reply.update, self.weight(reply), reply.norm)
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         if self.version == "v1":
             return super().train_round(grid, request)
         ours = self.server_part(request.arrays)
         outcome = RoundOutcome()
-        sites_sum = ExactSum({name: t for name, t in request.arrays.items() if name not in ours})
+        sites_part = {name: t for name, t in request.arrays.items() if name not in ours}
+        self._sites_sum = sites_sum = ExactSum(sites_part)
         server: Mapping[str, Tensor] = {name: request.arrays[name] for name in ours}
         names = sorted(request.sites)
         order = stream(self._seed, "serial-order", request.stamp.round).permutation(len(names))
@@ -59,10 +63,7 @@ class SplitFed(Serial):
             after = self.hop(grid, request, names[index], {**request.arrays, **server}, outcome)
             if after is not None:
                 server = {name: after[name] for name in ours}
-                update = {name: tensor for name, tensor in self._last.update.items() if name not in ours}
-                sites_sum.add(update, self.weight(self._last), self._last.norm)
         if len(outcome.participants) >= request.quorum:
-            sites_part = {name: t for name, t in request.arrays.items() if name not in ours}
             merged = {**sites_sum.added_to(sites_part), **server}
             outcome.arrays = {name: merged[name] for name in request.arrays}
         outcome.details["order"] = [names[index] for index in order.tolist()]

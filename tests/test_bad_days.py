@@ -76,6 +76,19 @@ def stale(request: Message, reply: Message) -> Message:
     return reply
 
 
+def of_norm(norm: float) -> Fault:
+    """An update of that norm."""
+
+    def fault(request: Message, reply: Message) -> Message:
+        arrays = list(reply.content.array_records["update"].values())
+        for array in arrays:
+            array.tensor.zero_()  # type: ignore[attr-defined]
+        arrays[0].tensor.view(-1)[0] = norm  # type: ignore[attr-defined]
+        return reply
+
+    return fault
+
+
 @pytest.mark.parametrize(("fault", "reason"), [(poison, "NaN"), (stale, "stale or foreign reply: round")])
 def test_a_bad_reply_is_dropped_and_the_run_goes_on(tmp_path: Path, fault: Fault, reason: str) -> None:
     summary, rounds = run(tmp_path, {2}, fault)
@@ -100,3 +113,21 @@ def test_when_all_fail_the_model_stays_and_the_run_stops_with_the_reasons(tmp_pa
     lines = (tmp_path / "runs" / "bad-days" / "events.jsonl").read_text().splitlines()
     rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]
     assert [event["skipped"] for event in rounds] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "faulty", "norm", "taken"),
+    [
+        ("fedavg", {2}, 1e9, 2),
+        ("feddisco", {2}, 1e9, 2),
+        ({"name": "splitfed", "version": "v2"}, {1, 2, 3}, 2e6, 1),
+    ],
+    ids=["fedavg", "feddisco", "splitfed v2, each alone fits"],
+)
+def test_an_update_that_fits_no_sum_is_dropped_by_name(
+    tmp_path: Path, strategy: Any, faulty: set[int], norm: float, taken: int
+) -> None:
+    _, rounds = run(tmp_path, faulty, of_norm(norm), strategy=strategy, tasks={"count": 1, "rounds": 1})
+    assert len(rounds[0]["participants"]) == taken
+    assert len(rounds[0]["dropped"]) == 3 - taken
+    assert all("does not fit" in drop["reason"] for drop in rounds[0]["dropped"])
