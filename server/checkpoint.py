@@ -2,16 +2,15 @@
 
 The file is safetensors: model arrays and the strategy's tensors, and in its metadata one JSON object with the
 position in the curriculum, the strategy's other state, the history, the journal's length and a checksum. The
-file before
-it is kept, so that one damaged file costs one round. The frozen model of the task before, which does not
-change from
-round to round, has a file of its own, written before the checkpoint that names it.
+file before it is kept, so that one damaged file costs one round. The frozen model of the task before, which
+does not change from round to round, has a file of its own, written before the checkpoint that names it.
 """
 
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,12 @@ from torch import Tensor
 
 from foundation.errors import StateError
 from foundation.files import replace_file
+from protocol.tensors import content_sha256
 
 LATEST = "latest.safetensors"
 BEFORE = "before.safetensors"
-SCHEMA = 1
+DAMAGED = "damaged.safetensors"
+SCHEMA = 2
 CLASS_MEANS = "class_means"
 
 
@@ -42,6 +43,8 @@ class Progress:
     """SHA-256 of the complete model at the end of the task before."""
     holders: list[str] = field(default_factory=list)
     """Sites known to hold that model."""
+    classes: list[str] = field(default_factory=list)
+    """Names of the classes of the tasks begun: row i of the head stands for classes[i]."""
     history: dict[str, Any] = field(default_factory=dict)
     privacy: dict[str, Any] = field(default_factory=dict)
     """State of the protection at the server: clip norm and Bayesian accountant, where there are any."""
@@ -85,16 +88,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "strategy": values,
         "checksum": _checksum(tensors),
     }
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     data = save(tensors, {"facts": json.dumps(facts)})
-    latest = folder / LATEST
-    if latest.exists():
-        # a hard link: the previous file gets its second name before the first one is given to the new file
-        partial = folder / f".{BEFORE}.partial"
-        partial.unlink(missing_ok=True)
-        os.link(latest, partial)
-        os.replace(partial, folder / BEFORE)
-    replace_file(latest, data)
+    if (folder / LATEST).exists():
+        _keep_latest(folder)
+    replace_file(folder / LATEST, data)
 
 
 def load_checkpoint(folder: Path) -> tuple[Checkpoint, str]:
@@ -115,25 +112,72 @@ def load_checkpoint(folder: Path) -> tuple[Checkpoint, str]:
     raise StateError("no checkpoint to resume from: " + "; ".join(problems))
 
 
-def save_previous(folder: Path, sha256: str, arrays: Mapping[str, Tensor]) -> None:
-    """Keep the complete model of the task before, under its content hash; those of older tasks but one are
-    removed."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = folder / f"previous-{sha256}.safetensors"
+def set_damaged_aside(folder: Path) -> None:
+    """Take the newest file out of the way of a run that goes on from the one before it.
+
+    Left where it is, it would take the place of the sound file at the next checkpoint.
+    """
+    latest = folder / LATEST
+    with _failure_named(latest):
+        if latest.exists():
+            os.replace(latest, folder / DAMAGED)
+
+
+def save_previous(folder: Path, sha256: str, arrays: Mapping[str, Tensor], still_named: str) -> None:
+    """Keep the complete model of a finished task under its content hash, and remove those that no checkpoint
+    names.
+
+    still_named: the hash in the checkpoints written so far, which a run may yet have to go back to.
+    """
+    path = _previous_path(folder, sha256)
     if not path.exists():
         replace_file(path, save({name: tensor.detach().cpu().clone() for name, tensor in arrays.items()}))
-    for old in sorted(folder.glob("previous-*.safetensors"), key=lambda file: file.stat().st_mtime_ns)[:-2]:
-        old.unlink(missing_ok=True)
+    # not by age: a clock that was set back makes the newest file the oldest
+    needed = {path, _previous_path(folder, still_named)}
+    with _failure_named(folder):
+        for old in set(folder.glob("previous-*.safetensors")) - needed:
+            old.unlink(missing_ok=True)
 
 
 def load_previous(folder: Path, sha256: str) -> dict[str, Tensor]:
     """The model kept by save_previous. Raises StateError naming the file."""
-    path = folder / f"previous-{sha256}.safetensors"
+    path = _previous_path(folder, sha256)
     try:
         with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise StateError(f"{path}: missing, damaged or cut short ({error})") from error
+    if content_sha256(arrays) != sha256:
+        raise StateError(f"{path}: damaged: its content is not what its name says")
+    return arrays
+
+
+def _previous_path(folder: Path, sha256: str) -> Path:
+    return folder / f"previous-{sha256}.safetensors"
+
+
+def _keep_latest(folder: Path) -> None:
+    """Give the newest file its second name, before the first one is given to the file that follows it."""
+    latest, before, link = folder / LATEST, folder / BEFORE, folder / f".{BEFORE}.link"
+    try:
+        link.unlink(missing_ok=True)
+        os.link(latest, link)
+        os.replace(link, before)
+    except OSError:
+        # a file system without hard links (exFAT, some SMB and FUSE mounts), or one that is full
+        with _failure_named(before):
+            link.unlink(missing_ok=True)
+            data = latest.read_bytes()
+        replace_file(before, data)
+
+
+@contextmanager
+def _failure_named(path: Path) -> Iterator[None]:
+    """Raises StateError naming path for an OSError inside."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(f"{path}: the checkpoint could not be written ({error.strerror})") from error
 
 
 def _read(path: Path) -> Checkpoint:

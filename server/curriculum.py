@@ -161,6 +161,7 @@ class Curriculum:
             TaskStart(task, classes.stop, classes, self.model.arrays, tuple(self.roster.connected()))
         )
         self.history.task_begun(classes.stop)
+        self.progress.classes = list(self.registry.classes[: classes.stop])
         self.journal.write(
             "task_started", task=task, classes=[self.registry.classes[label] for label in classes]
         )
@@ -238,7 +239,7 @@ class Curriculum:
         facts = self.history.task_done(
             self.schedule.boundaries[: task + 1], self._central_counts(task, means), federated
         )
-        save_previous(self.folder.checkpoint_folder, finished.sha256, arrays)
+        save_previous(self.folder.checkpoint_folder, finished.sha256, arrays, progress.previous)
         self._previous = finished
         progress.previous, progress.holders = finished.sha256, list(replies)
         progress.task, progress.round_in_task = task + 1, 0
@@ -371,7 +372,7 @@ class Curriculum:
         now = time.monotonic()
         self.progress.seconds += now - self._clock
         self._clock = now
-        self.progress.journal_position = self.journal.position
+        self.progress.journal_position = self.journal.durable_position()
         checkpoint = Checkpoint(
             self.progress,
             self._settings,

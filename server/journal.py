@@ -4,51 +4,89 @@ A resumed run cuts the journal back to where its checkpoint stood, so that no ro
 """
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from foundation.errors import StateError
+from foundation.files import flush_folder
 
 EVENTS = "events.jsonl"
 
 
 class Journal:
-    """Append-only. listener: called with every event, for the live display."""
+    """Append-only. position: where the checkpoint stood. listener: called with every event, for the live
+    display.
+
+    A file that ends before position has lost lines, to a disk or to a copy: it goes on after the last whole
+    one, and a note says so. Raises StateError wherever the file cannot be written.
+    """
 
     def __init__(
         self, folder: Path, position: int = 0, listener: Callable[[dict[str, Any]], None] | None = None
     ) -> None:
         self._path = folder / EVENTS
         self._listener = listener or (lambda event: None)
-        try:
+        with self._failure_named():
             self._path.touch(mode=0o600)
-            self._file = open(self._path, "r+b")  # noqa: SIM115 - closed in close(), it lives as long as the run
-            self._file.truncate(position)
-            self._file.seek(position)
-        except OSError as error:
-            raise StateError(f"{self._path}: cannot be written: {error.strerror}") from error
+            # unbuffered: a line that found no room is not tried again, and does not fail again, in close()
+            self._file = open(self._path, "r+b", buffering=0)  # noqa: SIM115 - closed in close()
+            there = os.fstat(self._file.fileno()).st_size
+            kept = position if there >= position else self._file.readall().rfind(b"\n") + 1
+            self._file.truncate(kept)
+            self._file.seek(kept)
+            flush_folder(folder)
+        self._durable = 0
+        if kept < position:
+            self.write(
+                "note",
+                text=f"{EVENTS}: {position - kept} of its {position} bytes at the last checkpoint are lost; "
+                "their rounds count in the model and the results, and are missing here and in metrics.csv",
+            )
 
-    @property
-    def position(self) -> int:
-        """Bytes written: what a checkpoint remembers."""
-        return self._file.tell()
+    def durable_position(self) -> int:
+        """Bytes written, all of them on the disk now: what a checkpoint may remember."""
+        position = self._file.tell()
+        if self._durable != position:
+            with self._failure_named():
+                os.fsync(self._file.fileno())
+            self._durable = position
+        return position
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event, with the time in UTC."""
         entry = {"event": event, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **facts}
-        try:
-            self._file.write(json.dumps(entry).encode() + b"\n")
-            self._file.flush()
-        except OSError as error:
-            raise StateError(
-                f"{self._path}: could not be written: {error.strerror}; resume when there is room"
-            ) from error
+        with self._failure_named():
+            self._append(json.dumps(entry).encode() + b"\n")
         self._listener(entry)
 
     def close(self) -> None:
         self._file.close()
+
+    def _append(self, line: bytes) -> None:
+        """All of line, or nothing of it."""
+        start, rest = self._file.tell(), memoryview(line)
+        try:
+            while rest:
+                # a disk with little room takes a part, and says so only to the next attempt
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(start)
+                self._file.seek(start)
+            raise
+
+    @contextmanager
+    def _failure_named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StateError(
+                f"{self._path}: could not be written: {error.strerror}; resume when there is room"
+            ) from error
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:

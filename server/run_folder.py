@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from config.experiment import Experiment
-from data.schedule import TaskSchedule
+from data.registry import Registry
 from foundation.errors import StateError
 from foundation.files import replace_file
 from protocol.messages import RUN_TOKEN
-from server.checkpoint import LATEST, Checkpoint, Progress, load_checkpoint
+from server.checkpoint import BEFORE, LATEST, Checkpoint, Progress, load_checkpoint, set_damaged_aside
 
 CHECKPOINT = "checkpoint"
 FREE_ON_RESUME = ("rounds", "evaluation", "absence")
@@ -34,37 +34,41 @@ class RunFolder:
         return Progress(run=secrets.token_hex(RUN_TOKEN // 2))
 
 
-def open_run_folder(path: Path, experiment: Experiment, schedule: TaskSchedule, resume: bool) -> RunFolder:
+def open_run_folder(path: Path, experiment: Experiment, registry: Registry, resume: bool) -> RunFolder:
     """The folder, ready to run in. Call it while holding the folder (foundation.files.sole_owner).
 
-    Raises StateError when a fresh run meets an old one, when there is nothing to resume, or when the
-    experiment was changed in a way that its past does not allow.
+    Raises StateError when a fresh run meets an old one, when there is nothing to resume, when the experiment
+    was changed in a way that its past does not allow, or when the folder cannot be written.
     """
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    exists = (path / CHECKPOINT / LATEST).exists() or (path / "events.jsonl").exists()
-    if not resume:
-        if exists:
-            raise StateError(f"{path}: holds a run already; resume it (--resume), or choose another --name")
-        replace_file(path / "experiment.yaml", experiment.to_yaml().encode(), mode=0o644)
-        return RunFolder(path, None)
-    if not exists:
+    begun = any((path / CHECKPOINT / name).exists() for name in (LATEST, BEFORE))
+    exists = begun or (path / "events.jsonl").exists()
+    if exists and not resume:
+        raise StateError(f"{path}: holds a run already; resume it (--resume), or choose another --name")
+    if resume and not exists:
         raise StateError(f"{path}: no run to resume here")
-    if not (path / CHECKPOINT / LATEST).exists():
+    folder = RunFolder(path, None)
+    if begun:
+        folder.checkpoint, folder.note = load_checkpoint(folder.checkpoint_folder)
+        _require_same_experiment(path, folder.checkpoint, experiment, registry)
+        if folder.note:
+            set_damaged_aside(folder.checkpoint_folder)
+    elif resume:
         # killed before the first round was done: starting over loses nothing
-        replace_file(path / "experiment.yaml", experiment.to_yaml().encode(), mode=0o644)
-        return RunFolder(path, None, "no round was finished before the stop: started over")
-    checkpoint, note = load_checkpoint(path / CHECKPOINT)
-    _require_same_experiment(path, checkpoint.experiment, experiment, schedule, checkpoint.progress)
+        folder.note = "no round was finished before the stop: started over"
+    try:
+        folder.checkpoint_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StateError(f"{folder.checkpoint_folder}: could not be made ({error.strerror})") from error
     replace_file(path / "experiment.yaml", experiment.to_yaml().encode(), mode=0o644)
-    return RunFolder(path, checkpoint, note)
+    return folder
 
 
 def _require_same_experiment(
-    path: Path, old: dict[str, Any], experiment: Experiment, schedule: TaskSchedule, progress: Progress
+    path: Path, checkpoint: Checkpoint, experiment: Experiment, registry: Registry
 ) -> None:
     """Raises StateError naming each changed key, unless all that changed is more tasks after those already
     begun."""
-    new = experiment.model_dump(mode="json")
+    old, new = checkpoint.experiment, experiment.model_dump(mode="json")
     changed = _differences(
         {k: v for k, v in old.items() if k not in (*FREE_ON_RESUME, "tasks")},
         {k: v for k, v in new.items() if k not in (*FREE_ON_RESUME, "tasks")},
@@ -76,12 +80,19 @@ def _require_same_experiment(
             f"{path}: the experiment differs from the one this run began with, in: {', '.join(changed)}; "
             "only tasks may be added (and rounds, evaluation and absence changed)"
         )
-    begun = progress.history["boundaries"]
-    if list(schedule.boundaries[: len(begun)]) != begun:
+    begun, boundaries = checkpoint.progress.history["boundaries"], registry.schedule.boundaries
+    if list(boundaries[: len(begun)]) != begun:
         raise StateError(
             f"{path}: tasks: the run has learnt classes up to {begun}, the experiment now says "
-            f"{list(schedule.boundaries)}; tasks that were begun must stay as they were"
+            f"{list(boundaries)}; tasks that were begun must stay as they were"
         )
+    learnt = checkpoint.progress.classes
+    for position, (old_name, name) in enumerate(zip(learnt, registry.classes, strict=False)):
+        if old_name != name:
+            raise StateError(
+                f"{path}: tasks.order, data.classes: class {position} is {old_name!r} in the run and "
+                f"{name!r} in the experiment; classes of tasks begun must keep their names and order"
+            )
 
 
 def _differences(old: Any, new: Any, key: str) -> list[str]:
