@@ -25,7 +25,7 @@ from foundation.files import replace_file
 
 LATEST = "latest.safetensors"
 BEFORE = "before.safetensors"
-SCHEMA = 1
+SCHEMA = 2
 CLASS_MEANS = "class_means"
 
 
