@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import isnan, sqrt
 from typing import Any, Literal
 
 Word = Literal["holds", "does not hold", "undecided", "not measured"]
@@ -49,6 +49,7 @@ def judge(claim: Claim, runs: Sequence[Mapping[str, Any]]) -> Verdict:
         100 * sign * (better[seed]["measures"][claim.measure] - worse[seed]["measures"][claim.measure])
         for seed in sorted(better.keys() & worse.keys())
     ]
+    differences = [difference for difference in differences if not isnan(difference)]
     if len(differences) < 2:
         return Verdict("not measured", seeds=len(differences))
     mean = statistics.mean(differences)

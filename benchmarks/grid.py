@@ -129,7 +129,7 @@ def _result(table: Table, job: Job, summary: dict[str, Any], device: str) -> Res
         "seed": job.seed,
         "settings": job.settings,
         "digest": job.digest,
-        "measures": {head: round(measure(summary), 6) for head, measure in table.measures.items()},
+        "measures": table.measured(summary),
         "seconds": summary["seconds"],
         "model_sha256": summary["model_sha256"],
         "versions": versions(),

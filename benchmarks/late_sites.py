@@ -131,8 +131,7 @@ def main() -> None:
         if settings in done:
             continue
         summary = run(row, seed)
-        measures = {head: round(measure(summary), 6) for head, measure in TABLE.measures.items()}
-        line = {"row": row.label, "seed": seed, "settings": settings, "measures": measures}
+        line = {"row": row.label, "seed": seed, "settings": settings, "measures": TABLE.measured(summary)}
         done[settings] = line | {"model_sha256": summary["model_sha256"]}
         with path.open("a") as file:
             file.write(json.dumps(done[settings]) + "\n")

@@ -29,9 +29,10 @@ def figures(table: Table, runs: Runs) -> list[str]:
 
 
 def cell(table: Table, row: Row, head: str, runs: Runs) -> str:
-    """One measure of one row; a dash where nothing has been run, a sign for infinity."""
+    """One measure of one row; a dash where nothing has been run or measured, a sign for infinity."""
     scale = 1 if head in table.plain else 100
     values = [scale * run["measures"][head] for run in runs if run["row"] == row.label]
+    values = [value for value in values if not math.isnan(value)]
     if not values:
         return "-"
     if math.inf in values:

@@ -5,6 +5,7 @@ benchmarks.table NAME...` in a checkout, runs what is missing of one and writes 
 each run) and NAME.md to the folder of results.
 """
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,13 +42,13 @@ class Row:
         return load_experiment(self.file, list(self.changes), seed)
 
 
-Measure = Callable[[dict[str, Any]], float]
-"""From summary.json to one number, as a share."""
+Measure = Callable[[dict[str, Any]], float | None]
+"""From summary.json to one number, as a share; None where the run did not measure it."""
 
 
 def of(key: str) -> Measure:
     """The number under a key of summary.json."""
-    return lambda summary: float(summary[key])
+    return lambda summary: summary[key]
 
 
 STANDARD: Mapping[str, Measure] = {
@@ -71,6 +72,11 @@ class Table:
     claims: Sequence[Claim] = ()
     scale: Literal["cpu", "paper"] = "cpu"
     plain: frozenset[str] = frozenset()
+
+    def measured(self, summary: dict[str, Any]) -> dict[str, float]:
+        """Every measure of one run, to six places; NaN for what the run did not measure."""
+        values = {head: measure(summary) for head, measure in self.measures.items()}
+        return {head: math.nan if value is None else round(value, 6) for head, value in values.items()}
 
 
 def tables() -> dict[str, Table]:

@@ -20,7 +20,6 @@ class LiveDisplay:
         self._console = Console()
         self._name = experiment.name
         self._rows: list[dict[str, str]] = []
-        self._accuracies: list[list[float]] = []
         self._live = Live(self._table(), console=self._console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Self:
@@ -45,13 +44,13 @@ class LiveDisplay:
             case "round":
                 self._round(event)
             case "task_finished":
-                self._accuracies.append(event["accuracy"])
-                self._row["seen"] = _percent(event["average_accuracy"])
+                average = event["average_accuracy"]
+                self._row["seen"] = _percent(average)
                 if not self._console.is_terminal:
-                    self._console.print(
-                        f"task {event['task']} learnt: {self._row['seen']} on all classes seen so far",
-                        highlight=False,
-                    )
+                    result = "accuracy not measured"
+                    if average is not None:
+                        result = f"{_percent(average)} on all classes seen so far"
+                    self._console.print(f"task {event['task']} learnt: {result}", highlight=False)
             case "note":
                 self._console.print(f"note: {event['text']}", style="yellow", markup=False)
         if self._console.is_terminal:
@@ -105,6 +104,11 @@ class LiveDisplay:
         for task, row in enumerate(matrix, start=1):
             table.add_row(str(task), *[_percent(value) for value in row])
         self._console.print(table)
+        if any(value is None for row in matrix for value in row):
+            self._console.print(
+                f"{_percent(None)} not measured: the server holds no test samples of these classes, and no "
+                "site told what it counted"
+            )
         forgetting = summary["forgetting"]
         self._console.print(
             f"final accuracy {_percent(summary['final_accuracy'])}, "
@@ -126,5 +130,5 @@ class LiveDisplay:
         )
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"

@@ -36,7 +36,9 @@ def log_event(event: dict[str, Any]) -> None:
             for fault in faults:
                 log(WARNING, fault)
         case "task_finished":
-            log(INFO, f"task {event['task']} learnt: average accuracy {event['average_accuracy']}")
+            average = event["average_accuracy"]
+            known = "accuracy not measured" if average is None else f"average accuracy {average}"
+            log(INFO, f"task {event['task']} learnt: {known}")
 
 
 def serve(

@@ -44,6 +44,8 @@ def _page(comparison: Comparison) -> bytes:
     best = rows[0]
     story = f"Best final accuracy: {best.experiment}, {best.spread('final accuracy')} % over "
     story += f"{plural(len(best.runs), 'seed')}."
+    if best.spread("final accuracy").mean is None:
+        story = "No run measured its final accuracy."
     header = join(
         [
             element("ul", join([element("li", fact) for fact in facts]), "facts"),

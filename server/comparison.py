@@ -2,7 +2,8 @@
 
 A row is an experiment: runs of one name and the same settings but the seed. Deviations are those of a sample
 (divided by n - 1); with one seed there is none. A claim "A > B" rests on the seeds that both have: on how
-many of them A wins, and by how much in the mean. That is no significance test, and none is given.
+many of them A wins, and by how much in the mean. That is no significance test, and none is given. "A = B"
+says that the mean difference is zero; the wins are A's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from config.experiment import ON_DISK
 from foundation.errors import StateError
 from server.report_markup import MISSING, points
 from server.run_record import Run, Summary
@@ -27,6 +29,8 @@ MEASURES: Mapping[str, Callable[[Summary], float | None]] = {
 }
 CLAIMED = ("final accuracy", "average incremental accuracy")
 """Measures of which the pages say who is better."""
+EQUAL = 1e-9
+"""Mean differences up to this are a float's error: shares of whole samples cannot come so near."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """better > worse: by mean over the seeds that both have, with wins on so many of them."""
+    """better > worse: by mean over the seeds that both have, with wins on so many of them; better = worse
+    where the mean is 0."""
 
     better: str
     worse: str
@@ -77,6 +82,10 @@ class Difference:
     mean: float
     wins: int
     seeds: int
+
+    @property
+    def claim(self) -> str:
+        return f"{self.better} {'>' if self.mean else '='} {self.worse}"
 
 
 @dataclass(frozen=True)
@@ -100,10 +109,7 @@ class Comparison:
     def claims(self) -> tuple[list[str], list[list[str]]]:
         """Column names and rows of the paired differences."""
         columns = ["claim", "measure", "wins", "mean difference (points)"]
-        rows = [
-            [f"{d.better} > {d.worse}", d.measure, f"{d.wins} of {d.seeds}", points(d.mean)]
-            for d in self.differences
-        ]
+        rows = [[d.claim, d.measure, f"{d.wins} of {d.seeds}", points(d.mean)] for d in self.differences]
         return columns, rows
 
     def __str__(self) -> str:
@@ -147,13 +153,22 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
                         f"{twin.folder}; compare one of them, or a run with another seed"
                     )
             rows.append(Row(title, dict(sorted(by_seed.items()))))
-    return sorted(rows, key=lambda row: -(row.spread("final accuracy").mean or 0.0))
+    return sorted(rows, key=_place)
+
+
+def _place(row: Row) -> tuple[bool, float]:
+    """Best first, those without a measurement last."""
+    mean = row.spread("final accuracy").mean
+    return mean is None, -(mean or 0.0)
 
 
 def _by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs of one name by the settings in which they differ ('learner.epochs=2'); '' where they agree."""
+    """Runs of one name by the settings in which they differ ('learner.epochs=2'); '' where they agree.
+
+    Neither a seed nor where a file lies on a disk makes another experiment.
+    """
     settings = [_flat(_settings(run)) for run in runs]
-    keys = dict.fromkeys(key for one in settings for key in one)
+    keys = dict.fromkeys(key for one in settings for key in one if key not in {"seed", *_dotted(ON_DISK)})
     differing = [key for key in keys if len({one.get(key) for one in settings}) > 1]
     groups: dict[str, list[Run]] = {}
     for run, one in zip(runs, settings, strict=True):
@@ -171,7 +186,7 @@ def _settings(run: Run) -> dict[str, Any]:
         raise StateError(
             f"{path}: found {type(content).__name__}, expected a mapping; resume the run to write it"
         )
-    return {key: value for key, value in content.items() if key != "seed"}
+    return content
 
 
 def _flat(content: Any, key: str = "") -> dict[str, str]:
@@ -180,6 +195,13 @@ def _flat(content: Any, key: str = "") -> dict[str, str]:
         return {key: str(content)}
     parts = (_flat(value, f"{key}.{name}".lstrip(".")) for name, value in content.items())
     return {name: value for part in parts for name, value in part.items()}
+
+
+def _dotted(keys: Any) -> set[str]:
+    """Keys as pydantic takes them to leave them out, {"data": {"path"}}, as {"data.path"}."""
+    if isinstance(keys, set):
+        return keys
+    return {f"{name}.{key}" for name, inner in keys.items() for key in _dotted(inner)}
 
 
 def _difference(first: Row, second: Row, measure: str) -> Difference | None:
@@ -191,10 +213,12 @@ def _difference(first: Row, second: Row, measure: str) -> Difference | None:
             gaps.append(one - other)
     if not gaps:
         return None
-    better, worse = first.experiment, second.experiment
-    if fmean(gaps) < 0:
-        better, worse, gaps = worse, better, [-gap for gap in gaps]
-    return Difference(better, worse, measure, fmean(gaps), sum(gap > 0 for gap in gaps), len(gaps))
+    better, worse, mean = first.experiment, second.experiment, fmean(gaps)
+    if abs(mean) <= EQUAL:
+        mean = 0.0
+    elif mean < 0:
+        better, worse, mean, gaps = worse, better, -mean, [-gap for gap in gaps]
+    return Difference(better, worse, measure, mean, sum(gap > 0 for gap in gaps), len(gaps))
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:

@@ -27,6 +27,7 @@ from server.evaluation import Counts, Judge, evaluate_centrally
 from server.global_model import GlobalModel
 from server.history import History
 from server.journal import Journal
+from server.metrics import overall_accuracy
 from server.releases import Releases
 from server.roster import Roster
 from server.run_folder import RunFolder
@@ -205,7 +206,7 @@ class Curriculum:
         self._update_holders(outcome)
         accuracy = None
         if self.experiment.evaluation.every == "round" and (counts := self._central_counts(task)):
-            accuracy = sum(counts[0]) / max(1, sum(counts[1]))
+            accuracy = overall_accuracy(*counts, self.schedule.boundaries[: task + 1])
         for warning in outcome.warnings:
             self.journal.write("note", text=f"round {number}: {warning}")
         self._record(task, outcome, accuracy, time.monotonic() - started)
@@ -229,7 +230,8 @@ class Curriculum:
     def _finish_task(self, task: int) -> None:
         """Freeze the model, let sites choose exemplars, measure, and step to the next task in one
         checkpoint."""
-        progress = self.progress
+        progress, exchange = self.progress, self._exchange
+        exchange.bytes_up = exchange.bytes_down = 0
         arrays = self.model.frozen()
         finished = Previous(content_sha256(arrays), arrays)
         sites = self._available(progress.round)
@@ -237,7 +239,10 @@ class Curriculum:
         self.class_means = means = global_means(replies)
         federated = self._federated_counts(sites, means) if self.experiment.evaluation.federated else {}
         facts = self.history.task_done(
-            self.schedule.boundaries[: task + 1], self._central_counts(task, means), federated
+            self.schedule.boundaries[: task + 1],
+            self._central_counts(task, means),
+            federated,
+            (exchange.bytes_up, exchange.bytes_down),
         )
         save_previous(self.folder.checkpoint_folder, finished.sha256, arrays, progress.previous)
         self._previous = finished

@@ -145,13 +145,7 @@ def accuracy_matrix(run: Run) -> Figure:
 
 def forgetting_after(matrix: Sequence[Sequence[float | None]]) -> list[float | None]:
     """Forgetting after each task; None after the first, and where the matrix has holes."""
-    complete: list[list[float]] = []
-    result: list[float | None] = []
-    for row in matrix:
-        complete.append([value for value in row if value is not None])
-        whole = all(len(known) == position for position, known in enumerate(complete, 1))
-        result.append(forgetting(complete) if whole else None)
-    return result
+    return [forgetting(matrix[:tasks]) for tasks in range(1, len(matrix) + 1)]
 
 
 def accuracy_over_tasks(run: Run) -> Figure:

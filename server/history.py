@@ -9,16 +9,19 @@ from strategies.base import RoundOutcome
 
 
 class History:
-    """A view of one JSON-able dict, so that the checkpoint stores it as it is."""
+    """A view of one JSON-able dict, so that the checkpoint stores it as it is.
+
+    bytes_up, bytes_down: what the rounds sent, as the journal has it of each. task_end_bytes_up,
+    task_end_bytes_down: what the ends of tasks sent beside that. All count tensors, of valid replies alone.
+    """
 
     def __init__(self, data: dict[str, Any]) -> None:
         self._data = data
         data.setdefault("boundaries", [0])
-        lists = ("central", "federated", "federated_sizes", "sizes", "balanced", "by_round", "class_accuracy")
-        for name in lists:
+        for name in ("central", "average", "federated", "balanced", "by_round", "class_accuracy"):
             data.setdefault(name, [])
         data.setdefault("sites", {})
-        for name in ("bytes_up", "bytes_down"):
+        for name in ("bytes_up", "bytes_down", "task_end_bytes_up", "task_end_bytes_down"):
             data.setdefault(name, 0)
 
     @property
@@ -54,28 +57,38 @@ class History:
             self._data["boundaries"].append(boundary)
 
     def task_done(
-        self, boundaries: Sequence[int], central: Counts | None, federated: Mapping[str, Counts]
+        self,
+        boundaries: Sequence[int],
+        central: Counts | None,
+        federated: Mapping[str, Counts],
+        sent: tuple[int, int] = (0, 0),
     ) -> dict[str, Any]:
         """Add a row of the accuracy matrix; returns what the journal says of it.
 
-        boundaries: 0, M_1, ..., M_t. federated: counts of each site that answered.
+        boundaries: 0, M_1, ..., M_t. federated: counts of each site that answered. sent: bytes up and down at
+        the end of this task.
         """
         together = pooled(federated.values(), boundaries[-1])
         at_sites, site_sizes = task_accuracies(*together, boundaries)
         counts = central or together
         row, sizes = task_accuracies(*counts, boundaries)
+        average = average_accuracy(row, sizes)
         self._data["central"].append(row)
-        self._data["sizes"] = sizes
+        # kept as it was measured: another evaluation may find other samples at the sites
+        self._data["average"].append(average)
         self._data["balanced"].append(balanced_accuracy(*counts))
         self._data["class_accuracy"].append(
             [right / samples if samples else None for right, samples in zip(*counts, strict=True)]
         )
-        self._data["federated"].append(at_sites if federated else None)
-        self._data["federated_sizes"] = site_sizes
+        self._data["federated"].append(average_accuracy(at_sites, site_sizes))
+        self._data["task_end_bytes_up"] += sent[0]
+        self._data["task_end_bytes_down"] += sent[1]
         for site, (correct, total) in federated.items():
             self.site(site)["accuracy"] = sum(correct) / sum(total) if sum(total) else None
         return {
             "accuracy": row,
-            "average_accuracy": average_accuracy(row, sizes),
+            "average_accuracy": average,
             "federated": at_sites if federated else None,
+            "bytes_up": sent[0],
+            "bytes_down": sent[1],
         }

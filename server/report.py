@@ -55,7 +55,10 @@ def _header(run: Run) -> Markup:
     summary = run.summary
     cards = [
         _card(
-            "Final accuracy", percent(summary.final_accuracy), "all classes, after the last task", chief=True
+            "Final accuracy",
+            percent(summary.final_accuracy),
+            "all classes, after the last task" if summary.final_accuracy is not None else "not measured",
+            chief=True,
         ),
         _card(
             "Average incremental accuracy",
@@ -67,11 +70,7 @@ def _header(run: Run) -> Markup:
             "Backward transfer", _points(summary.backward_transfer), "gained on old tasks by later learning"
         ),
         _card("Rounds", f"{summary.rounds:,}", _rounds_note(run)),
-        _card(
-            "Traffic",
-            size(summary.bytes_up + summary.bytes_down),
-            f"{size(summary.bytes_up)} from the sites, {size(summary.bytes_down)} to them",
-        ),
+        _traffic_card(run),
         _card("Time", duration(summary.seconds), _time_note(run)),
         _privacy_card(run),
     ]
@@ -124,10 +123,10 @@ def _story(run: Run) -> str:
     tasks = len(summary.accuracy_matrix)
     known = f"all {len(summary.classes)} classes" if summary.classes else "all classes"
     course = f"{plural(tasks, 'task')} and {plural(summary.rounds, 'round')}"
-    sentences = [
-        f"After {course} at {plural(len(summary.sites), 'site')}, the model tells {known} apart with "
-        f"{percent(summary.final_accuracy)} accuracy."
-    ]
+    after = f"After {course} at {plural(len(summary.sites), 'site')}"
+    if summary.final_accuracy is None:
+        return f"{after}, nobody measured how well the model tells {known} apart."
+    sentences = [f"{after}, the model tells {known} apart with {percent(summary.final_accuracy)} accuracy."]
     if tasks > 1 and summary.forgetting is not None:
         change = f"{100 * abs(summary.forgetting):.1f} points"
         if summary.forgetting >= 0:
@@ -144,6 +143,14 @@ def _rounds_note(run: Run) -> str:
     if dropped:
         troubles.append("1 reply dropped" if dropped == 1 else f"{dropped} replies dropped")
     return ", ".join(troubles) or "none skipped, no reply dropped"
+
+
+def _traffic_card(run: Run) -> Markup:
+    summary = run.summary
+    up = summary.bytes_up + (summary.task_end_bytes_up or 0)
+    down = summary.bytes_down + (summary.task_end_bytes_down or 0)
+    where = " (rounds alone)" if summary.task_end_bytes_up is None else ""
+    return _card("Traffic", size(up + down), f"{size(up)} from the sites, {size(down)} to them{where}")
 
 
 def _time_note(run: Run) -> str:

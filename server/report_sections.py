@@ -29,6 +29,11 @@ from server.round_figures import (
 )
 from server.run_record import Claim, Epsilon, Run, SiteSummary
 
+UNMEASURED = (
+    "A dash or an empty cell was not measured: the server held no test samples of those classes, and no site "
+    "told what it counted on its own. Figures that would need it are missing too."
+)
+
 
 def panel(title: str, content: Markup, note: str = "", long: bool = False) -> Markup:
     """A surface with a small heading. long: it may break across printed pages."""
@@ -37,13 +42,16 @@ def panel(title: str, content: Markup, note: str = "", long: bool = False) -> Ma
 
 
 def accuracy(run: Run) -> Section:
-    """What the model knows after each task."""
-    parts: list[Figure | Markup] = [accuracy_matrix(run), accuracy_over_tasks(run)]
+    """What the model knows after each task, and what of it nobody measured."""
+    cells = [value for row in run.summary.accuracy_matrix for value in row]
+    parts: list[Figure | Markup] = []
+    if any(value is not None for value in cells):
+        parts = [accuracy_matrix(run), accuracy_over_tasks(run)]
     if any(event.accuracy is not None for event in run.rounds):
         parts.append(accuracy_by_round(run))
     if run.summary.tasks:
         parts.append(panel("Tasks", _tasks_table(run), "What each task brought, and what is left of it."))
-    return Section("Accuracy", parts)
+    return Section("Accuracy", parts, UNMEASURED if None in cells else "")
 
 
 def _tasks_table(run: Run) -> Markup:

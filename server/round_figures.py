@@ -177,21 +177,27 @@ def participation(run: Run, sites: Sequence[str]) -> Figure:
 
 
 def traffic(run: Run) -> Figure:
-    """Bytes from and to the sites in each round."""
+    """Bytes from and to the sites in each round; the text has those of the ends of tasks too."""
     largest = max(max(event.bytes_up, event.bytes_down) for event in run.rounds)
     unit, factor = size_unit(largest)
     directions = (
         ("from the sites", "var(--c1)", [event.bytes_up for event in run.rounds]),
         ("to the sites", "var(--c6)", [event.bytes_down for event in run.rounds]),
     )
-    up, down = size(run.summary.bytes_up), size(run.summary.bytes_down)
+    summary = run.summary
+    description = (
+        f"In the rounds, {size(summary.bytes_up)} from the sites and {size(summary.bytes_down)} to them"
+    )
+    if summary.task_end_bytes_up is not None and summary.task_end_bytes_down is not None:
+        up, down = size(summary.task_end_bytes_up), size(summary.task_end_bytes_down)
+        description += f"; at the ends of tasks, {up} and {down} more"
     layout = _task_bands(run.rounds)
     layout |= {"barmode": "group", "bargap": 0.2, "margin": {"t": 48}, "hovermode": "x unified"}
     layout |= {"yaxis": {"title": {"text": unit}, "rangemode": "tozero"}}
     return Figure(
         name="traffic",
         title="Traffic in each round",
-        description=f"In all {up} from the sites and {down} to them.",
+        description=f"{description}. Model and method tensors alone, without what carries them.",
         data=[
             {
                 "type": "bar",

@@ -21,6 +21,13 @@ Measured = Annotated[
 """A figure that may be absent; NaN and infinity mean that nothing was measured."""
 
 
+def _triangle(matrix: list[list[float | None]]) -> list[list[float | None]]:
+    for number, row in enumerate(matrix, 1):
+        if len(row) != number:
+            raise ValueError(f"row {number} has {len(row)} columns, expected {number}")
+    return matrix
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, coerce_numbers_to_str=True)
 
@@ -63,13 +70,17 @@ class Epsilon(_Record):
 
 
 class Summary(_Record):
-    """summary.json. Blocks of single methods stay as they are, in `model_extra`."""
+    """summary.json. Blocks of single methods stay as they are, in `model_extra`.
+
+    bytes_up, bytes_down: of the rounds. task_end_bytes_up, task_end_bytes_down: of the ends of tasks beside
+    them; absent from a run that did not count them.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, coerce_numbers_to_str=True)
     experiment: str
     seed: int
     engine: str
-    accuracy_matrix: list[list[Measured]] = Field(min_length=1)
+    accuracy_matrix: Annotated[list[list[Measured]], Field(min_length=1), AfterValidator(_triangle)]
     """Row t, column i: accuracy on task i after task t; row t has t columns."""
     average_accuracy: list[Measured]
     average_incremental_accuracy: Measured
@@ -79,6 +90,8 @@ class Summary(_Record):
     rounds: int
     bytes_up: int
     bytes_down: int
+    task_end_bytes_up: int | None = None
+    task_end_bytes_down: int | None = None
     seconds: float
     model_sha256: str
     sites: dict[str, SiteSummary]

@@ -19,7 +19,7 @@ from protocol.tensors import content_sha256
 from server.claims import open_channels
 from server.curriculum import Curriculum
 from server.journal import read_events
-from server.metrics import average_accuracy, average_incremental_accuracy, backward_transfer, forgetting
+from server.metrics import average_incremental_accuracy, backward_transfer, forgetting
 
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
 
@@ -50,33 +50,35 @@ def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[s
 
 
 def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
-    """summary.json as a dict; accuracies are central where the server has a test set, else the sites'
-    pooled."""
+    """summary.json as a dict; accuracies are central where the server has a test set, else the sites' pooled,
+    and null where nothing was measured.
+
+    bytes_up, bytes_down: of the rounds' tensors; task_end_bytes_up, task_end_bytes_down: of those at the ends
+    of tasks, beside them.
+    """
     history, schedule = curriculum.history.data, curriculum.schedule
-    matrix, sizes = history["central"], history["sizes"]
+    matrix, averages = history["central"], history["average"]
     classes = curriculum.registry.classes
-    federated = [
-        None if row is None else average_accuracy(row, history["federated_sizes"])
-        for row in history["federated"]
-    ]
     return {
         "experiment": curriculum.experiment.name,
         "seed": curriculum.experiment.seed,
         "engine": engine,
         "accuracy_matrix": matrix,
-        "average_accuracy": [average_accuracy(row, sizes) for row in matrix],
-        "average_incremental_accuracy": average_incremental_accuracy(matrix, sizes),
-        "final_accuracy": average_accuracy(matrix[-1], sizes),
+        "average_accuracy": averages,
+        "average_incremental_accuracy": average_incremental_accuracy(averages),
+        "final_accuracy": averages[-1],
         "balanced_accuracy": history["balanced"],
         "class_accuracy": history["class_accuracy"],
         "forgetting": forgetting(matrix),
         "backward_transfer": backward_transfer(matrix),
-        "federated_accuracy": federated,
+        "federated_accuracy": history["federated"],
         "rounds": curriculum.progress.round,
         "accuracy_by_round": [accuracy for accuracy, _ in history["by_round"]],
         "bytes_by_round": [sent for _, sent in history["by_round"]],
         "bytes_up": history["bytes_up"],
         "bytes_down": history["bytes_down"],
+        "task_end_bytes_up": history["task_end_bytes_up"],
+        "task_end_bytes_down": history["task_end_bytes_down"],
         "seconds": round(curriculum.progress.seconds, 3),
         "model_sha256": content_sha256(curriculum.model.arrays),
         "sites": history["sites"],

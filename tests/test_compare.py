@@ -76,6 +76,49 @@ def test_runs_of_one_name_with_other_settings_are_rows_of_their_own(tmp_path: Pa
     ]
 
 
+def test_where_a_file_lies_makes_no_other_experiment(tmp_path: Path) -> None:
+    here = "data: {source: npz, path: /here.npz}\ndigests: {encoder: {file: /here.safetensors}}\n"
+    runs = [
+        *seeds(tmp_path / "here", "small", {1: 0.5}, here),
+        *seeds(tmp_path / "there", "small", {2: 0.6}, here.replace("/here", "/mnt/there")),
+    ]
+    (row,) = compare(runs, tmp_path).rows
+    assert (row.experiment, sorted(row.runs)) == ("small", [1, 2])
+    other = seeds(tmp_path / "other", "small", {3: 0.7}, here.replace("npz,", "csv,"))
+    names = [row.experiment for row in compare([*runs, *other], tmp_path).rows]
+    assert names == ["small (data.source=csv)", "small (data.source=npz)"]
+
+
+def test_equal_results_are_no_claim_of_better(tmp_path: Path) -> None:
+    one = seeds(tmp_path, "one", {1: 0.5, 2: 0.6 + 0.1})
+    two = seeds(tmp_path, "two", {1: 0.6 + 0.1, 2: 0.5})
+    same = seeds(tmp_path, "same", {9: 0.9})
+    lines = str(compare([*one, *two, *same], tmp_path)).splitlines()
+    assert "| one = two | final accuracy | 1 of 2 | +0.0 |" in lines
+    assert "| one = two | average incremental accuracy | 0 of 2 | +0.0 |" in lines
+    assert not any("one > two" in line or "two > one" in line for line in lines)
+
+
+def test_runs_that_measured_nothing_come_last(tmp_path: Path) -> None:
+    zero = seeds(tmp_path, "zero", {1: 0.0})
+    unseen = write_run(
+        tmp_path / "unseen",
+        events=[],
+        experiment="unseen",
+        final_accuracy=None,
+        average_accuracy=[None, None, None],
+        accuracy_matrix=[[None], [None, None], [None, None, None]],
+        average_incremental_accuracy=None,
+        forgetting=None,
+        backward_transfer=None,
+    )
+    comparison = compare([unseen, *zero], tmp_path)
+    assert [row.experiment for row in comparison.rows] == ["zero", "unseen"]
+    assert comparison.differences == []
+    compare([unseen], tmp_path)
+    assert "No run measured its final accuracy." in Page(tmp_path / "compare.html").text
+
+
 def test_the_same_seed_twice_is_refused(tmp_path: Path) -> None:
     (first,) = seeds(tmp_path / "one", "small", {1: 0.5})
     (again,) = seeds(tmp_path / "two", "small", {1: 0.5})

@@ -8,6 +8,7 @@ from server.metrics import (
     backward_transfer,
     balanced_accuracy,
     forgetting,
+    overall_accuracy,
     task_accuracies,
 )
 
@@ -15,9 +16,9 @@ MATRIX = [[0.9], [0.6, 0.8], [0.5, 0.7, 0.9]]
 
 
 def test_the_hand_case() -> None:
-    sizes = [10, 10, 10]
-    assert [average_accuracy(row, sizes) for row in MATRIX] == pytest.approx([0.9, 0.7, 0.7])
-    assert average_incremental_accuracy(MATRIX, sizes) == pytest.approx(0.766667, abs=1e-6)
+    averages = [average_accuracy(row, [10] * len(row)) for row in MATRIX]
+    assert averages == pytest.approx([0.9, 0.7, 0.7])
+    assert average_incremental_accuracy(averages) == pytest.approx(0.766667, abs=1e-6)
     assert forgetting(MATRIX) == pytest.approx(0.25)
     assert backward_transfer(MATRIX) == pytest.approx(-0.25)
     assert forgetting([[0.5]]) is None
@@ -28,3 +29,24 @@ def test_sizes_weigh() -> None:
     assert average_accuracy([1.0, 0.0], [30, 10]) == pytest.approx(0.75)
     assert task_accuracies([3, 1, 0], [4, 4, 2], [0, 2, 3]) == ([0.5, 0.0], [8, 2])
     assert balanced_accuracy([3, 0, 0], [4, 0, 2]) == pytest.approx(0.375)
+
+
+def test_what_has_no_samples_is_not_measured() -> None:
+    assert task_accuracies([3, 0], [4, 0], [0, 1, 2]) == ([0.75, None], [4, 0])
+    assert average_accuracy([0.75, None], [4, 0]) is None
+    assert average_incremental_accuracy([0.9, None, 0.7]) is None
+    assert overall_accuracy([3, 0], [4, 0], [0, 1, 2]) is None
+    assert overall_accuracy([3, 0], [4, 0], [0, 2]) == 0.75
+    assert balanced_accuracy([0], [0]) is None
+
+
+def test_a_hole_reaches_the_measures_that_need_it_and_no_other() -> None:
+    at_the_end = [[0.9], [0.6, 0.8], [None, None, None]]
+    assert (forgetting(at_the_end), backward_transfer(at_the_end)) == (None, None)
+    of_the_newest = [[0.9], [0.6, 0.8], [0.5, 0.7, None]]
+    assert forgetting(of_the_newest) == pytest.approx(0.25)
+    assert backward_transfer(of_the_newest) == pytest.approx(-0.25)
+    # the best before may have been in the hole; what followed learning was measured
+    between = [[0.9], [None, 0.8], [0.5, 0.7, 0.9]]
+    assert forgetting(between) is None
+    assert backward_transfer(between) == pytest.approx(-0.25)

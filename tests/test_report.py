@@ -154,6 +154,39 @@ def test_forgetting_is_unknown_where_the_matrix_has_holes() -> None:
     assert forgetting_after([]) == []
 
 
+def test_a_hole_in_the_matrix_is_explained(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "accuracy_matrix": [[0.9], [None, None], [0.5, 0.7, 0.9]],
+        "average_accuracy": [0.9, None, 0.7],
+        "forgetting": None,
+    }
+    page = report(write_run(tmp_path / "run", **changes))
+    assert "A dash or an empty cell was not measured" in page.text
+    assert page.figures["accuracy-matrix"]["data"][0]["text"][1] == ["", "", ""]
+    assert "was not measured" not in report(write_run(tmp_path / "whole")).text
+
+
+def test_a_matrix_that_is_no_triangle_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", accuracy_matrix=[[0.9], [0.8]])
+    with pytest.raises(StateError, match="accuracy_matrix: .*row 2 has 1 columns, expected 2"):
+        write_report(folder)
+
+
+def test_traffic_tells_rounds_from_the_ends_of_tasks(tmp_path: Path) -> None:
+    def text(folder: Path) -> str:
+        return report(folder).text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+
+    counted = text(write_run(tmp_path / "counted", task_end_bytes_up=500_000, task_end_bytes_down=11_000_000))
+    assert (
+        "In the rounds, 6.0 MB from the sites and 3.0 MB to them; at the ends of tasks, 500.0 kB and"
+        in counted
+    )
+    assert "6.5 MB from the sites, 14.0 MB to them" in counted
+    older = text(write_run(tmp_path / "older"))
+    assert "In the rounds, 6.0 MB from the sites and 3.0 MB to them. " in older
+    assert "6.0 MB from the sites, 3.0 MB to them (rounds alone)" in older
+
+
 def test_charts_over_rounds(tmp_path: Path) -> None:
     figures = report(write_run(tmp_path / "run")).figures
     assert figures["train-loss"]["data"][0]["y"] == [1.0, 0.5, None]

@@ -195,6 +195,20 @@ def test_results_are_of_the_versions_and_machine_they_name() -> None:
                 assert run["machine"], path.name
 
 
+def test_what_a_run_did_not_measure_is_a_dash_in_a_table(small: Table) -> None:
+    blank = dict.fromkeys(("final_accuracy", "average_incremental_accuracy", "forgetting"))
+    found = [
+        {"row": row, "seed": seed, "measures": small.measured({**blank, "final_accuracy": accuracy})}
+        for row, accuracy in (("as it is", 0.5), ("longer", None))
+        for seed in (1, 2)
+    ]
+    lines = markdown("t", small, found).splitlines()
+    assert "| as it is | 50.0 ± 0.0 | - | - |" in lines
+    assert "| longer | - | - | - |" in lines
+    assert "| longer is better (nobody) | not measured | - |" in lines
+    assert "longer" not in chart(small, found)
+
+
 def test_a_table_without_a_finite_value_still_has_a_picture() -> None:
     table = Table(
         "T", [Row("a row", "quickstart")], measures={"epsilon": lambda _: 0.0}, plain=frozenset({"epsilon"})

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.table import STANDARD, Measure, Row, Table
+from benchmarks.table import STANDARD, Measure, Row, Table, of
 from benchmarks.tables.privacy import epsilon
 
 FEDDIG, RING, SAMPLES = "composed_feddig_attention", "composed_ring_memory", "composed_pp_fcil_sample"
@@ -105,7 +105,7 @@ TABLES = {
         measures={
             "own models, sites that were away": own_models_of("site-1", "site-2", "site-4", "site-5"),
             "own models, sites that stayed": own_models_of("site-0", "site-3"),
-            "global model": lambda summary: float(summary["final_accuracy"]),
+            "global model": of("final_accuracy"),
             UPLOADED: megabytes_up,
         },
         plain=frozenset({UPLOADED}),

@@ -6,12 +6,13 @@ from typing import Any
 
 from benchmarks.claims import Claim
 from benchmarks.table import STANDARD, Row, Table
+from server.metrics import average_incremental_accuracy
 
 PLAIN = {"model.squeeze_excitation": "false", "strategy": "fedavg", "pretraining": "null"}
 """Changes to an experiment of the whole method that leave iCaRL with federated averaging."""
 
 
-def at_the_sites(summary: dict[str, Any]) -> Sequence[float]:
+def at_the_sites(summary: dict[str, Any]) -> Sequence[float | None]:
     """Accuracy after each task by the sites' own nearest mean of exemplars, all sites' samples together."""
     return summary["federated_accuracy"]
 
@@ -19,9 +20,7 @@ def at_the_sites(summary: dict[str, Any]) -> Sequence[float]:
 FINAL = "final, nearest mean"
 MEASURES = {
     FINAL: lambda summary: at_the_sites(summary)[-1],
-    "average incremental, nearest mean": lambda summary: (
-        sum(at_the_sites(summary)) / len(at_the_sites(summary))
-    ),
+    "average incremental, nearest mean": lambda summary: average_incremental_accuracy(at_the_sites(summary)),
     "final, head": STANDARD["final accuracy"],
     "forgetting, head": STANDARD["forgetting"],
 }
