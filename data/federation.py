@@ -16,7 +16,7 @@ from data.apportion import apportion
 from data.config import DataConfig, NormaliseConfig, TasksConfig
 from data.partition import partition
 from data.registry import Registry, build_registry
-from data.samples import Source, fill_missing
+from data.samples import Source, Stored, fill_missing, stored_as
 from data.schedule import TaskSchedule
 from data.site import SiteData
 from data.sources import load
@@ -30,7 +30,8 @@ class Federation:
     """registry: classes in order, and tasks. raw_classes: the same names in the order of the source.
 
     sites: name -> data, all views by index into one tensor. test: the server's test set, as its part "test";
-    None without one. mean, std: as in SiteData. columns: of a table, as used. notes: for the journal.
+    None without one. mean, std: as in SiteData. stored: in which numbers the samples are held.
+    columns: of a table, as used. notes: for the journal.
     estimated_constants: whether mean and std were taken from the training rows.
     """
 
@@ -41,6 +42,7 @@ class Federation:
     mean: Tensor
     std: Tensor
     input_shape: tuple[int, ...]
+    stored: Stored
     columns: dict[str, str | tuple[str, ...]] | None
     notes: tuple[str, ...]
     estimated_constants: bool = False
@@ -157,6 +159,7 @@ class _Builder:
             mean,
             std,
             tuple(self.x.shape[1:]),
+            stored_as(self.x),
             self.source.columns,
             tuple(self.notes),
             bool(self.source.mean.isnan().any()),
