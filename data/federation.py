@@ -21,7 +21,7 @@ from data.schedule import TaskSchedule
 from data.site import SiteData
 from data.sources import load
 from data.splits import LEAST_AT_SITE, LEAST_CENTRAL, Strata, joined
-from data.table import feature_names
+from data.table import numeric_places
 from foundation.errors import ConfigError, DataError, nearest
 
 
@@ -77,10 +77,9 @@ class Federation:
         normalise: dict[str, object] = {"mean": mean, "std": std}
         found: dict[str, object] = {"classes": self.raw_classes}
         if self.columns is not None:
-            numeric = {name for name, kind in self.columns.items() if isinstance(kind, str)}
-            names = feature_names(self.columns)
+            places = numeric_places(self.columns)
             normalise = {
-                key: {name: value for name, value in zip(names, values, strict=True) if name in numeric}
+                key: {name: values[place] for name, place in places.items()}
                 for key, values in (("mean", mean), ("std", std))
             }
             found["columns"] = self.columns
