@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,13 @@ def test_a_damaged_pack_names_the_array(tmp_path: Path) -> None:
                     pack.writestr(name, content)
         with pytest.raises(DataError, match=words):
             read(source="pack", path=str(path))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as pack:
+        for name, content in members.items():
+            pack.writestr(name, content)
+    broken = path.read_bytes().replace(zlib.compress(members["meta.json"], wbits=-15)[:4], b"\xff" * 4)
+    path.write_bytes(broken)
+    with pytest.raises(DataError, match="not a whole benchmark pack"):
+        read(source="pack", path=str(path))
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match="not a whole benchmark pack"):
         read(source="pack", path=str(path))
