@@ -17,6 +17,7 @@ from config.experiment import Experiment
 from data.augmentation import to_float
 from data.config import DataConfig
 from data.deployed import declared_constants
+from data.samples import stored_as
 from data.sources import load
 from foundation.errors import DataError, PerennialError
 from models.saved import Inputs, load_saved
@@ -188,12 +189,13 @@ def test_a_server_without_data_knows_the_same_inputs_as_its_sites(table: Path) -
     at_site = load(
         DataConfig.model_validate({**data, "normalise": normalise, "path": str(table / "patients.csv")}), 1
     )
-    assert inputs.shape == tuple(at_site.train.x.shape[1:])
+    assert (inputs.shape, inputs.stored) == (tuple(at_site.train.x.shape[1:]), stored_as(at_site.train.x))
     assert torch.equal(inputs.mean, at_site.mean) and torch.equal(inputs.std, at_site.std)
     images = DataConfig.model_validate(
         {"source": "folder", "classes": ["a", "b"], "image_size": 8, "color": "rgb"}
     )
     assert [len(values) for values in declared_constants(images)] == [3, 3]
+    assert data_facts(experiment.model_copy(update={"data": images})).inputs.stored == "uint8"
 
 
 def test_what_a_model_takes_is_read_back_also_from_older_files() -> None:
