@@ -37,7 +37,8 @@ def main() -> None:
     """Attack every victim under every release, and write figures and picture."""
     source = load_digits(DataConfig(source="digits"))
     model = build_model(ModelConfig.model_validate({"name": "small_cnn"}), (1, 8, 8), 10, SEED)
-    saved = SavedModel(model.eval(), source.classes, Inputs((1, 8, 8), source.mean, source.std), {})
+    inputs = Inputs((1, 8, 8), "uint8", source.mean, source.std)
+    saved = SavedModel(model.eval(), source.classes, inputs, {})
     pixels = of_pixels(saved)
     chosen = stream(SEED, "attack-victims").permutation(len(source.train.y))[:VICTIMS]
     images, labels = source.train.x[chosen].float() / 255, source.train.y[chosen]

@@ -27,7 +27,7 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
         "classes": saved.classes,
         "inputs": saved.inputs.to_json(),
         "input": "8-bit values / 255, then (x - mean) / std"
-        if len(saved.inputs.shape) == 3
+        if saved.inputs.stored == "uint8"
         else "(x - mean) / std; a missing number is its mean",
         "model": saved.settings["model"],
         "classifier": "head" if saved.class_means is None else "nearest_mean",

@@ -28,7 +28,7 @@ def predict_command(run: Path, paths: list[Path], site: str) -> None:
             err=True,
         )
     inputs, classifier = saved.inputs, saved.classifier
-    for names, x in read_inputs(paths, inputs.shape, inputs.mean, inputs.columns):
+    for names, x in read_inputs(paths, inputs.shape, inputs.stored, inputs.mean, inputs.columns):
         probability, label = classifier(to_float(x, inputs.mean, inputs.std)).softmax(dim=1).max(dim=1)
         for name, index, confidence in zip(names, label.tolist(), probability.tolist(), strict=True):
             typer.echo(f"{name}\t{saved.classes[index]}\t{confidence:.4f}")

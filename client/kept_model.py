@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from client.site import Site
+from data.samples import stored_as
 from models.incremental import IncrementalModel, complete_state
 from models.saved import PERSONAL_MODEL, Inputs, save_model
 
@@ -16,7 +17,7 @@ def keep_own_model(site: Site, model: IncrementalModel, class_means: Tensor | No
     save_model(
         folder / PERSONAL_MODEL,
         complete_state(model),
-        Inputs(data.input_shape, data.mean, data.std, data.columns),
+        Inputs(data.input_shape, stored_as(data.x), data.mean, data.std, data.columns),
         site.process.registry.classes[: model.num_classes],
         site.experiment.model_dump_json(),
         class_means,

@@ -145,8 +145,10 @@ class DataConfig(_Strict):
     """The `data` block of an experiment, or of a site's own file with what the experiment fixes filled in.
 
     classes: the registry. A fixed benchmark source takes these classes out of its own; a folder or table
-        that holds any other class is refused. Without it the classes found are the registry.
+        that holds any other class is refused. Without it the classes found are the registry, and a label
+        such as NA in a table or manifest is a missing one.
     labels: a site's own label -> class of the registry.
+    image_size, color: what images become; in arrays (npz) only 8-bit ones can, and others are refused.
     columns (csv): feature -> "numeric" or its categories; without it they are discovered, in simulation only.
     arrays (npz): role -> name of the array in the file, where it is not the role's own.
     samples_limit, test_limit: stratified caps of the whole training and test part, for simulation on a CPU.

@@ -50,10 +50,10 @@ def decoded(
 
 
 def _fingerprint(paths: Sequence[Path], size: tuple[int, int] | None, color: str) -> bytes | None:
-    """None where a file is missing, which decoding will report by name."""
+    """None where a file is missing or cannot be one, which decoding will report by name."""
     try:
         states = [path.stat() for path in paths]
-    except OSError:
+    except (OSError, ValueError):
         return None
     files = [[str(path), state.st_size, state.st_mtime_ns] for path, state in zip(paths, states, strict=True)]
     return hashlib.sha256(json.dumps([_LAYOUT, size, color, files]).encode()).digest()

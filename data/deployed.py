@@ -16,7 +16,7 @@ from data.samples import Samples, constants, fill_missing
 from data.site import SiteData
 from data.sources import load
 from data.splits import LEAST_AT_SITE, Strata
-from data.table import feature_names, table_constants
+from data.table import feature_count, table_constants
 from foundation.errors import ConfigError, DataError, nearest
 
 SITE_KEYS = ("source", "path", "dataset", "download", "labels", "label_column", "site_column", "arrays")
@@ -119,7 +119,7 @@ def declared_input_shape(config: DataConfig) -> tuple[int, ...]:
             raise ConfigError(
                 "data.columns: missing; an experiment without data of its own must list the features"
             )
-        return (len(feature_names(config.columns)),)
+        return (feature_count(config.columns),)
     if config.size is None:
         raise ConfigError("data.image_size: missing; an experiment without data of its own must say it")
     return (1 if config.color == "gray" else 3, *config.size)

@@ -16,12 +16,12 @@ from data.apportion import apportion
 from data.config import DataConfig, NormaliseConfig, TasksConfig
 from data.partition import partition
 from data.registry import Registry, build_registry
-from data.samples import Source, fill_missing
+from data.samples import Source, Stored, fill_missing, stored_as
 from data.schedule import TaskSchedule
 from data.site import SiteData
 from data.sources import load
 from data.splits import LEAST_AT_SITE, LEAST_CENTRAL, Strata, joined
-from data.table import feature_names
+from data.table import numeric_places
 from foundation.errors import ConfigError, DataError, nearest
 from foundation.names import SITE_NAME_RULE, is_site_name
 
@@ -31,7 +31,8 @@ class Federation:
     """registry: classes in order, and tasks. raw_classes: the same names in the order of the source.
 
     sites: name -> data, all views by index into one tensor. test: the server's test set, as its part "test";
-    None without one. mean, std: as in SiteData. columns: of a table, as used. notes: for the journal.
+    None without one. mean, std: as in SiteData. stored: in which numbers the samples are held.
+    columns: of a table, as used. notes: for the journal.
     estimated_constants: whether mean and std were taken from the training rows.
     """
 
@@ -42,6 +43,7 @@ class Federation:
     mean: Tensor
     std: Tensor
     input_shape: tuple[int, ...]
+    stored: Stored
     columns: dict[str, str | tuple[str, ...]] | None
     notes: tuple[str, ...]
     estimated_constants: bool = False
@@ -76,10 +78,9 @@ class Federation:
         normalise: dict[str, object] = {"mean": mean, "std": std}
         found: dict[str, object] = {"classes": self.raw_classes}
         if self.columns is not None:
-            numeric = {name for name, kind in self.columns.items() if isinstance(kind, str)}
-            names = feature_names(self.columns)
+            places = numeric_places(self.columns)
             normalise = {
-                key: {name: value for name, value in zip(names, values, strict=True) if name in numeric}
+                key: {name: values[place] for name, place in places.items()}
                 for key, values in (("mean", mean), ("std", std))
             }
             found["columns"] = self.columns
@@ -158,6 +159,7 @@ class _Builder:
             mean,
             std,
             tuple(self.x.shape[1:]),
+            stored_as(self.x),
             self.source.columns,
             tuple(self.notes),
             bool(self.source.mean.isnan().any()),

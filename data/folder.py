@@ -1,12 +1,14 @@
 """Images in class folders, or named by a CSV manifest.
 
 A site's root holds one folder a class, and images at any depth inside; or `train` and `test`, each with
-class folders. With a natural partition, the path holds one such root a site. A manifest is a CSV file with
-columns path (relative to the manifest), label, and optionally site and split ("train" or "test").
+class folders. With a natural partition, the path holds one such root a site. Links to files and folders are
+followed. A manifest is a CSV file with columns path (relative to the manifest), label, and optionally site
+and split ("train" or "test").
 """
 
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from data.decoded import decoded
 from data.images import read_images
 from data.labels import class_indices, encode_labels
 from data.samples import Samples, Source, constants
-from data.table import read_columns
+from data.table import MISSING, read_columns
 from foundation.errors import DataError, nearest
 
 SUFFIXES = frozenset(
@@ -39,6 +41,9 @@ SUFFIXES = frozenset(
     )
 )
 
+# Parts of a data set, by the names that people give them.
+_SPLITS = frozenset(("train", "training", "test", "testing", "val", "valid", "validation", "dev"))
+
 
 @dataclass
 class _Listing:
@@ -51,6 +56,8 @@ class _Listing:
     is_test: list[bool] = field(default_factory=list)
     folders: dict[str, Path] = field(default_factory=dict)
     ignored: list[Path] = field(default_factory=list)
+    stray: list[Path] = field(default_factory=list)
+    looped: list[Path] = field(default_factory=list)
     empty: list[Path] = field(default_factory=list)
 
 
@@ -65,10 +72,15 @@ def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
     if root.suffix.lower() == ".csv":
         listing, lines = _manifest(root)
         y, classes = encode_labels(
-            np.array(listing.labels), config.classes, config.labels, lambda row: f"{root}, line {lines[row]}"
+            np.array(listing.labels),
+            config.classes,
+            config.labels,
+            lambda row: f"{root}, line {lines[row]}",
+            MISSING,
         )
     else:
-        listing = _tree(root, natural=config.partition.kind == "natural")
+        known = {*(config.classes or ()), *(config.labels or {})}
+        listing = _tree(root, config.partition.kind == "natural", known)
         names, places = list(listing.folders), list(listing.folders.values())
         index, classes = class_indices(names, config.classes, config.labels, lambda i: str(places[i]))
         of_name = dict(zip(names, index.tolist(), strict=True))
@@ -99,23 +111,36 @@ def _source(
     train = everything.pick(torch.nonzero(~is_test).squeeze(1)) if is_test.any() else everything
     test = everything.pick(torch.nonzero(is_test).squeeze(1)) if is_test.any() else None
     notes = [f"{folder}: the class folder is empty" for folder in listing.empty]
-    if listing.ignored:
-        count = len(listing.ignored)
-        notes.append(
-            f"{listing.root}: {count} files without an image suffix left out, the first {listing.ignored[0]}"
-        )
+    left_out = {
+        "files without an image suffix": listing.ignored,
+        "images outside of the class folders": listing.stray,
+        "links to a folder around them": listing.looped,
+    }
+    notes += [
+        f"{listing.root}: {len(paths)} {what} left out, the first {min(paths)}"
+        for what, paths in left_out.items()
+        if paths
+    ]
     return Source(train, test, classes, *constants(config.normalise, x), notes=tuple(notes))
 
 
-def _tree(root: Path, natural: bool) -> _Listing:
+def _tree(root: Path, natural: bool, known: Collection[str]) -> _Listing:
+    """known: names that are classes, whatever else they could mean."""
     listing = _Listing(root)
-    for site_root in _folders(root) if natural else [root]:
-        parts = _folders(site_root)
-        split = {"train", "test"} == {folder.name for folder in parts}
+    for site_root in _folders(root, listing.stray) if natural else [root]:
+        parts = _folders(site_root, listing.stray)
+        names = {folder.name for folder in parts}
+        split = names == {"train", "test"}
+        if not split and names and names <= _SPLITS - set(known):
+            raise DataError(
+                f"{site_root}: holds {', '.join(sorted(names))}, which are parts and no classes; expected "
+                "class folders, or exactly train and test with class folders inside. Validation samples are "
+                "taken from train (data.validation_fraction)"
+            )
         for part in parts if split else [site_root]:
-            for class_folder in _folders(part):
+            for class_folder in _folders(part, listing.stray) if split else parts:
                 listing.folders.setdefault(class_folder.name, class_folder)
-                images = [path for path in _files(class_folder) if _is_image(path, listing)]
+                images = [path for path in _files(class_folder, listing) if _is_image(path, listing)]
                 if not images:
                     listing.empty.append(class_folder)
                 listing.paths += images
@@ -128,32 +153,65 @@ def _tree(root: Path, natural: bool) -> _Listing:
     return listing
 
 
-def _folders(folder: Path) -> list[Path]:
-    """Folders inside folder, sorted by name; hidden ones do not count."""
+def _folders(folder: Path, stray: list[Path]) -> list[Path]:
+    """Folders inside folder, sorted by name; images beside them go to stray. Hidden ones do not count."""
     try:
         with os.scandir(folder) as entries:
-            found = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            found = [(Path(entry.path), entry.is_dir()) for entry in entries if entry.name[0] != "."]
     except OSError as error:
         raise DataError(f"{folder}: the folder cannot be read ({error.strerror})") from error
-    return sorted(Path(entry.path) for entry in found)
+    folders = [path for path, is_folder in found if is_folder]
+    stray += [path for path, is_folder in found if not is_folder and _has_suffix(path)]
+    for path in folders:
+        if not _is_text(path.name):
+            shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+            raise DataError(f"{shown}: the folder's name is not text in UTF-8; rename it")
+    return sorted(folders)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Files inside folder, at any depth, in a fixed order."""
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _files(folder: Path, listing: _Listing) -> Iterator[Path]:
+    """Files inside folder, at any depth, in a fixed order: first those of its own, then those of linked
+    folders, each folder once.
+
+    A link to a folder that holds it would bring in other classes: it is put in listing.looped.
+    """
 
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: the folder cannot be read ({error.strerror})") from error
 
-    for place, folders, files in os.walk(folder, onerror=refuse):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(place, name) for name in sorted(files) if not name.startswith("."))
+    seen: set[Path] = set()
+    waiting = deque([folder])
+    while waiting:
+        for place, folders, files in os.walk(waiting.popleft(), onerror=refuse):
+            here = Path(place).resolve()
+            if here in seen:
+                folders.clear()
+                continue
+            seen.add(here)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for link in filter(os.path.islink, (Path(place, name) for name in folders)):
+                around = here.is_relative_to(link.resolve())
+                (listing.looped if around else waiting).append(link)
+            yield from (Path(place, name) for name in sorted(files) if not name.startswith("."))
 
 
 def _is_image(path: Path, listing: _Listing) -> bool:
-    if path.suffix.lower() in SUFFIXES:
+    if _has_suffix(path):
         return True
     listing.ignored.append(path)
     return False
+
+
+def _has_suffix(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
 
 
 def _manifest(path: Path) -> tuple[_Listing, list[int]]:

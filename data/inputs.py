@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.images import read_images
+from data.images import conform, read_images
 from data.npz import read_samples
-from data.samples import fill_missing
+from data.samples import Stored, fill_missing, stored_as
 from data.table import encode, read_columns
 from foundation.errors import DataError
 
@@ -18,25 +18,40 @@ Columns = Mapping[str, str | Sequence[str]]
 
 
 def read_inputs(
-    paths: Sequence[Path], shape: tuple[int, ...], mean: Tensor, columns: Columns | None = None
+    paths: Sequence[Path],
+    shape: tuple[int, ...],
+    stored: Stored,
+    mean: Tensor,
+    columns: Columns | None = None,
 ) -> Iterator[tuple[list[str], Tensor]]:
     """(names, x) of at most 256 samples at a time, x as a source of data delivers it.
 
-    shape: (C, H, W) or (D,) of the model's inputs. mean: (D,), for missing numbers of a table.
+    shape: (C, H, W) or (D,) of the model's inputs. stored: the numbers that it was trained on; others would
+    have another scale. mean: (D,), for missing numbers of a table.
     columns: of a table, as in the model's file. A CSV file needs these columns and may have others; a .npz
-    file gives its array x; any other file is an image. A row's name is its file with its line, or its index.
+    file gives its array x, 8-bit images of any size and of either colour; any other file is an image. A row's
+    name is its file with its line, or its index.
     Raises DataError naming the file, and the line or column where there is one.
     """
     of_images = len(shape) == 3
     images = [path for path in paths if of_images and path.suffix != ".npz"]
+    if images and stored != "uint8":
+        raise DataError(
+            f"{images[0]}: an image file has 8-bit pixels; this model takes float32 images in the "
+            "scale of those that it was trained on: give them as x of an .npz file"
+        )
+    color = "gray" if shape[0] == 1 else "rgb"
     for start in range(0, len(images), BATCH):
         part = images[start : start + BATCH]
-        read = read_images(part, (shape[1], shape[2]), "gray" if shape[0] == 1 else "rgb")
+        read = read_images(part, (shape[1], shape[2]), color)
         yield [str(path) for path in part], torch.from_numpy(read)
     for path in paths:
         if of_images and path.suffix != ".npz":
             continue
         names, x = _array(path) if path.suffix == ".npz" else _table(path, columns)
+        if stored_as(x) != stored:
+            raise DataError(f"{path}: x becomes {stored_as(x)}; this model takes {stored}, of another scale")
+        x = conform(x, (shape[1], shape[2]), color) if stored == "uint8" else x
         if x.shape[1:] != shape:
             raise DataError(f"{path}: samples of shape {tuple(x.shape[1:])}; this model takes {shape}")
         fill_missing(x, mean)

@@ -1,6 +1,6 @@
 """From the labels that a data owner writes to the classes of the registry."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -44,14 +44,18 @@ def encode_labels(
     registry: Sequence[str] | None,
     renamed: Mapping[str, str] | None,
     where: Callable[[int], str],
+    missing: Collection[str] = ("",),
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """(raw label of each row, class names) of (N,) label texts; where(row) names the file and row.
 
-    Raises as class_indices does, and DataError on an empty label.
+    missing: texts that stand for no label, unless the registry or the renaming names them.
+    Raises as class_indices does, and DataError on a missing label.
     """
     found, first, row_value = np.unique(texts, return_index=True, return_inverse=True)
-    if len(found) and found[0] == "":
-        raise DataError(f"{where(int(first[0]))}: the label is empty")
+    for text, row in zip(found.tolist(), first.tolist(), strict=True):
+        if text in missing and text not in (registry or ()) and text not in (renamed or {}):
+            hint = f", {text!r}; if that is a class, list it in data.classes" if text else ""
+            raise DataError(f"{where(row)}: the label is empty{hint}")
     indices, classes = class_indices(found.tolist(), registry, renamed, lambda i: where(int(first[i])))
     return indices[row_value], classes
 

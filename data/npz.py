@@ -1,5 +1,7 @@
 """Arrays in a NumPy .npz file: x, y and, if given, site, x_test, y_test, site_test, classes, site_names."""
 
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +13,15 @@ import torch
 from data.config import ArrayRole, DataConfig
 from data.images import conform
 from data.labels import encode_labels
-from data.samples import Samples, Source, constants
+from data.samples import Samples, Source, constants, stored_as
 from foundation.errors import DataError, nearest
 
 
 def load_npz(config: DataConfig) -> Source:
-    """uint8 images (N, C, H, W), with 1 or 3 channels, or float32 (N, D) or (N, C, H, W).
+    """uint8 or float32 images (N, C, H, W), with 1 or 3 channels, or float32 rows (N, D).
 
-    In the file 8-bit images may also be (N, H, W) or (N, H, W, C); numbers may have any type.
+    In the file images may also be (N, H, W, C), 8-bit ones (N, H, W) too; the numbers of rows may have any
+    type. Only 8-bit pixels have a known white: float images keep the scale and the size that they have.
     y: integers, which index into the array classes where there is one, or texts. site: likewise, with
     site_names. Object arrays are refused, so nothing in the file is ever executed.
     Raises DataError naming the file and the array.
@@ -26,30 +29,33 @@ def load_npz(config: DataConfig) -> Source:
     assert config.path is not None
     path = Path(config.path).expanduser()
     arrays = _read(path, config.arrays)
-    held = [arrays[role] for role in ("y", "y_test") if role in arrays]
-    for role in ("y", "y_test"):
-        if role in arrays and arrays[role].shape != arrays[_X_OF[role]].shape[:1]:
-            rows = f"{len(arrays[_X_OF[role]])} rows of {_X_OF[role]}"
-            raise DataError(f"{path}: {role} has shape {arrays[role].shape} for {rows}")
+    held = {role: _features(arrays[role], f"{path}, {role}") for role in ("x", "x_test") if role in arrays}
+    if len(held["x"]) == 0:
+        raise DataError(f"{path}: x holds no sample")
+    labels = []
+    for role, x in held.items():
+        given = arrays[_Y_OF[role]]
+        if given.shape != (len(x),):
+            raise DataError(f"{path}: {_Y_OF[role]} has shape {given.shape} for {len(x)} rows of {role}")
+        labels.append(_names(given, arrays.get("classes"), f"{path}, {_Y_OF[role]}"))
     y, classes = encode_labels(
-        _names(np.concatenate(held), arrays.get("classes"), f"{path}, y"),
+        np.concatenate(labels),
         config.classes,
         config.labels,
         lambda row: f"{path}, y[{row}]",
     )
     site_names = _site_names(arrays, path)
     parts, start = [], 0
-    for role, labels in zip(("x", "x_test"), held, strict=False):
-        x = _features(arrays[role], f"{path}, {role}")
-        x = conform(x, config.size, config.color) if x.dtype == torch.uint8 else x
+    for role, x in held.items():
+        as_asked = _as_asked(x, config, f"{path}, {role}")
         site = _sites(arrays, "site" if role == "x" else "site_test", site_names, len(x), path)
-        parts.append(Samples(x, torch.from_numpy(y[start : start + len(labels)]), site, site_names))
-        start += len(labels)
+        parts.append(Samples(as_asked, torch.from_numpy(y[start : start + len(x)]), site, site_names))
+        start += len(x)
     train, test = parts[0], parts[1] if len(parts) > 1 else None
-    if test is not None and test.x.shape[1:] != train.x.shape[1:]:
-        raise DataError(
-            f"{path}: x_test holds {tuple(test.x.shape[1:])}, but x holds {tuple(train.x.shape[1:])}"
-        )
+    if test is not None:
+        found, wanted = (f"{stored_as(part.x)} {tuple(part.x.shape[1:])}" for part in (test, train))
+        if found != wanted:
+            raise DataError(f"{path}: x_test holds {found}, but x holds {wanted}")
     return Source(train, test, classes, *constants(config.normalise, train.x))
 
 
@@ -58,11 +64,15 @@ def read_samples(path: Path, name: str = "x") -> torch.Tensor:
     with _opened(path) as file:
         _require(file, name, path)
         values = file[name]
-    _require_samples(values, f"{path}: {name}")
-    return _features(values, f"{path}, {name}")
+    x = _features(values, f"{path}, {name}")
+    if len(x) == 0:
+        raise DataError(f"{path}: {name} holds no sample")
+    return x
 
 
-_X_OF = {"y": "x", "y_test": "x_test"}
+_Y_OF: dict[str, ArrayRole] = {"x": "y", "x_test": "y_test"}
+# What a file that is none, or is no longer whole, makes NumPy, zipfile and zlib raise.
+_DAMAGED = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, AttributeError)
 _ROLES: tuple[ArrayRole, ...] = ("x", "y", "site", "x_test", "y_test", "site_test", "classes", "site_names")
 
 
@@ -70,20 +80,15 @@ _ROLES: tuple[ArrayRole, ...] = ("x", "y", "site", "x_test", "y_test", "site_tes
 def _opened(path: Path) -> Iterator[Any]:
     """The open file; whatever goes wrong inside the block is an error that names it."""
     try:
-        with _archive(np.load(path, allow_pickle=False)) as file:
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            raise DataError(f"{path}: one array without a name, as .npy files hold; needed: an .npz file")
+        with found as file:
             yield file
-    except DataError:
-        raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:  # damage shows in zipfile, in zlib, or in NumPy's reading of a header
+    except _DAMAGED as error:
         raise DataError(f"{path}: not an .npz file of plain arrays ({error})") from error
-
-
-def _archive(loaded: Any) -> Any:
-    if not isinstance(loaded, np.lib.npyio.NpzFile):
-        raise ValueError("one array, as in an .npy file")
-    return loaded
 
 
 def _require(file: Any, name: str, path: Path) -> None:
@@ -102,24 +107,34 @@ def _read(path: Path, renamed: dict[ArrayRole, str]) -> dict[str, np.ndarray]:
         arrays = {role: file[name] for role, name in names.items() if name in file.files}
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path}: x_test and y_test come together")
-    _require_samples(arrays["x"], f"{path}: x")
     for role in ("classes", "site_names"):
-        if role in arrays and arrays[role].ndim != 1:
-            raise DataError(
-                f"{path}: {role} has shape {arrays[role].shape}, allowed one name after the other"
-            )
+        if role in arrays:
+            _require_distinct(arrays[role], f"{path}, {role}")
     return arrays
 
 
-def _require_samples(values: np.ndarray, where: str) -> None:
-    if values.ndim == 0 or len(values) == 0:
-        raise DataError(f"{where} holds no sample")
+def _require_distinct(names: np.ndarray, where: str) -> None:
+    if names.ndim != 1:
+        raise DataError(f"{where}: must be a list of names; found shape {names.shape}")
+    found, count = np.unique(_texts(names, where), return_counts=True)
+    if (count > 1).any():
+        raise DataError(f"{where}: {found[count > 1][0].item()!r} is listed more than once")
+
+
+def _texts(values: np.ndarray, where: str) -> np.ndarray:
+    """Names or numbers as texts; bytes are read as UTF-8."""
+    if values.dtype.kind != "S":
+        return values.astype(np.str_)
+    try:
+        return np.strings.decode(values, "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: {error.object!r} is not text in UTF-8") from None
 
 
 def _names(values: np.ndarray, names: np.ndarray | None, where: str) -> np.ndarray:
     """(N,) texts of labels or sites that are texts, or integers (indices where names are given)."""
     if values.dtype.kind in "US":
-        return values.astype(np.str_)
+        return _texts(values, where)
     if values.dtype.kind not in "iu":
         raise DataError(f"{where}: must hold integers or texts; found {values.dtype}")
     if names is None:
@@ -127,24 +142,25 @@ def _names(values: np.ndarray, names: np.ndarray | None, where: str) -> np.ndarr
     odd = np.flatnonzero((values < 0) | (values >= len(names)))
     if len(odd):
         raise DataError(f"{where}[{odd[0]}]: {values[odd[0]]} is no index into {len(names)} names")
-    return names.astype(np.str_)[values]
+    return _texts(names, where)[values]
 
 
 def _features(x: np.ndarray, where: str) -> torch.Tensor:
-    if x.ndim == 2:
-        return _finite(x, where)
-    if x.ndim == 4 and x.dtype.kind == "f":
-        return _finite(x, where)
-    if x.ndim not in (3, 4) or x.dtype != np.uint8:
+    eight_bits = x.ndim in (3, 4) and x.dtype == np.uint8
+    if not (eight_bits or x.ndim == 2 or (x.ndim == 4 and x.dtype.kind == "f")) or 0 in x.shape[1:]:
         raise DataError(
             f"{where}: {x.dtype} of shape {x.shape}; allowed: uint8 images (N, H, W), (N, H, W, C) or "
-            "(N, C, H, W), float images (N, C, H, W), numbers (N, D)"
+            "(N, C, H, W), float images (N, C, H, W) or (N, H, W, C), numbers (N, D)"
         )
     if x.ndim == 3:
         x = x[:, None]
-    elif x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+    elif x.ndim == 4 and x.shape[1] not in (1, 3):
+        if x.shape[3] not in (1, 3):
+            raise DataError(
+                f"{where}: shape {x.shape} has neither 1 nor 3 channels, first or last; allowed: gray or rgb"
+            )
         x = x.transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(x))
+    return torch.from_numpy(np.ascontiguousarray(x)) if eight_bits else _finite(x, where)
 
 
 def _finite(x: np.ndarray, where: str) -> torch.Tensor:
@@ -158,9 +174,21 @@ def _finite(x: np.ndarray, where: str) -> torch.Tensor:
     return torch.from_numpy(values)
 
 
+def _as_asked(x: torch.Tensor, config: DataConfig, where: str) -> torch.Tensor:
+    """x with the size and colour that the experiment asks for, which only 8-bit images can be given."""
+    if x.dtype == torch.uint8:
+        return conform(x, config.size, config.color)
+    if config.size is not None or config.color is not None:
+        raise DataError(
+            f"{where}: numbers that become float32; data.image_size and data.color ask for uint8 images, "
+            "with pixels from 0 to 255"
+        )
+    return x
+
+
 def _site_names(arrays: dict[str, np.ndarray], path: Path) -> tuple[str, ...]:
     if "site_names" in arrays:
-        return tuple(arrays["site_names"].astype(np.str_).tolist())
+        return tuple(_texts(arrays["site_names"], f"{path}, site_names").tolist())
     held = [_names(arrays[role], None, f"{path}, {role}") for role in ("site", "site_test") if role in arrays]
     return tuple(np.unique(np.concatenate(held)).tolist()) if held else ()
 

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def load_pack(config: DataConfig) -> Source:
             site_names = tuple(meta["site_names"]) if "site" in arrays else ()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
         raise DataError(f"{path}: not a whole benchmark pack ({error})") from error
 
     def samples(part: str, rows: np.ndarray | None = None) -> Samples:

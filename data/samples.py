@@ -1,6 +1,7 @@
 """What every source delivers: samples with raw labels, and the names and constants that go with them."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from foundation.errors import ConfigError, DataError, nearest
 # Public constants for images whose source publishes none: nothing about anybody's data is in them, and they
 # bring natural images to about zero mean and unit spread.
 IMAGE_MEAN, IMAGE_STD = 0.5, 0.25
+Stored = Literal["uint8", "float32"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +89,12 @@ def constants(
             raise ConfigError(f"data.normalise.{name}: {len(given)} values, but the data has {width} {what}")
         values.append(torch.from_numpy(np.broadcast_to(given, width).copy()))
     return values[0], values[1]
+
+
+def stored_as(x: Tensor) -> Stored:
+    """In which numbers samples are held: 8-bit pixels, which are scaled to 0..1 before they are standardised,
+    or float32 in a scale of the data's own."""
+    return "uint8" if x.dtype == torch.uint8 else "float32"
 
 
 def select_classes(source: Source, names: tuple[str, ...] | None) -> Source:

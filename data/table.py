@@ -12,7 +12,7 @@ from data.labels import encode_labels
 from data.samples import Samples, Source
 from foundation.errors import ConfigError, DataError, nearest
 
-MISSING = np.array(["", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?"])
+MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
 MOST_CATEGORIES = 100
 """A discovered column with more distinct texts than this is an identifier or free text, not a category."""
 
@@ -32,7 +32,11 @@ def load_table(config: DataConfig) -> Source:
         if name not in texts:
             raise DataError(f"{path}: no column {name!r}{nearest(name, texts)}; found {', '.join(texts)}")
     y, classes = encode_labels(
-        texts[config.label_column], config.classes, config.labels, lambda row: f"{path}, line {lines[row]}"
+        texts[config.label_column],
+        config.classes,
+        config.labels,
+        lambda row: f"{path}, line {lines[row]}",
+        MISSING,
     )
     apart = {config.label_column, config.site_column}
     columns = config.columns or _discover({name: c for name, c in texts.items() if name not in apart}, path)
@@ -48,7 +52,7 @@ def load_table(config: DataConfig) -> Source:
 
 
 def read_columns(path: Path) -> tuple[dict[str, np.ndarray], list[int]]:
-    """(column name -> (N,) texts without surrounding space, line of each row in the file).
+    """(column name -> (N,) texts (StringDType) without surrounding space, line of each row in the file).
 
     The separator is the comma, semicolon or tab that the header has most of.
     Raises DataError naming the file and line where it is no table.
@@ -75,7 +79,8 @@ def read_columns(path: Path) -> tuple[dict[str, np.ndarray], list[int]]:
             raise DataError(f"{path}, line {line}: {len(row)} values for {len(names)} columns")
     lines, rows = zip(*numbered, strict=True)
     columns = {
-        name: np.strings.strip(np.array(values))
+        # not as wide as the longest text: one long cell would make every row take its width
+        name: np.strings.strip(np.array(values, dtype=np.dtypes.StringDType()))
         for name, values in zip(names, zip(*rows, strict=True), strict=True)
     }
     return columns, list(lines)
@@ -101,15 +106,23 @@ def encode(
     return np.concatenate(parts, axis=1, dtype=np.float32)
 
 
-def feature_names(columns: Mapping[str, str | Sequence[str]]) -> tuple[str, ...]:
-    """The D features of encode, in order."""
-    names: list[str] = []
+def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
+    """D: a value and an indicator for each numeric column; for each other its categories and one more."""
+    return sum(2 if isinstance(kind, str) else len(kind) + 1 for kind in columns.values())
+
+
+def numeric_places(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
+    """Numeric column -> place of its value among the D features of encode.
+
+    By place, because the names that one would give to the features are not distinct: a category may be called
+    "other", and a column "age missing".
+    """
+    places, start = {}, 0
     for name, kind in columns.items():
         if isinstance(kind, str):
-            names += [name, f"{name} missing"]
-        else:
-            names += [f"{name}={category}" for category in kind] + [f"{name}=other"]
-    return tuple(names)
+            places[name] = start
+        start += feature_count({name: kind})
+    return places
 
 
 def table_constants(
@@ -117,25 +130,24 @@ def table_constants(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(mean, std), each (D,): of numeric values those of the experiment, or NaN; 0 and 1 for indicators and
     one-hot codes."""
-    mean = {name: 0.0 for name in feature_names(columns)}
-    std = dict.fromkeys(mean, 1.0)
-    numeric = [name for name, kind in columns.items() if isinstance(kind, str)]
+    mean, std = torch.zeros(feature_count(columns)), torch.ones(feature_count(columns))
+    numeric = numeric_places(columns)
     given = config.normalise
     for values, chosen in ((mean, given and given.mean), (std, given and given.std)):
         named = chosen if isinstance(chosen, dict) else dict.fromkeys(numeric, float("nan"))
         for name in named:
             if name not in numeric:
                 raise ConfigError(f"data.normalise: {name!r} is no numeric column{nearest(name, numeric)}")
-        for name in numeric:
+        for name, place in numeric.items():
             if name not in named:
                 raise ConfigError(f"data.normalise: the numeric column {name!r} is missing")
-            values[name] = named[name]
-    return torch.tensor(list(mean.values())), torch.tensor(list(std.values()))
+            values[place] = named[name]
+    return mean, std
 
 
 def _numbers(texts: np.ndarray, where: str, lines: Sequence[int]) -> np.ndarray:
     """float32, NaN where missing."""
-    absent = np.isin(texts, MISSING)
+    absent = _absent(texts)
     try:
         with np.errstate(over="ignore"):
             values = np.where(absent, "nan", texts).astype(np.float64).astype(np.float32)
@@ -146,6 +158,10 @@ def _numbers(texts: np.ndarray, where: str, lines: Sequence[int]) -> np.ndarray:
     if len(odd):
         raise DataError(f"{where}, line {lines[odd[0]]}: {str(texts[odd[0]])!r} is not a finite number")
     return values
+
+
+def _absent(texts: np.ndarray) -> np.ndarray:
+    return np.isin(texts, np.array(MISSING, dtype=texts.dtype))
 
 
 def _is_number(text: str) -> bool:
@@ -160,7 +176,7 @@ def _discover(texts: Mapping[str, np.ndarray], path: Path) -> Columns:
     """Numeric where every value that is there is a number; else the distinct texts as categories."""
     columns: Columns = {}
     for name, values in texts.items():
-        present = np.unique(values[~np.isin(values, MISSING)]).tolist()
+        present = np.unique(values[~_absent(values)]).tolist()
         if all(_is_number(text) for text in present):
             columns[name] = "numeric"
         elif len(present) > MOST_CATEGORIES:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,11 +30,13 @@ CLASS_MEANS = "class_means"
 class Inputs:
     """What a model takes. shape: (C, H, W) of an image, (D,) of a row.
 
+    stored: uint8 where the data are 8-bit pixels, float32 where they are numbers in a scale of their own.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
     columns: of a table, feature column -> "numeric" or its categories, in the order of the D features.
     """
 
     shape: tuple[int, ...]
+    stored: Literal["uint8", "float32"]
     mean: Tensor
     std: Tensor
     columns: Mapping[str, str | Sequence[str]] | None = None
@@ -43,6 +45,7 @@ class Inputs:
         """As JSON knows it."""
         return {
             "shape": self.shape,
+            "stored": self.stored,
             "mean": self.mean.tolist(),
             "std": self.std.tolist(),
             "columns": self.columns,
@@ -51,8 +54,10 @@ class Inputs:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Inputs":
         """The inverse of to_json. Raises KeyError on a missing key."""
+        # files from before the key was written: of all sources, only generated ones held images as floats
+        stored = found.get("stored", "uint8" if len(found["shape"]) == 3 else "float32")
         mean, std = (torch.tensor(found[key], dtype=torch.float32) for key in ("mean", "std"))
-        return cls(tuple(found["shape"]), mean, std, found["columns"])
+        return cls(tuple(found["shape"]), stored, mean, std, found["columns"])
 
 
 @dataclass(frozen=True)

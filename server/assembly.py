@@ -127,7 +127,8 @@ def data_facts(experiment: Experiment) -> DataFacts:
             )
         registry = build_registry(data.classes, experiment.tasks, experiment.seed)
         _check_memory(experiment, registry, data.sites or 1)
-        inputs = Inputs(declared_input_shape(data), *declared_constants(data), data.columns)
+        stored = "float32" if data.source == "csv" else "uint8"
+        inputs = Inputs(declared_input_shape(data), stored, *declared_constants(data), data.columns)
         return DataFacts(registry, inputs, None, data.sites or 1, ())
     federation = simulated_federation(experiment)
     if data.partition.kind == "natural":
@@ -143,7 +144,9 @@ def data_facts(experiment: Experiment) -> DataFacts:
             experiment.pretraining.require(name, len(held))
     return DataFacts(
         federation.registry,
-        Inputs(federation.input_shape, federation.mean, federation.std, federation.columns),
+        Inputs(
+            federation.input_shape, federation.stored, federation.mean, federation.std, federation.columns
+        ),
         federation.test,
         len(federation.sites),
         federation.notes,

@@ -111,6 +111,29 @@ def test_a_site_says_where_its_data_is_and_nothing_else(tmp_path: Path) -> None:
         site_config(experiment, configure(source="csv", path="/srv/skin.csv"))
 
 
+def test_pixels_of_a_site_have_the_scale_of_the_experiment(tmp_path: Path) -> None:
+    experiment = configure(
+        source="npz",
+        classes=["0", "1"],
+        image_size=4,
+        color="gray",
+        normalise={"mean": 0.3, "std": 0.2},
+    )
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 1, 6, 6), dtype=np.uint8)
+    y = np.arange(20) % 2
+    for name, x in (("bytes", pixels), ("floats", pixels.astype(np.float32))):
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    here = site_config(
+        experiment, configure(source="npz", path=str(tmp_path / "bytes.npz"), classes=["0", "1"])
+    )
+    assert load_site(here, ("0", "1"), "wien", 0).input_shape == declared_input_shape(experiment)
+    here = site_config(
+        experiment, configure(source="npz", path=str(tmp_path / "floats.npz"), classes=["0", "1"])
+    )
+    with pytest.raises(DataError, match=r"floats\.npz, x: .* ask for uint8 images"):
+        load_site(here, ("0", "1"), "wien", 0)
+
+
 def test_what_a_site_cannot_know_the_experiment_must_say(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("size,label\n1,a\n2,b\n")
     table = configure(source="csv", path=str(tmp_path / "a.csv"))

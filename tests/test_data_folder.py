@@ -235,6 +235,80 @@ def test_what_is_left_out_is_noted(tmp_path: Path) -> None:
     )
 
 
+def test_images_beside_the_class_folders_are_noted(tmp_path: Path) -> None:
+    two_classes(tmp_path / "wien")
+    for place in (tmp_path, tmp_path / "wien"):
+        paint(place / "stray.png")
+        (place / "README.txt").touch()
+    assert read(tmp_path / "wien").notes == (
+        f"{tmp_path / 'wien'}: 1 images outside of the class folders left out, the first "
+        f"{tmp_path / 'wien' / 'stray.png'}",
+    )
+    natural = read(tmp_path, partition={"kind": "natural"})
+    assert natural.notes == (
+        f"{tmp_path}: 2 images outside of the class folders left out, the first {tmp_path / 'stray.png'}",
+    )
+    (tmp_path / "wien").rename(tmp_path / "train")
+    paint(tmp_path / "test" / "nv" / "z.png")
+    assert "2 images outside" in read(tmp_path).notes[0]
+
+
+def test_links_to_folders_are_followed_and_each_folder_is_read_once(tmp_path: Path) -> None:
+    root = two_classes(tmp_path / "skin")
+    paint(tmp_path / "archive" / "2020" / "deep" / "o.png", 50)
+    paint(tmp_path / "archive" / "2021" / "p.png", 60)
+    (root / "nv" / "2020").symlink_to(tmp_path / "archive" / "2020")
+    (root / "nv" / "again").symlink_to(tmp_path / "archive")
+    (root / "nv" / "deep").symlink_to(tmp_path / "archive" / "2020" / "deep")
+    source = read(root)
+    assert source.train.x[:, 0, 0, 0].tolist() == [40, 30, 10, 20, 50, 60]
+    assert source.train.y.tolist() == [0, 0, 1, 1, 1, 1]
+    assert source.notes == ()
+
+
+def test_a_link_to_a_folder_around_it_brings_in_no_other_class(tmp_path: Path) -> None:
+    root = two_classes(tmp_path / "skin")
+    (root / "mel" / "patient 7" / "up").symlink_to(root)
+    (root / "mel" / "self").symlink_to(root / "mel")
+    source = read(root)
+    assert source.train.y.tolist() == [0, 0, 1, 1]
+    first = root / "mel" / "patient 7" / "up"
+    assert source.notes == (f"{root}: 2 links to a folder around them left out, the first {first}",)
+
+
+@pytest.mark.parametrize("names", [["train", "test", "val"], ["train", "validation"], ["test"]])
+def test_parts_of_a_data_set_are_no_classes(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        two_classes(tmp_path / name)
+    with pytest.raises(DataError, match="which are parts and no classes; expected class folders, or exactly"):
+        read(tmp_path)
+    known = ["plane", "train", "test", "val", "validation"]
+    assert len(read(tmp_path, classes=known).train) == 4 * len(names)
+
+
+def test_a_class_folder_whose_name_is_no_text_is_named(tmp_path: Path) -> None:
+    two_classes(tmp_path)
+    os.rename(tmp_path / "nv", os.fsencode(tmp_path) + b"/n\xe6vus")
+    with pytest.raises(DataError, match=r"n\\xe6vus: the folder's name is not text in UTF-8") as caught:
+        read(tmp_path)
+    assert str(caught.value).isascii()
+
+
+def test_a_label_of_a_manifest_that_means_none_is_no_class(tmp_path: Path) -> None:
+    two_classes(tmp_path)
+    (tmp_path / "list.csv").write_text("path,label\nnv/a.png,nv\nmel/c.PNG,NaN\n")
+    with pytest.raises(DataError, match=r"list\.csv, line 3: the label is empty, 'NaN'"):
+        read(tmp_path / "list.csv")
+    assert read(tmp_path / "list.csv", classes=["nv", "NaN"]).train.y.tolist() == [0, 1]
+
+
+def test_a_path_of_a_manifest_that_cannot_be_one_is_named(tmp_path: Path) -> None:
+    two_classes(tmp_path)
+    (tmp_path / "list.csv").write_text("path,label\nnv/a.png,nv\nmel/\x00c.PNG,mel\n")
+    with pytest.raises(DataError, match="null byte"):
+        read(tmp_path / "list.csv", tmp_path / "cache")
+
+
 def test_decoded_images_are_kept_until_a_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

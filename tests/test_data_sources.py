@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,7 @@ def test_npz_takes_other_names_a_test_part_sites_and_class_names(tmp_path: Path)
 
 
 X, Y = np.zeros((3, 2), dtype=np.float32), np.arange(3)
+PIXELS = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +134,37 @@ X, Y = np.zeros((3, 2), dtype=np.float32), np.arange(3)
         ({"x": X, "y": Y, "classes": np.array(["a", "b"])}, {}, r"y\[2\]: 2 is no index into 2 names"),
         ({"x": X, "y": Y}, {"classes": ["0", "1"]}, r"y\[2\]: label '2' is not in the registry"),
         ({"x": X, "y": Y, "x_test": X}, {}, "x_test and y_test come together"),
-        ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, {}, r"x_test holds \(1,\), but x holds \(2,\)"),
+        ({"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y}, {}, r"x_test holds float32 \(1,\), but x holds"),
         ({"x": X, "y": Y, "site": Y[:1]}, {}, r"site has shape \(1,\) for 3 samples"),
         ({"x": np.array([None] * 3, dtype=object), "y": Y}, {}, "not an .npz file of plain arrays"),
+        ({"x": np.float32(3), "y": Y}, {}, r"x: float32 of shape \(\); allowed: uint8 images"),
+        ({"x": PIXELS[:, :, :0], "y": Y}, {}, r"x: uint8 of shape \(3, 4, 0\); allowed"),
+        (
+            {"x": X, "y": Y, "classes": np.array("a")},
+            {},
+            r"classes: must be a list of names; found shape \(\)",
+        ),
+        (
+            {"x": X, "y": Y, "classes": np.array(["a", "b", "a"])},
+            {},
+            "classes: 'a' is listed more than once",
+        ),
+        (
+            {"x": X, "y": Y, "site": Y, "site_names": np.array(["w", "g", "w"])},
+            {},
+            "site_names: 'w' is listed more than once",
+        ),
+        ({"x": X, "y": np.array([b"n\xe6vus", b"b", b"c"])}, {}, r"y: b'n\\xe6vus' is not text in UTF-8"),
+        (
+            {"x": PIXELS, "y": Y, "x_test": PIXELS[:, None] / 255, "y_test": Y},
+            {},
+            r"x_test holds float32 \(1, 4, 4\), but x holds uint8 \(1, 4, 4\)",
+        ),
+        ({"x": PIXELS[:, None] / 255, "y": Y}, {"image_size": 8}, "x: .*image_size.* ask for uint8 images"),
+        ({"x": PIXELS[:, None] / 255, "y": Y}, {"color": "gray"}, "x: .*color ask for uint8 images"),
+        ({"x": X, "y": Y}, {"image_size": 8}, "x: .*image_size.* ask for uint8 images"),
+        ({"x": np.zeros((3, 4, 4, 4), np.uint8), "y": Y}, {}, "neither 1 nor 3 channels, first or last"),
+        ({"x": np.zeros((3, 4, 4, 4)), "y": Y}, {}, "neither 1 nor 3 channels, first or last"),
     ],
 )
 def test_an_npz_that_cannot_be_used_says_why(
@@ -153,6 +183,40 @@ def test_an_npz_that_is_missing_or_is_none_says_so(tmp_path: Path) -> None:
         (tmp_path / "bad.npz").write_bytes(content)
         with pytest.raises(DataError, match=r"bad.npz: not an .npz file"):
             read(source="npz", path=str(tmp_path / "bad.npz"))
+    np.save(tmp_path / "bad.npy", X)
+    (tmp_path / "bad.npy").rename(tmp_path / "bad.npz")
+    with pytest.raises(DataError, match=r"bad.npz: one array without a name, as .npy files hold"):
+        read(source="npz", path=str(tmp_path / "bad.npz"))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_damaged_npz_is_named_or_read_whatever_byte_is_wrong(tmp_path: Path, save: Any) -> None:
+    path = tmp_path / "bad.npz"
+    save(path, x=PIXELS, y=Y)
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            read(source="npz", path=str(path))
+        except DataError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > len(whole) / 2
+
+
+def test_npz_float_images_of_either_layout_become_channels_first(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((3, 4, 5, 3))
+    path = save_arrays(tmp_path / "a.npz", x=x, y=Y)
+    assert np.array_equal(read(source="npz", path=path).train.x, x.transpose(0, 3, 1, 2).astype(np.float32))
+    path = save_arrays(tmp_path / "a.npz", x=x.transpose(0, 3, 1, 2), y=Y)
+    assert np.array_equal(read(source="npz", path=path).train.x, x.transpose(0, 3, 1, 2).astype(np.float32))
+
+
+def test_npz_names_in_bytes_are_read_as_utf_8(tmp_path: Path) -> None:
+    names = np.array(["nævus".encode(), b"mel"])
+    path = save_arrays(tmp_path / "a.npz", x=X, y=names[[0, 1, 0]])
+    assert read(source="npz", path=path).classes == ("mel", "nævus")
 
 
 def test_constants_must_fit_the_channels(tmp_path: Path) -> None:
@@ -240,6 +304,13 @@ def test_a_damaged_pack_names_the_array(tmp_path: Path) -> None:
                     pack.writestr(name, content)
         with pytest.raises(DataError, match=words):
             read(source="pack", path=str(path))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as pack:
+        for name, content in members.items():
+            pack.writestr(name, content)
+    broken = path.read_bytes().replace(zlib.compress(members["meta.json"], wbits=-15)[:4], b"\xff" * 4)
+    path.write_bytes(broken)
+    with pytest.raises(DataError, match="not a whole benchmark pack"):
+        read(source="pack", path=str(path))
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match="not a whole benchmark pack"):
         read(source="pack", path=str(path))

@@ -1,5 +1,6 @@
 """Tables: columns, missing values, separators, and the lines of what is wrong."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from data.config import DataConfig
+from data.config import DataConfig, TasksConfig
+from data.deployed import declared_constants, declared_input_shape
+from data.federation import build
 from data.samples import Source, fill_missing
 from data.sources import load
-from data.table import feature_names
+from data.table import feature_count, numeric_places
 from foundation.errors import ConfigError, DataError
 
 
@@ -36,7 +39,7 @@ def test_columns_become_numbers_indicators_and_one_hot_codes(tmp_path: Path) -> 
     columns = {"sex": ["m", "f"], "age": "numeric"}
     source = read(write(tmp_path, PATIENTS), columns=columns, site_column="site")
     assert source.columns is not None and source.train.site is not None
-    assert feature_names(source.columns) == ("sex=m", "sex=f", "sex=other", "age", "age missing")
+    assert (feature_count(source.columns), numeric_places(source.columns)) == (5, {"age": 3})
     expected = [
         [0, 1, 0, 50, 0],
         [1, 0, 0, np.nan, 1],
@@ -49,6 +52,50 @@ def test_columns_become_numbers_indicators_and_one_hot_codes(tmp_path: Path) -> 
     assert (source.train.site_names, source.train.site.tolist()) == (("graz", "wien"), [1, 0, 1, 0])
     assert np.array_equal(source.mean.numpy(), [0, 0, 0, np.nan, 0], equal_nan=True)
     assert np.array_equal(source.std.numpy(), [1, 1, 1, np.nan, 1], equal_nan=True)
+
+
+CONFUSING = """sex,age,age missing,label
+m,50,2,a
+f,NA,4,b
+other,30,NA,a
+,40,6,b
+"""
+
+
+def test_a_category_called_other_and_a_column_called_as_an_indicator_have_their_own_places(
+    tmp_path: Path,
+) -> None:
+    config = DataConfig(source="csv", path=str(write(tmp_path, CONFUSING)), sites=1, test_fraction=0)
+    source = load(config, 0)
+    assert source.columns == {"sex": ("f", "m", "other"), "age": "numeric", "age missing": "numeric"}
+    nan = np.nan
+    expected = [
+        [0, 1, 0, 0, 50, 0, 2, 0],
+        [1, 0, 0, 0, nan, 1, 4, 0],
+        [0, 0, 1, 0, 30, 0, nan, 1],
+        [0, 0, 0, 1, 40, 0, 6, 0],
+    ]
+    assert np.array_equal(source.train.x.numpy(), np.array(expected, dtype=np.float32), equal_nan=True)
+    assert np.array_equal(source.mean.numpy(), [0, 0, 0, 0, nan, 0, nan, 0], equal_nan=True)
+    federation = build(config, TasksConfig(count=2, rounds=1), 1)
+    assert federation.mean.tolist() == [0, 0, 0, 0, 40, 0, 4, 0]
+    resolved = federation.resolved(config)
+    assert resolved.normalise is not None and resolved.normalise.mean == {"age": 40, "age missing": 4}
+    assert load(resolved, 0).mean.tolist() == federation.mean.tolist()
+    declared = resolved.model_copy(update={"path": None})
+    assert declared_input_shape(declared) == (8,)
+    assert declared_constants(declared)[0].tolist() == federation.mean.tolist()
+
+
+def test_one_long_cell_does_not_widen_every_row(tmp_path: Path) -> None:
+    rows = "".join(f"{index},{'ab'[index % 2]},x\n" for index in range(2000))
+    path = write(tmp_path, f"size,label,note\n{rows}1,a,{'long ' * 20_000}\n")
+    tracemalloc.start()
+    source = read(path, columns={"size": "numeric"})
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(source.train) == 2001
+    assert most < 50 * path.stat().st_size
 
 
 def test_columns_are_discovered_from_what_is_there(tmp_path: Path) -> None:
@@ -97,6 +144,8 @@ def test_numbers_as_labels_are_ordered_by_value(tmp_path: Path) -> None:
             r"table\.csv, line 3: label 'z' is not in the registry",
         ),
         ("a,label\n1,x\n2,\n", {}, "line 3: the label is empty"),
+        ("a,label\n1,x\n2,NaN\n", {}, "line 3: the label is empty, 'NaN'; if that is a class, list it"),
+        ("a,label\n1,x\n2,NA\n", {"classes": ["x"]}, "line 3: the label is empty, 'NA'"),
         (
             "a,label\n1,x\noops,x\n",
             {"columns": {"a": "numeric"}},
@@ -119,6 +168,12 @@ def test_numbers_as_labels_are_ordered_by_value(tmp_path: Path) -> None:
 def test_a_wrong_table_names_its_line(tmp_path: Path, text: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         read(write(tmp_path, text), **options)
+
+
+def test_a_text_for_missing_labels_is_a_class_where_somebody_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path, "a,label\n1,x\n2,None\n")
+    assert read(path, classes=["None", "x"]).train.y.tolist() == [1, 0]
+    assert read(path, classes=["healthy", "x"], labels={"None": "healthy"}).train.y.tolist() == [1, 0]
 
 
 def test_a_file_that_is_no_table_says_so(tmp_path: Path) -> None:
