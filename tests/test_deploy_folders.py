@@ -1,5 +1,6 @@
 """The operator's folder, bundles, keys, approvals, report pages: without any process of Flower."""
 
+import hashlib
 import http.client
 import io
 import tarfile
@@ -125,28 +126,100 @@ def archive(path: Path, members: dict[str, bytes], link: bool = False) -> Path:
     return path
 
 
-def test_a_damaged_or_hostile_bundle_writes_nothing(operator: OperatorFolder, tmp_path: Path) -> None:
+def members(bundle: Path) -> dict[str, bytes]:
+    with tarfile.open(bundle) as tar:
+        return {m.name: tar.extractfile(m).read() for m in tar.getmembers()}  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def with_sums(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The same with checksums that fit, as whoever makes a bundle can write them."""
+    kept = {name: data for name, data in sorted(files.items()) if name != "graz/SHA256SUMS"}
+    sums = [f"{hashlib.sha256(data).hexdigest()}  {name[5:]}\n" for name, data in kept.items()]
+    return {**kept, "graz/SHA256SUMS": "".join(sums).encode()}
+
+
+def test_a_damaged_bundle_writes_nothing(operator: OperatorFolder, tmp_path: Path) -> None:
     operator.add_site("graz", public_line(make_node_key()))
     good = write_bundle(operator, "graz")
-    with tarfile.open(good) as tar:
-        files = {m.name: tar.extractfile(m).read() for m in tar.getmembers()}  # pyright: ignore[reportOptionalMemberAccess]
-    site = tmp_path / "site"
+    files, site = members(good), tmp_path / "site"
     changed = archive(tmp_path / "changed.tar.gz", {**files, "graz/site.yaml": b"site: other\n"})
     with pytest.raises(ConfigError, match=r"checksums do not fit for site\.yaml"):
         open_bundle(changed, site, None)
-    extra = archive(tmp_path / "extra.tar.gz", {**files, "graz/extra": b""})
-    with pytest.raises(ConfigError, match="checksums do not fit for extra"):
+    extra = archive(tmp_path / "extra.tar.gz", {**files, "graz/offered/extra.fab": b""})
+    with pytest.raises(ConfigError, match=r"checksums do not fit for offered/extra\.fab"):
         open_bundle(extra, site, None)
-    for name in ("graz/../../evil", "/etc/evil", "evil"):
-        with pytest.raises(ConfigError, match="allowed plain files"):
-            open_bundle(archive(tmp_path / "evil.tar.gz", {name: b"x"}), site, None)
-    with pytest.raises(ConfigError, match="allowed plain files"):
-        open_bundle(archive(tmp_path / "link.tar.gz", {"graz/ca.crt": b""}, link=True), site, None)
     cut = tmp_path / "cut.tar.gz"
     cut.write_bytes(good.read_bytes()[:-200])
     with pytest.raises(ConfigError, match="not a readable tar"):
         open_bundle(cut, site, None)
+    data, refused = good.read_bytes(), 0
+    for position in range(10, len(data), 37):
+        cut.write_bytes(data[:position] + bytes([data[position] ^ 0xFF]) + data[position + 1 :])
+        try:
+            assert open_bundle(cut, tmp_path / "sound", None), "damage only after the last member"
+        except ConfigError:
+            refused += 1
+    assert refused > len(data) // 37 // 2
     assert not site.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "graz/flower/apps/perennial.perennial.0-1-0.deadbeef/client/app.py",
+        "graz/state/ledger.jsonl",
+        "graz/node.key",
+        "graz/node.key.pub",
+        "graz/compose.override.yaml",
+        "graz/data/graz/digit-0/0.png",
+        "graz/offered/deeper/app.fab",
+        "graz/offered/.fab",
+        "graz/offered/app.fab/..",
+        "graz/offered/app.fab\n",
+        "graz/extra",
+        "graz/../../evil",
+        "/etc/evil",
+        "evil",
+    ],
+)
+def test_a_bundle_writes_only_what_a_bundle_holds(
+    operator: OperatorFolder, tmp_path: Path, name: str
+) -> None:
+    """Whoever makes a bundle writes its checksums too, so they fit here."""
+    key, site = make_node_key(), tmp_path / "site"
+    operator.add_site("graz", public_line(key))
+    site.mkdir()
+    write_node_key(key, site / "node.key")
+    (site / "state").mkdir()
+    (site / "state" / "ledger.jsonl").write_text("what has left\n")
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    files = with_sums({**members(write_bundle(operator, "graz")), name: b"evil"})
+    hostile = archive(tmp_path / "hostile.tar.gz", files)
+    with pytest.raises(ConfigError, match=r"allowed plain files below one folder: .*ca\.crt"):
+        open_bundle(hostile, site, None)
+    hostile.unlink()
+    after = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    assert {path: data for path, data in after.items() if operator.path not in path.parents} == {
+        path: data for path, data in before.items() if operator.path not in path.parents
+    }
+
+
+def test_a_bundle_with_a_link_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="allowed plain files"):
+        open_bundle(archive(tmp_path / "link.tar.gz", {"graz/ca.crt": b""}, link=True), tmp_path / "s", None)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_newer_bundle_does_not_change_what_runs(operator: OperatorFolder, tmp_path: Path) -> None:
+    operator.add_site("graz", public_line(make_node_key()))
+    bundle, site = write_bundle(operator, "graz"), tmp_path / "site"
+    open_bundle(bundle, site, None)
+    before = {path.name: path.read_bytes() for path in site.iterdir() if path.is_file()}
+    files = {name: data + b"\n# newer" for name, data in members(bundle).items()}
+    written = open_bundle(archive(tmp_path / "newer.tar.gz", with_sums(files)), site, None)
+    assert sorted(written) == ["GUIDE.md", "SHA256SUMS", "ca.crt"]
+    after = {path.name: path.read_bytes() for path in site.iterdir() if path.is_file()}
+    assert {name for name in before if after[name] != before[name]} == set(written)
 
 
 def test_a_private_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
