@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from deploy.approval import prepare_apps
-from deploy.federation import OperatorFolder
+from deploy.federation import OperatorFolder, keep_out_of_git
 from deploy.keys import unseal, write_node_key
 from foundation.errors import ConfigError
 from foundation.files import replace_file
@@ -74,6 +74,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, data, mode=0o644)
         written.append(path)
+    keep_out_of_git(folder)
     (folder / "state").mkdir(exist_ok=True, mode=0o700)
     (folder / "data").mkdir(exist_ok=True)  # where the container mounts the data, wherever they lie
     prepare_apps(folder / "flower")
@@ -88,6 +89,7 @@ def write_operator_files(folder: OperatorFolder) -> None:
     user, group = os.getuid() or 1000, os.getgid() or 1000
     facts = {
         "name": folder.federation.name,
+        "project": project_name(folder.federation.name),
         "fleet_port": str(folder.federation.fleet_port),
         "user": str(user),
         "group": str(group),
@@ -96,10 +98,20 @@ def write_operator_files(folder: OperatorFolder) -> None:
         replace_file(folder.path / path, data, mode=0o644)
 
 
+def project_name(name: str) -> str:
+    """name, as compose takes it for a project: a-z, 0-9, '_' and '-', so that containers get it.
+
+    Names that compose does not take get a part of their SHA-256, so that Graz and graz stay two projects.
+    """
+    allowed = re.sub(r"[^a-z0-9_-]", "-", name.lower())
+    return name if allowed == name else f"{allowed}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
 def _facts(folder: OperatorFolder, name: str) -> dict[str, str]:
     return {
         "name": folder.federation.name,
         "site": name,
+        "project": project_name(name),
         "superlink": folder.fleet_address,
         "sealed": "yes" if (folder.path / "sites" / f"{name}.sealed").exists() else "no",
     }

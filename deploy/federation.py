@@ -170,6 +170,7 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     authority = make_authority(federation.name)
     make_server(authority, federation.hosts, days)  # refuses bad hosts before anything is written
     path.mkdir(parents=True, exist_ok=True)
+    keep_out_of_git(path)
     for name in ("authority", "certificates", "bundles", "state"):
         (path / name).mkdir(mode=0o700)
     for name in ("sites", "apps", "state/flower", "state/runs"):
@@ -181,6 +182,13 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
     give_to_owner(path, folder.state)
     return folder
+
+
+def keep_out_of_git(folder: Path) -> None:
+    """Where folder lies in a repository, adding everything to that adds no key; a .gitignore that is there
+    already stays."""
+    if not (folder / ".gitignore").exists():
+        replace_file(folder / ".gitignore", b"*\n", mode=0o644)
 
 
 def owner_of_containers(path: Path) -> tuple[int, int]:

@@ -1,12 +1,16 @@
 """The operator's folder, keys, approvals, report pages: without any process of Flower."""
 
 import http.client
+import re
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 import yaml
 
+from config.site import load_site_config
 from deploy.application import read_application, stage_application
 from deploy.approval import approve, approved_apps, prepare_apps, read_hash, require_read_only, withdraw
 from deploy.bundle import open_bundle, write_bundle, write_operator_files
@@ -189,3 +193,44 @@ def test_the_superlinks_database_waits_for_a_busy_file(
     with store.session() as session:
         assert session.scalar(text("PRAGMA busy_timeout")) == BUSY_TIMEOUT
         assert session.scalar(text("PRAGMA foreign_keys")) == 1
+
+
+COMPOSE_PROJECT = re.compile(r"[a-z0-9][a-z0-9_-]*")
+"""What compose takes as the name of a project."""
+
+
+def test_every_name_is_a_project_of_its_own_for_compose(tmp_path: Path) -> None:
+    names = ["graz", "Graz", "st.elsewhere", "st-elsewhere", "ST.elsewhere", "a_b", "007", "no", "1e5"]
+    projects: list[str] = []
+    for index, name in enumerate(names):
+        federation = Federation(name=name, hosts=("fl.example.org",))
+        operator = create_operator_folder(tmp_path / str(index), federation, 30)
+        write_operator_files(operator)
+        operator.add_site(name, public_line(make_node_key()))
+        site = tmp_path / f"site-{index}"
+        open_bundle(write_bundle(operator, name), site, None)
+        assert load_site_config(site / "site.yaml").site == name
+        for folder in (operator.path, site):
+            project = yaml.safe_load((folder / "compose.yaml").read_text())["name"]
+            assert isinstance(project, str) and COMPOSE_PROJECT.fullmatch(project), name
+            projects.append(project)
+    assert len(set(projects)) == len(projects)
+    assert projects[:2] == ["graz", "perennial-graz"], "a name that compose takes is left as it is"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_no_key_enters_a_repository_that_a_folder_is_made_in(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    operator = create_operator_folder(
+        tmp_path / "federation", Federation(name="test", hosts=("fl.example.org",)), 30
+    )
+    write_operator_files(operator)
+    operator.add_site("graz", public_line(make_node_key()))
+    site = tmp_path / "site"
+    open_bundle(write_bundle(operator, "graz"), site, None)
+    write_node_key(make_node_key(), site / "node.key")
+    command = ["git", "-C", tmp_path, "add", "--all", "--dry-run"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+    (site / ".gitignore").write_text("node.key\n")
+    open_bundle(write_bundle(operator, "graz"), site, None)
+    assert (site / ".gitignore").read_text() == "node.key\n", "what the hospital wrote stays"
