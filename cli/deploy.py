@@ -41,9 +41,10 @@ def init(
     made = create_operator_folder(folder, validate(Federation, facts, "perennial deploy init"), days)
     if runtime == "compose":
         write_operator_files(made)
-    for path in (made.authority_certificate, made.certificates / "server.pem"):
-        for certificate in read_validity(path):
-            typer.echo(f"{path.name}: {certificate}")
+    for authority in read_validity(made.authority_certificate):
+        typer.echo(f"ca.crt: {authority.identified}")
+    for certificate in read_validity(made.certificates / "server.pem"):
+        typer.echo(f"server.pem: {certificate}")
     typer.echo(f"keep {made.authority_key} safe: whoever has it can pose as this federation")
 
 
@@ -204,14 +205,20 @@ def rotate(
     operator = OperatorFolder(folder)
     if authority:
         operator.renew_authority()
+        for trusted in read_validity(operator.certificates / "ca.crt"):
+            typer.echo(f"ca.crt: {trusted.identified}")
         typer.echo("new authority made; send every site a new bundle (ca.crt trusts both), then rotate again")
         return
     if host:
         operator = operator.write_hosts(tuple(host))
-    operator.renew_server(days)
+    left = operator.renew_server(days)
     for certificate in read_validity(operator.certificates / "server.pem"):
         typer.echo(f"server.pem: {certificate}")
     typer.echo("restart the SuperLink to use it; runs go on with `perennial deploy resume`")
+    if left:
+        typer.echo("until then, other commands do not reach it: ca.crt trusts the new authority alone now")
+        typer.echo("after the restart, send every site a last bundle, which ends the change of authority:")
+        typer.echo("until a site has opened it and restarted, it trusts the old authority too")
 
 
 @app.command()

@@ -11,9 +11,10 @@ from deploy.operations import node_statuses, progress, run_statuses, started_run
 def print_status(folder: OperatorFolder) -> None:
     """Certificates, sites and runs, each with what Flower knows of it now."""
     console = Console(highlight=False)
-    for name in ("ca.crt", "server.pem"):
-        for certificate in read_validity(folder.certificates / name):
-            console.print(f"{name}: {certificate}", markup=False)
+    for authority in read_validity(folder.certificates / "ca.crt"):
+        console.print(f"ca.crt: {authority.identified}", markup=False, soft_wrap=True)
+    for certificate in read_validity(folder.certificates / "server.pem"):
+        console.print(f"server.pem: {certificate}", markup=False, soft_wrap=True)
     nodes = node_statuses(folder)
     sites = Table("site", "state", "node", "now", title="sites", title_justify="left")
     for name, record in folder.sites().items():

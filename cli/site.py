@@ -37,12 +37,15 @@ def open_(
     """Unpack a bundle, after checking its checksums; site.yaml and keys that exist are kept."""
     from cli.given import read_text
     from deploy.bundle import open_bundle
+    from deploy.certificates import read_validity
 
     passphrase = read_text(passphrase_file).strip() if passphrase_file else None
     if sealed and passphrase is None:
         passphrase = typer.prompt("passphrase", hide_input=True)
     for name in open_bundle(bundle, folder, passphrase):
         typer.echo(f"{folder / name}")
+    for authority in read_validity(folder / "ca.crt"):
+        typer.echo(f"authority:   {authority.identified} (compare by telephone)")
 
 
 @app.command()
@@ -79,7 +82,7 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
     setup = read_setup(path)
     typer.echo(f"site:        {setup.config.site}, key {setup.fingerprint}")
     for authority in setup.authorities:
-        typer.echo(f"authority:   {authority}")
+        typer.echo(f"authority:   {authority.identified}")
     for approved in setup.apps:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
     if setup.connection.any_app:

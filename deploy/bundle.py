@@ -3,13 +3,15 @@
 import hashlib
 import io
 import os
+import re
 import string
 import tarfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from deploy.approval import prepare_apps
-from deploy.federation import OperatorFolder
+from deploy.federation import OperatorFolder, keep_out_of_git
 from deploy.keys import unseal, write_node_key
 from foundation.errors import ConfigError
 from foundation.files import replace_file
@@ -17,6 +19,10 @@ from foundation.files import replace_file
 TEMPLATES = Path(__file__).parent
 SEALED_KEY = "node.key.sealed"
 SUMS = "SHA256SUMS"
+AUTHORITIES = "ca.crt"
+OFFERED = re.compile(r"offered/[A-Za-z0-9][A-Za-z0-9._-]*\.fab")
+REPLACED = ("GUIDE.md",)
+"""Templates that a newer bundle may replace: nothing there runs or decides anything."""
 LARGEST = 64 * 2**20
 """Bytes; a bundle holds text and one app."""
 
@@ -25,7 +31,7 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
     """bundles/NAME.tar.gz for a site that was added; its SHA-256 stands beside it in NAME.tar.gz.sha256."""
     folder.site(name)
     files = _rendered("site", _facts(folder, name))
-    files["ca.crt"] = (folder.certificates / "ca.crt").read_bytes()
+    files[AUTHORITIES] = (folder.certificates / "ca.crt").read_bytes()
     sealed = folder.path / "sites" / f"{name}.sealed"
     if sealed.exists():
         files[SEALED_KEY] = sealed.read_bytes()
@@ -44,10 +50,12 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
 def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]:
     """Unpack a bundle into a site's folder; what was written, by name.
 
-    Files of the site itself (site.yaml, .env, keys) are kept when they are there already, so that a newer
-    bundle brings a new ca.crt, guide or app and changes nothing that the hospital decided. passphrase: opens
-    a sealed key. Raises ConfigError for an archive that is damaged, holds other paths than a bundle's, or
-    whose key does not open; nothing is written then.
+    A bundle's checksums come from whoever made it, so they protect against damage alone. What it may write is
+    a closed list: the templates of a site, ca.crt, a sealed key, and apps on offer, which run only once they
+    are approved. Templates that say what runs (site.yaml, .env, compose.yaml, ...) are kept when they are
+    there already, as the key is, so that a newer bundle brings a new ca.crt, guide or app and changes nothing
+    that the hospital decided. passphrase: opens a sealed key. Raises ConfigError for an archive that is
+    damaged, holds other paths than a bundle's, or whose key does not open; nothing is written then.
     """
     files = _read_archive(bundle)
     _check_sums(files, bundle)
@@ -57,7 +65,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
             raise ConfigError(f"{bundle}: holds a sealed key; give its passphrase")
         key = unseal(files[SEALED_KEY], passphrase, f"{bundle}: {SEALED_KEY}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-    kept = {"site.yaml", ".env", "compose.override.yaml"}
+    kept = _templates("site").keys() - set(REPLACED)
     written = []
     for path, data in files.items():
         target = folder / path
@@ -66,6 +74,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, data, mode=0o644)
         written.append(path)
+    keep_out_of_git(folder)
     (folder / "state").mkdir(exist_ok=True, mode=0o700)
     (folder / "data").mkdir(exist_ok=True)  # where the container mounts the data, wherever they lie
     prepare_apps(folder / "flower")
@@ -80,6 +89,7 @@ def write_operator_files(folder: OperatorFolder) -> None:
     user, group = os.getuid() or 1000, os.getgid() or 1000
     facts = {
         "name": folder.federation.name,
+        "project": project_name(folder.federation.name),
         "fleet_port": str(folder.federation.fleet_port),
         "user": str(user),
         "group": str(group),
@@ -88,23 +98,36 @@ def write_operator_files(folder: OperatorFolder) -> None:
         replace_file(folder.path / path, data, mode=0o644)
 
 
+def project_name(name: str) -> str:
+    """name, as compose takes it for a project: a-z, 0-9, '_' and '-', so that containers get it.
+
+    Names that compose does not take get a part of their SHA-256, so that Graz and graz stay two projects.
+    """
+    allowed = re.sub(r"[^a-z0-9_-]", "-", name.lower())
+    return name if allowed == name else f"{allowed}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
 def _facts(folder: OperatorFolder, name: str) -> dict[str, str]:
     return {
         "name": folder.federation.name,
         "site": name,
+        "project": project_name(name),
         "superlink": folder.fleet_address,
         "sealed": "yes" if (folder.path / "sites" / f"{name}.sealed").exists() else "no",
     }
 
 
 def _rendered(kind: str, facts: Mapping[str, str]) -> dict[str, bytes]:
-    """The templates of one side, by the name that each gets. A dot file is kept without its dot, as env."""
-    files = {}
-    for path in sorted((TEMPLATES / kind).iterdir()):
-        text = path.read_text(encoding="utf-8")
-        name = {"env": ".env"}.get(path.name, path.name)
-        files[name] = _At(text).substitute(facts).encode()
-    return files
+    """The files of one side, by name. A template of a dot file is kept without its dot, as env."""
+    return {
+        name: _At(path.read_text(encoding="utf-8")).substitute(facts).encode()
+        for name, path in _templates(kind).items()
+    }
+
+
+def _templates(kind: str) -> dict[str, Path]:
+    """The template of each file of one side."""
+    return {{"env": ".env"}.get(path.name, path.name): path for path in sorted((TEMPLATES / kind).iterdir())}
 
 
 class _At(string.Template):
@@ -130,18 +153,22 @@ def _read_archive(bundle: Path) -> dict[str, bytes]:
             members = archive.getmembers()
             if sum(member.size for member in members) > LARGEST:
                 raise ConfigError(f"{bundle}: more than {LARGEST} bytes unpacked; this is not a bundle")
-            return {_inside(member, bundle): archive.extractfile(member).read() for member in members}  # pyright: ignore[reportOptionalMemberAccess]
-    except (OSError, tarfile.TarError, EOFError) as error:
+            paths = {_inside(member, bundle): member for member in members}
+            return {path: archive.extractfile(member).read() for path, member in paths.items()}  # pyright: ignore[reportOptionalMemberAccess]
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         raise ConfigError(f"{bundle}: not a readable tar.gz: {error}") from error
 
 
 def _inside(member: tarfile.TarInfo, bundle: Path) -> str:
-    """The path of a member below the bundle's folder. Raises ConfigError for a link or a path that leaves
-    it."""
-    parts = PurePosixPath(member.name).parts
-    if not member.isfile() or len(parts) < 2 or ".." in parts or member.name.startswith("/"):
-        raise ConfigError(f"{bundle}: member {member.name!r}: allowed plain files below one folder")
-    return str(PurePosixPath(*parts[1:]))
+    """The path of a member below the bundle's folder. Raises ConfigError for one that no bundle has."""
+    named = {*_templates("site"), AUTHORITIES, SEALED_KEY, SUMS}
+    path = "/".join(PurePosixPath(member.name).parts[1:])
+    if not member.isfile() or not (path in named or OFFERED.fullmatch(path)):
+        raise ConfigError(
+            f"{bundle}: member {member.name!r}: allowed plain files below one folder: "
+            f"{', '.join(sorted(named))}, offered/NAME.fab"
+        )
+    return path
 
 
 def _check_sums(files: dict[str, bytes], bundle: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -103,9 +104,10 @@ def general_name(host: str) -> x509.GeneralName:
 
 @dataclass(frozen=True)
 class Validity:
-    """What a person asks of a certificate."""
+    """What a person asks of a certificate. fingerprint: SHA-256 as openssl prints it, AA:BB:..."""
 
     subject: str
+    fingerprint: str
     hosts: tuple[str, ...]
     begins: datetime.datetime
     ends: datetime.datetime
@@ -114,6 +116,11 @@ class Validity:
     def days_left(self) -> int:
         """Whole days until it expires; negative when it has."""
         return (self.ends - datetime.datetime.now(datetime.UTC)).days
+
+    @property
+    def identified(self) -> str:
+        """The same with what two people read to each other on the telephone."""
+        return f"{self}; SHA-256 {self.fingerprint}"
 
     def __str__(self) -> str:
         state = f"expires {self.ends:%Y-%m-%d}, {self.days_left} days left"
@@ -124,14 +131,31 @@ class Validity:
 
 
 def read_validity(path: Path) -> list[Validity]:
-    """Every certificate in a PEM file. Raises StateError naming the file when there is none."""
+    """Every certificate in a PEM file. Raises StateError naming the file when there is none, or something
+    beside certificates that another reader could trust."""
     try:
-        found = x509.load_pem_x509_certificates(path.read_bytes())
+        data = path.read_bytes()
+        found = x509.load_pem_x509_certificates(data)
     except OSError as error:
         raise StateError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise StateError(f"{path}: holds no PEM certificate: {error}") from error
+    if data.count(b"-----BEGIN ") != len(found):
+        raise StateError(f"{path}: holds more than certificates; allowed PEM blocks named CERTIFICATE alone")
     return [_validity(certificate) for certificate in found]
+
+
+def signers_of(certificate: bytes, authorities: bytes) -> bytes:
+    """Those authorities of a PEM file that signed a certificate."""
+    signed = x509.load_pem_x509_certificate(certificate)
+    found = b""
+    for authority in x509.load_pem_x509_certificates(authorities):
+        try:
+            signed.verify_directly_issued_by(authority)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        found += _pem(authority)
+    return found
 
 
 def write_issued(issued: Issued, certificate: Path, key: Path) -> None:
@@ -148,6 +172,7 @@ def _validity(certificate: x509.Certificate) -> Validity:
         hosts = ()
     return Validity(
         subject=certificate.subject.rfc4514_string(),
+        fingerprint=certificate.fingerprint(hashes.SHA256()).hex(":").upper(),
         hosts=hosts,
         begins=certificate.not_valid_before_utc,
         ends=certificate.not_valid_after_utc,

@@ -18,7 +18,14 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from config.yaml_file import read_yaml, validate
-from deploy.certificates import Issued, make_authority, make_server, write_issued
+from deploy.certificates import (
+    Issued,
+    make_authority,
+    make_server,
+    read_validity,
+    signers_of,
+    write_issued,
+)
 from deploy.keys import check_public_line, fingerprint
 from foundation.errors import ConfigError, StateError, nearest
 from foundation.files import make_folder, replace_file
@@ -126,17 +133,24 @@ class OperatorFolder:
         self.write_site(name, SiteRecord())
         return fingerprint(line)
 
-    def renew_server(self, days: int) -> None:
-        """A new server certificate from the present authority."""
+    def renew_server(self, days: int) -> int:
+        """A new server certificate from the present authority, which ends a change of authority: from now on
+        ca.crt holds no other. Returns how many others it held."""
         authority = Issued(self.authority_certificate.read_bytes(), self.authority_key.read_bytes())
         issued = make_server(authority, self.federation.hosts, days)
         folder = self.certificates
         write_issued(issued, folder / "server.pem", folder / "server.key")
+        trusted = folder / "ca.crt"
+        before = {found.fingerprint for found in read_validity(trusted)} if trusted.exists() else set[str]()
+        replace_file(trusted, authority.certificate, mode=0o644)
         give_to_owner(self.path, folder)
+        return len(before - {found.fingerprint for found in read_validity(trusted)})
 
     def renew_authority(self) -> None:
-        """A new authority beside the old one: sites trust both until the server's certificate is renewed."""
-        old = (self.certificates / "ca.crt").read_bytes()
+        """A new authority beside the one that the server's certificate is from: sites trust both until that
+        is renewed."""
+        server = (self.certificates / "server.pem").read_bytes()
+        old = signers_of(server, (self.certificates / "ca.crt").read_bytes())
         authority = make_authority(self.federation.name)
         write_issued(authority, self.authority_certificate, self.authority_key)
         replace_file(self.certificates / "ca.crt", authority.certificate + old, mode=0o644)
@@ -156,18 +170,25 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
         raise StateError(f"{path}: not empty; choose a new folder for a new federation")
     authority = make_authority(federation.name)
     make_server(authority, federation.hosts, days)  # refuses bad hosts before anything is written
+    keep_out_of_git(path)
     for name in ("authority", "certificates", "bundles", "state"):
         (path / name).mkdir(mode=0o700)
     for name in ("sites", "apps", "state/flower", "state/runs"):
         (path / name).mkdir(mode=0o755)
     write_issued(authority, path / "authority" / "ca.crt", path / "authority" / "ca.key")
-    replace_file(path / "certificates" / "ca.crt", authority.certificate, mode=0o644)
     _write_federation(path, federation)
     folder = OperatorFolder(path)
     folder.renew_server(days)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
     give_to_owner(path, folder.state)
     return folder
+
+
+def keep_out_of_git(folder: Path) -> None:
+    """Where folder lies in a repository, adding everything to that adds no key; a .gitignore that is there
+    already stays."""
+    if not (folder / ".gitignore").exists():
+        replace_file(folder / ".gitignore", b"*\n", mode=0o644)
 
 
 def owner_of_containers(path: Path) -> tuple[int, int]:

@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 
 from deploy import certificates
 from deploy.certificates import Issued, make_authority, make_server, read_validity, write_issued
+from deploy.federation import Federation, create_operator_folder
 from deploy.handshake import Unreachable, check_handshake, split_address
 from foundation.errors import ConfigError, StateError
 
@@ -106,6 +109,50 @@ def test_another_authority_is_named(tmp_path: Path, authority: Issued) -> None:
         # while an authority is being changed, sites trust both
         (tmp_path / "ca.crt").write_bytes(authority.certificate + other.certificate)
         check_handshake(address, tmp_path / "ca.crt")
+
+
+def test_a_change_of_authority_ends(tmp_path: Path) -> None:
+    """The key of an authority that was changed because it was stolen opens nothing."""
+    federation = Federation(name="test", hosts=("localhost",), runtime="process")
+    folder = create_operator_folder(tmp_path / "federation", federation, 30)
+    trusted = folder.certificates / "ca.crt"
+    stolen = Issued(folder.authority_certificate.read_bytes(), folder.authority_key.read_bytes())
+    server = Issued(
+        (folder.certificates / "server.pem").read_bytes(), (folder.certificates / "server.key").read_bytes()
+    )
+    assert folder.renew_server(30) == 0
+    folder.renew_authority()
+    folder.renew_authority()  # a second thought: sites need the one in use and the one to come
+    assert len(read_validity(trusted)) == 2
+    with serving(tmp_path, server) as address:
+        check_handshake(address, trusted)
+    assert folder.renew_server(30) == 1
+    (present,) = read_validity(folder.authority_certificate)
+    assert read_validity(trusted) == [present]
+    false = make_server(stolen, ["localhost"], 30)
+    with serving(tmp_path, false) as address, pytest.raises(StateError, match="not signed by the authority"):
+        check_handshake(address, trusted)
+    new = Issued(folder.authority_certificate.read_bytes(), folder.authority_key.read_bytes())
+    with serving(tmp_path, make_server(new, ["localhost"], 30)) as address:
+        check_handshake(address, trusted)
+
+
+def test_every_authority_that_is_trusted_is_named_with_its_fingerprint(
+    tmp_path: Path, authority: Issued
+) -> None:
+    other, both = make_authority("other"), tmp_path / "both.crt"
+    both.write_bytes(authority.certificate + other.certificate)
+    expected = [
+        x509.load_pem_x509_certificate(issued.certificate).fingerprint(hashes.SHA256()).hex(":").upper()
+        for issued in (authority, other)
+    ]
+    assert [found.fingerprint for found in read_validity(both)] == expected
+    assert [found.identified.split("SHA-256 ")[1] for found in read_validity(both)] == expected
+    # a block that this reader skips and OpenSSL trusts
+    hidden = other.certificate.replace(b" CERTIFICATE-", b" TRUSTED CERTIFICATE-")
+    both.write_bytes(authority.certificate + hidden)
+    with pytest.raises(StateError, match="holds more than certificates"):
+        read_validity(both)
 
 
 def test_nobody_there_and_no_tls_are_different_troubles(tmp_path: Path, authority: Issued) -> None:

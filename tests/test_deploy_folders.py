@@ -1,8 +1,9 @@
-"""The operator's folder, bundles, keys, approvals, report pages: without any process of Flower."""
+"""The operator's folder, keys, approvals, report pages: without any process of Flower."""
 
 import http.client
-import io
-import tarfile
+import re
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 
@@ -14,12 +15,10 @@ from deploy.application import read_application, stage_application
 from deploy.approval import approve, approved_apps, prepare_apps, read_hash, require_read_only, withdraw
 from deploy.bundle import open_bundle, write_bundle, write_operator_files
 from deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
-from deploy.keys import make_node_key, public_line, read_node_key, seal, write_node_key
+from deploy.keys import make_node_key, public_line, read_node_key, write_node_key
 from deploy.reports import report_server
 from deploy.supernode import read_setup
 from foundation.errors import ConfigError, StateError
-
-PASSPHRASE = "correct horse battery staple"
 
 
 @pytest.fixture
@@ -73,80 +72,6 @@ def test_each_site_has_its_own_key(operator: OperatorFolder) -> None:
     for line in (b"", b"ssh-rsa AAAA", b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFsKB"):
         with pytest.raises(ConfigError, match="public key of linz"):
             operator.add_site("linz", line)
-
-
-def test_a_bundle_with_a_sealed_key_opens_with_its_passphrase_only(
-    operator: OperatorFolder, tmp_path: Path
-) -> None:
-    key = make_node_key()
-    operator.add_site("linz", public_line(key))
-    (operator.path / "sites" / "linz.sealed").write_bytes(seal(key, PASSPHRASE))
-    bundle = write_bundle(operator, "linz")
-    assert b"PRIVATE KEY" not in bundle.read_bytes()
-    site = tmp_path / "linz"
-    with pytest.raises(ConfigError, match="give its passphrase"):
-        open_bundle(bundle, site, None)
-    with pytest.raises(ConfigError, match="cannot be opened with this passphrase"):
-        open_bundle(bundle, site, "wrong" * 4)
-    assert not site.exists(), "nothing is written by an attempt that fails"
-    assert "node.key" in open_bundle(bundle, site, PASSPHRASE)
-    assert public_line(read_node_key(site / "node.key")) == public_line(key)
-    config = load_site_config(site / "site.yaml")
-    assert config.connection is not None and config.connection.superlink == "fl.example.org:9092"
-    assert config.state_dir == site / "state"
-    with pytest.raises(ConfigError, match="12 and more"):
-        seal(key, "short")
-
-
-def test_a_newer_bundle_changes_nothing_that_the_hospital_decided(
-    operator: OperatorFolder, tmp_path: Path
-) -> None:
-    operator.add_site("graz", public_line(make_node_key()))
-    bundle = write_bundle(operator, "graz")
-    site = tmp_path / "graz"
-    open_bundle(bundle, site, None)
-    (site / "site.yaml").write_text("site: graz\nstate_dir: elsewhere\n")
-    before = (site / "ca.crt").read_bytes()
-    operator.renew_authority()
-    written = open_bundle(write_bundle(operator, "graz"), site, None)
-    assert "site.yaml" not in written and "elsewhere" in (site / "site.yaml").read_text()
-    after = (site / "ca.crt").read_bytes()
-    assert after.endswith(before) and after != before, "the new authority beside the old one"
-
-
-def archive(path: Path, members: dict[str, bytes], link: bool = False) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            if link:
-                member.type, member.linkname, member.size = tarfile.SYMTYPE, "/etc/passwd", 0
-            tar.addfile(member, io.BytesIO(data))
-    return path
-
-
-def test_a_damaged_or_hostile_bundle_writes_nothing(operator: OperatorFolder, tmp_path: Path) -> None:
-    operator.add_site("graz", public_line(make_node_key()))
-    good = write_bundle(operator, "graz")
-    with tarfile.open(good) as tar:
-        files = {m.name: tar.extractfile(m).read() for m in tar.getmembers()}  # pyright: ignore[reportOptionalMemberAccess]
-    site = tmp_path / "site"
-    changed = archive(tmp_path / "changed.tar.gz", {**files, "graz/site.yaml": b"site: other\n"})
-    with pytest.raises(ConfigError, match=r"checksums do not fit for site\.yaml"):
-        open_bundle(changed, site, None)
-    extra = archive(tmp_path / "extra.tar.gz", {**files, "graz/extra": b""})
-    with pytest.raises(ConfigError, match="checksums do not fit for extra"):
-        open_bundle(extra, site, None)
-    for name in ("graz/../../evil", "/etc/evil", "evil"):
-        with pytest.raises(ConfigError, match="allowed plain files"):
-            open_bundle(archive(tmp_path / "evil.tar.gz", {name: b"x"}), site, None)
-    with pytest.raises(ConfigError, match="allowed plain files"):
-        open_bundle(archive(tmp_path / "link.tar.gz", {"graz/ca.crt": b""}, link=True), site, None)
-    cut = tmp_path / "cut.tar.gz"
-    cut.write_bytes(good.read_bytes()[:-200])
-    with pytest.raises(ConfigError, match="not a readable tar"):
-        open_bundle(cut, site, None)
-    assert not site.exists()
 
 
 def test_a_private_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
@@ -268,3 +193,44 @@ def test_the_superlinks_database_waits_for_a_busy_file(
     with store.session() as session:
         assert session.scalar(text("PRAGMA busy_timeout")) == BUSY_TIMEOUT
         assert session.scalar(text("PRAGMA foreign_keys")) == 1
+
+
+COMPOSE_PROJECT = re.compile(r"[a-z0-9][a-z0-9_-]*")
+"""What compose takes as the name of a project."""
+
+
+def test_every_name_is_a_project_of_its_own_for_compose(tmp_path: Path) -> None:
+    names = ["graz", "Graz", "st.elsewhere", "st-elsewhere", "ST.elsewhere", "a_b", "007", "no", "1e5"]
+    projects: list[str] = []
+    for index, name in enumerate(names):
+        federation = Federation(name=name, hosts=("fl.example.org",))
+        operator = create_operator_folder(tmp_path / str(index), federation, 30)
+        write_operator_files(operator)
+        operator.add_site(name, public_line(make_node_key()))
+        site = tmp_path / f"site-{index}"
+        open_bundle(write_bundle(operator, name), site, None)
+        assert load_site_config(site / "site.yaml").site == name
+        for folder in (operator.path, site):
+            project = yaml.safe_load((folder / "compose.yaml").read_text())["name"]
+            assert isinstance(project, str) and COMPOSE_PROJECT.fullmatch(project), name
+            projects.append(project)
+    assert len(set(projects)) == len(projects)
+    assert projects[:2] == ["graz", "perennial-graz"], "a name that compose takes is left as it is"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_no_key_enters_a_repository_that_a_folder_is_made_in(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    operator = create_operator_folder(
+        tmp_path / "federation", Federation(name="test", hosts=("fl.example.org",)), 30
+    )
+    write_operator_files(operator)
+    operator.add_site("graz", public_line(make_node_key()))
+    site = tmp_path / "site"
+    open_bundle(write_bundle(operator, "graz"), site, None)
+    write_node_key(make_node_key(), site / "node.key")
+    command = ["git", "-C", tmp_path, "add", "--all", "--dry-run"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+    (site / ".gitignore").write_text("node.key\n")
+    open_bundle(write_bundle(operator, "graz"), site, None)
+    assert (site / ".gitignore").read_text() == "node.key\n", "what the hospital wrote stays"
