@@ -21,7 +21,13 @@ from server.app import serve
 from strategies.ask import ask
 from strategies.exchange import Exchange
 
-STAMP: dict[str, Any] = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "num_classes": 2}
+STAMP: dict[str, Any] = {
+    "run": 16 * "a",
+    "experiment": 64 * "e",
+    "class_order": 64 * "c",
+    "task": 1,
+    "num_classes": 2,
+}
 MODEL = Tensors(w=torch.zeros(2))
 SITES = {"a": 1, "b": 2}
 SMALL = {
