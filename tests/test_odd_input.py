@@ -123,11 +123,11 @@ def test_arrays_that_hold_no_samples_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"bare\.npz: one array without a name"):
         read_samples(tmp_path / "bare.npz")
     np.savez(tmp_path / "scalar.npz", x=np.float32(3))
-    with pytest.raises(DataError, match=r"scalar\.npz: x holds no sample"):
+    with pytest.raises(DataError, match=r"scalar\.npz, x: float32 of shape \(\); allowed"):
         read_samples(tmp_path / "scalar.npz")
     np.savez(tmp_path / "names.npz", x=np.zeros((2, 4, 4), dtype=np.uint8), y=np.arange(2), classes="ab")
     data = {"source": "npz", "path": "names.npz", "sites": 2}
-    with pytest.raises(DataError, match=r"classes has shape \(\)"):
+    with pytest.raises(DataError, match=r"classes: must be a list of names; found shape \(\)"):
         check_command(write(tmp_path, data=data, name="names"), None)
 
 
