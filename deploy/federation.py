@@ -165,11 +165,11 @@ class OperatorFolder:
 def create_operator_folder(path: Path, federation: Federation, days: int) -> OperatorFolder:
     """Make path a new federation: authority, server certificate, settings. Raises StateError when it is no
     folder or not empty."""
+    authority = make_authority(federation.name)
+    make_server(authority, federation.hosts, days)  # refuses bad hosts before anything is written
     make_folder(path, mode=0o777)
     if any(path.iterdir()):
         raise StateError(f"{path}: not empty; choose a new folder for a new federation")
-    authority = make_authority(federation.name)
-    make_server(authority, federation.hosts, days)  # refuses bad hosts before anything is written
     keep_out_of_git(path)
     for name in ("authority", "certificates", "bundles", "state"):
         (path / name).mkdir(mode=0o700)
