@@ -90,7 +90,7 @@ def assemble(
     device = choose_device(settings.device if engine == "in-process" else "cpu")
     model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device)
     rehearse(experiment, facts.registry.schedule, model, facts.measuring(experiment))
-    folder = open_run_folder(path, experiment, facts.registry, bool(settings.resume))
+    folder = open_run_folder(path, experiment, facts.registry, facts.inputs, bool(settings.resume))
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
     journal = Journal(path, position, listener)
     journal.write(

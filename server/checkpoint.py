@@ -45,6 +45,8 @@ class Progress:
     """Sites known to hold that model."""
     classes: list[str] = field(default_factory=list)
     """Names of the classes of the tasks begun: row i of the head stands for classes[i]."""
+    inputs: dict[str, Any] = field(default_factory=dict)
+    """How data reach the model: shape, scale, constants and columns, as the run found them."""
     history: dict[str, Any] = field(default_factory=dict)
     privacy: dict[str, Any] = field(default_factory=dict)
     """State of the protection at the server: clip norm and Bayesian accountant, where there are any."""

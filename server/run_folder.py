@@ -1,5 +1,6 @@
 """Opening a run's folder: fresh, resumed after a stop, or continued with new classes."""
 
+import json
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from config.experiment import Experiment
 from data.registry import Registry
 from foundation.errors import StateError
 from foundation.files import replace_file
+from models.saved import Inputs
 from protocol.messages import RUN_TOKEN
 from server.checkpoint import BEFORE, LATEST, Checkpoint, Progress, load_checkpoint, set_damaged_aside
 
@@ -19,10 +21,12 @@ FREE_ON_RESUME = ("rounds", "evaluation", "absence")
 
 @dataclass
 class RunFolder:
-    """A run's folder. checkpoint: None on a fresh start. note: for the journal."""
+    """A run's folder. checkpoint: None on a fresh start. inputs: how data are read, as Progress keeps it.
+    note: for the journal."""
 
     path: Path
     checkpoint: Checkpoint | None
+    inputs: dict[str, Any]
     note: str = ""
 
     @property
@@ -31,14 +35,16 @@ class RunFolder:
 
     def first_progress(self) -> Progress:
         """The progress of a run that has not begun; its token is drawn here, once."""
-        return Progress(run=secrets.token_hex(RUN_TOKEN // 2))
+        return Progress(run=secrets.token_hex(RUN_TOKEN // 2), inputs=self.inputs)
 
 
-def open_run_folder(path: Path, experiment: Experiment, registry: Registry, resume: bool) -> RunFolder:
+def open_run_folder(
+    path: Path, experiment: Experiment, registry: Registry, inputs: Inputs, resume: bool
+) -> RunFolder:
     """The folder, ready to run in. Call it while holding the folder (foundation.files.sole_owner).
 
     Raises StateError when a fresh run meets an old one, when there is nothing to resume, when the experiment
-    was changed in a way that its past does not allow, or when the folder cannot be written.
+    or its data were changed in a way that the past does not allow, or when the folder cannot be written.
     """
     begun = any((path / CHECKPOINT / name).exists() for name in (LATEST, BEFORE))
     exists = begun or (path / "events.jsonl").exists()
@@ -46,10 +52,11 @@ def open_run_folder(path: Path, experiment: Experiment, registry: Registry, resu
         raise StateError(f"{path}: holds a run already; resume it (--resume), or choose another --name")
     if resume and not exists:
         raise StateError(f"{path}: no run to resume here")
-    folder = RunFolder(path, None)
+    folder = RunFolder(path, None, _as_stored(inputs))
     if begun:
         folder.checkpoint, folder.note = load_checkpoint(folder.checkpoint_folder)
         _require_same_experiment(path, folder.checkpoint, experiment, registry)
+        _require_same_inputs(path, folder.checkpoint.progress.inputs, folder.inputs)
         if folder.note:
             set_damaged_aside(folder.checkpoint_folder)
     elif resume:
@@ -74,7 +81,9 @@ def _require_same_experiment(
         {k: v for k, v in new.items() if k not in (*FREE_ON_RESUME, "tasks")},
         "",
     )
-    changed = [key for key in changed if key != "data.classes"]
+    # what these come to is compared instead: the names of classes below, how data are read in the inputs
+    read = ("data.classes", "data.normalise", "data.columns", "data.path")
+    changed = [key for key in changed if not key.startswith(read)]
     if changed:
         raise StateError(
             f"{path}: the experiment differs from the one this run began with, in: {', '.join(changed)}; "
@@ -93,6 +102,23 @@ def _require_same_experiment(
                 f"{path}: tasks.order, data.classes: class {position} is {old_name!r} in the run and "
                 f"{name!r} in the experiment; classes of tasks begun must keep their names and order"
             )
+
+
+def _require_same_inputs(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raises StateError when data would reach the model in another way than when the run began."""
+    changed = [key for key in new if old.get(key) != new[key]]
+    if changed:
+        told = "; ".join(f"{key} was {old.get(key)!r:.120} and is {new[key]!r:.120}" for key in changed)
+        raise StateError(
+            f"{path}: the data are not read as when the run began: {told}; the model has learnt from the "
+            "first, so restore the data, or write what was found then into data.normalise and data.columns"
+        )
+
+
+def _as_stored(inputs: Inputs) -> dict[str, Any]:
+    """As a checkpoint gives it back. The order of the columns is that of the features, so it counts."""
+    columns = None if inputs.columns is None else list(inputs.columns.items())
+    return json.loads(json.dumps(inputs.to_json() | {"columns": columns}))
 
 
 def _differences(old: Any, new: Any, key: str) -> list[str]:

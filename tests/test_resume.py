@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
+from config import simulation
 from config.run import RunSettings
 from engine.run import run_in_process
 from foundation.errors import StateError
-from server.checkpoint import BEFORE, LATEST
+from server.checkpoint import BEFORE, LATEST, load_checkpoint
 from server.journal import EVENTS, Journal, read_events
 from tests.test_durability import Stop, stop_at, write
 
@@ -210,3 +212,51 @@ def test_a_journal_without_room_keeps_whole_lines_and_closes(tmp_path: Path) -> 
     written = noted_rounds(tmp_path)
     assert written == list(range(len(written))) and 10 < len(written) < 20
     assert (tmp_path / EVENTS).read_bytes().endswith(b"\n")
+
+
+def table(folder: Path, shift: float = 0.0) -> None:
+    rng = np.random.default_rng(1)
+    rows = [
+        f"{label * 3 + rng.normal() + shift},{rng.normal()},{label}" for label in (0, 1) for _ in range(40)
+    ]
+    (folder / "table.csv").write_text("\n".join(["u,v,label", *rows]))
+    # another process would read the file; this one remembers it
+    simulation._built.clear()
+
+
+def of_table(folder: Path, **data: Any) -> RunSettings:
+    path = folder / "table.yaml"
+    found = {"source": "csv", "path": "table.csv", "label_column": "label", "sites": 2}
+    content = {
+        "name": "table",
+        "data": found | data,
+        "tasks": {"count": 2, "rounds": 1},
+        "model": {"name": "mlp", "hidden": [4]},
+        "learner": {"optimizer": {"lr": 0.05}},
+    }
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return RunSettings(str(path), runs=str(folder / "runs"))
+
+
+def test_data_that_would_be_read_in_another_way_are_refused_on_resume(tmp_path: Path) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "task_started" and event["task"] == 2:
+            raise KeyboardInterrupt
+
+    table(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(of_table(tmp_path), listener=stop)
+    table(tmp_path, shift=100.0)
+    with pytest.raises(
+        StateError, match="not read as when the run began: mean was .* and is .*restore the data"
+    ):
+        run_in_process(replace(of_table(tmp_path), resume="yes"))
+    for columns, reason in (({"v": "numeric", "u": "numeric"}, "mean was"), ({"u": "numeric"}, "shape was")):
+        table(tmp_path)
+        with pytest.raises(StateError, match=reason):
+            run_in_process(replace(of_table(tmp_path, columns=columns), resume="yes"))
+    # written down, what was found keeps the meaning of numbers, whatever rows come
+    inputs = load_checkpoint(tmp_path / "runs" / "table" / "checkpoint")[0].progress.inputs
+    named = {key: dict(zip(("u", "v"), inputs[key], strict=True)) for key in ("mean", "std")}
+    table(tmp_path, shift=0.5)
+    run_in_process(replace(of_table(tmp_path, normalise=named), resume="yes"))
