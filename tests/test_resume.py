@@ -257,6 +257,6 @@ def test_data_that_would_be_read_in_another_way_are_refused_on_resume(tmp_path: 
             run_in_process(replace(of_table(tmp_path, columns=columns), resume="yes"))
     # written down, what was found keeps the meaning of numbers, whatever rows come
     inputs = load_checkpoint(tmp_path / "runs" / "table" / "checkpoint")[0].progress.inputs
-    named = {key: dict(zip(("u", "v"), inputs[key], strict=True)) for key in ("mean", "std")}
+    named = {key: dict(zip(("u", "v"), inputs[key][::2], strict=True)) for key in ("mean", "std")}
     table(tmp_path, shift=0.5)
     run_in_process(replace(of_table(tmp_path, normalise=named), resume="yes"))
