@@ -101,6 +101,8 @@ class IncrementalStrategy(FlowerFedAvg):
 
     staleness = 0
     """Rounds by which a reply may be late and still be used."""
+    waits_for_busy_sites = True
+    """Whether a round waits for sites that still work on an earlier one where too few others are there."""
     serves_groups = True
     """Whether one of these can aggregate some of the sites beside others that aggregate the rest."""
 
@@ -218,6 +220,8 @@ class IncrementalStrategy(FlowerFedAvg):
         full = common
         if request.previous_arrays is not None and set(request.sites) - request.holders:
             full = TrainRequest(**{**vars(common), "previous_arrays": Tensors(request.previous_arrays)})
+        if self.waits_for_busy_sites:
+            self._exchange.settle(grid, request.sites, request.quorum)
         asked = {site: node for site, node in request.sites.items() if not self._exchange.busy(site)}
         # a site that still works on an earlier round is not asked, and is named when its late reply comes
         self._names |= {node: site for site, node in request.sites.items()}

@@ -2,7 +2,7 @@
 deadline."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,6 +51,17 @@ class Exchange:
         self.owed = {message: owed for message, owed in self.owed.items() if owed.until > now}
         return any(owed.site == site for owed in self.owed.values())
 
+    def settle(self, grid: Grid, sites: Collection[str], enough: int) -> None:
+        """Wait until so many of the sites owe nothing: their late replies have come, or are waited for no
+        more."""
+        pause = FIRST_POLL
+        while sum(not self.busy(site) for site in sites) < min(enough, len(sites)):
+            if self._let_in(grid.pull_messages([*self.owed])):
+                pause = FIRST_POLL
+            else:
+                time.sleep(pause)
+                pause = min(1.5 * pause, self.slowest_poll)
+
     def train(
         self,
         grid: Grid,
@@ -96,14 +107,11 @@ class Exchange:
         while waiting and time.monotonic() - start < deadline:
             found = False
             for reply in grid.pull_messages([*waiting, *self.owed]):
-                message_id = reply.metadata.reply_to_message_id
-                if site := waiting.pop(message_id, ""):
+                if site := waiting.pop(reply.metadata.reply_to_message_id, ""):
                     found = True
                     yield site, reply
-                elif owed := self.owed.pop(message_id, None):
-                    found = True
-                    if owed.update:
-                        self.late.append((owed.site, reply))
+                else:
+                    found |= self._let_in([reply])
             if found:
                 pause = FIRST_POLL
             elif waiting:
@@ -114,6 +122,16 @@ class Exchange:
         self.owed |= {
             message_id: Owed(site, patience, site in training) for message_id, site in waiting.items()
         }
+
+    def _let_in(self, replies: Iterable[Message]) -> bool:
+        """Keep the late updates among replies, and let other late ones go; whether there was any."""
+        found = False
+        for reply in replies:
+            if owed := self.owed.pop(reply.metadata.reply_to_message_id, None):
+                found = True
+                if owed.update:
+                    self.late.append((owed.site, reply))
+        return found
 
     def _take_late(self, but_of: Collection[str] = ()) -> list[tuple[str, Message]]:
         taken = [entry for entry in self.late if entry[0] not in but_of]

@@ -13,6 +13,7 @@ from strategies.gate import Admitted, Rejected
 class Serial(FedAvg):
     """Sends the model along the chain; a site that fails is left out and the chain goes on without it."""
 
+    waits_for_busy_sites = False  # the chain goes on without
     _hop: str | None = None
 
     def fold(self, reply: Admitted) -> None:
