@@ -81,6 +81,7 @@ def _facts(
 ) -> list[str]:
     from privacy.digest_entries import digest_entries
     from privacy.digests import guess_log10
+    from privacy.entries import RECIPIENT
     from privacy.ledger import Ledger
     from strategies.digest_report import FLOAT_LEVELS
 
@@ -108,7 +109,7 @@ def _facts(
         names = ", ".join(classes[label] for label in digests.short_classes)
         lines.append(f"too few samples for a digest of their own: {names}")
     ledger, delta = Ledger(site.identity.state_dir), site.identity.policy.delta
-    entries = digest_entries(config, guarantee, "preview", experiment.digest, "server")
+    entries = digest_entries(config, guarantee, "preview", experiment.digest, RECIPIENT)
     before, after = ledger.cost(delta), ledger.would_cost(entries[0], delta)
     lines.append(f"ledger: epsilon {_figure(before.epsilon)} now, {_figure(after.epsilon)} with this release")
     return lines

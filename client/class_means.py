@@ -13,12 +13,12 @@ from torch import Tensor
 from client.batches import TrainingSet
 from client.evaluation import unit_features
 from client.policy import check_update
-from client.release import RECIPIENT, charge_entry
+from client.release import charge_entry
 from client.site import Site
 from foundation.errors import PrivacyError
 from foundation.streams import stream
 from models.incremental import IncrementalModel
-from privacy.entries import Entry
+from privacy.entries import RECIPIENT, Entry
 from privacy.noise import SecureNoise, SeededNoise
 from privacy.protection import protect_update
 from protocol.messages import FinishTaskRequest, Stamp

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from client.policy import check_digests, check_samples
-from client.release import RECIPIENT, charge_entry
+from client.release import charge_entry
 from client.site import Site
 from foundation.errors import ConfigError, ProtocolError
 from foundation.streams import stream
@@ -18,6 +18,7 @@ from models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
 from privacy.digest_config import DigestConfig
 from privacy.digest_entries import digest_entries
 from privacy.digests import DigestGuarantee, Digests, make_digests
+from privacy.entries import RECIPIENT
 from privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from protocol.messages import DigestReply, DigestRequest
 from protocol.tensors import Tensors

@@ -11,16 +11,16 @@ from torch import Tensor
 from client.private_training import steps_of_round
 from client.site import Site
 from client.training import TrainingResult
+from config.experiment import Experiment
 from foundation.errors import PrivacyError
 from foundation.streams import stream
 from privacy.clipping import clip
-from privacy.entries import Entry
+from privacy.entries import RECIPIENT, Entry
 from privacy.ledger import Ledger, Limit
 from privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from privacy.protection import protect_update
 from protocol.messages import TrainReply, TrainRequest
 
-RECIPIENT = "server"
 POLICY_METRICS = frozenset({"digests"})
 """What a reply tells of the site's policy, and not of its data."""
 
@@ -66,7 +66,7 @@ def charge(site: Site, run: str, *, of_update: bool) -> None:
     if of_update:
         if privacy.enabled and privacy.allow_unaccounted_metrics:
             charge_entry(site, _in_the_clear(site, run, "metrics"))
-        charge_entry(site, _entry_of_update(site, run))
+        charge_entry(site, entry_of_update(site.experiment, run))
     else:
         charge_entry(site, _in_the_clear(site, run, "evaluation"))
 
@@ -114,18 +114,17 @@ def _ledger(state_dir: Path) -> Ledger:
     return Ledger(state_dir)
 
 
-def _entry_of_update(site: Site, run: str) -> Entry:
-    privacy, experiment = site.experiment.privacy, site.experiment.digest
-    if privacy.sample_rate is None:
-        return Entry.of_update(privacy, run=run, experiment=experiment, recipient=RECIPIENT)
-    steps = steps_of_round(site.experiment.learner, privacy)
+def entry_of_update(experiment: Experiment, run: str) -> Entry:
+    """What one round's update is charged as."""
+    privacy = experiment.privacy
+    sampled = privacy.sample_rate is not None
     return Entry.of_update(
         privacy,
         run=run,
-        experiment=experiment,
+        experiment=experiment.digest,
         recipient=RECIPIENT,
-        sample_rate=privacy.sample_rate,
-        steps=steps,
+        sample_rate=privacy.sample_rate or 1.0,
+        steps=steps_of_round(experiment.learner, privacy) if sampled else 1,
     )
 
 

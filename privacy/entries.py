@@ -12,6 +12,8 @@ from privacy.protection import effective_multiplier
 Unit = Literal["site", "sample"]
 Relation = Literal["add_remove", "replace"]
 Mechanism = Literal["gaussian", "stated", "unprotected"]
+RECIPIENT = "server"
+"""Whoever a site releases to in a federation."""
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "unit": ("site", "sample"),

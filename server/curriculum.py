@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from client.batches import TrainingSet
+from client.release import entry_of_update
 from config.experiment import Experiment
 from data.registry import Registry
 from foundation.errors import ProtocolError, StateError
@@ -20,7 +21,7 @@ from foundation.streams import stream
 from protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskReply, FinishTaskRequest, Stamp
 from protocol.tensors import Tensors, content_sha256
 from server.central_privacy import CentralPrivacy
-from server.charges import class_means_entry, update_entry
+from server.charges import class_means_entry
 from server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from server.class_means import check_class_sums, global_means
 from server.evaluation import Counts, Judge, evaluate_centrally
@@ -174,7 +175,7 @@ class Curriculum:
         sites = self._available(number)
         asked = self._sampled(sites, number)
         previous = self._previous if self.experiment.needs_previous else Previous()
-        charge = [update_entry(self.experiment, progress.run)]
+        charge = [entry_of_update(self.experiment, progress.run)]
         if self.experiment.privacy.enabled:
             self.releases.asked(number, asked, charge)
         lead = self.experiment.lead_rounds(task)

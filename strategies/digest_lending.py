@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from foundation.errors import ConfigError, ProtocolError
 from models.digest_encoders import build_encoder, digest_shape, encoder_hash
 from privacy.digest_entries import digest_entries
-from privacy.entries import Entry
+from privacy.entries import RECIPIENT, Entry
 from protocol.messages import DigestReply, Stamp
 from strategies.base import RoundRequest
 from strategies.digest_collection import collect
@@ -115,7 +115,7 @@ class DigestLending:
     def _charge(self, stamp: Stamp) -> list[Entry]:
         """What a site charges for the digests of one task."""
         guarantee = published_guarantee(self.digests, math.prod(digest_shape(self._services.input_shape)))
-        return digest_entries(self.digests, guarantee, stamp.run, stamp.experiment, "server")
+        return digest_entries(self.digests, guarantee, stamp.run, stamp.experiment, RECIPIENT)
 
     @cached_property
     def _encoder(self) -> str:

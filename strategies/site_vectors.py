@@ -15,7 +15,7 @@ from foundation.streams import stream
 from models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, common_channels
 from models.vgg_front import VggFront, read_vgg11, vgg11_front, with_weights
 from privacy.calibration import gaussian_multiplier
-from privacy.entries import Entry
+from privacy.entries import RECIPIENT, Entry
 from protocol.messages import SparsityReply, SparsityRequest, Stamp
 from protocol.tensors import Tensors, content_sha256
 from strategies.ask import ask
@@ -84,7 +84,7 @@ class VectorSettings:
         place: dict[str, Any] = {
             "run": stamp.run,
             "experiment": stamp.experiment,
-            "recipient": "server",
+            "recipient": RECIPIENT,
             "kind": "sparsity",
             "unit": "sample",
             "relation": "replace",
