@@ -26,11 +26,11 @@ test-containers: install
 	@tests/containers/run.sh || [ $$? = 77 ]
 
 bench: install
-	$(BIN)/python -m benchmarks.bench
+	$(BIN)/python -m perennial.benchmarks.bench
 
 # Other simulators on the same work, in environments of their own; the machine should have nothing else to do.
 peers: install
-	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m perennial.benchmarks.peers
 
 lint: install
 	$(BIN)/ruff check .

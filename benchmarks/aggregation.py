@@ -1,4 +1,4 @@
-"""FedAvg of ResNet-18 updates: `python -m benchmarks.aggregation time`, or `peak --updates N`; prints JSON.
+"""FedAvg of ResNet-18 updates: `aggregation time`, or `aggregation peak --updates N`; prints JSON.
 
 time: seconds of Perennial's path from received bytes to the new model (every check of the gate, then the
 exact sum) and of Flower's own aggregate_arrayrecords on the same arrays, each for 100 updates.
@@ -20,15 +20,15 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from torch import Tensor
 
-from engine.grid import set_task_identity
-from foundation.streams import stream
-from models.config import ModelConfig
-from models.incremental import travelling
-from models.registry import build_model
-from protocol.messages import Stamp, TrainReply
-from protocol.tensors import Tensors
-from strategies.fedavg import FedAvg
-from strategies.gate import Gate
+from perennial.engine.grid import set_task_identity
+from perennial.foundation.streams import stream
+from perennial.models.config import ModelConfig
+from perennial.models.incremental import travelling
+from perennial.models.registry import build_model
+from perennial.protocol.messages import Stamp, TrainReply
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Gate
 
 UPDATES = 100
 DISTINCT = 4

@@ -1,9 +1,10 @@
 """What layer attention costs the server beside plain averaging: time and memory for updates of a ResNet-18.
 
-`python -m benchmarks.attention_cost [OUTPUT]` aggregates 50 updates by each rule in one process, alternating,
-and writes medians to benchmarks/results/attention_cost.json (or OUTPUT). A ratio is the median over the turns
-of a rule's time by that of the plain average in the same turn, so that the machine's load cancels out. Memory
-is what the sums hold when all updates are in; an update itself is dropped once it is folded.
+`python -m perennial.benchmarks.attention_cost [OUTPUT]` aggregates 50 updates by each rule in one process,
+alternating, and writes medians to benchmarks/results/attention_cost.json (or OUTPUT). A ratio is the median
+over the turns of a rule's time by that of the plain average in the same turn, so that the machine's load
+cancels out. Memory is what the sums hold when all updates are in; an update itself is dropped once it is
+folded.
 """
 
 import json
@@ -17,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.environment import machine, versions
-from foundation.streams import stream, torch_seed
-from models.config import ModelConfig
-from models.incremental import travelling
-from models.registry import build_model
-from strategies.base import IncrementalStrategy, RoundOutcome
-from strategies.fedavg import FedAvg
-from strategies.gate import Admitted
-from strategies.layer_attention import LayerAttention
+from perennial.benchmarks.environment import machine, versions
+from perennial.foundation.streams import stream, torch_seed
+from perennial.models.config import ModelConfig
+from perennial.models.incremental import travelling
+from perennial.models.registry import build_model
+from perennial.strategies.base import IncrementalStrategy, RoundOutcome
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Admitted
+from perennial.strategies.layer_attention import LayerAttention
 
 SITES, REPEATS = 50, 2
 PLAIN = "fedavg"

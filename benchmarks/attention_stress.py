@@ -1,8 +1,8 @@
 """Where layer attention is put to the test: unequal sites with different classes, and a site that lies.
 
-`python -m benchmarks.attention_stress` writes benchmarks/results/attention_stress.jsonl and .md. Unequal: one
-task of ten digits, one site holds all samples of seven classes, the other 100 samples of the other three.
-Poisoned: five sites with equal shares, of which one sends its honest update times -3.
+`python -m perennial.benchmarks.attention_stress` writes benchmarks/results/attention_stress.jsonl and .md.
+Unequal: one task of ten digits, one site holds all samples of seven classes, the other 100 samples of the
+other three. Poisoned: five sites with equal shares, of which one sends its honest update times -3.
 """
 
 import json
@@ -16,14 +16,14 @@ import numpy as np
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from config.run import RunSettings
-from engine.grid import InProcessGrid, site_contexts
-from engine.run import answer
-from foundation.errors import StateError
-from foundation.streams import stream
-from protocol.messages import TrainReply
-from protocol.tensors import Tensors
-from server.app import serve
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.run import answer
+from perennial.foundation.errors import StateError
+from perennial.foundation.streams import stream
+from perennial.protocol.messages import TrainReply
+from perennial.protocol.tensors import Tensors
+from perennial.server.app import serve
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SEEDS = (1, 2, 3)
@@ -163,9 +163,9 @@ def page(lines: list[dict[str, Any]]) -> str:
     text = [
         "# Layer attention under stress",
         "",
-        f"`python -m benchmarks.attention_stress`, seeds {', '.join(map(str, SEEDS))}. Digits, one task,",
-        "final accuracy in per cent. Unequal: two sites with different classes, one with ten times the",
-        "samples; the small site's classes beside it. Honest and poisoned: five equal sites, without and",
+        f"`python -m perennial.benchmarks.attention_stress`, seeds {', '.join(map(str, SEEDS))}. Digits,",
+        "one task, final accuracy in per cent. Unequal: two sites with different classes, one with ten times",
+        "the samples; the small site's classes beside it. Honest and poisoned: five equal sites, without and",
         "with one that sends its update times -3; a run that diverges is stopped and counts as chance, 10.",
         "",
         f"| | {' | '.join(columns)} |",

@@ -1,4 +1,4 @@
-"""What Perennial costs, measured side by side: `make bench`, or `python -m benchmarks.bench NAME...`.
+"""What Perennial costs, measured side by side: `make bench`, or `bench NAME...` for some figures.
 
 Writes benchmarks/results/bench.jsonl, one object a figure, and the table in docs/performance.md. A figure
 that is not named keeps its line. Each value is the median of its samples, and each sample is a ratio of two
@@ -16,11 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from benchmarks.environment import machine, versions
-from benchmarks.flower_simulation import FlowerSimulation
-from benchmarks.processes import Ended, in_turns, measured
-from benchmarks.workloads import WORKLOADS, write_workload
-from foundation.files import replace_file
+from perennial.benchmarks.environment import machine, versions
+from perennial.benchmarks.flower_simulation import FlowerSimulation
+from perennial.benchmarks.processes import Ended, in_turns, measured
+from perennial.benchmarks.workloads import WORKLOADS, write_workload
+from perennial.foundation.files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "bench.jsonl"
@@ -55,7 +55,15 @@ def engine(workload: str, folder: Path, workers: int = 1) -> Callable[[], Ended]
     def run() -> Ended:
         with _empty(folder) as runs:
             return measured(
-                *("-m", "benchmarks.engine_run", workload, "--runs", str(runs), "--workers", str(workers))
+                *(
+                    "-m",
+                    "perennial.benchmarks.engine_run",
+                    workload,
+                    "--runs",
+                    str(runs),
+                    "--workers",
+                    str(workers),
+                )
             )
 
     return run
@@ -67,7 +75,7 @@ def engine_vs_plain_loop(workload: str, times: int) -> Callable[[Path], Measured
     def measure(folder: Path) -> Measured:
         plain, ours = in_turns(
             times,
-            [lambda: measured("-m", "benchmarks.plain_loop", workload), engine(workload, folder)],
+            [lambda: measured("-m", "perennial.benchmarks.plain_loop", workload), engine(workload, folder)],
         )
         steps = {run.found["steps"] for run in (*plain, *ours)}
         if len(steps) != 1:
@@ -109,7 +117,7 @@ def flwr_run_vs_engine(folder: Path) -> Measured:
                 ).seconds
             )
             command = ("run", str(experiment), "--runs", str(runs), "--name", "engine", "--device", "cpu")
-            ours.append(measured("-m", "cli.main", *command).seconds)
+            ours.append(measured("-m", "perennial.cli.main", *command).seconds)
             for name in ("flwr", "engine"):
                 models.add(json.loads((runs / name / "summary.json").read_text())["model_sha256"])
     if len(models) != 1:
@@ -130,8 +138,10 @@ def memory_100_vs_10_sites(folder: Path) -> Measured:
 
 
 def aggregation_vs_flower(folder: Path) -> Measured:
-    found = measured("-m", "benchmarks.aggregation", "time", "--repeats", "5").found
-    peaks = {n: measured("-m", "benchmarks.aggregation", "peak", "--updates", str(n)) for n in (10, 100)}
+    found = measured("-m", "perennial.benchmarks.aggregation", "time", "--repeats", "5").found
+    peaks = {
+        n: measured("-m", "perennial.benchmarks.aggregation", "peak", "--updates", str(n)) for n in (10, 100)
+    }
     return Measured(
         [ours / theirs for ours, theirs in found["seconds"]],
         {
@@ -147,14 +157,14 @@ def protection(kind: str) -> Callable[[Path], Measured]:
     """The ratios of benchmarks/privacy_cost.py."""
 
     def measure(folder: Path) -> Measured:
-        found = measured("-m", "benchmarks.privacy_cost", kind).found
+        found = measured("-m", "perennial.benchmarks.privacy_cost", kind).found
         return Measured(found.pop("ratios"), found)
 
     return measure
 
 
 def help_seconds(folder: Path) -> Measured:
-    runs = [measured("-m", "cli.main", "--help") for _ in range(9)]
+    runs = [measured("-m", "perennial.cli.main", "--help") for _ in range(9)]
     return Measured([run.seconds for run in runs], {"cpu_seconds": [run.cpu_seconds for run in runs]})
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from benchmarks.table import Row, Table
+from perennial.benchmarks.table import Row, Table
 
 WIDTH, LABELS, RIGHT = 860, 400, 30
 HEAD, ROW, FOOT = 40, 28, 34

@@ -1,7 +1,7 @@
 """What grouping costs the server: 200 sparsity vectors of 32 entries, by each rule.
 
-`python -m benchmarks.clustering_cost [OUTPUT]` groups vectors around 4 centres, each rule in turn, and writes
-the medians of the processor's seconds to benchmarks/results/clustering_cost.json (or OUTPUT).
+`python -m perennial.benchmarks.clustering_cost [OUTPUT]` groups vectors around 4 centres, each rule in turn,
+and writes the medians of the processor's seconds to benchmarks/results/clustering_cost.json (or OUTPUT).
 """
 
 import json
@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from foundation.streams import stream
-from strategies.clustering import Labels, Vectors, adjusted_rand, by_threshold, k_means
+from perennial.foundation.streams import stream
+from perennial.strategies.clustering import Labels, Vectors, adjusted_rand, by_threshold, k_means
 
 SITES, ENTRIES, GROUPS, SPREAD, REPEATS = 200, 32, 4, 0.05, 5
 RULES: dict[str, Callable[[Vectors], Labels]] = {

@@ -3,7 +3,7 @@
 Each case runs two hospitals on loopback, with TLS and node keys, disturbs one process in one phase, lets the
 operator do what docs/operations.md says, and compares the final model with that of an undisturbed run.
 
-    python -m benchmarks.continuity [CASE...]      writes benchmarks/results/continuity.jsonl and .md
+    python -m perennial.benchmarks.continuity [CASE...]   writes benchmarks/results/continuity.jsonl and .md
 """
 
 import json
@@ -19,10 +19,10 @@ from typing import Any
 
 import yaml
 
-from benchmarks.environment import machine, versions
-from benchmarks.loopback import ENTERED, Deployment, digit_folders
-from config.run import RunSettings
-from engine.run import run_in_process
+from perennial.benchmarks.environment import machine, versions
+from perennial.benchmarks.loopback import ENTERED, Deployment, digit_folders
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -2,7 +2,9 @@
 
 Real processes on loopback, TLS and node keys on.
 
-    python -m benchmarks.deployment [overhead] [large_model]      writes benchmarks/results/deployment.jsonl
+    python -m perennial.benchmarks.deployment [overhead] [large_model]
+
+writes benchmarks/results/deployment.jsonl
 """
 
 import json
@@ -14,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from benchmarks.environment import machine, versions
-from benchmarks.loopback import Deployment
-from config.run import RunSettings
-from engine.run import run_in_process
+from perennial.benchmarks.environment import machine, versions
+from perennial.benchmarks.loopback import Deployment
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,8 +1,8 @@
 """What an attacker gets back from a site's digests, and what guidance looks like, with and without noise.
 
-`python -m benchmarks.digest_pictures` writes benchmarks/results/digest_pictures.json and .md, and the picture
-of docs/methods/feddig.md: what `perennial digest preview` shows the engineer of a site. The site holds three
-classes of scikit-learn's digits; the encoder is random unless a row says otherwise.
+`python -m perennial.benchmarks.digest_pictures` writes benchmarks/results/digest_pictures.json and .md, and
+the picture of docs/methods/feddig.md: what `perennial digest preview` shows the engineer of a site. The site
+holds three classes of scikit-learn's digits; the encoder is random unless a row says otherwise.
 """
 
 import json
@@ -12,17 +12,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.table import EXPERIMENTS, RESULTS, ROOT
-from benchmarks.tables.feddig import ENCODERS
-from cli.digest import ATTACK_STEPS, SHOWN, draw_pictures, pictures_of
-from client.digests import digests_of
-from client.identity import Identity
-from client.site import open_site
-from config.experiment import load_experiment
-from config.site import SitePolicy
-from foundation.streams import stream
-from models.digest_encoders import build_encoder
-from privacy.noise import SeededNoise
+from perennial.benchmarks.table import EXPERIMENTS, RESULTS, ROOT
+from perennial.benchmarks.tables.feddig import ENCODERS
+from perennial.cli.digest import ATTACK_STEPS, SHOWN, draw_pictures, pictures_of
+from perennial.client.digests import digests_of
+from perennial.client.identity import Identity
+from perennial.client.site import open_site
+from perennial.config.experiment import load_experiment
+from perennial.config.site import SitePolicy
+from perennial.foundation.streams import stream
+from perennial.models.digest_encoders import build_encoder
+from perennial.privacy.noise import SeededNoise
 
 SITE, SEED, TASK = "site-1", 1, 1
 PICTURE = ROOT / "docs" / "methods" / "feddig_preview.png"
@@ -70,9 +70,9 @@ def as_markdown(found: Mapping[str, list[float]]) -> str:
     lines = [
         "# What an attacker gets back from digests of digits",
         "",
-        f"`python -m benchmarks.digest_pictures`: {SHOWN} digests of one site, {ATTACK_STEPS} steps of "
-        "descent from noise by an attacker who knows the encoder and the weights; structural similarity of "
-        "its best picture of any sample (1: equal).",
+        f"`python -m perennial.benchmarks.digest_pictures`: {SHOWN} digests of one site, {ATTACK_STEPS} "
+        "steps of descent from noise by an attacker who knows the encoder and the weights; structural "
+        "similarity of its best picture of any sample (1: equal).",
         "",
         "| release | mean | highest |",
         "| --- | --- | --- |",

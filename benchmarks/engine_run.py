@@ -1,4 +1,4 @@
-"""One workload in the in-process engine: `python -m benchmarks.engine_run w1 --runs DIR` prints JSON.
+"""One workload in the in-process engine: `engine_run w1 --runs DIR` prints JSON.
 
 seconds, cpu_seconds: of the rounds, cpu of this process alone. steps: local steps, as the sites tell them.
 accuracy: of the last model on the server's test set.
@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 from flwr.app import Message
 
-from benchmarks.workloads import write_workload
-from config.run import RunSettings
-from engine.run import run_in_process
-from strategies.gate import Admitted, Gate
+from perennial.benchmarks.workloads import write_workload
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.strategies.gate import Admitted, Gate
 
 
 def main(

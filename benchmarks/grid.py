@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import machine, versions
-from benchmarks.table import RESULTS, Row, Table
-from config.experiment import ON_DISK, Experiment
-from config.run import RunSettings
-from foundation.files import replace_file
+from perennial.benchmarks.environment import machine, versions
+from perennial.benchmarks.table import RESULTS, Row, Table
+from perennial.config.experiment import ON_DISK, Experiment
+from perennial.config.run import RunSettings
+from perennial.foundation.files import replace_file
 
 Result = dict[str, Any]
 
@@ -80,7 +80,7 @@ def run_table(
 
     workers: runs at the same time, each in a process of its own. A stop loses the runs in progress only.
     """
-    from benchmarks.markdown import markdown
+    from perennial.benchmarks.markdown import markdown
 
     path = results / f"{name}.jsonl"
     results.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _summaries(missing: Sequence[Job], workers: int, device: str) -> Iterator[tu
 
 
 def _run(experiment: Path, changes: Sequence[str], seed: int, device: str) -> dict[str, Any]:
-    from engine.run import run_in_process
+    from perennial.engine.run import run_in_process
 
     with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder:
         overrides = ";".join((*changes, f"seed={seed}"))
@@ -140,7 +140,7 @@ def _result(table: Table, job: Job, summary: dict[str, Any], device: str) -> Res
 def _accelerator(device: str) -> str:
     import torch
 
-    from client.workbench import choose_device
+    from perennial.client.workbench import choose_device
 
     if choose_device(device).type == "cuda":
         return torch.cuda.get_device_name()

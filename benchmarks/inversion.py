@@ -1,8 +1,8 @@
 """Images back from a single-sample gradient: in the clear, clipped only, and under the noise of a protected
 release.
 
-`python -m benchmarks.inversion` writes benchmarks/results/inversion.json, .md and .png. The images are
-scikit-learn's digits; the model is small_cnn as the first round sends it out.
+`python -m perennial.benchmarks.inversion` writes benchmarks/results/inversion.json, .md and .png. The images
+are scikit-learn's digits; the model is small_cnn as the first round sends it out.
 """
 
 import json
@@ -12,17 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data.config import DataConfig
-from data.digits import load_digits
-from foundation.streams import stream, torch_seed
-from models.config import ModelConfig
-from models.registry import build_model
-from models.saved import Inputs, SavedModel
-from privacy.attacks.gradient_inversion import invert_gradient
-from privacy.attacks.similarity import structural_similarity
-from privacy.config import PrivacyConfig
-from server.attack import HEAD, gradient_of, protected
-from server.attack_pictures import of_pixels, picture
+from perennial.data.config import DataConfig
+from perennial.data.digits import load_digits
+from perennial.foundation.streams import stream, torch_seed
+from perennial.models.config import ModelConfig
+from perennial.models.registry import build_model
+from perennial.models.saved import Inputs, SavedModel
+from perennial.privacy.attacks.gradient_inversion import invert_gradient
+from perennial.privacy.attacks.similarity import structural_similarity
+from perennial.privacy.config import PrivacyConfig
+from perennial.server.attack import HEAD, gradient_of, protected
+from perennial.server.attack_pictures import of_pixels, picture
 
 RESULTS = Path(__file__).resolve().parent / "results"
 VICTIMS, STEPS, RESTARTS, SEED = 6, 250, 2, 1
@@ -73,8 +73,8 @@ def _write(figures: Mapping[str, list[float]], rows: list[Tensor]) -> None:
     lines = [
         "# Gradient inversion on digits",
         "",
-        f"`python -m benchmarks.inversion`: {VICTIMS} victims, {STEPS} steps, best of {RESTARTS}; mean "
-        "structural similarity of original and reconstruction (1: equal).",
+        f"`python -m perennial.benchmarks.inversion`: {VICTIMS} victims, {STEPS} steps, best of {RESTARTS}; "
+        "mean structural similarity of original and reconstruction (1: equal).",
         "",
         "| release | mean | lowest | highest |",
         "| --- | --- | --- | --- |",

@@ -1,7 +1,8 @@
 """What recency is worth where sites are slow: PP-FCIL on digits, two of five sites one round late.
 
-`python -m benchmarks.late_sites` writes benchmarks/results/late_sites.jsonl and .md. Time is simulated, so
-that who is late does not depend on the machine: training takes none, and waiting out a deadline costs none.
+`python -m perennial.benchmarks.late_sites` writes benchmarks/results/late_sites.jsonl and .md. Time is
+simulated, so that who is late does not depend on the machine: training takes none, and waiting out a deadline
+costs none.
 """
 
 import json
@@ -13,15 +14,15 @@ from unittest.mock import patch
 
 from flwr.app import Context, Message, RecordDict
 
-import strategies.exchange
-from benchmarks.grid import read_results, settings_hash
-from benchmarks.markdown import figures, listed
-from benchmarks.table import RESULTS, STANDARD, Row, Table
-from config.run import RunSettings
-from engine.grid import FIRST_NODE, InProcessGrid, site_contexts
-from engine.run import answer
-from foundation.files import replace_file
-from server.app import serve
+from perennial.benchmarks.grid import read_results, settings_hash
+from perennial.benchmarks.markdown import figures, listed
+from perennial.benchmarks.table import RESULTS, STANDARD, Row, Table
+from perennial.config.run import RunSettings
+from perennial.engine.grid import FIRST_NODE, InProcessGrid, site_contexts
+from perennial.engine.run import answer
+from perennial.foundation.files import replace_file
+from perennial.server.app import serve
+from perennial.strategies import exchange
 
 SITES = 5
 SLOW = (0, 1)
@@ -100,7 +101,7 @@ class SlowSites(InProcessGrid):
 @contextmanager
 def simulated_time() -> Iterator[None]:
     """The exchange with the sites reads a simulated clock."""
-    with patch.object(strategies.exchange, "time", SimulatedTime()):
+    with patch.object(exchange, "time", SimulatedTime()):
         yield
 
 
@@ -143,7 +144,11 @@ def main() -> None:
 
 def page(runs: list[dict[str, Any]]) -> str:
     """The table in Markdown."""
-    head = [f"# {TABLE.title}", "", f"`python -m benchmarks.late_sites`, seeds {listed(TABLE.seeds)}."]
+    head = [
+        f"# {TABLE.title}",
+        "",
+        f"`python -m perennial.benchmarks.late_sites`, seeds {listed(TABLE.seeds)}.",
+    ]
     return "\n".join([*head, "", TABLE.note, "", *figures(TABLE, runs)]) + "\n"
 
 

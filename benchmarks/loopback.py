@@ -96,7 +96,13 @@ class Deployment:
         """One command; what it said. Raises AssertionError when it fails, or does not where fails is set."""
         # what a site's own user may write decides what `check` says
         prefix = self._prefix if arguments[:2] == ("site", "check") else []
-        command = [*prefix, sys.executable, "-m", "cli.main", *(str(argument) for argument in arguments)]
+        command = [
+            *prefix,
+            sys.executable,
+            "-m",
+            "perennial.cli.main",
+            *(str(argument) for argument in arguments),
+        ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
         said = done.stdout + done.stderr
         assert (done.returncode != 0) == fails, f"{arguments}: {done.returncode}: {said}{self.logs()}"
@@ -203,8 +209,8 @@ class Deployment:
 
     def wait_for_run(self, name: str, seconds: float = 240) -> str:
         """Flower's final status of a run."""
-        from deploy.federation import OperatorFolder
-        from deploy.operations import last_run, run_statuses
+        from perennial.deploy.federation import OperatorFolder
+        from perennial.deploy.operations import last_run, run_statuses
 
         operator = OperatorFolder(self.operator)
         until, status = time.monotonic() + seconds, "unknown"
@@ -218,7 +224,7 @@ class Deployment:
     def _start(self, name: str, prefix: list[str], *arguments: str) -> None:
         with open(self.folder / f"{name}.log", "ab") as log:
             self._processes[name] = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "cli.main", *arguments],
+                [*prefix, sys.executable, "-m", "perennial.cli.main", *arguments],
                 cwd=self.folder,
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 stdout=log,

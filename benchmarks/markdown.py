@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.claims import judge
-from benchmarks.table import Row, Table
+from perennial.benchmarks.claims import judge
+from perennial.benchmarks.table import Row, Table
 
 Runs = Sequence[Mapping[str, Any]]
 

@@ -1,6 +1,6 @@
 """What was tried and what a round costs, put into docs/operations.md from the committed results.
 
-python -m benchmarks.operations_page
+python -m perennial.benchmarks.operations_page
 """
 
 import json
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.continuity import as_markdown
+from perennial.benchmarks.continuity import as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "operations.md"

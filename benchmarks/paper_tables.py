@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from benchmarks.table import Table
+from perennial.benchmarks.table import Table
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What protection costs in time: `python -m benchmarks.privacy_cost site`, `long` or `sample`; prints JSON.
+"""What protection costs in time: `privacy_cost site`, `long` or `sample`; prints JSON.
 
 site: the sites' turns of a round of W1 with every update clipped, noised from the secure source and charged
 to the site's ledger, over the same turns without protection. A site answers once with and once without before
@@ -20,27 +20,27 @@ import torch
 import torch.nn.functional as F
 import typer
 
-from benchmarks.workloads import write_workload
-from client.batches import TrainingSet
-from client.handlers import answer_train
-from client.identity import Identity
-from client.private_training import train_privately
-from client.site import open_site
-from config.experiment import load_experiment
-from config.learner import LearnerConfig, Optimizer
-from config.simulation import simulated_site_names
-from config.site import SitePolicy
-from data.config import AugmentationConfig, DataConfig
-from data.digits import load_digits
-from foundation.streams import stream
-from models.config import ModelConfig
-from models.flat import FlatParameters
-from models.incremental import IncrementalModel, travelling
-from models.registry import build_model
-from privacy.config import PrivacyConfig
-from privacy.noise import SecureNoise
-from protocol.messages import TrainRequest
-from protocol.tensors import Tensors
+from perennial.benchmarks.workloads import write_workload
+from perennial.client.batches import TrainingSet
+from perennial.client.handlers import answer_train
+from perennial.client.identity import Identity
+from perennial.client.private_training import train_privately
+from perennial.client.site import open_site
+from perennial.config.experiment import load_experiment
+from perennial.config.learner import LearnerConfig, Optimizer
+from perennial.config.simulation import simulated_site_names
+from perennial.config.site import SitePolicy
+from perennial.data.config import AugmentationConfig, DataConfig
+from perennial.data.digits import load_digits
+from perennial.foundation.streams import stream
+from perennial.models.config import ModelConfig
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel, travelling
+from perennial.models.registry import build_model
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noise import SecureNoise
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import Tensors
 
 ROUNDS = 40
 REPEATS, SAMPLES, BATCH, RATE = 9, 1437, 32, 32 / 1437

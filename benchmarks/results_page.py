@@ -1,6 +1,6 @@
 """docs/results.md with its pictures, and the page of each table, from the committed results.
 
-`python -m benchmarks.results_page` writes them again.
+`python -m perennial.benchmarks.results_page` writes them again.
 Nothing is run here. A table appears once its result file has a run of the table as it is now.
 """
 
@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chart import chart, main_measure
-from benchmarks.claims import judge
-from benchmarks.grid import finished
-from benchmarks.markdown import claims, figures, listed, markdown
-from benchmarks.paper_tables import coverage
-from benchmarks.table import RESULTS, ROOT, Table, tables
+from perennial.benchmarks.chart import chart, main_measure
+from perennial.benchmarks.claims import judge
+from perennial.benchmarks.grid import finished
+from perennial.benchmarks.markdown import claims, figures, listed, markdown
+from perennial.benchmarks.paper_tables import coverage
+from perennial.benchmarks.table import RESULTS, ROOT, Table, tables
 
 PAGE = ROOT / "docs" / "results.md"
 PICTURES = ROOT / "docs" / "results"
 HEAD = """# Results
 
 Every figure on this page is computed from the runs in `benchmarks/results/`;
-`python -m benchmarks.results_page` writes the page again, and a test keeps the two together.
+`python -m perennial.benchmarks.results_page` writes the page again, and a test keeps the two together.
 `perennial bench TABLE` runs what is missing of a table (`--estimate` says how long that takes),
 `perennial bench` lists the tables.
 

@@ -1,8 +1,8 @@
 """What a turn of a ring gives away: faces searched from the change between the model before and after it, or
 from the features that the change tells.
 
-`python -m benchmarks.ring_security ORL.npz` writes benchmarks/results/tricon_sf_security.md. The file holds
-the ORL faces (Samaria and Harter 1994): x (400, 112, 92) uint8 and y (400,) int64.
+`python -m perennial.benchmarks.ring_security ORL.npz` writes benchmarks/results/tricon_sf_security.md. The
+file holds the ORL faces (Samaria and Harter 1994): x (400, 112, 92) uint8 and y (400,) int64.
 
 The worst case for the site: one step on one face, and an adversary who knows the model that the site was
 given. The server of a relayed ring is one; so are the site before and the site after, together.
@@ -21,19 +21,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foundation.streams import stream, torch_seed
-from models.config import ModelConfig
-from models.feature_noise import noised_features
-from models.flat import FlatParameters
-from models.incremental import IncrementalModel
-from models.registry import build_model
-from models.relabel import relabel
-from privacy.attacks.digest_reconstruction import reconstruct_digest
-from privacy.attacks.gradient_inversion import infer_labels, invert_gradient
-from privacy.attacks.linkage import match_neurons
-from privacy.attacks.similarity import structural_similarity
-from privacy.noise import SeededNoise
-from privacy.protection import protect_update
+from perennial.foundation.streams import stream, torch_seed
+from perennial.models.config import ModelConfig
+from perennial.models.feature_noise import noised_features
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel
+from perennial.models.registry import build_model
+from perennial.models.relabel import relabel
+from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
+from perennial.privacy.attacks.gradient_inversion import infer_labels, invert_gradient
+from perennial.privacy.attacks.linkage import match_neurons
+from perennial.privacy.attacks.similarity import structural_similarity
+from perennial.privacy.noise import SeededNoise
+from perennial.privacy.protection import protect_update
 
 RESULT = Path(__file__).parent / "results" / "tricon_sf_security.md"
 FACES, STEPS, LR, SEED = 8, 50, 0.1, 1
@@ -74,8 +74,8 @@ def main(path: str) -> None:
     lines = [
         "# A face from one turn of a ring (ORL, 28 x 23, two-layer perceptron, one step on one face)",
         "",
-        f"`python -m benchmarks.ring_security ORL.npz`, {FACES} faces, {STEPS} steps of the search. "
-        "Similarity",
+        f"`python -m perennial.benchmarks.ring_security ORL.npz`, {FACES} faces, {STEPS} steps of the "
+        "search. Similarity",
         "is SSIM with the true face, 1 for equal; the last line is what the face of somebody else scores.",
         "",
         "| what the adversary sees | similarity | label found |",

@@ -1,8 +1,8 @@
 """Which sparsity vector finds the groups of synth_groups.
 
-`python -m benchmarks.sparsity_vectors` trains the global model of experiments/fedperc_synth.yaml once for
-each seed that benchmarks/results/sparsity_vectors.jsonl lacks, takes every kind of vector from it, and writes
-the table.
+`python -m perennial.benchmarks.sparsity_vectors` trains the global model of experiments/fedperc_synth.yaml
+once for each seed that benchmarks/results/sparsity_vectors.jsonl lacks, takes every kind of vector from it,
+and writes the table.
 """
 
 import json
@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.table import EXPERIMENTS, RESULTS
-from config.experiment import Experiment, load_experiment
-from config.run import RunSettings
-from config.simulation import simulated_federation
-from data.augmentation import to_float
-from engine.run import run_in_process
-from models.incremental import IncrementalModel
-from models.saved import GLOBAL_MODEL, load_saved
-from models.sparsity import Combine, SparsityPlan, common_channels, zero_shares
-from strategies.clustering import adjusted_rand, k_means
-from strategies.site_vectors import VectorSettings
+from perennial.benchmarks.table import EXPERIMENTS, RESULTS
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.run import RunSettings
+from perennial.config.simulation import simulated_federation
+from perennial.data.augmentation import to_float
+from perennial.engine.run import run_in_process
+from perennial.models.incremental import IncrementalModel
+from perennial.models.saved import GLOBAL_MODEL, load_saved
+from perennial.models.sparsity import Combine, SparsityPlan, common_channels, zero_shares
+from perennial.strategies.clustering import adjusted_rand, k_means
+from perennial.strategies.site_vectors import VectorSettings
 
 SEEDS = (11, 12, 13, 14, 15)
 """Others than those of the table fedperc_synth, whose best vector was chosen by these."""
@@ -82,8 +82,8 @@ def page(runs: dict[int, dict[str, float]]) -> str:
     text = [
         "# Which sparsity vector finds the groups of synth_groups",
         "",
-        f"`python -m benchmarks.sparsity_vectors`, seeds {', '.join(map(str, sorted(runs)))}. Adjusted Rand",
-        f"index, times 100, of {CLUSTERS} clusters of 16 sites after {ROUNDS} global rounds.",
+        f"`python -m perennial.benchmarks.sparsity_vectors`, seeds {', '.join(map(str, sorted(runs)))}.",
+        f"Adjusted Rand index, times 100, of {CLUSTERS} clusters of 16 sites after {ROUNDS} global rounds.",
         "",
         "| vector | 100 x adjusted Rand index |",
         "| --- | --- |",

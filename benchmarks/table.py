@@ -14,9 +14,9 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, Literal
 
-from benchmarks.claims import Claim
-from config.experiment import Experiment, load_experiment
-from foundation.errors import ConfigError, nearest
+from perennial.benchmarks.claims import Claim
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.foundation.errors import ConfigError, nearest
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = ROOT / "experiments"
@@ -83,7 +83,7 @@ def tables() -> dict[str, Table]:
     """Every table by name: the TABLES of all modules in benchmarks/tables/."""
     found: dict[str, Table] = {}
     for module in iter_modules([str(Path(__file__).parent / "tables")]):
-        found |= import_module(f"benchmarks.tables.{module.name}").TABLES
+        found |= import_module(f"perennial.benchmarks.tables.{module.name}").TABLES
     return found
 
 
@@ -99,7 +99,7 @@ def table_called(name: str) -> Table:
 
 def main(names: Sequence[str]) -> None:
     """Run the named tables; without a name, list them."""
-    from benchmarks.grid import run_table
+    from perennial.benchmarks.grid import run_table
 
     for name in names:
         run_table(name, table_called(name))

@@ -1,9 +1,9 @@
 """What contribution values measured during a ring's sweeps add to their computation.
 
-`python -m benchmarks.valuation_cost` runs experiments/tricon_sf_digits.yaml with its valuation and as the
-ring alone, by turns in one process, and writes benchmarks/results/valuation_cost.json. It is the worst case
-for the share: turns of 36 samples each, and everything in one process, where nothing is valued while a site
-is at work elsewhere. Processor time, because a machine may have other work.
+`python -m perennial.benchmarks.valuation_cost` runs experiments/tricon_sf_digits.yaml with its valuation and
+as the ring alone, by turns in one process, and writes benchmarks/results/valuation_cost.json. It is the worst
+case for the share: turns of 36 samples each, and everything in one process, where nothing is valued while a
+site is at work elsewhere. Processor time, because a machine may have other work.
 """
 
 import json
@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.files import replace_file
-from strategies import contribution
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.files import replace_file
+from perennial.strategies import contribution
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENT = ROOT / "experiments" / "tricon_sf_digits.yaml"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError
 
 CHECKOUT = Path("benchmarks/results")
 
@@ -13,7 +13,7 @@ def bench_command(
     names: list[str], workers: int, scale: str, device: str, results: Path | None, estimate: bool
 ) -> None:
     """Say what the tables will cost, then run what is missing of them; without a name, list the tables."""
-    from benchmarks.table import table_called, tables
+    from perennial.benchmarks.table import table_called, tables
 
     if scale not in ("cpu", "paper"):
         raise ConfigError(f"--scale: found {scale!r}, allowed cpu or paper")
@@ -21,8 +21,8 @@ def bench_command(
         for name, table in sorted(tables().items()):
             typer.echo(f"{name} ({table.scale}): {table.title}")
         return
-    from benchmarks.cost import cost
-    from benchmarks.grid import run_table
+    from perennial.benchmarks.cost import cost
+    from perennial.benchmarks.grid import run_table
 
     folder = results or (CHECKOUT if CHECKOUT.is_dir() else Path("results"))
     for name in names:

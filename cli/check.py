@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from config.experiment import Experiment, load_experiment
-from config.site import Answer, SiteConfig, SitePolicy, load_site_config
-from config.yaml_file import read_yaml
-from foundation.errors import ConfigError, PolicyRefusal, PrivacyError
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.site import Answer, SiteConfig, SitePolicy, load_site_config
+from perennial.config.yaml_file import read_yaml
+from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError
 
 
 def check_command(path: Path, experiment: Path | None) -> None:
@@ -25,12 +25,12 @@ def check_command(path: Path, experiment: Path | None) -> None:
 def _check_experiment(console: Console, experiment: Experiment) -> None:
     import torch
 
-    from models.registry import build_model
-    from server.assembly import data_facts
-    from server.claims import check_privacy
-    from server.global_model import GlobalModel
-    from server.rehearsal import rehearse
-    from strategies.registry import build_strategy
+    from perennial.models.registry import build_model
+    from perennial.server.assembly import data_facts
+    from perennial.server.claims import check_privacy
+    from perennial.server.global_model import GlobalModel
+    from perennial.server.rehearsal import rehearse
+    from perennial.strategies.registry import build_strategy
 
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     facts = data_facts(experiment)
@@ -66,7 +66,7 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
 
 
 def _check_site(console: Console, site: SiteConfig, experiment: Experiment | None) -> None:
-    from client.workbench import choose_device
+    from perennial.client.workbench import choose_device
 
     device = choose_device(site.device)
     folder = site.state_dir
@@ -86,8 +86,8 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
     if experiment is None or site.data is None:
         console.print("data not read: give --experiment to read it as that experiment would")
     else:
-        from data.deployed import load_site, site_config
-        from server.continuation import registry_of
+        from perennial.data.deployed import load_site, site_config
+        from perennial.server.continuation import registry_of
 
         registry = registry_of(experiment)
         data = load_site(
@@ -103,7 +103,7 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
 
 def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[str]:
     """What the experiment asks of every site and this one would refuse, by its settings alone."""
-    from client.policy import check_answer, check_digests, check_evaluation, check_update
+    from perennial.client.policy import check_answer, check_digests, check_evaluation, check_update
 
     asked: dict[Answer, Callable[[], None]] = {"train": lambda: check_update(policy, experiment)}
     if experiment.evaluation.federated:

@@ -26,10 +26,10 @@ def init(
     control_port: Annotated[int, typer.Option(help="of the Control API, on loopback")] = 8000,
 ) -> None:
     """Make a federation: certificate authority, server certificate, compose file, settings."""
-    from config.yaml_file import validate
-    from deploy.bundle import write_operator_files
-    from deploy.certificates import read_validity
-    from deploy.federation import Federation, create_operator_folder
+    from perennial.config.yaml_file import validate
+    from perennial.deploy.bundle import write_operator_files
+    from perennial.deploy.certificates import read_validity
+    from perennial.deploy.federation import Federation, create_operator_folder
 
     facts = {
         "name": name or folder.absolute().name,
@@ -58,11 +58,11 @@ def add_site(
     folder: Folder = HERE,
 ) -> None:
     """Add a site, with the public key that it made, or with one made here and sealed."""
-    from cli.given import read_bytes, read_text
-    from deploy.federation import OperatorFolder
-    from deploy.keys import make_node_key, public_line, seal
-    from foundation.errors import ConfigError
-    from foundation.files import replace_file
+    from perennial.cli.given import read_bytes, read_text
+    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.keys import make_node_key, public_line, seal
+    from perennial.foundation.errors import ConfigError
+    from perennial.foundation.files import replace_file
 
     operator = OperatorFolder(folder)
     if (public_key is None) == (passphrase_file is None):
@@ -85,8 +85,8 @@ def add_site(
 @app.command()
 def bundle(name: Site, folder: Folder = HERE) -> None:
     """Write the archive that the site receives."""
-    from deploy.bundle import write_bundle
-    from deploy.federation import OperatorFolder
+    from perennial.deploy.bundle import write_bundle
+    from perennial.deploy.federation import OperatorFolder
 
     path = write_bundle(OperatorFolder(folder), name)
     typer.echo(f"{path}")
@@ -96,8 +96,8 @@ def bundle(name: Site, folder: Folder = HERE) -> None:
 @app.command()
 def register(name: Site, folder: Folder = HERE) -> None:
     """Let a site in. The SuperLink must run."""
-    from deploy.federation import OperatorFolder
-    from deploy.operations import register as register_site
+    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.operations import register as register_site
 
     typer.echo(f"{name}: registered as node {register_site(OperatorFolder(folder), name)}")
 
@@ -105,8 +105,8 @@ def register(name: Site, folder: Folder = HERE) -> None:
 @app.command()
 def revoke(name: Site, folder: Folder = HERE) -> None:
     """Shut a site out, from its next message on."""
-    from deploy.federation import OperatorFolder
-    from deploy.operations import revoke as revoke_site
+    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.operations import revoke as revoke_site
 
     revoke_site(OperatorFolder(folder), name)
     typer.echo(f"{name}: revoked; to let it back, give it a new key (add-site) and register that")
@@ -120,8 +120,8 @@ def stage(
     folder: Folder = HERE,
 ) -> None:
     """Build the app of an experiment without running it, for sites to review and approve."""
-    from deploy.federation import OperatorFolder
-    from deploy.operations import stage as stage_experiment
+    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.operations import stage as stage_experiment
 
     application = stage_experiment(OperatorFolder(folder), experiment, overrides or [], name)
     typer.echo(f"{application.fab}\n{application.digest}")
@@ -136,8 +136,8 @@ def submit(
     folder: Folder = HERE,
 ) -> None:
     """Start a run of an experiment over the registered sites."""
-    from deploy.federation import OperatorFolder
-    from deploy.operations import submit as submit_experiment
+    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.operations import submit as submit_experiment
 
     done = submit_experiment(OperatorFolder(folder), experiment, overrides or [], name, device)
     typer.echo(f"{done.name}: started as Flower's run {done.run}")
@@ -147,8 +147,8 @@ def submit(
 @app.command()
 def status(folder: Folder = HERE) -> None:
     """Certificates, sites, runs."""
-    from cli.deployment_status import print_status
-    from deploy.federation import OperatorFolder
+    from perennial.cli.deployment_status import print_status
+    from perennial.deploy.federation import OperatorFolder
 
     print_status(OperatorFolder(folder))
 
@@ -160,10 +160,10 @@ def logs(
     folder: Folder = HERE,
 ) -> None:
     """What the ServerApp of a run said."""
-    from deploy.federation import OperatorFolder
-    from deploy.operations import last_run
-    from deploy.superlink import CONNECTION
-    from deploy.superlink import follow as run_on_terminal
+    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.operations import last_run
+    from perennial.deploy.superlink import CONNECTION
+    from perennial.deploy.superlink import follow as run_on_terminal
 
     operator = OperatorFolder(folder)
     mode = "--stream" if follow else "--show"
@@ -173,8 +173,8 @@ def logs(
 @app.command()
 def resume(name: Run, device: Device = "auto", folder: Folder = HERE) -> None:
     """Go on with a run that was stopped or killed, from its last finished round."""
-    from deploy.federation import OperatorFolder
-    from deploy.operations import resume as resume_run
+    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.operations import resume as resume_run
 
     done = resume_run(OperatorFolder(folder), name, device)
     typer.echo(f"{name}: resumed as Flower's run {done.run}")
@@ -183,8 +183,8 @@ def resume(name: Run, device: Device = "auto", folder: Folder = HERE) -> None:
 @app.command()
 def stop(name: Run, folder: Folder = HERE) -> None:
     """Stop a run; it can be resumed."""
-    from deploy.federation import OperatorFolder
-    from deploy.operations import stop as stop_run
+    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.operations import stop as stop_run
 
     typer.echo(f"{name}: stopped (Flower's run {stop_run(OperatorFolder(folder), name)})")
 
@@ -199,8 +199,8 @@ def rotate(
     folder: Folder = HERE,
 ) -> None:
     """Renew the server's certificate (restart the SuperLink then), or begin a change of authority."""
-    from deploy.certificates import read_validity
-    from deploy.federation import OperatorFolder
+    from perennial.deploy.certificates import read_validity
+    from perennial.deploy.federation import OperatorFolder
 
     operator = OperatorFolder(folder)
     if authority:
@@ -224,8 +224,8 @@ def rotate(
 @app.command()
 def start(folder: Annotated[Path, typer.Argument(help="the federation's folder")] = HERE) -> None:
     """Run the SuperLink, in the foreground."""
-    from deploy.federation import OperatorFolder
-    from deploy.superlink import start_superlink
+    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.superlink import start_superlink
 
     start_superlink(OperatorFolder(folder))
 
@@ -233,8 +233,8 @@ def start(folder: Annotated[Path, typer.Argument(help="the federation's folder")
 @app.command()
 def health(folder: Annotated[Path, typer.Argument(help="the federation's folder")] = HERE) -> None:
     """Ask the running SuperLink whether it serves (for health checks)."""
-    from deploy.federation import OperatorFolder
-    from deploy.health import check_health
+    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.health import check_health
 
     check_health(OperatorFolder(folder).health_address)
 
@@ -246,6 +246,6 @@ def reports(
     port: Annotated[int, typer.Option()] = 8080,
 ) -> None:
     """Serve the report pages of all runs, read-only."""
-    from deploy.reports import serve_reports
+    from perennial.deploy.reports import serve_reports
 
     serve_reports(runs, host, port)

@@ -3,9 +3,9 @@
 from rich.console import Console
 from rich.table import Table
 
-from deploy.certificates import read_validity
-from deploy.federation import OperatorFolder
-from deploy.operations import node_statuses, progress, run_statuses, started_runs
+from perennial.deploy.certificates import read_validity
+from perennial.deploy.federation import OperatorFolder
+from perennial.deploy.operations import node_statuses, progress, run_statuses, started_runs
 
 
 def print_status(folder: OperatorFolder) -> None:

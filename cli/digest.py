@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.experiment import Experiment, load_experiment
-from config.site import SiteConfig, load_site_config
-from foundation.errors import ConfigError
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.site import SiteConfig, load_site_config
+from perennial.foundation.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from client.site import Site
-    from models.digest_encoders import FeatureEncoder
-    from privacy.digests import DigestGuarantee, Digests
+    from perennial.client.site import Site
+    from perennial.models.digest_encoders import FeatureEncoder
+    from perennial.privacy.digests import DigestGuarantee, Digests
 
 PICTURE = "preview.png"
 SHOWN = 6
@@ -43,9 +43,9 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
 
     Raises ConfigError when the experiment makes no digests or has no such task.
     """
-    from client.digests import digests_of
-    from models.digest_encoders import build_encoder
-    from privacy.noise import SecureNoise
+    from perennial.client.digests import digests_of
+    from perennial.models.digest_encoders import build_encoder
+    from perennial.privacy.noise import SecureNoise
 
     experiment, config = load_experiment(experiment_file), load_site_config(site_file)
     if experiment.digests is None:
@@ -70,8 +70,8 @@ def preview_command(site_file: Path, experiment_file: Path, task: int, output: P
 
 
 def _open(config: SiteConfig, experiment: Experiment) -> "Site":
-    from client.identity import Identity
-    from client.site import open_site
+    from perennial.client.identity import Identity
+    from perennial.client.site import open_site
 
     return open_site(Identity.of_site(config, experiment))
 
@@ -79,11 +79,11 @@ def _open(config: SiteConfig, experiment: Experiment) -> "Site":
 def _facts(
     site: "Site", experiment: Experiment, task: int, digests: "Digests", guarantee: "DigestGuarantee"
 ) -> list[str]:
-    from privacy.digest_entries import digest_entries
-    from privacy.digests import guess_log10
-    from privacy.entries import RECIPIENT
-    from privacy.ledger import Ledger
-    from strategies.digest_report import FLOAT_LEVELS
+    from perennial.privacy.digest_entries import digest_entries
+    from perennial.privacy.digests import guess_log10
+    from perennial.privacy.entries import RECIPIENT
+    from perennial.privacy.ledger import Ledger
+    from perennial.strategies.digest_report import FLOAT_LEVELS
 
     config = experiment.digests
     assert config is not None
@@ -123,15 +123,15 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     """What a server that knows this site's digests alone makes of them, and what an attacker does."""
     import torch
 
-    from data.augmentation import to_float
-    from foundation.streams import stream, torch_seed
-    from models.digest_networks import DigestTwoBranchModel, GuidanceProducer
-    from models.incremental import travelling
-    from models.registry import build_model
-    from privacy.attacks.digest_reconstruction import reconstruct_digest
-    from privacy.attacks.similarity import structural_similarity
-    from strategies.digest_spread import spread, spread_factor
-    from strategies.recall import Momentum, Recall
+    from perennial.data.augmentation import to_float
+    from perennial.foundation.streams import stream, torch_seed
+    from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+    from perennial.models.incremental import travelling
+    from perennial.models.registry import build_model
+    from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
+    from perennial.privacy.attacks.similarity import structural_similarity
+    from perennial.strategies.digest_spread import spread, spread_factor
+    from perennial.strategies.recall import Momentum, Recall
 
     data, experiment, config = site.data, site.experiment, site.experiment.digests
     assert config is not None

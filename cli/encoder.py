@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from config.encoder_training import EncoderTraining, load_encoder_training
-from foundation.errors import ConfigError
+from perennial.config.encoder_training import EncoderTraining, load_encoder_training
+from perennial.foundation.errors import ConfigError
 
 
 def train_encoder_command(
@@ -37,12 +37,12 @@ def _train(settings: EncoderTraining, output: Path, say: Callable[[str], None]) 
     import torch
     from torch import Tensor
 
-    from data.augmentation import to_float
-    from data.samples import fill_missing
-    from data.sources import load
-    from foundation.streams import stream
-    from models.autoencoder import train_autoencoder
-    from models.encoder_file import write_autoencoder
+    from perennial.data.augmentation import to_float
+    from perennial.data.samples import fill_missing
+    from perennial.data.sources import load
+    from perennial.foundation.streams import stream
+    from perennial.models.autoencoder import train_autoencoder
+    from perennial.models.encoder_file import write_autoencoder
 
     torch.set_num_threads(1)
     source = load(settings.data, settings.seed)

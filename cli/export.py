@@ -5,8 +5,8 @@ from pathlib import Path
 
 import typer
 
-from foundation.errors import PerennialError, StateError
-from foundation.files import make_folder, replace_file
+from perennial.foundation.errors import PerennialError, StateError
+from perennial.foundation.files import make_folder, replace_file
 
 
 def export_command(run: Path, output: Path, onnx: bool) -> None:
@@ -16,7 +16,7 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
     squared distances from the class means where the run has global ones. Raises StateError when output
     cannot be written to, or is the run's own folder.
     """
-    from models.saved import load_saved
+    from perennial.models.saved import load_saved
 
     saved = load_saved(run / "model.safetensors")
     make_folder(output, mode=0o755)

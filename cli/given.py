@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError
 
 
 def read_bytes(path: Path) -> bytes:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from config.experiment import Experiment
+from perennial.config.experiment import Experiment
 
 
 class LiveDisplay:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from cli.deploy import app as deploy
-from cli.site import app as site
-from foundation.errors import PerennialError
+from perennial.cli.deploy import app as deploy
+from perennial.cli.site import app as site
+from perennial.foundation.errors import PerennialError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,7 +38,7 @@ def run(
     ] = None,
 ) -> None:
     """Run an experiment in the in-process engine."""
-    from cli.run import run_command
+    from perennial.cli.run import run_command
 
     run_command(experiment, overrides or [], seed, name, runs, workers, device, resume)
 
@@ -51,7 +51,7 @@ def check(
     ] = None,
 ) -> None:
     """Validate a file and what it points at, and say what would happen."""
-    from cli.check import check_command
+    from perennial.cli.check import check_command
 
     check_command(path, experiment)
 
@@ -59,7 +59,7 @@ def check(
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     """Write report.html of a run again."""
-    from server.report import write_report
+    from perennial.server.report import write_report
 
     typer.echo(write_report(run))
 
@@ -70,7 +70,7 @@ def compare(
     output: Annotated[Path, typer.Option(help="page to write")] = Path("compare.html"),
 ) -> None:
     """Table and plot over runs: mean and deviation over seeds."""
-    from server.compare import compare as compare_runs
+    from perennial.server.compare import compare as compare_runs
 
     typer.echo(compare_runs(runs, output))
 
@@ -85,7 +85,7 @@ def bench(
     estimate: Annotated[bool, typer.Option(help="say what it would cost, and stop")] = False,
 ) -> None:
     """Regenerate tables over seeds; results that are there already are kept."""
-    from cli.bench import bench_command
+    from perennial.cli.bench import bench_command
 
     bench_command(tables or [], workers, scale, device, results, estimate)
 
@@ -97,7 +97,7 @@ def predict(
     site: Annotated[str, typer.Option(help="of a simulated run: use this site's own model")] = "",
 ) -> None:
     """Class and confidence for images or rows, one tab-separated line each."""
-    from cli.predict import predict_command
+    from perennial.cli.predict import predict_command
 
     predict_command(run, paths, site)
 
@@ -111,7 +111,7 @@ def export(
     ] = False,
 ) -> None:
     """Copy the model out: safetensors, class names and input facts; ONNX on request."""
-    from cli.export import export_command
+    from perennial.cli.export import export_command
 
     export_command(run, output, onnx)
 
@@ -128,7 +128,7 @@ def epsilon(
     accountant: Annotated[str, typer.Option(help="prv or rdp")] = "prv",
 ) -> None:
     """Solve for the one that is left out of epsilon, delta, noise multiplier, steps; prints one number."""
-    from cli.privacy import epsilon_command
+    from perennial.cli.privacy import epsilon_command
 
     typer.echo(epsilon_command(target, delta, noise_multiplier, sample_rate, steps, accountant))
 
@@ -140,7 +140,7 @@ def ledger(
     max_epsilon: Annotated[float | None, typer.Option(help="lifetime budget, to see what is left")] = None,
 ) -> None:
     """What a site has released, to whom, at what cost."""
-    from cli.privacy import ledger_command
+    from perennial.cli.privacy import ledger_command
 
     ledger_command(state_dir, delta, max_epsilon)
 
@@ -153,7 +153,7 @@ def attack(
 ) -> None:
     """Attack a run: membership inference, gradient inversion, and what else applies, with pictures in the
     report."""
-    from cli.privacy import attack_command
+    from perennial.cli.privacy import attack_command
 
     attack_command(run, victims, steps)
 
@@ -175,7 +175,7 @@ def preview(
     output: Annotated[Path, typer.Option(help="folder for the picture")] = Path("digest-preview"),
 ) -> None:
     """What this site's digests would give away, before it agrees to send them; nothing leaves."""
-    from cli.digest import preview_command
+    from perennial.cli.digest import preview_command
 
     typer.echo(preview_command(site, experiment, task, output))
 
@@ -188,7 +188,7 @@ def train_encoder(
 ) -> None:
     """Train an encoder of digests on public data. Its weights hold something of that data, and travel to
     every site: use none that anybody wants hidden."""
-    from cli.encoder import train_encoder_command
+    from perennial.cli.encoder import train_encoder_command
 
     typer.echo(train_encoder_command(settings, output, overrides or [], typer.echo))
 

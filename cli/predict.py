@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import typer
 
-from foundation.errors import StateError, nearest
+from perennial.foundation.errors import StateError, nearest
 
 
 @torch.no_grad()
@@ -16,9 +16,9 @@ def predict_command(run: Path, paths: list[Path], site: str) -> None:
     holds means. Where only the sites have means, the global model answers with its head, and standard error
     says so.
     """
-    from data.augmentation import to_float
-    from data.inputs import read_inputs
-    from models.saved import load_saved
+    from perennial.data.augmentation import to_float
+    from perennial.data.inputs import read_inputs
+    from perennial.models.saved import load_saved
 
     saved = load_saved(model_file(run, site))
     if saved.class_means is None and saved.settings["learner"]["classifier"] == "nearest_mean":
@@ -39,7 +39,7 @@ def model_file(folder: Path, site: str) -> Path:
 
     Raises StateError when the site has no model of its own there.
     """
-    from models.saved import GLOBAL_MODEL, PERSONAL_MODEL
+    from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL
 
     if site:
         path = folder / "sites" / site / PERSONAL_MODEL

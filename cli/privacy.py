@@ -5,9 +5,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from foundation.errors import PrivacyError, StateError
-from privacy.budget import Budget
-from privacy.ledger import Ledger
+from perennial.foundation.errors import PrivacyError, StateError
+from perennial.privacy.budget import Budget
+from perennial.privacy.ledger import Ledger
 
 
 def epsilon_command(
@@ -30,8 +30,8 @@ def epsilon_command(
 def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
     """Print every release of a site, what they cost together, and where a run asked for it what they cost a
     typical record."""
-    from client.typical import runs_with_typical, typical_of
-    from privacy.composition import compose
+    from perennial.client.typical import runs_with_typical, typical_of
+    from perennial.privacy.composition import compose
 
     ledger = Ledger(state_dir)
     if not ledger.path.exists():
@@ -73,7 +73,7 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
 
 def attack_command(run: Path, victims: int, steps: int) -> None:
     """Run the attacks that apply, print their figures, and say where the pictures are."""
-    from server.attack import attack_run
+    from perennial.server.attack import attack_run
 
     console = Console(highlight=False)
     for entry in attack_run(run, victims, steps):

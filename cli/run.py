@@ -4,10 +4,10 @@ import json
 import os
 from pathlib import Path
 
-from config.experiment import load_experiment
-from config.run import RunSettings
-from foundation.errors import ConfigError, StateError
-from foundation.files import replace_file
+from perennial.config.experiment import load_experiment
+from perennial.config.run import RunSettings
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.files import replace_file
 
 RESUMED = "experiment.resumed.yaml"
 
@@ -23,8 +23,8 @@ def run_command(
     resume: Path | None,
 ) -> None:
     """Run or resume, with a live display, and say where the results are."""
-    from cli.live import LiveDisplay
-    from engine.run import run_in_process
+    from perennial.cli.live import LiveDisplay
+    from perennial.engine.run import run_in_process
 
     if resume is not None:
         settings = _resumed(experiment, overrides, seed, resume, device)
@@ -63,7 +63,7 @@ def _resumed(
         old = load_experiment(source)
         new = load_experiment(experiment or source, overrides, seed)
         if new.tasks != old.tasks or new.data.classes != old.data.classes:
-            from server.continuation import continued
+            from perennial.server.continuation import continued
 
             new = continued(old, new)
         source = folder / RESUMED

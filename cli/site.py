@@ -16,7 +16,7 @@ def keygen(
     path: Annotated[Path, typer.Argument(help="where the private key goes")] = Path("node.key"),
 ) -> None:
     """Make this site's key pair; the .pub file goes to the operator, the other never leaves."""
-    from deploy.keys import fingerprint, make_node_key, public_line, write_node_key
+    from perennial.deploy.keys import fingerprint, make_node_key, public_line, write_node_key
 
     key = make_node_key()
     write_node_key(key, path)
@@ -35,9 +35,9 @@ def open_(
     passphrase_file: Annotated[Path | None, typer.Option(help="read the passphrase from a file")] = None,
 ) -> None:
     """Unpack a bundle, after checking its checksums; site.yaml and keys that exist are kept."""
-    from cli.given import read_text
-    from deploy.bundle import open_bundle
-    from deploy.certificates import read_validity
+    from perennial.cli.given import read_text
+    from perennial.deploy.bundle import open_bundle
+    from perennial.deploy.certificates import read_validity
 
     passphrase = read_text(passphrase_file).strip() if passphrase_file else None
     if sealed and passphrase is None:
@@ -55,7 +55,7 @@ def approve(
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
     """Let one app run here: the code and the experiment that have this hash, and no other."""
-    from deploy.approval import approve as approve_app
+    from perennial.deploy.approval import approve as approve_app
 
     approved = approve_app(fab, _flower_home(site), sha256)
     typer.echo(f"{approved.name}: approved, with {', '.join(approved.experiments) or 'no experiment'}")
@@ -67,7 +67,7 @@ def withdraw(
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
     """Take an approval back."""
-    from deploy.approval import withdraw as withdraw_app
+    from perennial.deploy.approval import withdraw as withdraw_app
 
     withdraw_app(name, _flower_home(site))
     typer.echo(f"{name}: not approved any more")
@@ -76,8 +76,8 @@ def withdraw(
 @app.command()
 def check(path: SiteFile = Path("site.yaml")) -> None:
     """Check key, certificates, approvals and the way to the SuperLink; say what would happen."""
-    from deploy.handshake import check_handshake
-    from deploy.supernode import read_setup
+    from perennial.deploy.handshake import check_handshake
+    from perennial.deploy.supernode import read_setup
 
     setup = read_setup(path)
     typer.echo(f"site:        {setup.config.site}, key {setup.fingerprint}")
@@ -94,7 +94,7 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
 @app.command()
 def start(path: SiteFile = Path("site.yaml")) -> None:
     """Run the SuperNode, in the foreground."""
-    from deploy.supernode import start_supernode
+    from perennial.deploy.supernode import start_supernode
 
     start_supernode(path)
 
@@ -102,13 +102,13 @@ def start(path: SiteFile = Path("site.yaml")) -> None:
 @app.command()
 def health(path: SiteFile = Path("site.yaml")) -> None:
     """Ask the running SuperNode whether it serves (for health checks)."""
-    from deploy.health import check_health
-    from deploy.supernode import health_address, read_connection
+    from perennial.deploy.health import check_health
+    from perennial.deploy.supernode import health_address, read_connection
 
     check_health(health_address(read_connection(path)))
 
 
 def _flower_home(site: Path) -> Path:
-    from deploy.supernode import read_connection
+    from perennial.deploy.supernode import read_connection
 
     return site.absolute().parent / read_connection(site).flower_home

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from client.batches import TrainingSet
-from client.site import Site
-from config.experiment import AdversaryKind
-from foundation.streams import stream
+from perennial.client.batches import TrainingSet
+from perennial.client.site import Site
+from perennial.config.experiment import AdversaryKind
+from perennial.foundation.streams import stream
 
 
 def behaviour(site: Site) -> AdversaryKind | None:

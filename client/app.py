@@ -12,8 +12,8 @@ from typing import TypeVar
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client.identity import Identity, identify
-from foundation.errors import (
+from perennial.client.identity import Identity, identify
+from perennial.foundation.errors import (
     ConfigError,
     DataError,
     PerennialError,
@@ -23,8 +23,8 @@ from foundation.errors import (
     RecordGone,
     StateError,
 )
-from protocol.fields import WireMessage
-from protocol.messages import (
+from perennial.protocol.fields import WireMessage
+from perennial.protocol.messages import (
     VERSION,
     DescribeReply,
     DescribeRequest,
@@ -77,13 +77,13 @@ def _answer(
 
 
 def _answer_at_site(message: Message, context: Context, expected: type[WireMessage], answer: str) -> Message:
-    """Answer by `module:function`, which takes the opened site and is imported for this request alone."""
+    """Answer by `module:function` of this room, imported for this request alone; it takes the opened site."""
 
     def handle(identity: Identity, request: WireMessage) -> WireMessage:
-        from client.site import open_site
+        from perennial.client.site import open_site
 
         module, _, function = answer.partition(":")
-        return getattr(import_module(module), function)(open_site(identity), request)
+        return getattr(import_module(f"perennial.client.{module}"), function)(open_site(identity), request)
 
     return _answer(message, context, expected, handle)
 
@@ -116,39 +116,39 @@ def describe(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Train on this task's data."""
 
-    return _answer_at_site(message, context, TrainRequest, "client.handlers:answer_train")
+    return _answer_at_site(message, context, TrainRequest, "handlers:answer_train")
 
 
 @app.train("finish_task")
 def finish_task(message: Message, context: Context) -> Message:
     """Choose exemplars and keep the task's model."""
 
-    return _answer_at_site(message, context, FinishTaskRequest, "client.handlers:answer_finish_task")
+    return _answer_at_site(message, context, FinishTaskRequest, "handlers:answer_finish_task")
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the model on held-out samples."""
 
-    return _answer_at_site(message, context, EvaluateRequest, "client.handlers:answer_evaluate")
+    return _answer_at_site(message, context, EvaluateRequest, "handlers:answer_evaluate")
 
 
 @app.query("digest")
 def digest(message: Message, context: Context) -> Message:
     """Lend digests of this task's new data."""
 
-    return _answer_at_site(message, context, DigestRequest, "client.digests:answer_digest")
+    return _answer_at_site(message, context, DigestRequest, "digests:answer_digest")
 
 
 @app.query("sparsity")
 def sparsity(message: Message, context: Context) -> Message:
     """Measure how often each channel is silent."""
 
-    return _answer_at_site(message, context, SparsityRequest, "client.sparsity:answer_sparsity")
+    return _answer_at_site(message, context, SparsityRequest, "sparsity:answer_sparsity")
 
 
 @app.train("personal_model")
 def personal_model(message: Message, context: Context) -> Message:
     """Keep, and measure, the site's own model."""
 
-    return _answer_at_site(message, context, PersonalModelRequest, "client.own_model:answer_personal_model")
+    return _answer_at_site(message, context, PersonalModelRequest, "own_model:answer_personal_model")

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.augmentation import augment, to_float
-from data.config import AugmentationConfig
+from perennial.data.augmentation import augment, to_float
+from perennial.data.config import AugmentationConfig
 
 CONVERTED_VALUES = 1 << 20
 """Values of stored samples that become floats in one operation (4 MiB of them)."""

@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.batches import TrainingSet
-from client.evaluation import unit_features
-from client.policy import check_update
-from client.release import charge_entry
-from client.site import Site
-from foundation.errors import PrivacyError
-from foundation.streams import stream
-from models.incremental import IncrementalModel
-from privacy.entries import RECIPIENT, Entry
-from privacy.noise import SecureNoise, SeededNoise
-from privacy.protection import protect_update
-from protocol.messages import FinishTaskRequest, Stamp
-from protocol.tensors import Tensors
+from perennial.client.batches import TrainingSet
+from perennial.client.evaluation import unit_features
+from perennial.client.policy import check_update
+from perennial.client.release import charge_entry
+from perennial.client.site import Site
+from perennial.foundation.errors import PrivacyError
+from perennial.foundation.streams import stream
+from perennial.models.incremental import IncrementalModel
+from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.noise import SecureNoise, SeededNoise
+from perennial.privacy.protection import protect_update
+from perennial.protocol.messages import FinishTaskRequest, Stamp
+from perennial.protocol.tensors import Tensors
 
 
 @torch.no_grad()

@@ -17,13 +17,13 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from client.gradient_correction import GradientCorrection
-from client.site import Site
-from config.learner import Part
-from foundation.errors import ProtocolError
-from models.flat import FlatParameters
-from models.growth import grown
-from protocol.messages import TrainRequest
+from perennial.client.gradient_correction import GradientCorrection
+from perennial.client.site import Site
+from perennial.config.learner import Part
+from perennial.foundation.errors import ProtocolError
+from perennial.models.flat import FlatParameters
+from perennial.models.growth import grown
+from perennial.protocol.messages import TrainRequest
 
 RECORD = "correction"
 IN_CLUSTER = "correction-in-cluster"

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client.policy import check_digests, check_samples
-from client.release import charge_entry
-from client.site import Site
-from foundation.errors import ConfigError, ProtocolError
-from foundation.streams import stream
-from models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
-from privacy.digest_config import DigestConfig
-from privacy.digest_entries import digest_entries
-from privacy.digests import DigestGuarantee, Digests, make_digests
-from privacy.entries import RECIPIENT
-from privacy.noise import NoiseSource, SecureNoise, SeededNoise
-from protocol.messages import DigestReply, DigestRequest
-from protocol.tensors import Tensors
+from perennial.client.policy import check_digests, check_samples
+from perennial.client.release import charge_entry
+from perennial.client.site import Site
+from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.foundation.streams import stream
+from perennial.models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
+from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.digest_entries import digest_entries
+from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
+from perennial.privacy.entries import RECIPIENT
+from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
+from perennial.protocol.messages import DigestReply, DigestRequest
+from perennial.protocol.tensors import Tensors
 
 ENCODER_BATCH = 2048
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.batches import EVALUATION_BATCH, TrainingSet
-from models.class_means import mean_similarity
-from models.incremental import IncrementalModel
+from perennial.client.batches import EVALUATION_BATCH, TrainingSet
+from perennial.models.class_means import mean_similarity
+from perennial.models.incremental import IncrementalModel
 
 
 @torch.no_grad()

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from client.memory import herding, nearest, random_by_hash, share_by_hash
-from client.state import SiteState
-from config.learner import Memory
-from data.federation import SiteData
-from foundation.errors import DataError, StateError
+from perennial.client.memory import herding, nearest, random_by_hash, share_by_hash
+from perennial.client.state import SiteState
+from perennial.config.learner import Memory
+from perennial.data.federation import SiteData
+from perennial.foundation.errors import DataError, StateError
 
 RECORD = "exemplars"
 

@@ -6,26 +6,26 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from client.adversary import behaviour, mislabelled
-from client.class_means import own_class_means, release_class_sums
-from client.corrections import open_correction
-from client.digests import withdrawal
-from client.evaluation import by_class_means, by_head, count_correct, unit_features
-from client.exemplars import ExemplarStore
-from client.kept_model import keep_own_model
-from client.local_training import LocalTraining
-from client.own_layers import has_own_layers, keep_own_layers, shared_update, with_own_layers
-from client.policy import check_answer, check_evaluation, check_samples, check_update
-from client.pretraining import task_places
-from client.prototypes import prototype_gradients
-from client.release import charge, check_reply, release_update
-from client.ring_turn import segment_of, turn_of
-from client.site import Site
-from client.telling import tell
-from client.typical import TypicalRecord
-from foundation.errors import DataError, ProtocolError
-from models.incremental import IncrementalModel, complete_state
-from protocol.messages import (
+from perennial.client.adversary import behaviour, mislabelled
+from perennial.client.class_means import own_class_means, release_class_sums
+from perennial.client.corrections import open_correction
+from perennial.client.digests import withdrawal
+from perennial.client.evaluation import by_class_means, by_head, count_correct, unit_features
+from perennial.client.exemplars import ExemplarStore
+from perennial.client.kept_model import keep_own_model
+from perennial.client.local_training import LocalTraining
+from perennial.client.own_layers import has_own_layers, keep_own_layers, shared_update, with_own_layers
+from perennial.client.policy import check_answer, check_evaluation, check_samples, check_update
+from perennial.client.pretraining import task_places
+from perennial.client.prototypes import prototype_gradients
+from perennial.client.release import charge, check_reply, release_update
+from perennial.client.ring_turn import segment_of, turn_of
+from perennial.client.site import Site
+from perennial.client.telling import tell
+from perennial.client.typical import TypicalRecord
+from perennial.foundation.errors import DataError, ProtocolError
+from perennial.models.incremental import IncrementalModel, complete_state
+from perennial.protocol.messages import (
     EvaluateReply,
     EvaluateRequest,
     FinishTaskReply,
@@ -34,7 +34,7 @@ from protocol.messages import (
     TrainReply,
     TrainRequest,
 )
-from protocol.tensors import Tensors, content_sha256
+from perennial.protocol.tensors import Tensors, content_sha256
 
 Previous = tuple[str, dict[str, Tensor]] | None
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from config.experiment import Experiment
-from config.run import RunSettings
-from config.site import ANSWERS, SiteConfig, SitePolicy, load_site_config
-from data.config import DataConfig
-from foundation.errors import ConfigError, PolicyRefusal
+from perennial.config.experiment import Experiment
+from perennial.config.run import RunSettings
+from perennial.config.site import ANSWERS, SiteConfig, SitePolicy, load_site_config
+from perennial.data.config import DataConfig
+from perennial.foundation.errors import ConfigError, PolicyRefusal
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _experiment(settings: RunSettings) -> Experiment:
 @lru_cache(maxsize=4)
 def _simulated_names(settings: RunSettings) -> tuple[str, ...]:
     # imported here: a deployed site never reads simulated data
-    from config.simulation import simulated_site_names
+    from perennial.config.simulation import simulated_site_names
 
     return simulated_site_names(_experiment(settings))
 

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from client.site import Site
-from data.samples import stored_as
-from models.incremental import IncrementalModel, complete_state
-from models.saved import PERSONAL_MODEL, Inputs, save_model
+from perennial.client.site import Site
+from perennial.data.samples import stored_as
+from perennial.models.incremental import IncrementalModel, complete_state
+from perennial.models.saved import PERSONAL_MODEL, Inputs, save_model
 
 
 def keep_own_model(site: Site, model: IncrementalModel, class_means: Tensor | None) -> None:

@@ -4,20 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from client.batches import TrainingSet
-from client.corrections import LocalCorrection
-from client.private_training import require_no_extra_losses, train_privately
-from client.rehearsal import open_rehearsal
-from client.release import noise_source
-from client.ring_turn import features_as_asked
-from client.site import Site
-from client.training import TrainingResult, train
-from client.typical import TypicalRecord
-from config.turn import Turn
-from foundation.streams import stream
-from models.flat import FlatParameters
-from models.incremental import IncrementalModel
-from protocol.messages import TrainRequest
+from perennial.client.batches import TrainingSet
+from perennial.client.corrections import LocalCorrection
+from perennial.client.private_training import require_no_extra_losses, train_privately
+from perennial.client.rehearsal import open_rehearsal
+from perennial.client.release import noise_source
+from perennial.client.ring_turn import features_as_asked
+from perennial.client.site import Site
+from perennial.client.training import TrainingResult, train
+from perennial.client.typical import TypicalRecord
+from perennial.config.turn import Turn
+from perennial.foundation.streams import stream
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel
+from perennial.protocol.messages import TrainRequest
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError
 
 
 def log_prior(counts: Tensor, scale: float, sign: int) -> Tensor:

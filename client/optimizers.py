@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from config.learner import Optimizer
+from perennial.config.learner import Optimizer
 
 
 class FlatOptimizer:

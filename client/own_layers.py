@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from client.site import Site
-from foundation.errors import ProtocolError, StateError
-from models.layers import with_rows
-from protocol.tensors import Tensors
+from perennial.client.site import Site
+from perennial.foundation.errors import ProtocolError, StateError
+from perennial.models.layers import with_rows
+from perennial.protocol.tensors import Tensors
 
 RECORD = "own-layers"
 

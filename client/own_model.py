@@ -1,13 +1,13 @@
 """A site's own model: the shared layers of its cluster and its own layers, kept as a file that can be
 served."""
 
-from client.class_means import own_class_means
-from client.handlers import held_out_counts
-from client.kept_model import keep_own_model
-from client.own_layers import with_own_layers
-from client.policy import check_answer
-from client.site import Site
-from protocol.messages import PersonalModelReply, PersonalModelRequest
+from perennial.client.class_means import own_class_means
+from perennial.client.handlers import held_out_counts
+from perennial.client.kept_model import keep_own_model
+from perennial.client.own_layers import with_own_layers
+from perennial.client.policy import check_answer
+from perennial.client.site import Site
+from perennial.protocol.messages import PersonalModelReply, PersonalModelRequest
 
 
 def answer_personal_model(site: Site, request: PersonalModelRequest) -> PersonalModelReply:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from client.batches import EVALUATION_BATCH, TrainingSet
-from foundation.errors import ProtocolError
-from models.dual_backbone import DualBackboneModel
-from models.incremental import IncrementalModel
+from perennial.client.batches import EVALUATION_BATCH, TrainingSet
+from perennial.foundation.errors import ProtocolError
+from perennial.models.dual_backbone import DualBackboneModel
+from perennial.models.incremental import IncrementalModel
 
 
 class Past:

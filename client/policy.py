@@ -10,13 +10,13 @@ before anything is computed.
 from dataclasses import dataclass
 from typing import Literal
 
-from config.claims import check_claim
-from config.experiment import Experiment
-from config.site import Answer, SitePolicy
-from config.turn import Turn
-from foundation.errors import PolicyRefusal
-from privacy.config import Mode
-from privacy.digest_config import DigestConfig
+from perennial.config.claims import check_claim
+from perennial.config.experiment import Experiment
+from perennial.config.site import Answer, SitePolicy
+from perennial.config.turn import Turn
+from perennial.foundation.errors import PolicyRefusal
+from perennial.privacy.config import Mode
+from perennial.privacy.digest_config import DigestConfig
 
 
 def check_answer(policy: SitePolicy, kind: Answer) -> None:

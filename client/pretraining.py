@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client.site import Site
-from foundation.streams import stream
-from protocol.messages import Stamp
+from perennial.client.site import Site
+from perennial.foundation.streams import stream
+from perennial.protocol.messages import Stamp
 
 
 def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) -> Tensor:

@@ -16,21 +16,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client.batches import TrainingSet
-from client.optimizers import FlatOptimizer
-from client.past import outputs
-from client.training import TrainingResult, seeded_dropout
-from client.typical import TypicalRecord
-from config.learner import LearnerConfig
-from data.augmentation import augment
-from data.config import AugmentationConfig
-from foundation.errors import PrivacyError
-from models.flat import FlatParameters
-from models.incremental import IncrementalModel
-from privacy.config import PrivacyConfig
-from privacy.noise import NoiseSource
-from privacy.sample_level import Losses, PrivateGradient, poisson_batches
-from protocol.messages import TrainRequest
+from perennial.client.batches import TrainingSet
+from perennial.client.optimizers import FlatOptimizer
+from perennial.client.past import outputs
+from perennial.client.training import TrainingResult, seeded_dropout
+from perennial.client.typical import TypicalRecord
+from perennial.config.learner import LearnerConfig
+from perennial.data.augmentation import augment
+from perennial.data.config import AugmentationConfig
+from perennial.foundation.errors import PrivacyError
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noise import NoiseSource
+from perennial.privacy.sample_level import Losses, PrivateGradient, poisson_batches
+from perennial.protocol.messages import TrainRequest
 
 
 def steps_of_round(learner: LearnerConfig, privacy: PrivacyConfig) -> int:

@@ -13,18 +13,18 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from client.batches import TrainingSet
-from client.evaluation import unit_features
-from client.memory import nearest
-from client.past import outputs
-from client.site import Site
-from config.learner import Part
-from foundation.errors import DataError, PrivacyError, ProtocolError
-from foundation.streams import stream, torch_seed
-from models.gradient_encoder import GradientEncoder
-from models.incremental import IncrementalModel
-from protocol.messages import TrainRequest
-from protocol.tensors import Tensors
+from perennial.client.batches import TrainingSet
+from perennial.client.evaluation import unit_features
+from perennial.client.memory import nearest
+from perennial.client.past import outputs
+from perennial.client.site import Site
+from perennial.config.learner import Part
+from perennial.foundation.errors import DataError, PrivacyError, ProtocolError
+from perennial.foundation.streams import stream, torch_seed
+from perennial.models.gradient_encoder import GradientEncoder
+from perennial.models.incremental import IncrementalModel
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import Tensors
 
 RECORD = "transition"
 

@@ -10,13 +10,13 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from client.losses import distillation
-from client.site import Site
-from config.learner import Part
-from foundation.errors import ProtocolError
-from foundation.streams import stream, torch_seed
-from models.incremental import IncrementalModel
-from protocol.messages import TrainRequest
+from perennial.client.losses import distillation
+from perennial.client.site import Site
+from perennial.config.learner import Part
+from perennial.foundation.errors import ProtocolError
+from perennial.foundation.streams import stream, torch_seed
+from perennial.models.incremental import IncrementalModel
+from perennial.protocol.messages import TrainRequest
 
 
 class RehearsalOrder(Part):

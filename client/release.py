@@ -8,18 +8,18 @@ from pathlib import Path
 
 from torch import Tensor
 
-from client.private_training import steps_of_round
-from client.site import Site
-from client.training import TrainingResult
-from config.experiment import Experiment
-from foundation.errors import PrivacyError
-from foundation.streams import stream
-from privacy.clipping import clip
-from privacy.entries import RECIPIENT, Entry
-from privacy.ledger import Ledger, Limit
-from privacy.noise import NoiseSource, SecureNoise, SeededNoise
-from privacy.protection import protect_update
-from protocol.messages import TrainReply, TrainRequest
+from perennial.client.private_training import steps_of_round
+from perennial.client.site import Site
+from perennial.client.training import TrainingResult
+from perennial.config.experiment import Experiment
+from perennial.foundation.errors import PrivacyError
+from perennial.foundation.streams import stream
+from perennial.privacy.clipping import clip
+from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.ledger import Ledger, Limit
+from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
+from perennial.privacy.protection import protect_update
+from perennial.protocol.messages import TrainReply, TrainRequest
 
 POLICY_METRICS = frozenset({"digests"})
 """What a reply tells of the site's policy, and not of its data."""

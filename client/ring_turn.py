@@ -13,12 +13,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from config.turn import Turn
-from data.apportion import apportion
-from foundation.errors import ProtocolError
-from foundation.streams import stream, torch_seed
-from models.feature_noise import noised_features
-from protocol.messages import TrainRequest
+from perennial.config.turn import Turn
+from perennial.data.apportion import apportion
+from perennial.foundation.errors import ProtocolError
+from perennial.foundation.streams import stream, torch_seed
+from perennial.models.feature_noise import noised_features
+from perennial.protocol.messages import TrainRequest
 
 USUAL_LEAST = 32
 """Samples below which a segment is not cut, where the server names no number and the site has enough."""

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from client.batches import TrainingSet
-from client.exemplars import ExemplarStore
-from client.identity import Identity
-from client.state import SiteState
-from client.workbench import Workbench, choose_device
-from config.experiment import Experiment
-from config.simulation import simulated_federation
-from data.deployed import load_site, site_config
-from data.registry import Registry, build_registry
-from data.site import SiteData
-from foundation.errors import ConfigError, ProtocolError
-from protocol.messages import Stamp
-from protocol.tensors import content_sha256
+from perennial.client.batches import TrainingSet
+from perennial.client.exemplars import ExemplarStore
+from perennial.client.identity import Identity
+from perennial.client.state import SiteState
+from perennial.client.workbench import Workbench, choose_device
+from perennial.config.experiment import Experiment
+from perennial.config.simulation import simulated_federation
+from perennial.data.deployed import load_site, site_config
+from perennial.data.registry import Registry, build_registry
+from perennial.data.site import SiteData
+from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.protocol.messages import Stamp
+from perennial.protocol.tensors import content_sha256
 
 HELD_MODELS = 2
 

@@ -9,20 +9,20 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
-from client.batches import EVALUATION_BATCH, TrainingSet
-from client.handlers import Previous, training_places
-from client.policy import check_answer, check_sparsity
-from client.release import charge_entry
-from client.site import Site
-from foundation.errors import ConfigError, DataError, ProtocolError
-from foundation.streams import stream
-from models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, zero_shares
-from models.vgg_front import vgg11_front, with_weights
-from privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
-from privacy.entries import RECIPIENT, Entry
-from privacy.noise import SecureNoise, SeededNoise, add_noise
-from protocol.messages import SparsityReply, SparsityRequest
-from protocol.tensors import Tensors, content_sha256
+from perennial.client.batches import EVALUATION_BATCH, TrainingSet
+from perennial.client.handlers import Previous, training_places
+from perennial.client.policy import check_answer, check_sparsity
+from perennial.client.release import charge_entry
+from perennial.client.site import Site
+from perennial.foundation.errors import ConfigError, DataError, ProtocolError
+from perennial.foundation.streams import stream
+from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, zero_shares
+from perennial.models.vgg_front import vgg11_front, with_weights
+from perennial.privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
+from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.noise import SecureNoise, SeededNoise, add_noise
+from perennial.protocol.messages import SparsityReply, SparsityRequest
+from perennial.protocol.tensors import Tensors, content_sha256
 
 
 def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:

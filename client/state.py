@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from foundation.errors import RecordGone, StateError
-from foundation.files import one_at_a_time, replace_file
+from perennial.foundation.errors import RecordGone, StateError
+from perennial.foundation.files import one_at_a_time, replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor

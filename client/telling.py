@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from client.batches import TrainingSet
-from client.evaluation import by_head, count_correct
-from client.site import Site
-from client.training import TrainingResult
-from foundation.errors import PrivacyError
-from models.incremental import IncrementalModel
-from protocol.measurements import (
+from perennial.client.batches import TrainingSet
+from perennial.client.evaluation import by_head, count_correct
+from perennial.client.site import Site
+from perennial.client.training import TrainingResult
+from perennial.foundation.errors import PrivacyError
+from perennial.models.incremental import IncrementalModel
+from perennial.protocol.measurements import (
     CLASS_COVERAGE,
     CLASSIFICATION_LOSS,
     HELD_OUT_ACCURACY,
@@ -19,7 +19,7 @@ from protocol.measurements import (
     TRAIN_ACCURACY,
     asked,
 )
-from protocol.messages import TrainRequest
+from perennial.protocol.messages import TrainRequest
 
 
 def tell(

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client.batches import TrainingSet, shuffled
-from client.gradient_correction import GradientCorrection
-from client.losses import (
+from perennial.client.batches import TrainingSet, shuffled
+from perennial.client.gradient_correction import GradientCorrection
+from perennial.client.losses import (
     balanced_softmax,
     current_softmax,
     distillation,
@@ -24,14 +24,14 @@ from client.losses import (
     relation_distillation,
     supervised_contrastive,
 )
-from client.optimizers import FlatOptimizer
-from client.past import Past
-from config.learner import LearnerConfig
-from data.config import AugmentationConfig
-from foundation.errors import DataError
-from foundation.streams import torch_seed
-from models.flat import FlatParameters
-from models.incremental import IncrementalModel
+from perennial.client.optimizers import FlatOptimizer
+from perennial.client.past import Past
+from perennial.config.learner import LearnerConfig
+from perennial.data.config import AugmentationConfig
+from perennial.foundation.errors import DataError
+from perennial.foundation.streams import torch_seed
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel
 
 
 @dataclass(frozen=True)

@@ -22,16 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client.batches import TrainingSet
-from client.site import Site
-from client.training import TrainingResult
-from config.experiment import Experiment
-from foundation.errors import PrivacyError, StateError
-from foundation.files import replace_file
-from foundation.streams import stream
-from models.flat import FlatParameters
-from privacy.bayesian import BayesianAccountant
-from privacy.clipping import clip
+from perennial.client.batches import TrainingSet
+from perennial.client.site import Site
+from perennial.client.training import TrainingResult
+from perennial.config.experiment import Experiment
+from perennial.foundation.errors import PrivacyError, StateError
+from perennial.foundation.files import replace_file
+from perennial.foundation.streams import stream
+from perennial.models.flat import FlatParameters
+from perennial.privacy.bayesian import BayesianAccountant
+from perennial.privacy.clipping import clip
 
 FILE = "typical.json"
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from config.experiment import Experiment
-from foundation.errors import ConfigError, ProtocolError, StateError
-from models.flat import FlatParameters
-from models.incremental import IncrementalModel, load_complete
-from models.registry import build_model
+from perennial.config.experiment import Experiment
+from perennial.foundation.errors import ConfigError, ProtocolError, StateError
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel, load_complete
+from perennial.models.registry import build_model
 
 
 def choose_device(device: str) -> torch.device:

@@ -6,9 +6,9 @@ did not ask would still have its sites charge a finite epsilon for a claim that 
 
 from collections.abc import Sequence
 
-from config.experiment import Experiment
-from config.turn import Turn
-from privacy.combinations import ReleaseProtection, refuse_false_claims
+from perennial.config.experiment import Experiment
+from perennial.config.turn import Turn
+from perennial.privacy.combinations import ReleaseProtection, refuse_false_claims
 
 
 def check_claim(

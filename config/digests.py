@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from config.yaml_file import beside, name_only
-from models.config import EncoderConfig
-from models.encoder_file import read_content
-from privacy.digest_config import DigestConfig
+from perennial.config.yaml_file import beside, name_only
+from perennial.models.config import EncoderConfig
+from perennial.models.encoder_file import read_content
+from perennial.privacy.digest_config import DigestConfig
 
 
 class DigestsConfig(DigestConfig):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from config.yaml_file import apply_overrides, beside, read_yaml, validate
-from data.config import DataConfig
+from perennial.config.yaml_file import apply_overrides, beside, read_yaml, validate
+from perennial.data.config import DataConfig
 
 
 class EncoderTraining(BaseModel):

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from config.digests import DigestsConfig, locate_encoder
-from config.learner import LearnerConfig
-from config.pretraining import PretrainingConfig
-from config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
-from data.config import DataConfig, TasksConfig
-from foundation.errors import nearest
-from models.config import EncoderConfig, ModelConfig
-from privacy.config import PrivacyConfig
+from perennial.config.digests import DigestsConfig, locate_encoder
+from perennial.config.learner import LearnerConfig
+from perennial.config.pretraining import PretrainingConfig
+from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
+from perennial.data.config import DataConfig, TasksConfig
+from perennial.foundation.errors import nearest
+from perennial.models.config import EncoderConfig, ModelConfig
+from perennial.privacy.config import PrivacyConfig
 
 ON_DISK: Any = {"data": {"path"}, "digests": {"encoder": {"file"}}}
 """Settings that say where something lies on a disk, and nothing about what it is."""

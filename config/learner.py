@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from config.yaml_file import name_only
-from foundation.errors import ConfigError
+from perennial.config.yaml_file import name_only
+from perennial.foundation.errors import ConfigError
 
 
 class Part(BaseModel):

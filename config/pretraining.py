@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError
 
 
 class PretrainingConfig(BaseModel):

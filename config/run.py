@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config.experiment import Experiment, load_experiment
-from foundation.errors import ConfigError, nearest
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.foundation.errors import ConfigError, nearest
 
 APP_ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,7 +1,7 @@
 """The simulated data of an experiment, read once per process and shared by its server and its sites."""
 
-from config.experiment import Experiment
-from data.federation import Federation, build
+from perennial.config.experiment import Experiment
+from perennial.data.federation import Federation, build
 
 _built: dict[str, Federation] = {}
 

@@ -5,10 +5,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from config.yaml_file import read_yaml, validate
-from data.config import DataConfig
-from foundation.names import SITE_NAME
-from privacy.config import Mode
+from perennial.config.yaml_file import read_yaml, validate
+from perennial.data.config import DataConfig
+from perennial.foundation.names import SITE_NAME
+from perennial.privacy.config import Mode
 
 Answer = Literal["train", "evaluate", "digest", "sparsity"]
 ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "digest", "sparsity")

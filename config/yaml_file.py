@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.config import AugmentationConfig
+from perennial.data.config import AugmentationConfig
 
 
 def to_float(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from foundation.errors import nearest
+from perennial.foundation.errors import nearest
 
 SourceKind = Literal["digits", "folder", "csv", "npz", "pack", "torchvision", "synth_groups"]
 DatasetName = Literal["cifar10", "cifar100", "mnist", "fashion_mnist", "emnist"]

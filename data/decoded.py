@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from foundation.files import replace_file
+from perennial.foundation.files import replace_file
 
 _LAYOUT = 1
 

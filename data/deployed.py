@@ -11,13 +11,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from data.config import DataConfig, PartitionConfig
-from data.samples import Samples, constants, fill_missing
-from data.site import SiteData
-from data.sources import load
-from data.splits import LEAST_AT_SITE, Strata
-from data.table import feature_count, table_constants
-from foundation.errors import ConfigError, DataError, nearest
+from perennial.data.config import DataConfig, PartitionConfig
+from perennial.data.samples import Samples, constants, fill_missing
+from perennial.data.site import SiteData
+from perennial.data.sources import load
+from perennial.data.splits import LEAST_AT_SITE, Strata
+from perennial.data.table import feature_count, table_constants
+from perennial.foundation.errors import ConfigError, DataError, nearest
 
 SITE_KEYS = ("source", "path", "dataset", "download", "labels", "label_column", "site_column", "arrays")
 """What a site says about its own data; everything else is the experiment's to say."""

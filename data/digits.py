@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.config import DataConfig
-from data.images import conform
-from data.samples import Samples, Source, constants
-from foundation.errors import DataError
+from perennial.data.config import DataConfig
+from perennial.data.images import conform
+from perennial.data.samples import Samples, Source, constants
+from perennial.foundation.errors import DataError
 
 MEAN, STD = 0.3053, 0.3760
 

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.apportion import apportion
-from data.config import DataConfig, NormaliseConfig, TasksConfig
-from data.partition import partition
-from data.registry import Registry, build_registry
-from data.samples import Source, Stored, fill_missing, stored_as
-from data.schedule import TaskSchedule
-from data.site import SiteData
-from data.sources import load
-from data.splits import LEAST_AT_SITE, LEAST_CENTRAL, Strata, joined
-from data.table import numeric_places
-from foundation.errors import ConfigError, DataError, nearest
-from foundation.names import SITE_NAME_RULE, is_site_name
+from perennial.data.apportion import apportion
+from perennial.data.config import DataConfig, NormaliseConfig, TasksConfig
+from perennial.data.partition import partition
+from perennial.data.registry import Registry, build_registry
+from perennial.data.samples import Source, Stored, fill_missing, stored_as
+from perennial.data.schedule import TaskSchedule
+from perennial.data.site import SiteData
+from perennial.data.sources import load
+from perennial.data.splits import LEAST_AT_SITE, LEAST_CENTRAL, Strata, joined
+from perennial.data.table import numeric_places
+from perennial.foundation.errors import ConfigError, DataError, nearest
+from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 
 
 @dataclass(frozen=True, eq=False)

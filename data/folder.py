@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.config import DataConfig
-from data.decoded import decoded
-from data.images import read_images
-from data.labels import class_indices, encode_labels
-from data.samples import Samples, Source, constants
-from data.table import MISSING, read_columns
-from foundation.errors import DataError, nearest
+from perennial.data.config import DataConfig
+from perennial.data.decoded import decoded
+from perennial.data.images import read_images
+from perennial.data.labels import class_indices, encode_labels
+from perennial.data.samples import Samples, Source, constants
+from perennial.data.table import MISSING, read_columns
+from perennial.foundation.errors import DataError, nearest
 
 SUFFIXES = frozenset(
     (

@@ -7,7 +7,7 @@ class; here they do not.
 
 import numpy as np
 
-from foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError
 
 
 def group_of_site(sites: int, groups: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foundation.errors import DataError
+from perennial.foundation.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image

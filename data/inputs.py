@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.images import conform, read_images
-from data.npz import read_samples
-from data.samples import Stored, fill_missing, stored_as
-from data.table import encode, read_columns
-from foundation.errors import DataError
+from perennial.data.images import conform, read_images
+from perennial.data.npz import read_samples
+from perennial.data.samples import Stored, fill_missing, stored_as
+from perennial.data.table import encode, read_columns
+from perennial.foundation.errors import DataError
 
 BATCH = 256
 Columns = Mapping[str, str | Sequence[str]]

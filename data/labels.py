@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from foundation.errors import ConfigError, DataError, nearest
+from perennial.foundation.errors import ConfigError, DataError, nearest
 
 
 def class_indices(

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.config import ArrayRole, DataConfig
-from data.images import conform
-from data.labels import encode_labels
-from data.samples import Samples, Source, constants, stored_as
-from foundation.errors import DataError, nearest
+from perennial.data.config import ArrayRole, DataConfig
+from perennial.data.images import conform
+from perennial.data.labels import encode_labels
+from perennial.data.samples import Samples, Source, constants, stored_as
+from perennial.foundation.errors import DataError, nearest
 
 
 def load_npz(config: DataConfig) -> Source:

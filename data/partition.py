@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.apportion import apportion
-from data.config import PartitionConfig
-from data.group_partition import group_holders
-from foundation.errors import ConfigError
-from foundation.streams import stream
+from perennial.data.apportion import apportion
+from perennial.data.config import PartitionConfig
+from perennial.data.group_partition import group_holders
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.streams import stream
 
 MOST_TRIES = 1000
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from data.config import TasksConfig
-from data.schedule import TaskSchedule, build_schedule, class_order, class_order_hash
-from foundation.errors import ConfigError
+from perennial.data.config import TasksConfig
+from perennial.data.schedule import TaskSchedule, build_schedule, class_order, class_order_hash
+from perennial.foundation.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.config import NormaliseConfig
-from foundation.errors import ConfigError, DataError, nearest
+from perennial.data.config import NormaliseConfig
+from perennial.foundation.errors import ConfigError, DataError, nearest
 
 # Public constants for images whose source publishes none: nothing about anybody's data is in them, and they
 # bring natural images to about zero mean and unit spread.

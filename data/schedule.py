@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from data.config import TasksConfig
-from foundation.errors import ConfigError, nearest
-from foundation.streams import stream
+from perennial.data.config import TasksConfig
+from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.streams import stream
 
 
 def class_order(

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from data.config import DataConfig
-from data.samples import Source, select_classes
-from foundation.errors import DataError
+from perennial.data.config import DataConfig
+from perennial.data.samples import Source, select_classes
+from perennial.foundation.errors import DataError
 
 
 def load(config: DataConfig, seed: int, cache: Path | None = None) -> Source:
@@ -27,14 +27,14 @@ def _own_data(config: DataConfig, cache: Path | None) -> Source:
             "data.path: missing; this experiment has no data of its own, only deployed sites have"
         )
     if config.source == "folder":
-        from data.folder import load_folder
+        from perennial.data.folder import load_folder
 
         return load_folder(config, cache)
     if config.source == "csv":
-        from data.table import load_table
+        from perennial.data.table import load_table
 
         return load_table(config)
-    from data.npz import load_npz
+    from perennial.data.npz import load_npz
 
     return load_npz(config)
 
@@ -42,17 +42,17 @@ def _own_data(config: DataConfig, cache: Path | None) -> Source:
 def _benchmark(config: DataConfig, seed: int) -> Source:
     """Data whose classes are known: an experiment may use some of them."""
     if config.source == "digits":
-        from data.digits import load_digits
+        from perennial.data.digits import load_digits
 
         return load_digits(config)
     if config.source == "pack":
-        from data.pack import load_pack
+        from perennial.data.pack import load_pack
 
         return load_pack(config)
     if config.source == "torchvision":
-        from data.torchvision_source import load_torchvision
+        from perennial.data.torchvision_source import load_torchvision
 
         return load_torchvision(config)
-    from data.synth_groups import load_synth_groups
+    from perennial.data.synth_groups import load_synth_groups
 
     return load_synth_groups(config, seed)

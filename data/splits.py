@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.apportion import apportion
-from foundation.streams import stream
+from perennial.data.apportion import apportion
+from perennial.foundation.streams import stream
 
 LEAST_CENTRAL = 2
 """A class of a central data set gives a test sample from so many samples on: it must be tested."""

@@ -7,9 +7,9 @@ group's mean and its own nuisance directions, which thirty samples of one site d
 import numpy as np
 import torch
 
-from data.config import DataConfig
-from data.samples import Samples, Source, constants
-from foundation.streams import stream
+from perennial.data.config import DataConfig
+from perennial.data.samples import Samples, Source, constants
+from perennial.foundation.streams import stream
 
 GROUPS, SITES_PER_GROUP, CLASSES_PER_GROUP = 4, 4, 4
 TRAIN_SAMPLES, TEST_SAMPLES = 30, 100

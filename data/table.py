@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.config import DataConfig
-from data.labels import encode_labels
-from data.samples import Samples, Source
-from foundation.errors import ConfigError, DataError, nearest
+from perennial.data.config import DataConfig
+from perennial.data.labels import encode_labels
+from perennial.data.samples import Samples, Source
+from perennial.foundation.errors import ConfigError, DataError, nearest
 
 MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
 MOST_CATEGORIES = 100

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from data.config import DataConfig, DatasetName
-from data.images import conform
-from data.samples import Samples, Source, constants
-from foundation.errors import DataError
-from foundation.torchvision_import import torchvision
+from perennial.data.config import DataConfig, DatasetName
+from perennial.data.images import conform
+from perennial.data.samples import Samples, Source, constants
+from perennial.foundation.errors import DataError
+from perennial.foundation.torchvision_import import torchvision
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,16 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.experiment import Experiment, load_experiment
-from config.run import APP_ROOT, RunSettings
-from foundation.errors import ConfigError, StateError
-from foundation.files import replace_file
-from models.encoder_file import TEXT_SUFFIX, as_text, content_of
+import perennial
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.run import APP_ROOT, RunSettings
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.files import replace_file
+from perennial.models.encoder_file import TEXT_SUFFIX, as_text, content_of
 
 ROOMS = ("foundation", "data", "models", "privacy", "config", "protocol", "client", "strategies", "server")
 """What runs at the server and at sites; the engine and the command line stay at home."""
+CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
 PUBLISHER, NAME, VERSION = "perennial", "perennial", "0.1.0"
 
 
@@ -42,8 +44,11 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     name = name or resolved.name
     staged, folder = apps / f".{name}.staged", apps / name
     shutil.rmtree(staged, ignore_errors=True)
+    # the rooms lie inside the package, as in a wheel, so that a checkout and a wheel give the same bundle
+    package = staged / "perennial"
     for room in ROOMS:
-        shutil.copytree(APP_ROOT / room, staged / room, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        shutil.copytree(APP_ROOT / room, package / room, ignore=CACHES)
+    shutil.copy(Path(perennial.__file__), package / "__init__.py")
     (staged / "experiments").mkdir()
     inside = f"experiments/{name}.yaml"
     resolved = _with_encoder(resolved, staged / "experiments" / f"{name}.encoder{TEXT_SUFFIX}")
@@ -104,6 +109,7 @@ def _project(experiment: str) -> str:
         'description = "Federated class-incremental learning"\nlicense = "Apache-2.0"\ndependencies = []\n\n'
         f'[tool.flwr.app]\npublisher = "{PUBLISHER}"\n'
         'fab-include = ["**/*.py", "experiments/*", "pyproject.toml"]\n\n'
-        '[tool.flwr.app.components]\nserverapp = "server.app:app"\nclientapp = "client.app:app"\n\n'
+        '[tool.flwr.app.components]\nserverapp = "perennial.server.app:app"\n'
+        'clientapp = "perennial.client.app:app"\n\n'
         "[tool.flwr.app.config]\n" + "\n".join(lines) + "\n"
     )

@@ -14,7 +14,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from foundation.errors import ConfigError, StateError
+from perennial.foundation.errors import ConfigError, StateError
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from deploy.approval import prepare_apps
-from deploy.federation import OperatorFolder, keep_out_of_git
-from deploy.keys import unseal, write_node_key
-from foundation.errors import ConfigError
-from foundation.files import replace_file
+from perennial.deploy.approval import prepare_apps
+from perennial.deploy.federation import OperatorFolder, keep_out_of_git
+from perennial.deploy.keys import unseal, write_node_key
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.files import replace_file
 
 TEMPLATES = Path(__file__).parent
 SEALED_KEY = "node.key.sealed"

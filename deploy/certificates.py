@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from foundation.errors import ConfigError, StateError
-from foundation.files import replace_file
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.files import replace_file
 
 AUTHORITY_DAYS = 3650
 LONGEST_SERVER_DAYS = 825

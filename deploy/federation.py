@@ -17,8 +17,8 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from config.yaml_file import read_yaml, validate
-from deploy.certificates import (
+from perennial.config.yaml_file import read_yaml, validate
+from perennial.deploy.certificates import (
     Issued,
     make_authority,
     make_server,
@@ -26,10 +26,10 @@ from deploy.certificates import (
     signers_of,
     write_issued,
 )
-from deploy.keys import check_public_line, fingerprint
-from foundation.errors import ConfigError, StateError, nearest
-from foundation.files import make_folder, replace_file
-from foundation.names import SITE_NAME
+from perennial.deploy.keys import check_public_line, fingerprint
+from perennial.foundation.errors import ConfigError, StateError, nearest
+from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.names import SITE_NAME
 
 DEPLOY = "deploy.yaml"
 IN_CONTAINER = Path("/operator")

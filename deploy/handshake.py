@@ -5,8 +5,8 @@ import socket
 import ssl
 from pathlib import Path
 
-from deploy.certificates import read_validity
-from foundation.errors import ConfigError, StateError
+from perennial.deploy.certificates import read_validity
+from perennial.foundation.errors import ConfigError, StateError
 
 EXPIRED, NOT_YET_VALID, WRONG_HOST, WRONG_ADDRESS = 10, 9, 62, 64
 """OpenSSL's verification codes (X509_V_ERR_*)."""

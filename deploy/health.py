@@ -1,6 +1,6 @@
 """Whether a Flower process serves, by its own health server (gRPC health checking protocol)."""
 
-from foundation.errors import StateError
+from perennial.foundation.errors import StateError
 
 
 def check_health(address: str) -> None:

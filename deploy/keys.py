@@ -7,8 +7,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from foundation.errors import ConfigError, StateError
-from foundation.files import replace_file
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.files import replace_file
 
 SHORTEST_PASSPHRASE = 12
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.application import Application, read_application, stage_application
-from deploy.federation import OperatorFolder, SiteRecord
-from deploy.superlink import CONNECTION, flwr, flwr_json
-from foundation.errors import StateError
-from foundation.files import replace_file
+from perennial.deploy.application import Application, read_application, stage_application
+from perennial.deploy.federation import OperatorFolder, SiteRecord
+from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import replace_file
 
 
 def register(folder: OperatorFolder, name: str) -> str:

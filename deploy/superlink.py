@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploy.certificates import read_validity
-from deploy.federation import IN_CONTAINER, OperatorFolder
-from foundation.errors import StateError
+from perennial.deploy.certificates import read_validity
+from perennial.deploy.federation import IN_CONTAINER, OperatorFolder
+from perennial.foundation.errors import StateError
 
 CONNECTION = "federation"
 """Name of the connection in Flower's config.toml."""
@@ -19,7 +19,7 @@ def superlink_command(folder: OperatorFolder) -> list[str]:
     """The command line of the SuperLink. The Control API listens on loopback alone."""
     certificates, state = folder.certificates, folder.state
     return [
-        *(sys.executable, "-m", "deploy.superlink_process"),
+        *(sys.executable, "-m", "perennial.deploy.superlink_process"),
         *("--ssl-ca-certfile", str(certificates / "ca.crt")),
         *("--ssl-certfile", str(certificates / "server.pem")),
         *("--ssl-keyfile", str(certificates / "server.key")),

@@ -1,4 +1,4 @@
-"""`python -m deploy.superlink_process`: Flower's SuperLink, with a database that waits.
+"""`python -m perennial.deploy.superlink_process`: Flower's SuperLink, with a database that waits.
 
 Flower 1.39 gives a writer of its SQLite file 5 s; then the call ends with "database is locked", and with it
 the run. A model of hundreds of megabytes keeps the file busy for longer on a slow or busy disk.

@@ -6,12 +6,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.site import Connection, SiteConfig, load_site_config
-from deploy.approval import ApprovedApp, approved_apps, require_read_only
-from deploy.certificates import Validity, read_validity
-from deploy.handshake import Unreachable, check_handshake
-from deploy.keys import fingerprint, public_line, read_node_key
-from foundation.errors import ConfigError
+from perennial.config.site import Connection, SiteConfig, load_site_config
+from perennial.deploy.approval import ApprovedApp, approved_apps, require_read_only
+from perennial.deploy.certificates import Validity, read_validity
+from perennial.deploy.handshake import Unreachable, check_handshake
+from perennial.deploy.keys import fingerprint, public_line, read_node_key
+from perennial.foundation.errors import ConfigError
 
 log = logging.getLogger("perennial.site")
 SOON = 30
@@ -78,7 +78,7 @@ def start_supernode(path: Path) -> None:
     home = setup.path(connection.flower_home)
     home.mkdir(parents=True, exist_ok=True)
     command = [
-        *(sys.executable, "-m", "deploy.supernode_process"),
+        *(sys.executable, "-m", "perennial.deploy.supernode_process"),
         *("--superlink", connection.superlink),
         *("--root-certificates", str(setup.path(connection.ca))),
         *("--auth-supernode-private-key", str(setup.path(connection.key))),

@@ -1,4 +1,4 @@
-"""`python -m deploy.supernode_process`: Flower's SuperNode, which sends a reply only when it has all of it.
+"""Flower's SuperNode as its own process, which sends a reply only when it has all of it.
 
 Flower 1.39 tells the SuperLink of a reply as soon as the ClientApp begins to hand it over. Where the
 ClientApp is killed before the last part, the SuperNode waits for that part for ever and answers nothing more,

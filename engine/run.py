@@ -2,10 +2,10 @@
 
 from flwr.app import Context, Message, RecordDict
 
-from config.experiment import Experiment
-from config.run import RunSettings
-from config.simulation import simulated_federation, simulated_site_names
-from engine.grid import InProcessGrid, Listener, set_task_identity, site_contexts
+from perennial.config.experiment import Experiment
+from perennial.config.run import RunSettings
+from perennial.config.simulation import simulated_federation, simulated_site_names
+from perennial.engine.grid import InProcessGrid, Listener, set_task_identity, site_contexts
 
 
 def run_in_process(
@@ -16,7 +16,7 @@ def run_in_process(
 
     workers: processes that the sites are spread over; the result is the same for any number.
     """
-    from server.app import serve
+    from perennial.server.app import serve
 
     set_task_identity()
     run_config = dict(vars(settings))
@@ -35,7 +35,7 @@ def run_in_process(
 
 def answer(message: Message, context: Context) -> Message:
     """The ClientApp, by a name that a spawned process can import."""
-    from client.app import app
+    from perennial.client.app import app
 
     return app(message, context)
 
@@ -43,12 +43,12 @@ def answer(message: Message, context: Context) -> Message:
 def _worker_grid(
     settings: RunSettings, experiment: Experiment, contexts: dict[int, Context], workers: int
 ) -> InProcessGrid:
+    # imported and read before the processes fork, so that they share it
     import torch
 
-    # imported and read before the processes fork, so that they share it
-    import client.handlers  # noqa: F401
-    from client.workbench import choose_device
-    from engine.workers import WorkerGrid
+    import perennial.client.handlers  # noqa: F401
+    from perennial.client.workbench import choose_device
+    from perennial.engine.workers import WorkerGrid
 
     torch.set_num_threads(settings.threads)
     simulated_federation(experiment)

@@ -23,8 +23,8 @@ from flwr.common.serde import message_from_proto, message_to_proto, recorddict_f
 from flwr.common.serde_utils import metadata_from_proto, metadata_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
-from engine.grid import Client, InProcessGrid, answered, set_task_identity
-from foundation.errors import StateError
+from perennial.engine.grid import Client, InProcessGrid, answered, set_task_identity
+from perennial.foundation.errors import StateError
 
 LONGEST_WAIT = 1.0
 """Seconds that one look at the workers may block, so that a round's deadline is noticed."""

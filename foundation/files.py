@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from foundation.errors import StateError
+from perennial.foundation.errors import StateError
 
 
 def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foundation.errors import DataError
-from foundation.streams import stream
-from models.digest_encoders import ConvolutionalEncoder, FeatureEncoder
-from models.digest_networks import GuidanceProducer
+from perennial.foundation.errors import DataError
+from perennial.foundation.streams import stream
+from perennial.models.digest_encoders import ConvolutionalEncoder, FeatureEncoder
+from perennial.models.digest_networks import GuidanceProducer
 
 ENCODER_BATCH = 2048
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.incremental import IncrementalModel
+from perennial.models.incremental import IncrementalModel
 
 
 def mean_similarity(features: Tensor, means: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from foundation.errors import nearest
+from perennial.foundation.errors import nearest
 
 BackboneName = Literal["mlp", "small_cnn", "se_cnn", "resnet18", "resnet34", "mobilenet_v2"]
 Norm = Literal["none", "group", "batch"]

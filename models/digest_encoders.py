@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foundation.errors import ConfigError, StateError
-from foundation.streams import stream
-from models.config import EncoderConfig
-from models.encoder_file import KEY, read_autoencoder, read_torchvision
-from models.incremental import copy_state
-from models.initialisation import kaiming_uniform, seeded_initialisation
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.streams import stream
+from perennial.models.config import EncoderConfig
+from perennial.models.encoder_file import KEY, read_autoencoder, read_torchvision
+from perennial.models.incremental import copy_state
+from perennial.models.initialisation import kaiming_uniform, seeded_initialisation
 
 CANVAS = 32
 """Images above 16 pixels are brought to this side, so that a digest always has 256 numbers."""
@@ -78,7 +78,7 @@ def build_encoder(config: EncoderConfig, input_shape: tuple[int, ...], seed: int
     """
     if config.name == "mobilenet_v2":
         # imported here: torchvision is slow to import, and few experiments need it
-        from models.mobilenet_encoder import MobileNetEncoder
+        from perennial.models.mobilenet_encoder import MobileNetEncoder
 
         encoder: FeatureEncoder = MobileNetEncoder(input_shape, seed)
     else:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.digest_encoders import CANVAS, SMALL_SIDE, TABLE_DIGEST, FeatureEncoder, digest_shape
-from models.incremental import IncrementalModel
-from models.initialisation import seeded_initialisation
+from perennial.models.digest_encoders import CANVAS, SMALL_SIDE, TABLE_DIGEST, FeatureEncoder, digest_shape
+from perennial.models.incremental import IncrementalModel
+from perennial.models.initialisation import seeded_initialisation
 
 FUSED_WIDTH = 128
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foundation.streams import stream
-from models.incremental import IncrementalModel, complete_state, copy_state
-from models.initialisation import LINEAR_SLOPE, empty_linear, kaiming_uniform
+from perennial.foundation.streams import stream
+from perennial.models.incremental import IncrementalModel, complete_state, copy_state
+from perennial.models.initialisation import LINEAR_SLOPE, empty_linear, kaiming_uniform
 
 _NEW = "backbone."
 _OLD = "old_backbone."

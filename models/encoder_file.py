@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foundation.errors import ConfigError
-from foundation.files import replace_file
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.files import replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor

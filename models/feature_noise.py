@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from foundation.errors import StateError
-from models.incremental import IncrementalModel, check_state, travelling
+from perennial.foundation.errors import StateError
+from perennial.models.incremental import IncrementalModel, check_state, travelling
 
 
 class FlatParameters:

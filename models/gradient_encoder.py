@@ -7,7 +7,7 @@ layers; Zhu et al. 2019 (arXiv 1906.08935): sigmoids and first values wide enoug
 import torch
 from torch import Tensor, nn
 
-from models.initialisation import seeded_initialisation
+from perennial.models.initialisation import seeded_initialisation
 
 CHANNELS = 12
 RANGE = 0.5

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from foundation.errors import StateError
+from perennial.foundation.errors import StateError
 
 
 def grown(old: Mapping[str, Tensor], template: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from foundation.errors import StateError, nearest
-from models.initialisation import LINEAR_SLOPE, empty_linear, kaiming_uniform
+from perennial.foundation.errors import StateError, nearest
+from perennial.models.initialisation import LINEAR_SLOPE, empty_linear, kaiming_uniform
 
 
 class IncrementalModel(nn.Module):

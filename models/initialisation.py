@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from foundation.streams import stream, torch_seed
+from perennial.foundation.streams import stream, torch_seed
 
 LINEAR_SLOPE = sqrt(5)
 """The slope that torch.nn.Linear assumes: its weights lie in +-1/sqrt(fan in)."""

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, nearest
 
 STATISTICS = ".running_mean"
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foundation.errors import ConfigError
-from foundation.streams import stream
-from models.digest_encoders import FeatureEncoder, digest_shape
-from models.initialisation import kaiming_uniform, seeded_initialisation
-from models.torchvision_nets import mobilenet_v2
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.streams import stream
+from perennial.models.digest_encoders import FeatureEncoder, digest_shape
+from perennial.models.initialisation import kaiming_uniform, seeded_initialisation
+from perennial.models.torchvision_nets import mobilenet_v2
 
 COLOURS = 3
 SIDE, GRID = 64, 2

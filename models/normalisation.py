@@ -5,7 +5,7 @@ from math import gcd
 
 from torch import nn
 
-from models.config import Norm
+from perennial.models.config import Norm
 
 
 def group_norm(channels: int) -> nn.GroupNorm:

@@ -4,17 +4,17 @@ from math import prod
 
 from torch import nn
 
-from foundation.errors import ConfigError
-from foundation.streams import stream
-from models.config import CONVOLUTIONAL, EncoderConfig, ModelConfig
-from models.digest_encoders import build_encoder
-from models.digest_networks import DigestTwoBranchModel, TwoBranchBackbone
-from models.dual_backbone import DualBackboneModel
-from models.incremental import IncrementalModel
-from models.initialisation import seeded_initialisation
-from models.se_cnn import FEATURE_WIDTH, SECNN
-from models.small import MultilayerPerceptron, SmallCNN
-from models.torchvision_nets import mobilenet_v2, resnet
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.streams import stream
+from perennial.models.config import CONVOLUTIONAL, EncoderConfig, ModelConfig
+from perennial.models.digest_encoders import build_encoder
+from perennial.models.digest_networks import DigestTwoBranchModel, TwoBranchBackbone
+from perennial.models.dual_backbone import DualBackboneModel
+from perennial.models.incremental import IncrementalModel
+from perennial.models.initialisation import seeded_initialisation
+from perennial.models.se_cnn import FEATURE_WIDTH, SECNN
+from perennial.models.small import MultilayerPerceptron, SmallCNN
+from perennial.models.torchvision_nets import mobilenet_v2, resnet
 
 SMALLEST_SIDE = 4
 

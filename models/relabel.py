@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from foundation.errors import ConfigError, StateError
-from foundation.torchvision_import import torchvision
-from models.incremental import IncrementalModel
-from models.se_cnn import SECNN, SqueezeExcitation
-from models.small import MultilayerPerceptron, SmallCNN
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.torchvision_import import torchvision
+from perennial.models.incremental import IncrementalModel
+from perennial.models.se_cnn import SECNN, SqueezeExcitation
+from perennial.models.small import MultilayerPerceptron, SmallCNN
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.initialisation import seeded_initialisation
+from perennial.models.initialisation import seeded_initialisation
 
 NOISE = 64
 WIDTH = 32

@@ -11,12 +11,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from foundation.errors import StateError
-from foundation.files import replace_file
-from models.class_means import NearestMean
-from models.config import EncoderConfig, ModelConfig
-from models.incremental import IncrementalModel, load_complete
-from models.registry import build_model
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import replace_file
+from perennial.models.class_means import NearestMean
+from perennial.models.config import EncoderConfig, ModelConfig
+from perennial.models.incremental import IncrementalModel, load_complete
+from perennial.models.registry import build_model
 
 GLOBAL_MODEL = "model.safetensors"
 """In a run's folder."""

@@ -6,8 +6,8 @@ Hu et al. 2022 (Appl. Sci. 12(19):10025).
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.config import Norm
-from models.normalisation import optional_norm
+from perennial.models.config import Norm
+from perennial.models.normalisation import optional_norm
 
 FEATURE_WIDTH = 512
 

@@ -6,9 +6,9 @@ Shapes: x (B, ...) float32 input, output (B, d) features.
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.config import Norm
-from models.normalisation import optional_norm
-from models.se_cnn import SqueezeExcitation
+from perennial.models.config import Norm
+from perennial.models.normalisation import optional_norm
+from perennial.models.se_cnn import SqueezeExcitation
 
 
 class MultilayerPerceptron(nn.Module):

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from foundation.errors import ConfigError, DataError
+from perennial.foundation.errors import ConfigError, DataError
 
 Combine = Literal["average", "concatenate", "last"]
 VECTOR = "sparsity"

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from foundation.torchvision_import import torchvision
-from models.config import FIRST_CHANNELS, Norm
-from models.normalisation import group_norm
-from models.se_cnn import SqueezeExcitation
+from perennial.foundation.torchvision_import import torchvision
+from perennial.models.config import FIRST_CHANNELS, Norm
+from perennial.models.normalisation import group_norm
+from perennial.models.se_cnn import SqueezeExcitation
 
 SMALL_IMAGE = 64
 """Below this many pixels a side, reducing the image before the first block loses most of it."""

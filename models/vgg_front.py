@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from foundation.errors import ConfigError
-from foundation.torchvision_import import torchvision
-from models.initialisation import seeded_initialisation
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.torchvision_import import torchvision
+from perennial.models.initialisation import seeded_initialisation
 
 COLOURS = 3
 FEATURES = "features."

@@ -13,9 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar
 
-from foundation.errors import PrivacyError, nearest
-from privacy.config import AccountantName
-from privacy.opacus_accounting import accountant_class
+from perennial.foundation.errors import PrivacyError, nearest
+from perennial.privacy.config import AccountantName
+from perennial.privacy.opacus_accounting import accountant_class
 
 ORDERS = [1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 64, 80, 96, 128, 160, 192, 256, 384, 512]
 

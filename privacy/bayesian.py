@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from foundation.errors import PrivacyError
+from perennial.foundation.errors import PrivacyError
 
 ORDERS = (*range(1, 65), 80, 96, 112, 128, 160, 192, 256)
 

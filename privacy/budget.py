@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from foundation.errors import PrivacyError
-from privacy.accountants import make_accountant
-from privacy.config import AccountantName
+from perennial.foundation.errors import PrivacyError
+from perennial.privacy.accountants import make_accountant
+from perennial.privacy.config import AccountantName
 
 _TOLERANCE = 1e-3
 

@@ -6,7 +6,7 @@ the data would be a release itself.
 
 import math
 
-from foundation.errors import PrivacyError
+from perennial.foundation.errors import PrivacyError
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:

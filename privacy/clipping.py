@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foundation.errors import PrivacyError
-from privacy.config import AdaptiveClippingConfig
-from privacy.noise import NoiseSource
+from perennial.foundation.errors import PrivacyError
+from perennial.privacy.config import AdaptiveClippingConfig
+from perennial.privacy.noise import NoiseSource
 
 # Rounding each scaled coordinate to float32 changes the norm by at most this share.
 _ROUNDING_MARGIN = 1 - 2.0**-23

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from foundation.errors import PrivacyError
-from privacy.config import PrivacyConfig
+from perennial.foundation.errors import PrivacyError
+from perennial.privacy.config import PrivacyConfig
 
 ReleaseProtection = Literal["none", "site", "sample"]
 

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from privacy.accountants import Accountant, make_accountant
-from privacy.config import AccountantName
-from privacy.entries import Entry, Relation, Unit
+from perennial.privacy.accountants import Accountant, make_accountant
+from perennial.privacy.config import AccountantName
+from perennial.privacy.entries import Entry, Relation, Unit
 
 
 @dataclass(frozen=True)

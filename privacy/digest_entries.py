@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from privacy.calibration import gaussian_multiplier
-from privacy.digest_config import DigestConfig
-from privacy.digests import DigestGuarantee
-from privacy.entries import Entry
+from perennial.privacy.calibration import gaussian_multiplier
+from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.digests import DigestGuarantee
+from perennial.privacy.entries import Entry
 
 
 def digest_entries(

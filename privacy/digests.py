@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foundation.errors import DataError, PrivacyError
-from privacy.calibration import digest_l1_sensitivity, digest_l2_sensitivity, gaussian_multiplier
-from privacy.digest_config import DigestConfig
-from privacy.noise import NoiseSource, add_laplace, add_noise
+from perennial.foundation.errors import DataError, PrivacyError
+from perennial.privacy.calibration import digest_l1_sensitivity, digest_l2_sensitivity, gaussian_multiplier
+from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.noise import NoiseSource, add_laplace, add_noise
 
 EULER = 0.5772156649015329
 

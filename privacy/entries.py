@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
-from foundation.errors import PrivacyError
-from privacy.config import PrivacyConfig
-from privacy.protection import effective_multiplier
+from perennial.foundation.errors import PrivacyError
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.protection import effective_multiplier
 
 Unit = Literal["site", "sample"]
 Relation = Literal["add_remove", "replace"]

@@ -18,11 +18,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from foundation.errors import PrivacyError, StateError
-from foundation.files import flush_folder
-from privacy.composition import Cost, compose
-from privacy.config import AccountantName
-from privacy.entries import Entry, Unit
+from perennial.foundation.errors import PrivacyError, StateError
+from perennial.foundation.files import flush_folder
+from perennial.privacy.composition import Cost, compose
+from perennial.privacy.config import AccountantName
+from perennial.privacy.entries import Entry, Unit
 
 _BEFORE_FIRST = "0" * 64
 _LOCK_SECONDS = 60.0

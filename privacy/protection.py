@@ -5,10 +5,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from foundation.errors import PrivacyError
-from privacy.clipping import clip
-from privacy.config import Mode
-from privacy.noise import NoiseSource, add_noise
+from perennial.foundation.errors import PrivacyError
+from perennial.privacy.clipping import clip
+from perennial.privacy.config import Mode
+from perennial.privacy.noise import NoiseSource, add_noise
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from foundation.errors import PrivacyError
-from privacy.config import PrivacyConfig
-from privacy.noise import NoiseSource, add_noise
+from perennial.foundation.errors import PrivacyError
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noise import NoiseSource, add_noise
 
 Losses = Callable[[Tensor], Tensor]
 """(places,) int64 in a batch -> (places,) losses."""

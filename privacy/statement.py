@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from privacy.composition import compose
-from privacy.config import Mode, PrivacyConfig
-from privacy.entries import Entry
+from perennial.privacy.composition import compose
+from perennial.privacy.config import Mode, PrivacyConfig
+from perennial.privacy.entries import Entry
 
 _UNIT: dict[Mode, str] = {
     "none": "nothing",

@@ -8,9 +8,9 @@ import textwrap
 import typing
 from pathlib import Path
 
-from protocol import messages
-from protocol.fields import WireMessage
-from protocol.measurements import MEASUREMENTS
+from perennial.protocol import messages
+from perennial.protocol.fields import WireMessage
+from perennial.protocol.measurements import MEASUREMENTS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "what_leaves_a_site.md"
 UP = (
@@ -34,10 +34,10 @@ DOWN = (
 )
 HEAD = """# What leaves a site
 
-Generated from `protocol/messages.py` by `python -m protocol.document`; a test fails when the two differ.
-Nothing else crosses the wire: each side refuses a message with a field that is not listed here, and no other
-part of Perennial builds the records that travel. What a site answers is decided by its own `site.yaml`,
-and so is the protection without which none of it leaves ([privacy.md](privacy.md)).
+Generated from `protocol/messages.py` by `python -m perennial.protocol.document`; a test fails when the two
+differ. Nothing else crosses the wire: each side refuses a message with a field that is not listed here, and
+no other part of Perennial builds the records that travel. What a site answers is decided by its own
+`site.yaml`, and so is the protection without which none of it leaves ([privacy.md](privacy.md)).
 """
 
 

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from foundation.errors import ProtocolError, nearest
-from protocol.tensors import Tensors, byte_count, pack, unpack
+from perennial.foundation.errors import ProtocolError, nearest
+from perennial.protocol.tensors import Tensors, byte_count, pack, unpack
 
 _FIELDS = "fields"
 _MESSAGE = "message"

@@ -7,7 +7,7 @@ site under privacy refuses, unless the experiment allows metrics that no account
 import json
 from collections.abc import Sequence
 
-from foundation.errors import ProtocolError, nearest
+from perennial.foundation.errors import ProtocolError, nearest
 
 HELD_OUT_ACCURACY = "held_out_accuracy"
 TRAIN_ACCURACY = "train_accuracy"

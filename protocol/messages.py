@@ -8,10 +8,10 @@ order.
 from dataclasses import dataclass
 from typing import Any
 
-from foundation.errors import ProtocolError
-from foundation.names import SITE_NAME_RULE, is_site_name
-from protocol.fields import WireMessage, bounded, hexadecimal, matching
-from protocol.tensors import Tensors
+from perennial.foundation.errors import ProtocolError
+from perennial.foundation.names import SITE_NAME_RULE, is_site_name
+from perennial.protocol.fields import WireMessage, bounded, hexadecimal, matching
+from perennial.protocol.tensors import Tensors
 
 VERSION = 1
 MAX_TASKS = 10_000

@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.lib import format as npy
 
-from foundation.errors import ProtocolError
+from perennial.foundation.errors import ProtocolError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,8 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from config.run import RunSettings
-from foundation.files import sole_owner
+from perennial.config.run import RunSettings
+from perennial.foundation.files import sole_owner
 
 app = ServerApp()
 
@@ -50,7 +50,7 @@ def serve(
     """
     import torch
 
-    from server.assembly import assemble
+    from perennial.server.assembly import assemble
 
     settings = RunSettings.from_run_config(context.run_config)
     experiment = settings.load()

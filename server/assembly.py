@@ -8,24 +8,24 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from client.batches import TrainingSet
-from client.workbench import choose_device
-from config.experiment import Experiment
-from config.run import RunSettings
-from config.simulation import simulated_federation
-from data.deployed import declared_constants, declared_input_shape
-from data.registry import Registry, build_registry
-from data.site import SiteData
-from foundation.errors import ConfigError
-from models.saved import Inputs
-from server.claims import check_privacy
-from server.curriculum import Curriculum
-from server.global_model import GlobalModel
-from server.journal import Journal
-from server.rehearsal import rehearse
-from server.run_folder import RunFolder, open_run_folder
-from server.summary import write_results
-from strategies.registry import build_strategy
+from perennial.client.batches import TrainingSet
+from perennial.client.workbench import choose_device
+from perennial.config.experiment import Experiment
+from perennial.config.run import RunSettings
+from perennial.config.simulation import simulated_federation
+from perennial.data.deployed import declared_constants, declared_input_shape
+from perennial.data.registry import Registry, build_registry
+from perennial.data.site import SiteData
+from perennial.foundation.errors import ConfigError
+from perennial.models.saved import Inputs
+from perennial.server.claims import check_privacy
+from perennial.server.curriculum import Curriculum
+from perennial.server.global_model import GlobalModel
+from perennial.server.journal import Journal
+from perennial.server.rehearsal import rehearse
+from perennial.server.run_folder import RunFolder, open_run_folder
+from perennial.server.summary import write_results
+from perennial.strategies.registry import build_strategy
 
 
 @dataclass

@@ -12,24 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from config.experiment import Experiment
-from config.simulation import simulated_federation
-from data.augmentation import to_float
-from data.federation import Federation
-from foundation.errors import DataError, StateError
-from foundation.files import replace_file
-from foundation.streams import stream, torch_seed
-from models.saved import SavedModel, load_saved
-from privacy.attacks.gradient_inversion import invert_gradient
-from privacy.attacks.membership import AttackStrength, likelihood_ratio, loss_threshold
-from privacy.attacks.similarity import structural_similarity
-from privacy.config import PrivacyConfig
-from privacy.noise import SeededNoise
-from privacy.protection import protect_update
-from server.attack_digests import digest_reconstruction
-from server.attack_pictures import of_pixels, pixels_of, victims_of, write_picture
-from server.attack_ring import ring_linkage
-from server.report import write_report
+from perennial.config.experiment import Experiment
+from perennial.config.simulation import simulated_federation
+from perennial.data.augmentation import to_float
+from perennial.data.federation import Federation
+from perennial.foundation.errors import DataError, StateError
+from perennial.foundation.files import replace_file
+from perennial.foundation.streams import stream, torch_seed
+from perennial.models.saved import SavedModel, load_saved
+from perennial.privacy.attacks.gradient_inversion import invert_gradient
+from perennial.privacy.attacks.membership import AttackStrength, likelihood_ratio, loss_threshold
+from perennial.privacy.attacks.similarity import structural_similarity
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noise import SeededNoise
+from perennial.privacy.protection import protect_update
+from perennial.server.attack_digests import digest_reconstruction
+from perennial.server.attack_pictures import of_pixels, pixels_of, victims_of, write_picture
+from perennial.server.attack_ring import ring_linkage
+from perennial.server.report import write_report
 
 VICTIMS = 6
 STEPS = 400

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from config.experiment import Experiment
-from data.federation import Federation
-from foundation.errors import DataError
-from foundation.streams import stream, torch_seed
-from models.digest_encoders import build_encoder
-from privacy.attacks.digest_reconstruction import reconstruct_digest
-from privacy.attacks.similarity import structural_similarity
-from privacy.digest_config import DigestConfig
-from privacy.digests import bounded, form_groups, make_digests
-from privacy.noise import SeededNoise
-from server.attack_pictures import pixels_of, write_picture
+from perennial.config.experiment import Experiment
+from perennial.data.federation import Federation
+from perennial.foundation.errors import DataError
+from perennial.foundation.streams import stream, torch_seed
+from perennial.models.digest_encoders import build_encoder
+from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
+from perennial.privacy.attacks.similarity import structural_similarity
+from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.digests import bounded, form_groups, make_digests
+from perennial.privacy.noise import SeededNoise
+from perennial.server.attack_pictures import pixels_of, write_picture
 
 REFERENCE_EPSILON = 8.0
 """Beside a run whose digests have no proven protection: Gaussian noise worth this much."""

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.federation import Federation
-from foundation.files import replace_file
-from foundation.streams import stream
-from models.incremental import IncrementalModel
-from models.saved import SavedModel
+from perennial.data.federation import Federation
+from perennial.foundation.files import replace_file
+from perennial.foundation.streams import stream
+from perennial.models.incremental import IncrementalModel
+from perennial.models.saved import SavedModel
 
 ZOOM = 12
 

@@ -11,24 +11,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from client.batches import TrainingSet
-from client.training import train
-from config.experiment import Experiment
-from data.federation import Federation
-from foundation.streams import stream
-from models.flat import FlatParameters
-from models.incremental import IncrementalModel
-from models.registry import build_model
-from models.relabel import relabel
-from models.saved import SavedModel
-from models.se_cnn import SECNN
-from models.small import MultilayerPerceptron, SmallCNN
-from privacy.attacks.linkage import Layers, align, link_models
-from privacy.config import PrivacyConfig
-from privacy.noise import SeededNoise
-from privacy.protection import protect_update
-from strategies.registry import build_strategy
-from strategies.serial_ring import SerialRing
+from perennial.client.batches import TrainingSet
+from perennial.client.training import train
+from perennial.config.experiment import Experiment
+from perennial.data.federation import Federation
+from perennial.foundation.streams import stream
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel
+from perennial.models.registry import build_model
+from perennial.models.relabel import relabel
+from perennial.models.saved import SavedModel
+from perennial.models.se_cnn import SECNN
+from perennial.models.small import MultilayerPerceptron, SmallCNN
+from perennial.privacy.attacks.linkage import Layers, align, link_models
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noise import SeededNoise
+from perennial.privacy.protection import protect_update
+from perennial.strategies.registry import build_strategy
+from perennial.strategies.serial_ring import SerialRing
 
 PAIRS = 5
 BETWEEN = 3

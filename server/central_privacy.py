@@ -10,15 +10,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from foundation.errors import PrivacyError
-from foundation.streams import stream
-from privacy.bayesian import BayesianAccountant
-from privacy.clipping import AdaptiveClipping
-from privacy.config import PrivacyConfig
-from privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
-from privacy.protection import central_noise_std
-from strategies.base import Arrays, IncrementalStrategy, RoundOutcome
-from strategies.gate import Admitted
+from perennial.foundation.errors import PrivacyError
+from perennial.foundation.streams import stream
+from perennial.privacy.bayesian import BayesianAccountant
+from perennial.privacy.clipping import AdaptiveClipping
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
+from perennial.privacy.protection import central_noise_std
+from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome
+from perennial.strategies.gate import Admitted
 
 # Above this a norm is not that of a clipped update, whatever the order in which its squares were added.
 _TOLERANCE = 1 + 1e-5

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from config.experiment import Experiment
-from privacy.entries import RECIPIENT, Entry
+from perennial.config.experiment import Experiment
+from perennial.privacy.entries import RECIPIENT, Entry
 
 
 def class_means_entry(experiment: Experiment, run: str) -> Entry:

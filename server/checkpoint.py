@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from foundation.errors import StateError
-from foundation.files import replace_file
-from protocol.tensors import content_sha256
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import replace_file
+from perennial.protocol.tensors import content_sha256
 
 LATEST = "latest.safetensors"
 BEFORE = "before.safetensors"

@@ -1,9 +1,9 @@
 """What a privacy claim of this experiment would have to be true: refused where it is not, and named where a
 channel stays open."""
 
-from config.claims import check_claim
-from config.experiment import Experiment
-from strategies.base import IncrementalStrategy
+from perennial.config.claims import check_claim
+from perennial.config.experiment import Experiment
+from perennial.strategies.base import IncrementalStrategy
 
 
 def check_privacy(

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foundation.errors import ProtocolError
-from protocol.messages import FinishTaskReply
-from protocol.tensors import Tensors
+from perennial.foundation.errors import ProtocolError
+from perennial.protocol.messages import FinishTaskReply
+from perennial.protocol.tensors import Tensors
 
 
 def check_class_sums(reply: FinishTaskReply, num_classes: int, width: int, private: bool) -> None:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from foundation.files import replace_file
-from server.comparison import MEASURES, Comparison, Row, compared
-from server.comparison_sites import site_figure
-from server.figures import style
-from server.report_markup import (
+from perennial.foundation.files import replace_file
+from perennial.server.comparison import MEASURES, Comparison, Row, compared
+from perennial.server.comparison_sites import site_figure
+from perennial.server.figures import style
+from perennial.server.report_markup import (
     MISSING,
     Figure,
     Section,
@@ -20,9 +20,9 @@ from server.report_markup import (
     plural,
     table,
 )
-from server.report_page import page
-from server.report_sections import panel
-from server.run_record import read_run
+from perennial.server.report_page import page
+from perennial.server.report_sections import panel
+from perennial.server.run_record import read_run
 
 
 def compare(run_folders: Sequence[Path], output: Path) -> Comparison:

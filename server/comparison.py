@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from config.experiment import ON_DISK
-from foundation.errors import StateError
-from server.report_markup import MISSING, points
-from server.run_record import Run, Summary
+from perennial.config.experiment import ON_DISK
+from perennial.foundation.errors import StateError
+from perennial.server.report_markup import MISSING, points
+from perennial.server.run_record import Run, Summary
 
 MEASURES: Mapping[str, Callable[[Summary], float | None]] = {
     "final accuracy": lambda summary: summary.final_accuracy,

@@ -5,11 +5,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from foundation.errors import StateError
-from server.comparison import Row, Spread
-from server.figures import named_axis, style
-from server.report_markup import Figure, folded, label, table
-from server.run_record import Measured, Run
+from perennial.foundation.errors import StateError
+from perennial.server.comparison import Row, Spread
+from perennial.server.figures import named_axis, style
+from perennial.server.report_markup import Figure, folded, label, table
+from perennial.server.run_record import Measured, Run
 
 NOTHING = Spread(None, None)
 _OWN = TypeAdapter(dict[str, list[Measured]])

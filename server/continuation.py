@@ -4,10 +4,10 @@ The result is an experiment that says everything by itself (class order, increme
 site of every engine comes to the same registry from the file alone.
 """
 
-from config.experiment import Experiment
-from data.federation import build
-from data.registry import Registry, build_registry
-from foundation.errors import ConfigError
+from perennial.config.experiment import Experiment
+from perennial.data.federation import build
+from perennial.data.registry import Registry, build_registry
+from perennial.foundation.errors import ConfigError
 
 
 def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Registry:

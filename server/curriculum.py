@@ -12,31 +12,37 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from client.batches import TrainingSet
-from client.release import entry_of_update
-from config.experiment import Experiment
-from data.registry import Registry
-from foundation.errors import ProtocolError, StateError
-from foundation.streams import stream
-from protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskReply, FinishTaskRequest, Stamp
-from protocol.tensors import Tensors, content_sha256
-from server.central_privacy import CentralPrivacy
-from server.charges import class_means_entry
-from server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
-from server.class_means import check_class_sums, global_means
-from server.evaluation import Counts, Judge, evaluate_centrally
-from server.global_model import GlobalModel
-from server.history import History
-from server.journal import Journal
-from server.metrics import overall_accuracy
-from server.releases import Releases
-from server.roster import Roster
-from server.run_folder import RunFolder
-from strategies.ask import ask, check_counts
-from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from strategies.exchange import Exchange
-from strategies.fedavg import FedAvg
-from strategies.services import Services
+from perennial.client.batches import TrainingSet
+from perennial.client.release import entry_of_update
+from perennial.config.experiment import Experiment
+from perennial.data.registry import Registry
+from perennial.foundation.errors import ProtocolError, StateError
+from perennial.foundation.streams import stream
+from perennial.protocol.messages import (
+    EvaluateReply,
+    EvaluateRequest,
+    FinishTaskReply,
+    FinishTaskRequest,
+    Stamp,
+)
+from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.server.central_privacy import CentralPrivacy
+from perennial.server.charges import class_means_entry
+from perennial.server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
+from perennial.server.class_means import check_class_sums, global_means
+from perennial.server.evaluation import Counts, Judge, evaluate_centrally
+from perennial.server.global_model import GlobalModel
+from perennial.server.history import History
+from perennial.server.journal import Journal
+from perennial.server.metrics import overall_accuracy
+from perennial.server.releases import Releases
+from perennial.server.roster import Roster
+from perennial.server.run_folder import RunFolder
+from perennial.strategies.ask import ask, check_counts
+from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.exchange import Exchange
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.services import Services
 
 Sites = Mapping[str, int]
 """name -> node id, in canonical order."""

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from client.batches import TrainingSet
-from client.evaluation import by_class_means, by_head, count_correct
-from foundation.errors import ConfigError
-from foundation.streams import stream
-from models.incremental import IncrementalModel
+from perennial.client.batches import TrainingSet
+from perennial.client.evaluation import by_class_means, by_head, count_correct
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.streams import stream
+from perennial.models.incremental import IncrementalModel
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""

@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.metrics import forgetting
-from server.report_markup import (
+from perennial.server.metrics import forgetting
+from perennial.server.report_markup import (
     Figure,
     decimal,
     folded,
@@ -18,7 +18,7 @@ from server.report_markup import (
     power,
     table,
 )
-from server.run_record import Epsilon, Run
+from perennial.server.run_record import Epsilon, Run
 
 SCALE = [[step / 4, f"var(--scale-{step})"] for step in range(5)]
 """One hue from light to dark, which every kind of colour vision and a grey printer tell apart."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from config.experiment import Experiment
-from data.registry import Registry
-from foundation.streams import stream
-from models.flat import FlatParameters
-from models.incremental import IncrementalModel, complete_state, load_complete, travelling
-from models.registry import build_model
+from perennial.config.experiment import Experiment
+from perennial.data.registry import Registry
+from perennial.foundation.streams import stream
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel, complete_state, load_complete, travelling
+from perennial.models.registry import build_model
 
 
 class GlobalModel:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.evaluation import Counts, pooled
-from server.metrics import average_accuracy, balanced_accuracy, task_accuracies
-from strategies.base import RoundOutcome
+from perennial.server.evaluation import Counts, pooled
+from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
+from perennial.strategies.base import RoundOutcome
 
 
 class History:

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from foundation.errors import StateError
-from foundation.files import flush_folder
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import flush_folder
 
 EVENTS = "events.jsonl"
 

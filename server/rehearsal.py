@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from config.experiment import Experiment
-from data.schedule import TaskSchedule
-from server.global_model import GlobalModel
-from strategies.base import TaskStart
-from strategies.registry import build_strategy
-from strategies.services import Counts, Services
+from perennial.config.experiment import Experiment
+from perennial.data.schedule import TaskSchedule
+from perennial.server.global_model import GlobalModel
+from perennial.strategies.base import TaskStart
+from perennial.strategies.registry import build_strategy
+from perennial.strategies.services import Counts, Services
 
 Constants = tuple[Tensor, Tensor]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from foundation.errors import PrivacyError, StateError
-from foundation.files import flush_folder
-from privacy.entries import Entry
+from perennial.foundation.errors import PrivacyError, StateError
+from perennial.foundation.files import flush_folder
+from perennial.privacy.entries import Entry
 
 UPDATE = "update"
 

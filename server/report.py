@@ -6,9 +6,9 @@ It knows only the files of the run folder, so that it can be written again at an
 from pathlib import Path
 from statistics import median
 
-from foundation.files import replace_file
-from server.report_blocks import BLOCKS
-from server.report_markup import (
+from perennial.foundation.files import replace_file
+from perennial.server.report_blocks import BLOCKS
+from perennial.server.report_markup import (
     MISSING,
     THIN_SPACE,
     Markup,
@@ -23,9 +23,9 @@ from server.report_markup import (
     power,
     size,
 )
-from server.report_page import page
-from server.report_sections import accuracy, cost, origin, privacy, sites, training
-from server.run_record import Run, read_run
+from perennial.server.report_page import page
+from perennial.server.report_sections import accuracy, cost, origin, privacy, sites, training
+from perennial.server.run_record import Run, read_run
 
 REPORT = "report.html"
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from foundation.errors import StateError
-from server.figures import bars_by_name, heat_map, style
-from server.report_markup import (
+from perennial.foundation.errors import StateError
+from perennial.server.figures import bars_by_name, heat_map, style
+from perennial.server.report_markup import (
     MISSING,
     Figure,
     Markup,
@@ -27,8 +27,8 @@ from server.report_markup import (
     plural,
     table,
 )
-from server.report_sections import panel
-from server.run_record import Measured, Run
+from perennial.server.report_sections import panel
+from perennial.server.run_record import Measured, Run
 
 Content = TypeVar("Content")
 

@@ -5,8 +5,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from server.report_markup import Figure, Markup, Section, escape
-from server.report_style import SCRIPT, STYLE
+from perennial.server.report_markup import Figure, Markup, Section, escape
+from perennial.server.report_style import SCRIPT, STYLE
 
 LEAF = (
     '<svg viewBox="0 0 24 24" aria-hidden="true" fill="none" stroke="currentColor" stroke-width="1.8" '

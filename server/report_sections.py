@@ -4,8 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from server.figures import accuracy_matrix, accuracy_over_tasks, epsilon_by_site
-from server.report_markup import (
+from perennial.server.figures import accuracy_matrix, accuracy_over_tasks, epsilon_by_site
+from perennial.server.report_markup import (
     Figure,
     Markup,
     Section,
@@ -19,7 +19,7 @@ from server.report_markup import (
     power,
     table,
 )
-from server.round_figures import (
+from perennial.server.round_figures import (
     accuracy_by_round,
     participation,
     rounds_table,
@@ -27,7 +27,7 @@ from server.round_figures import (
     traffic,
     train_loss,
 )
-from server.run_record import Claim, Epsilon, Run, SiteSummary
+from perennial.server.run_record import Claim, Epsilon, Run, SiteSummary
 
 UNMEASURED = (
     "A dash or an empty cell was not measured: the server held no test samples of those classes, and no site "

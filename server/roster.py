@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from flwr.serverapp import Grid
 
-from foundation.errors import ProtocolError, StateError
-from protocol.messages import VERSION, DescribeReply, DescribeRequest
-from strategies.ask import ask
-from strategies.exchange import Exchange
+from perennial.foundation.errors import ProtocolError, StateError
+from perennial.protocol.messages import VERSION, DescribeReply, DescribeRequest
+from perennial.strategies.ask import ask
+from perennial.strategies.exchange import Exchange
 
 DESCRIBE_DEADLINE = 120.0
 WAIT_POLL = 0.5

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from server.figures import named_axis
-from server.report_markup import (
+from perennial.server.figures import named_axis
+from perennial.server.report_markup import (
     Figure,
     Markup,
     decimal,
@@ -17,7 +17,7 @@ from server.report_markup import (
     size_unit,
     table,
 )
-from server.run_record import RoundEvent, Run
+from perennial.server.run_record import RoundEvent, Run
 
 PARTICIPATION = (
     ("not asked", "var(--idle)"),

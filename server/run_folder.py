@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config.experiment import Experiment
-from data.registry import Registry
-from foundation.errors import StateError
-from foundation.files import replace_file
-from models.saved import Inputs
-from protocol.messages import RUN_TOKEN
-from server.checkpoint import BEFORE, LATEST, Checkpoint, Progress, load_checkpoint, set_damaged_aside
+from perennial.config.experiment import Experiment
+from perennial.data.registry import Registry
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import replace_file
+from perennial.models.saved import Inputs
+from perennial.protocol.messages import RUN_TOKEN
+from perennial.server.checkpoint import (
+    BEFORE,
+    LATEST,
+    Checkpoint,
+    Progress,
+    load_checkpoint,
+    set_damaged_aside,
+)
 
 CHECKPOINT = "checkpoint"
 FREE_ON_RESUME = ("rounds", "evaluation", "absence")

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from foundation.errors import StateError
-from server.journal import EVENTS, read_events
+from perennial.foundation.errors import StateError
+from perennial.server.journal import EVENTS, read_events
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -10,16 +10,16 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from client.typical import typical_of
-from foundation.files import replace_file
-from models.saved import GLOBAL_MODEL, Inputs, save_model
-from privacy.entries import Entry
-from privacy.statement import Statement, describe
-from protocol.tensors import content_sha256
-from server.claims import open_channels
-from server.curriculum import Curriculum
-from server.journal import read_events
-from server.metrics import average_incremental_accuracy, backward_transfer, forgetting
+from perennial.client.typical import typical_of
+from perennial.foundation.files import replace_file
+from perennial.models.saved import GLOBAL_MODEL, Inputs, save_model
+from perennial.privacy.entries import Entry
+from perennial.privacy.statement import Statement, describe
+from perennial.protocol.tensors import content_sha256
+from perennial.server.claims import open_channels
+from perennial.server.curriculum import Curriculum
+from perennial.server.journal import read_events
+from perennial.server.metrics import average_incremental_accuracy, backward_transfer, forgetting
 
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
 
@@ -43,7 +43,7 @@ def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[s
     )
     replace_file(folder / "metrics.csv", metrics_csv(read_events(folder)).encode(), mode=0o644)
     replace_file(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
-    from server.report import write_report
+    from perennial.server.report import write_report
 
     write_report(folder)
     return summary

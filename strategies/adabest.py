@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from strategies.base import Arrays
-from strategies.corrected import Corrected
-from strategies.parameters import is_statistic
+from perennial.strategies.base import Arrays
+from perennial.strategies.corrected import Corrected
+from perennial.strategies.parameters import is_statistic
 
 
 class AdaBest(Corrected):

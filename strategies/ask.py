@@ -5,10 +5,10 @@ from typing import TypeVar
 
 from flwr.serverapp import Grid
 
-from foundation.errors import ProtocolError
-from protocol.fields import WireMessage, read_kind
-from protocol.messages import EvaluateReply, Refusal, Stamp, require_same_round
-from strategies.exchange import Exchange
+from perennial.foundation.errors import ProtocolError
+from perennial.protocol.fields import WireMessage, read_kind
+from perennial.protocol.messages import EvaluateReply, Refusal, Stamp, require_same_round
+from perennial.strategies.exchange import Exchange
 
 Reply = TypeVar("Reply", bound=WireMessage)
 

@@ -16,13 +16,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor
 
-from foundation.errors import PrivacyError
-from protocol.messages import Stamp, TrainRequest
-from protocol.tensors import Tensors, byte_count, pack, unpack
-from strategies.disclosures import Disclosures
-from strategies.exchange import Exchange
-from strategies.gate import Admitted, Gate, Refused, Rejected
-from strategies.services import Services
+from perennial.foundation.errors import PrivacyError
+from perennial.protocol.messages import Stamp, TrainRequest
+from perennial.protocol.tensors import Tensors, byte_count, pack, unpack
+from perennial.strategies.disclosures import Disclosures
+from perennial.strategies.exchange import Exchange
+from perennial.strategies.gate import Admitted, Gate, Refused, Rejected
+from perennial.strategies.services import Services
 
 Arrays = Mapping[str, Tensor]
 Watch = Callable[[Admitted, Arrays, int], dict[str, Any]]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from strategies.threads import deal, on_threads
+from perennial.strategies.threads import deal, on_threads
 
 WORTH_THREADS = 1 << 22
 """Values in a model from which handing work to threads pays."""

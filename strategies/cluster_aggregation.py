@@ -10,13 +10,13 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from models.layers import with_rows
-from protocol.messages import TrainRequest
-from strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from strategies.gate import Admitted, Rejected
-from strategies.grouping import Grouping
-from strategies.nested_state import nested, part
-from strategies.services import Services
+from perennial.models.layers import with_rows
+from perennial.protocol.messages import TrainRequest
+from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.grouping import Grouping
+from perennial.strategies.nested_state import nested, part
+from perennial.strategies.services import Services
 
 Model = dict[str, Tensor]
 

@@ -17,21 +17,21 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from foundation.errors import ConfigError
-from models.layers import batch_norm_layers, select_layers
-from models.sparsity import Combine
-from protocol.messages import TrainRequest
-from protocol.tensors import Tensors
-from strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from strategies.cluster_aggregation import ClusterAggregation, Model
-from strategies.clustering import adjusted_rand, two_directions
-from strategies.disclosures import Disclosures
-from strategies.gate import Admitted
-from strategies.grouping import Grouping, Rule
-from strategies.nested_state import nested, part
-from strategies.personal_models import OwnAccuracy, complete_personal_models
-from strategies.services import Services
-from strategies.site_vectors import VectorSettings
+from perennial.foundation.errors import ConfigError
+from perennial.models.layers import batch_norm_layers, select_layers
+from perennial.models.sparsity import Combine
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.cluster_aggregation import ClusterAggregation, Model
+from perennial.strategies.clustering import adjusted_rand, two_directions
+from perennial.strategies.disclosures import Disclosures
+from perennial.strategies.gate import Admitted
+from perennial.strategies.grouping import Grouping, Rule
+from perennial.strategies.nested_state import nested, part
+from perennial.strategies.personal_models import OwnAccuracy, complete_personal_models
+from perennial.strategies.services import Services
+from perennial.strategies.site_vectors import VectorSettings
 
 
 class ClusteredPersonalisation(IncrementalStrategy):

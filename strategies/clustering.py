@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from foundation.errors import StateError
-from foundation.streams import stream
+from perennial.foundation.errors import StateError
+from perennial.foundation.streams import stream
 
 Vectors = Mapping[str, np.ndarray]
 """site -> (k,) float64."""

@@ -13,11 +13,11 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from protocol.tensors import byte_count
-from strategies.base import Arrays, RoundOutcome, RoundRequest
-from strategies.gate import Refused, Rejected
-from strategies.serial_ring import SerialRing, Silent, frozen_names, moved
-from strategies.shapley import Value
+from perennial.protocol.tensors import byte_count
+from perennial.strategies.base import Arrays, RoundOutcome, RoundRequest
+from perennial.strategies.gate import Refused, Rejected
+from perennial.strategies.serial_ring import SerialRing, Silent, frozen_names, moved
+from perennial.strategies.shapley import Value
 
 Utility = Callable[[Arrays], float]
 

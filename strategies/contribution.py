@@ -17,18 +17,18 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from foundation.errors import ConfigError
-from foundation.streams import stream
-from strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from strategies.coalitions import Reconstructed, Replayed
-from strategies.disclosures import Disclosures
-from strategies.fedavg import FedAvg
-from strategies.gate import Admitted
-from strategies.nested_state import nested, part
-from strategies.serial_ring import SerialRing
-from strategies.services import Services
-from strategies.shapley import MOST_EXACT, Value, drawn_orders, exact, over_orders, shares
-from strategies.site_judge import SiteJudge
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.streams import stream
+from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.coalitions import Reconstructed, Replayed
+from perennial.strategies.disclosures import Disclosures
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Admitted
+from perennial.strategies.nested_state import nested, part
+from perennial.strategies.serial_ring import SerialRing
+from perennial.strategies.services import Services
+from perennial.strategies.shapley import MOST_EXACT, Value, drawn_orders, exact, over_orders, shares
+from perennial.strategies.site_judge import SiteJudge
 
 clock: Callable[[], float] = time.monotonic
 """What the cost of a valuation is told by."""

@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from models.growth import grown
-from protocol.messages import TrainRequest
-from strategies.base import Arrays, TaskStart
-from strategies.fedavg import FedAvg
-from strategies.gate import Admitted
-from strategies.orders import SameForAll, with_settings
-from strategies.parameters import parameter_zeros, prefixed, unprefixed
+from perennial.models.growth import grown
+from perennial.protocol.messages import TrainRequest
+from perennial.strategies.base import Arrays, TaskStart
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Admitted
+from perennial.strategies.orders import SameForAll, with_settings
+from perennial.strategies.parameters import parameter_zeros, prefixed, unprefixed
 
 
 class Corrected(FedAvg):

@@ -7,8 +7,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from strategies.base import RoundOutcome, RoundRequest
-from strategies.serial import Serial
+from perennial.strategies.base import RoundOutcome, RoundRequest
+from perennial.strategies.serial import Serial
 
 
 class CyclicWeightTransfer(Serial):

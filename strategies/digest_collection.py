@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from flwr.serverapp import Grid
 
-from foundation.errors import ProtocolError
-from protocol.fields import read_kind
-from protocol.messages import DigestReply, DigestRequest, Refusal, Stamp, require_same_round
-from strategies.exchange import Exchange
+from perennial.foundation.errors import ProtocolError
+from perennial.protocol.fields import read_kind
+from perennial.protocol.messages import DigestReply, DigestRequest, Refusal, Stamp, require_same_round
+from perennial.strategies.exchange import Exchange
 
 
 def collect(

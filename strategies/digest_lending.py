@@ -6,17 +6,17 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from foundation.errors import ConfigError, ProtocolError
-from models.digest_encoders import build_encoder, digest_shape, encoder_hash
-from privacy.digest_entries import digest_entries
-from privacy.entries import RECIPIENT, Entry
-from protocol.messages import DigestReply, Stamp
-from strategies.base import RoundRequest
-from strategies.digest_collection import collect
-from strategies.digest_report import digest_block, published_guarantee
-from strategies.digest_store import DigestStore, checked
-from strategies.exchange import Exchange
-from strategies.services import Services
+from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.models.digest_encoders import build_encoder, digest_shape, encoder_hash
+from perennial.privacy.digest_entries import digest_entries
+from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.protocol.messages import DigestReply, Stamp
+from perennial.strategies.base import RoundRequest
+from perennial.strategies.digest_collection import collect
+from perennial.strategies.digest_report import digest_block, published_guarantee
+from perennial.strategies.digest_store import DigestStore, checked
+from perennial.strategies.exchange import Exchange
+from perennial.strategies.services import Services
 
 
 class DigestLending:

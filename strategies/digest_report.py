@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from privacy.digest_config import DigestConfig
-from privacy.digests import DigestGuarantee, guarantee_of, guess_log10
-from strategies.digest_store import DigestStore
+from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.digests import DigestGuarantee, guarantee_of, guess_log10
+from perennial.strategies.digest_store import DigestStore
 
 FLOAT_LEVELS = 2**32
 

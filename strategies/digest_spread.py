@@ -12,7 +12,7 @@ Symbols: D digests, S samples in a digest, M classes.
 import torch
 from torch import Tensor
 
-from privacy.digest_config import DigestConfig
+from perennial.privacy.digest_config import DigestConfig
 
 PURE = 1 - 1e-6
 """A digest with at least this share of one class is of that class alone."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foundation.errors import ProtocolError
-from protocol.messages import DigestReply
-from strategies.digest_spread import spread
+from perennial.foundation.errors import ProtocolError
+from perennial.protocol.messages import DigestReply
+from perennial.strategies.digest_spread import spread
 
 SIMPLEX_TOLERANCE = 1e-4
 

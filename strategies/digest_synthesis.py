@@ -18,19 +18,19 @@ from typing import Any, Literal
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from foundation.errors import ConfigError
-from foundation.streams import stream
-from models.digest_networks import DigestTwoBranchModel, GuidanceProducer
-from models.layers import with_rows
-from protocol.messages import TrainRequest
-from strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from strategies.digest_lending import DigestLending
-from strategies.digest_spread import spread_factor
-from strategies.disclosures import Disclosures
-from strategies.gate import Admitted, Rejected
-from strategies.nested_state import nested, part
-from strategies.recall import Momentum, Recall
-from strategies.services import Services
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.streams import stream
+from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from perennial.models.layers import with_rows
+from perennial.protocol.messages import TrainRequest
+from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.digest_lending import DigestLending
+from perennial.strategies.digest_spread import spread_factor
+from perennial.strategies.disclosures import Disclosures
+from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.nested_state import nested, part
+from perennial.strategies.recall import Momentum, Recall
+from perennial.strategies.services import Services
 
 
 class DigestSynthesis(IncrementalStrategy):

@@ -3,7 +3,7 @@ judged."""
 
 from dataclasses import dataclass
 
-from privacy.combinations import ReleaseProtection
+from perennial.privacy.combinations import ReleaseProtection
 
 
 @dataclass(frozen=True)

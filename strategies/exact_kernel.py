@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from strategies.threads import deal, on_threads
+from perennial.strategies.threads import deal, on_threads
 
 PIECE = 1 << 20
 

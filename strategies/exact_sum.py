@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from strategies.exact_kernel import Share
+    from perennial.strategies.exact_kernel import Share
 
 GRID = 2.0**-34
 # Adding 1.5 * 2^52 grid steps puts every |value| < 2^51 steps into one binade whose spacing is the grid: the
@@ -84,7 +84,7 @@ class ExactSum:
         return self._largest + weight * norm <= _LIMIT
 
     def _add_compiled(self, update: Mapping[str, Tensor], weight: float) -> None:
-        from strategies.exact_kernel import add_rows, shares
+        from perennial.strategies.exact_kernel import add_rows, shares
 
         if self._shares is None:
             self._shares = shares([len(steps) for steps in self._steps])
@@ -141,7 +141,7 @@ class ExactSum:
         }
 
     def _added_compiled(self, reference: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-        from strategies.exact_kernel import add_mean
+        from perennial.strategies.exact_kernel import add_mean
 
         offset = self._offset
         result: dict[str, Tensor] = {}

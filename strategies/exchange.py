@@ -9,8 +9,8 @@ from typing import NamedTuple
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from protocol.fields import WireMessage
-from protocol.messages import TrainRequest
+from perennial.protocol.fields import WireMessage
+from perennial.protocol.messages import TrainRequest
 
 FIRST_POLL = 0.005
 SLOWEST_POLL = 0.5

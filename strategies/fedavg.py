@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from strategies.base import IncrementalStrategy
-from strategies.exact_sum import ExactSum
-from strategies.gate import Admitted
-from strategies.services import Services
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.exact_sum import ExactSum
+from perennial.strategies.gate import Admitted
+from perennial.strategies.services import Services
 
 
 class FedAvg(IncrementalStrategy):

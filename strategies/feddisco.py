@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol.measurements import LABEL_COUNTS
-from protocol.messages import MAX_EXAMPLES, TrainRequest
-from strategies.disclosures import Disclosures
-from strategies.exact_sum import ExactSum
-from strategies.fedavg import FedAvg
-from strategies.gate import Admitted, Rejected
-from strategies.orders import SameForAll, with_settings
-from strategies.spool import Spool
+from perennial.protocol.measurements import LABEL_COUNTS
+from perennial.protocol.messages import MAX_EXAMPLES, TrainRequest
+from perennial.strategies.disclosures import Disclosures
+from perennial.strategies.exact_sum import ExactSum
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.orders import SameForAll, with_settings
+from perennial.strategies.spool import Spool
 
 Distance = Literal["kl", "l1", "l2", "cosine"]
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from strategies.corrected import Corrected
-from strategies.exact_sum import ExactSum
-from strategies.gate import Admitted
-from strategies.parameters import is_statistic
+from perennial.strategies.corrected import Corrected
+from perennial.strategies.exact_sum import ExactSum
+from perennial.strategies.gate import Admitted
+from perennial.strategies.parameters import is_statistic
 
 
 class FedDyn(Corrected):

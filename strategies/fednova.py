@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from foundation.errors import ConfigError
-from strategies.disclosures import Disclosures
-from strategies.fedavg import FedAvg
-from strategies.gate import Admitted, Rejected
-from strategies.parameters import is_statistic
-from strategies.services import Services
+from perennial.foundation.errors import ConfigError
+from perennial.strategies.disclosures import Disclosures
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.parameters import is_statistic
+from perennial.strategies.services import Services
 
 MAX_STEPS = 1_000_000
 

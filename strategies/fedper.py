@@ -3,8 +3,8 @@
 Arivazhagan et al. 2019 (arXiv 1912.00818).
 """
 
-from strategies.clustered_personalisation import ClusteredPersonalisation
-from strategies.fedavg import FedAvg
+from perennial.strategies.clustered_personalisation import ClusteredPersonalisation
+from perennial.strategies.fedavg import FedAvg
 
 
 class FedPer(ClusteredPersonalisation):

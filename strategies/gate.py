@@ -13,10 +13,10 @@ from typing import Any
 from flwr.app import Message
 from torch import Tensor
 
-from foundation.errors import ProtocolError
-from protocol.fields import arrays_of, read_kind
-from protocol.messages import MAX_EXAMPLES, Refusal, Stamp, TrainReply
-from protocol.tensors import Tensors, unpack
+from perennial.foundation.errors import ProtocolError
+from perennial.protocol.fields import arrays_of, read_kind
+from perennial.protocol.messages import MAX_EXAMPLES, Refusal, Stamp, TrainReply
+from perennial.protocol.tensors import Tensors, unpack
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.augmentation import to_float
-from foundation.errors import ConfigError
-from foundation.streams import stream, torch_seed
-from models.gradient_encoder import GradientEncoder
-from privacy.attacks.gradient_inversion import invert_gradient
-from protocol.messages import TrainRequest
-from strategies.base import TaskStart
-from strategies.disclosures import Disclosures
-from strategies.fedavg import FedAvg
-from strategies.gate import Admitted, Rejected
-from strategies.orders import SameForAll, with_settings
-from strategies.parameters import prefixed, unprefixed
-from strategies.services import Services
+from perennial.data.augmentation import to_float
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.streams import stream, torch_seed
+from perennial.models.gradient_encoder import GradientEncoder
+from perennial.privacy.attacks.gradient_inversion import invert_gradient
+from perennial.protocol.messages import TrainRequest
+from perennial.strategies.base import TaskStart
+from perennial.strategies.disclosures import Disclosures
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.orders import SameForAll, with_settings
+from perennial.strategies.parameters import prefixed, unprefixed
+from perennial.strategies.services import Services
 
 
 class Glfc(FedAvg):

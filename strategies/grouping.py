@@ -8,9 +8,9 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from foundation.errors import ConfigError, StateError
-from strategies.base import RoundRequest
-from strategies.clustering import (
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.strategies.base import RoundRequest
+from perennial.strategies.clustering import (
     Labels,
     at_random,
     by_threshold,
@@ -22,9 +22,9 @@ from strategies.clustering import (
     spread,
     where_most_went,
 )
-from strategies.exchange import Exchange
-from strategies.services import Services
-from strategies.site_vectors import VectorSettings, ask_vectors, most_varied, of_channels
+from perennial.strategies.exchange import Exchange
+from perennial.strategies.services import Services
+from perennial.strategies.site_vectors import VectorSettings, ask_vectors, most_varied, of_channels
 
 Rule = Literal["sparsity", "threshold", "random", "given"]
 

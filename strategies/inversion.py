@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foundation.streams import stream, torch_seed
-from models.initialisation import seeded_initialisation
-from models.sample_generator import NOISE, SampleGenerator
+from perennial.foundation.streams import stream, torch_seed
+from perennial.models.initialisation import seeded_initialisation
+from perennial.models.sample_generator import NOISE, SampleGenerator
 
 BATCH = 64
 

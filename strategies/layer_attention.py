@@ -13,13 +13,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from foundation.errors import ConfigError
-from strategies.base import Arrays, IncrementalStrategy, TaskStart
-from strategies.bundles import bundles, of_each
-from strategies.exact_sum import ExactSum
-from strategies.gate import Admitted, Rejected
-from strategies.softmax_sum import LARGEST, SoftmaxSum
-from strategies.update_file import UpdateFile
+from perennial.foundation.errors import ConfigError
+from perennial.strategies.base import Arrays, IncrementalStrategy, TaskStart
+from perennial.strategies.bundles import bundles, of_each
+from perennial.strategies.exact_sum import ExactSum
+from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.softmax_sum import LARGEST, SoftmaxSum
+from perennial.strategies.update_file import UpdateFile
 
 DOMINANT = 0.9
 """A weight above this among more than two sites is worth a warning."""

@@ -11,20 +11,20 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from protocol.measurements import (
+from perennial.protocol.measurements import (
     CLASS_COVERAGE,
     CLASSIFICATION_LOSS,
     HELD_OUT_ACCURACY,
     TRAIN_ACCURACY,
     asking,
 )
-from protocol.messages import TrainRequest
-from strategies.base import IncrementalStrategy
-from strategies.disclosures import Disclosures
-from strategies.exact_sum import ExactSum
-from strategies.factors import mixed, share, water_fill
-from strategies.gate import Admitted, Rejected
-from strategies.heaviest import Heaviest
+from perennial.protocol.messages import TrainRequest
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.disclosures import Disclosures
+from perennial.strategies.exact_sum import ExactSum
+from perennial.strategies.factors import mixed, share, water_fill
+from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.heaviest import Heaviest
 
 LEAST = 1e-3
 """No value of a factor counts below this, so that a share never magnifies the grid of the exact sum much."""

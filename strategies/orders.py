@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from protocol.messages import TrainRequest
+from perennial.protocol.messages import TrainRequest
 
 
 def with_settings(request: TrainRequest, **settings: Any) -> TrainRequest:

@@ -6,12 +6,12 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from foundation.errors import ProtocolError
-from protocol.messages import PersonalModelReply, PersonalModelRequest
-from protocol.tensors import Tensors
-from strategies.ask import ask
-from strategies.base import RoundRequest
-from strategies.exchange import Exchange
+from perennial.foundation.errors import ProtocolError
+from perennial.protocol.messages import PersonalModelReply, PersonalModelRequest
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.ask import ask
+from perennial.strategies.base import RoundRequest
+from perennial.strategies.exchange import Exchange
 
 
 def complete_personal_models(

@@ -5,8 +5,8 @@ released code takes 20 random channels of one late ReLU layer; it prints distanc
 open.
 """
 
-from strategies.clustered_personalisation import ClusteredPersonalisation
-from strategies.fedavg import FedAvg
+from perennial.strategies.clustered_personalisation import ClusteredPersonalisation
+from perennial.strategies.fedavg import FedAvg
 
 
 class PFA(ClusteredPersonalisation):

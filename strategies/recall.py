@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim.sgd import sgd
 
-from models.digest_networks import DigestTwoBranchModel, GuidanceProducer
-from models.flat import FlatParameters
-from strategies.base import Arrays
+from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from perennial.models.flat import FlatParameters
+from perennial.strategies.base import Arrays
 
 
 class Momentum:

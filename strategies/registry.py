@@ -12,29 +12,29 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from foundation.errors import ConfigError, nearest
-from strategies.base import IncrementalStrategy
+from perennial.foundation.errors import ConfigError, nearest
+from perennial.strategies.base import IncrementalStrategy
 
 STRATEGIES = {
-    "digest_synthesis": "strategies.digest_synthesis:DigestSynthesis",
-    "clustered_personalisation": "strategies.clustered_personalisation:ClusteredPersonalisation",
-    "fedper": "strategies.fedper:FedPer",
-    "pfa": "strategies.pfa:PFA",
-    "fedavg": "strategies.fedavg:FedAvg",
-    "adabest": "strategies.adabest:AdaBest",
-    "cyclic_weight_transfer": "strategies.cyclic_weight_transfer:CyclicWeightTransfer",
-    "feddisco": "strategies.feddisco:FedDisco",
-    "feddyn": "strategies.feddyn:FedDyn",
-    "fednova": "strategies.fednova:FedNova",
-    "scaffold": "strategies.scaffold:Scaffold",
-    "glfc": "strategies.glfc:Glfc",
-    "target": "strategies.target:Target",
-    "splitfed": "strategies.splitfed:SplitFed",
-    "serial_ring": "strategies.serial_ring:SerialRing",
-    "contribution": "strategies.contribution:Contribution",
-    "layer_attention": "strategies.layer_attention:LayerAttention",
-    "uniform_mean": "strategies.uniform_mean:UniformMean",
-    "multi_factor": "strategies.multi_factor:MultiFactor",
+    "digest_synthesis": "perennial.strategies.digest_synthesis:DigestSynthesis",
+    "clustered_personalisation": "perennial.strategies.clustered_personalisation:ClusteredPersonalisation",
+    "fedper": "perennial.strategies.fedper:FedPer",
+    "pfa": "perennial.strategies.pfa:PFA",
+    "fedavg": "perennial.strategies.fedavg:FedAvg",
+    "adabest": "perennial.strategies.adabest:AdaBest",
+    "cyclic_weight_transfer": "perennial.strategies.cyclic_weight_transfer:CyclicWeightTransfer",
+    "feddisco": "perennial.strategies.feddisco:FedDisco",
+    "feddyn": "perennial.strategies.feddyn:FedDyn",
+    "fednova": "perennial.strategies.fednova:FedNova",
+    "scaffold": "perennial.strategies.scaffold:Scaffold",
+    "glfc": "perennial.strategies.glfc:Glfc",
+    "target": "perennial.strategies.target:Target",
+    "splitfed": "perennial.strategies.splitfed:SplitFed",
+    "serial_ring": "perennial.strategies.serial_ring:SerialRing",
+    "contribution": "perennial.strategies.contribution:Contribution",
+    "layer_attention": "perennial.strategies.layer_attention:LayerAttention",
+    "uniform_mean": "perennial.strategies.uniform_mean:UniformMean",
+    "multi_factor": "perennial.strategies.multi_factor:MultiFactor",
 }
 
 

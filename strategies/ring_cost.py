@@ -4,7 +4,7 @@ equations 14, 15, 22 and 23)."""
 from dataclasses import dataclass
 from typing import Any
 
-from config.link import Link
+from perennial.config.link import Link
 
 
 @dataclass

@@ -14,11 +14,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from foundation.files import replace_file
-from protocol.messages import Stamp
-from protocol.tensors import content_sha256
-from strategies.base import RoundOutcome
-from strategies.gate import Admitted
+from perennial.foundation.files import replace_file
+from perennial.protocol.messages import Stamp
+from perennial.protocol.tensors import content_sha256
+from perennial.strategies.base import RoundOutcome
+from perennial.strategies.gate import Admitted
 
 FILE = "ring.safetensors"
 SAVE_EVERY = 1.0

@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from foundation.errors import ConfigError
-from protocol.messages import TrainRequest
-from protocol.tensors import Tensors
-from strategies.corrected import Corrected
-from strategies.disclosures import Disclosures
-from strategies.exact_sum import ExactSum
-from strategies.gate import Admitted
-from strategies.parameters import is_statistic, parameter_zeros, prefixed, unprefixed
-from strategies.services import Services
+from perennial.foundation.errors import ConfigError
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.corrected import Corrected
+from perennial.strategies.disclosures import Disclosures
+from perennial.strategies.exact_sum import ExactSum
+from perennial.strategies.gate import Admitted
+from perennial.strategies.parameters import is_statistic, parameter_zeros, prefixed, unprefixed
+from perennial.strategies.services import Services
 
 PER_STEP = "per step"
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from strategies.base import Arrays, RoundOutcome, RoundRequest
-from strategies.fedavg import FedAvg
-from strategies.gate import Admitted, Rejected
+from perennial.strategies.base import Arrays, RoundOutcome, RoundRequest
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Admitted, Rejected
 
 
 class Serial(FedAvg):

@@ -19,20 +19,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from config.link import Link
-from config.turn import MOST_SEGMENTS, FeatureNoise, Turn
-from foundation.errors import ConfigError
-from foundation.streams import stream
-from models.incremental import travelling
-from models.relabel import relabel
-from protocol.messages import TrainRequest
-from protocol.tensors import Tensors, byte_count, unpack
-from strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from strategies.exchange import Exchange
-from strategies.gate import Admitted, Gate, Refused, Rejected
-from strategies.ring_cost import RingCost
-from strategies.ring_log import Hop, RingLog
-from strategies.services import Services
+from perennial.config.link import Link
+from perennial.config.turn import MOST_SEGMENTS, FeatureNoise, Turn
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.streams import stream
+from perennial.models.incremental import travelling
+from perennial.models.relabel import relabel
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import Tensors, byte_count, unpack
+from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.exchange import Exchange
+from perennial.strategies.gate import Admitted, Gate, Refused, Rejected
+from perennial.strategies.ring_cost import RingCost
+from perennial.strategies.ring_log import Hop, RingLog
+from perennial.strategies.services import Services
 
 SLOWEST_POLL = 0.05
 """Seconds between looks at the grid: every one of the many hops waits for its site alone."""

@@ -8,10 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from config.experiment import Experiment
-from data.schedule import TaskSchedule
-from models.incremental import IncrementalModel
-from privacy.entries import Entry
+from perennial.config.experiment import Experiment
+from perennial.data.schedule import TaskSchedule
+from perennial.models.incremental import IncrementalModel
+from perennial.privacy.entries import Entry
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""

@@ -4,11 +4,11 @@ from statistics import median
 
 from flwr.serverapp import Grid
 
-from protocol.messages import EvaluateReply, EvaluateRequest
-from protocol.tensors import Tensors, byte_count
-from strategies.ask import ask, check_counts
-from strategies.base import Arrays, RoundRequest
-from strategies.exchange import Exchange
+from perennial.protocol.messages import EvaluateReply, EvaluateRequest
+from perennial.protocol.tensors import Tensors, byte_count
+from perennial.strategies.ask import ask, check_counts
+from perennial.strategies.base import Arrays, RoundRequest
+from perennial.strategies.exchange import Exchange
 
 
 class SiteJudge:

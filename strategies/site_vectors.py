@@ -10,18 +10,18 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from foundation.errors import ConfigError, ProtocolError
-from foundation.streams import stream
-from models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, common_channels
-from models.vgg_front import VggFront, read_vgg11, vgg11_front, with_weights
-from privacy.calibration import gaussian_multiplier
-from privacy.entries import RECIPIENT, Entry
-from protocol.messages import SparsityReply, SparsityRequest, Stamp
-from protocol.tensors import Tensors, content_sha256
-from strategies.ask import ask
-from strategies.base import RoundRequest
-from strategies.exchange import Exchange
-from strategies.services import Services
+from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.foundation.streams import stream
+from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, common_channels
+from perennial.models.vgg_front import VggFront, read_vgg11, vgg11_front, with_weights
+from perennial.privacy.calibration import gaussian_multiplier
+from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.protocol.messages import SparsityReply, SparsityRequest, Stamp
+from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.strategies.ask import ask
+from perennial.strategies.base import RoundRequest
+from perennial.strategies.exchange import Exchange
+from perennial.strategies.services import Services
 
 GLOBAL = "global"
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from strategies.exact_sum import ExactSum
+from perennial.strategies.exact_sum import ExactSum
 
 BAND_BITS = 8
 KEPT_BANDS = 5

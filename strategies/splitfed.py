@@ -8,13 +8,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from foundation.errors import ConfigError
-from foundation.streams import stream
-from strategies.base import RoundOutcome, RoundRequest
-from strategies.exact_sum import ExactSum
-from strategies.gate import Admitted
-from strategies.serial import Serial
-from strategies.services import Services
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.streams import stream
+from perennial.strategies.base import RoundOutcome, RoundRequest
+from perennial.strategies.exact_sum import ExactSum
+from perennial.strategies.gate import Admitted
+from perennial.strategies.serial import Serial
+from perennial.strategies.services import Services
 
 
 class SplitFed(Serial):

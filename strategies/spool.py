@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from strategies.gate import Admitted
+from perennial.strategies.gate import Admitted
 
 
 class Spool:

@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from foundation.errors import ConfigError
-from protocol.messages import TrainRequest
-from protocol.tensors import Tensors
-from strategies.base import Arrays, IncrementalStrategy, TaskStart
-from strategies.fedavg import FedAvg
-from strategies.inversion import Inversion
-from strategies.orders import SameForAll, with_settings
-from strategies.parameters import prefixed, unprefixed
-from strategies.services import Services
+from perennial.foundation.errors import ConfigError
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.base import Arrays, IncrementalStrategy, TaskStart
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.inversion import Inversion
+from perennial.strategies.orders import SameForAll, with_settings
+from perennial.strategies.parameters import prefixed, unprefixed
+from perennial.strategies.services import Services
 
 
 class Target(FedAvg):

@@ -4,8 +4,8 @@ The baseline to hold beside any rule that ignores sample counts: what such a rul
 nothing but this.
 """
 
-from strategies.fedavg import FedAvg
-from strategies.gate import Admitted
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Admitted
 
 
 class UniformMean(FedAvg):

@@ -12,14 +12,14 @@ from flwr.app import Context, Message, RecordDict
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cli.predict import model_file
-from client.app import app as client_app
-from config.run import RunSettings
-from config.simulation import simulated_site_names
-from engine.grid import InProcessGrid, site_contexts
-from protocol.fields import read_kind
-from protocol.messages import TrainReply
-from server.app import serve
+from perennial.cli.predict import model_file
+from perennial.client.app import app as client_app
+from perennial.config.run import RunSettings
+from perennial.config.simulation import simulated_site_names
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.protocol.fields import read_kind
+from perennial.protocol.messages import TrainReply
+from perennial.server.app import serve
 
 STRATEGY = {
     "name": "clustered_personalisation",

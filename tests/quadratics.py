@@ -9,17 +9,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from client.corrections import open_correction
-from client.site import Site
-from client.state import SiteState
-from config.learner import LearnerConfig
-from models.flat import FlatParameters
-from privacy.config import PrivacyConfig
-from protocol.messages import Stamp, TrainRequest
-from protocol.tensors import Tensors
-from strategies.base import IncrementalStrategy, TaskStart
-from strategies.gate import Admitted
-from strategies.services import Services
+from perennial.client.corrections import open_correction
+from perennial.client.site import Site
+from perennial.client.state import SiteState
+from perennial.config.learner import LearnerConfig
+from perennial.models.flat import FlatParameters
+from perennial.privacy.config import PrivacyConfig
+from perennial.protocol.messages import Stamp, TrainRequest
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.base import IncrementalStrategy, TaskStart
+from perennial.strategies.gate import Admitted
+from perennial.strategies.services import Services
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=1, num_classes=1)
 

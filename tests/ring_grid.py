@@ -8,12 +8,12 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
-from config.experiment import Experiment
-from engine.grid import InProcessGrid
-from protocol.messages import Refusal, Stamp, TrainReply, TrainRequest
-from protocol.tensors import Tensors
-from strategies.base import RoundRequest
-from strategies.services import Services
+from perennial.config.experiment import Experiment
+from perennial.engine.grid import InProcessGrid
+from perennial.protocol.messages import Refusal, Stamp, TrainReply, TrainRequest
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.base import RoundRequest
+from perennial.strategies.services import Services
 
 Answer = Callable[[TrainRequest], Mapping[str, Tensor] | str | None]
 """From a request to an update, the reason of a refusal, or None for silence."""

@@ -8,13 +8,13 @@ import pytest
 import torch
 import yaml
 
-from cli.privacy import attack_command
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import StateError
-from server.attack import attack_run
-from server.attack_pictures import picture
-from server.report import write_report
+from perennial.cli.privacy import attack_command
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import StateError
+from perennial.server.attack import attack_run
+from perennial.server.attack_pictures import picture
+from perennial.server.report import write_report
 
 SMALL = {
     "name": "small",

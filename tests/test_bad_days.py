@@ -9,11 +9,11 @@ import pytest
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from client.app import app as client_app
-from config.run import RunSettings
-from engine.grid import InProcessGrid, site_contexts
-from foundation.errors import StateError
-from server.app import serve
+from perennial.client.app import app as client_app
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.foundation.errors import StateError
+from perennial.server.app import serve
 
 EXPERIMENT = {
     "name": "bad-days",

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.main import app
-from config.site import load_site_config
-from deploy.bundle import open_bundle, write_bundle
-from deploy.federation import Federation, OperatorFolder, create_operator_folder
-from deploy.keys import make_node_key, public_line, read_node_key, seal, write_node_key
-from foundation.errors import ConfigError
+from perennial.cli.main import app
+from perennial.config.site import load_site_config
+from perennial.deploy.bundle import open_bundle, write_bundle
+from perennial.deploy.federation import Federation, OperatorFolder, create_operator_folder
+from perennial.deploy.keys import make_node_key, public_line, read_node_key, seal, write_node_key
+from perennial.foundation.errors import ConfigError
 
 PASSPHRASE = "correct horse battery staple"
 

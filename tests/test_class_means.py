@@ -10,16 +10,16 @@ import torch
 import yaml
 from torch import Tensor
 
-from client.evaluation import by_class_means
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import ConfigError, ProtocolError
-from foundation.streams import stream
-from models.incremental import IncrementalModel
-from privacy.accountants import make_accountant
-from protocol.messages import FinishTaskReply
-from protocol.tensors import Tensors
-from server.class_means import check_class_sums, global_means
+from perennial.client.evaluation import by_class_means
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.foundation.streams import stream
+from perennial.models.incremental import IncrementalModel
+from perennial.privacy.accountants import make_accountant
+from perennial.protocol.messages import FinishTaskReply
+from perennial.protocol.tensors import Tensors
+from perennial.server.class_means import check_class_sums, global_means
 
 EXPERIMENT: dict[str, Any] = {
     "name": "means",

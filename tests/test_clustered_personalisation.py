@@ -10,15 +10,15 @@ from personal_runs import EXPERIMENT, GROUPS, Run, equal, go, run
 from safetensors.torch import load_file
 from torch import Tensor
 
-from config.run import RunSettings
-from engine.grid import InProcessGrid, site_contexts
-from engine.run import run_in_process
-from foundation.errors import ConfigError, PrivacyError, StateError
-from models.layers import select_layers, with_rows
-from protocol.fields import read_kind
-from protocol.messages import TrainReply
-from protocol.tensors import Tensors, content_sha256
-from strategies.registry import build_strategy
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, PrivacyError, StateError
+from perennial.models.layers import select_layers, with_rows
+from perennial.protocol.fields import read_kind
+from perennial.protocol.messages import TrainReply
+from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.strategies.registry import build_strategy
 
 
 def test_personal_layers_never_leave_and_clusters_share_the_rest(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_vectors_without_noise_are_refused_where_a_guarantee_is_claimed(tmp_path
 
 
 def test_noised_vectors_are_charged_to_the_ledger(tmp_path: Path) -> None:
-    from privacy.ledger import Ledger
+    from perennial.privacy.ledger import Ledger
 
     done = run(tmp_path, strategy={"sparsity_epsilon": 2.0, "clusters": 2})
     (entry,) = Ledger(done.folder / "sites" / "site-0").entries()

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from foundation.errors import StateError
-from strategies.clustering import (
+from perennial.foundation.errors import StateError
+from perennial.strategies.clustering import (
     adjusted_rand,
     at_random,
     by_threshold,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from foundation.errors import StateError
-from server.compare import compare
-from server.comparison import Spread
+from perennial.foundation.errors import StateError
+from perennial.server.compare import compare
+from perennial.server.comparison import Spread
 from tests.run_folders import HOSTILE, Page, write_run
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 import yaml
 
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import ConfigError, PrivacyError, StateError
-from protocol.tensors import content_sha256
-from server.checkpoint import load_checkpoint
-from strategies.registry import build_strategy
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, PrivacyError, StateError
+from perennial.protocol.tensors import content_sha256
+from perennial.server.checkpoint import load_checkpoint
+from perennial.strategies.registry import build_strategy
 
 SMALL: dict[str, Any] = {
     "name": "composed",

@@ -10,13 +10,13 @@ import torch
 from ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, services
 from torch import Tensor
 
-from foundation.errors import ConfigError
-from strategies.base import Arrays
-from strategies.coalitions import Reconstructed
-from strategies.contribution import Contribution
-from strategies.fedavg import FedAvg
-from strategies.registry import build_strategy
-from strategies.serial_ring import SerialRing
+from perennial.foundation.errors import ConfigError
+from perennial.strategies.base import Arrays
+from perennial.strategies.coalitions import Reconstructed
+from perennial.strategies.contribution import Contribution
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.registry import build_strategy
+from perennial.strategies.serial_ring import SerialRing
 
 RING: Mapping[str, Any] = {"segments": 1, "reshuffle": "never", "relabel": "none"}
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from config.run import RunSettings
-from engine.run import run_in_process
-from privacy.accountants import make_accountant
-from privacy.ledger import Ledger
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.privacy.accountants import make_accountant
+from perennial.privacy.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[1]
 SITES, ROUNDS, KILLED_AT = 3, 2, 5
@@ -29,10 +29,10 @@ EXPERIMENT: dict[str, Any] = {
 }
 KILLED = """
 import os, sys
-import client.handlers
-from config.run import RunSettings
-from engine.run import run_in_process
-from strategies.gate import Gate
+from perennial.client import handlers
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.strategies.gate import Gate
 
 experiment, runs, window, at = sys.argv[1:]
 seen = {"site": 0, "server": 0}
@@ -42,7 +42,7 @@ def at_last(where):
     if window == where and seen[where] == int(at):
         os.kill(os.getpid(), 9)
 
-check, admit = client.handlers.check_reply, Gate.admit
+check, admit = handlers.check_reply, Gate.admit
 
 def checked(site, reply):
     at_last("site")

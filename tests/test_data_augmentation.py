@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.augmentation import augment, to_float
-from data.config import AugmentationConfig
+from perennial.data.augmentation import augment, to_float
+from perennial.data.config import AugmentationConfig
 
 
 def candidates(image: torch.Tensor, config: AugmentationConfig) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from data.config import DataConfig, TasksConfig
+from perennial.data.config import DataConfig, TasksConfig
 
 DIGITS = {"source": "digits", "sites": 5}
 

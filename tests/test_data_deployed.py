@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.config import DataConfig, TasksConfig
-from data.deployed import declared_input_shape, load_site, site_config
-from data.federation import build
-from data.site import SiteData
-from foundation.errors import ConfigError, DataError
+from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.deployed import declared_input_shape, load_site, site_config
+from perennial.data.federation import build
+from perennial.data.site import SiteData
+from perennial.foundation.errors import ConfigError, DataError
 
 TASKS = TasksConfig(count=2, rounds=1)
 SITES = {"graz": 14, "linz": 3, "wien": 30}

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.config import DataConfig, TasksConfig
-from data.federation import Federation, build
-from data.site import SiteData
-from data.sources import load
-from foundation.errors import ConfigError, DataError
+from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.federation import Federation, build
+from perennial.data.site import SiteData
+from perennial.data.sources import load
+from perennial.foundation.errors import ConfigError, DataError
 
 FIVE_TASKS = TasksConfig(count=5, rounds=2)
 

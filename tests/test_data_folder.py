@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from data.config import DataConfig
-from data.samples import Source
-from data.sources import load
-from foundation.errors import ConfigError, DataError
+from perennial.data.config import DataConfig
+from perennial.data.samples import Source
+from perennial.data.sources import load
+from perennial.foundation.errors import ConfigError, DataError
 
 
 def read(path: Path, cache: Path | None = None, **block: Any) -> Source:
@@ -312,16 +312,16 @@ def test_a_path_of_a_manifest_that_cannot_be_one_is_named(tmp_path: Path) -> Non
 def test_decoded_images_are_kept_until_a_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import data.folder
+    from perennial.data import folder as module
 
     decoded: list[int] = []
-    decode = data.folder.read_images
+    decode = module.read_images
 
     def counting(paths: Any, size: Any, color: Any) -> np.ndarray:
         decoded.append(len(paths))
         return decode(paths, size, color)
 
-    monkeypatch.setattr(data.folder, "read_images", counting)
+    monkeypatch.setattr(module, "read_images", counting)
     root, cache = two_classes(tmp_path / "images"), tmp_path / "cache"
     first = read(root, cache).train.x
     assert torch.equal(read(root, cache).train.x, first)

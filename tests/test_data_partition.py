@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.apportion import apportion
-from data.config import PartitionConfig
-from data.group_partition import group_holders, group_of_site
-from data.partition import Partition, partition
-from data.splits import Strata
-from foundation.errors import ConfigError
-from foundation.streams import stream
+from perennial.data.apportion import apportion
+from perennial.data.config import PartitionConfig
+from perennial.data.group_partition import group_holders, group_of_site
+from perennial.data.partition import Partition, partition
+from perennial.data.splits import Strata
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.streams import stream
 
 BOUNDARIES = (0, 3, 5)
 NAMES = tuple("abcde")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.config import TasksConfig
-from data.registry import Registry, build_registry
-from data.schedule import TaskSchedule, build_schedule, class_order, class_order_hash
-from foundation.errors import ConfigError
+from perennial.data.config import TasksConfig
+from perennial.data.registry import Registry, build_registry
+from perennial.data.schedule import TaskSchedule, build_schedule, class_order, class_order_hash
+from perennial.foundation.errors import ConfigError
 
 NAMES = tuple(f"class {letter}" for letter in "abcdefghijkl")
 orders = st.sampled_from(["seeded", "natural", "1993"])

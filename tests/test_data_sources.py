@@ -16,11 +16,11 @@ import pytest
 import torch
 from PIL import Image
 
-from data.config import DataConfig
-from data.images import conform
-from data.samples import Source
-from data.sources import load
-from foundation.errors import ConfigError, DataError
+from perennial.data.config import DataConfig
+from perennial.data.images import conform
+from perennial.data.samples import Source
+from perennial.data.sources import load
+from perennial.foundation.errors import ConfigError, DataError
 
 BENCHMARKS = Path(__file__).parents[2] / "shared" / "data"
 needs_benchmarks = pytest.mark.skipif(not BENCHMARKS.exists(), reason="the benchmark packs are not here")
@@ -46,9 +46,9 @@ def test_digits_are_those_of_scikit_learn() -> None:
 
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:
     program = (
-        "import sys, data.federation, data.augmentation, data.folder, data.table, data.npz, data.pack;"
-        "from data.config import DataConfig, TasksConfig;"
-        "data.federation.build(DataConfig(source='digits', sites=3), TasksConfig(count=5, rounds=1), 1);"
+        "import sys; from perennial.data import augmentation, federation, folder, npz, pack, table;"
+        "from perennial.data.config import DataConfig, TasksConfig;"
+        "federation.build(DataConfig(source='digits', sites=3), TasksConfig(count=5, rounds=1), 1);"
         "heavy = {'sklearn', 'torchvision', 'PIL', 'pandas', 'scipy', 'flwr'} & set(sys.modules);"
         "assert not heavy, heavy"
     )

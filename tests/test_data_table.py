@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from data.config import DataConfig, TasksConfig
-from data.deployed import declared_constants, declared_input_shape
-from data.federation import build
-from data.samples import Source, fill_missing
-from data.sources import load
-from data.table import feature_count, numeric_places
-from foundation.errors import ConfigError, DataError
+from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.deployed import declared_constants, declared_input_shape
+from perennial.data.federation import build
+from perennial.data.samples import Source, fill_missing
+from perennial.data.sources import load
+from perennial.data.table import feature_count, numeric_places
+from perennial.foundation.errors import ConfigError, DataError
 
 
 def read(path: Path, **block: Any) -> Source:

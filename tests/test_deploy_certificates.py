@@ -12,11 +12,11 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from deploy import certificates
-from deploy.certificates import Issued, make_authority, make_server, read_validity, write_issued
-from deploy.federation import Federation, create_operator_folder
-from deploy.handshake import Unreachable, check_handshake, split_address
-from foundation.errors import ConfigError, StateError
+from perennial.deploy import certificates
+from perennial.deploy.certificates import Issued, make_authority, make_server, read_validity, write_issued
+from perennial.deploy.federation import Federation, create_operator_folder
+from perennial.deploy.handshake import Unreachable, check_handshake, split_address
+from perennial.foundation.errors import ConfigError, StateError
 
 
 @contextmanager

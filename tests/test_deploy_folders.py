@@ -10,15 +10,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config.site import load_site_config
-from deploy.application import read_application, stage_application
-from deploy.approval import approve, approved_apps, prepare_apps, read_hash, require_read_only, withdraw
-from deploy.bundle import open_bundle, write_bundle, write_operator_files
-from deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
-from deploy.keys import make_node_key, public_line, read_node_key, write_node_key
-from deploy.reports import report_server
-from deploy.supernode import read_setup
-from foundation.errors import ConfigError, StateError
+from perennial.config.site import load_site_config
+from perennial.deploy.application import read_application, stage_application
+from perennial.deploy.approval import (
+    approve,
+    approved_apps,
+    prepare_apps,
+    read_hash,
+    require_read_only,
+    withdraw,
+)
+from perennial.deploy.bundle import open_bundle, write_bundle, write_operator_files
+from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
+from perennial.deploy.keys import make_node_key, public_line, read_node_key, write_node_key
+from perennial.deploy.reports import report_server
+from perennial.deploy.supernode import read_setup
+from perennial.foundation.errors import ConfigError, StateError
 
 
 @pytest.fixture
@@ -184,7 +191,7 @@ def test_the_superlinks_database_waits_for_a_busy_file(
     from flwr.supercore.object_store.sql_object_store import SqlObjectStore
     from sqlalchemy import text
 
-    from deploy.superlink_process import BUSY_TIMEOUT, wait_for_the_database
+    from perennial.deploy.superlink_process import BUSY_TIMEOUT, wait_for_the_database
 
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", constant.SQLITE_PRAGMAS)
     wait_for_the_database()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.loopback import Deployment, digit_folders
-from config.run import RunSettings
-from engine.run import run_in_process
+from perennial.benchmarks.loopback import Deployment, digit_folders
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
 
 SITES = ["graz", "linz"]
 CLASSES = [f"digit-{digit}" for digit in range(10)]

@@ -8,14 +8,14 @@ import pytest
 import torch
 import yaml
 
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import ConfigError
-from strategies.base import IncrementalStrategy
-from strategies.feddyn import FedDyn
-from strategies.fednova import FedNova
-from strategies.gate import Admitted
-from strategies.scaffold import Scaffold
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.feddyn import FedDyn
+from perennial.strategies.fednova import FedNova
+from perennial.strategies.gate import Admitted
+from perennial.strategies.scaffold import Scaffold
 
 PROXIMAL = {"learner": {"optimizer": {"lr": 0.05, "momentum": 0.9}, "correction": {"name": "fedprox"}}}
 PLAIN_STEPS = {"learner": {"optimizer": {"lr": 0.05}}}

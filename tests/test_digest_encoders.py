@@ -13,25 +13,25 @@ import yaml
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
-from cli.encoder import train_encoder_command
-from cli.run import run_command
-from client.digests import answer_digest
-from client.identity import Identity
-from client.site import open_site
-from config.experiment import Experiment, load_experiment
-from config.run import RunSettings
-from config.site import SitePolicy
-from deploy.application import stage_application
-from deploy.approval import approve
-from engine.run import run_in_process
-from foundation.errors import ConfigError, PrivacyError, ProtocolError, StateError
-from models.config import EncoderConfig, ModelConfig
-from models.digest_encoders import build_encoder, digest_shape, encoder_hash
-from models.encoder_file import ABOUT, as_text
-from models.registry import build_model
-from models.saved import load_saved
-from privacy.sample_level import refuse_mixing_layers
-from protocol.messages import DigestRequest
+from perennial.cli.encoder import train_encoder_command
+from perennial.cli.run import run_command
+from perennial.client.digests import answer_digest
+from perennial.client.identity import Identity
+from perennial.client.site import open_site
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.run import RunSettings
+from perennial.config.site import SitePolicy
+from perennial.deploy.application import stage_application
+from perennial.deploy.approval import approve
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError, StateError
+from perennial.models.config import EncoderConfig, ModelConfig
+from perennial.models.digest_encoders import build_encoder, digest_shape, encoder_hash
+from perennial.models.encoder_file import ABOUT, as_text
+from perennial.models.registry import build_model
+from perennial.models.saved import load_saved
+from perennial.privacy.sample_level import refuse_mixing_layers
+from perennial.protocol.messages import DigestRequest
 
 SHAPE = (1, 8, 8)
 EXPERIMENT: dict[str, Any] = {

@@ -11,22 +11,22 @@ import torch
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from cli.digest import preview_command
-from client.app import app as client_app
-from client.digests import answer_digest, withdrawal
-from client.identity import Identity
-from client.site import Site, open_site
-from config.experiment import Experiment
-from config.run import RunSettings
-from config.site import SitePolicy
-from engine.grid import InProcessGrid, site_contexts
-from foundation.errors import DataError, PolicyRefusal, PrivacyError, ProtocolError
-from models.digest_encoders import build_encoder, encoder_hash
-from privacy.ledger import Ledger
-from protocol.messages import DigestRequest
-from server.app import serve
-from server.claims import check_privacy
-from strategies.fedavg import FedAvg
+from perennial.cli.digest import preview_command
+from perennial.client.app import app as client_app
+from perennial.client.digests import answer_digest, withdrawal
+from perennial.client.identity import Identity
+from perennial.client.site import Site, open_site
+from perennial.config.experiment import Experiment
+from perennial.config.run import RunSettings
+from perennial.config.site import SitePolicy
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.foundation.errors import DataError, PolicyRefusal, PrivacyError, ProtocolError
+from perennial.models.digest_encoders import build_encoder, encoder_hash
+from perennial.privacy.ledger import Ledger
+from perennial.protocol.messages import DigestRequest
+from perennial.server.app import serve
+from perennial.server.claims import check_privacy
+from perennial.strategies.fedavg import FedAvg
 
 EXPERIMENT: dict[str, Any] = {
     "name": "lending",

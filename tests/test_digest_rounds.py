@@ -9,12 +9,12 @@ import pytest
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from client.app import app as client_app
-from config.run import RunSettings
-from engine.grid import InProcessGrid, site_contexts
-from engine.run import run_in_process
-from server.app import serve
-from strategies.recall import Recall
+from perennial.client.app import app as client_app
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.run import run_in_process
+from perennial.server.app import serve
+from perennial.strategies.recall import Recall
 
 EXPERIMENT: dict[str, Any] = {
     "name": "rounds",

@@ -7,13 +7,13 @@ import pytest
 import torch
 import yaml
 
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import ConfigError
-from foundation.streams import stream
-from privacy.digest_config import DigestConfig
-from privacy.digests import mix
-from strategies.digest_spread import spread, spread_factor
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.streams import stream
+from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.digests import mix
+from perennial.strategies.digest_spread import spread, spread_factor
 
 EXPERIMENT: dict[str, Any] = {
     "name": "spread",

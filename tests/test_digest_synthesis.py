@@ -9,23 +9,23 @@ import pytest
 import torch
 import yaml
 
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import ConfigError, ProtocolError, StateError
-from foundation.streams import stream
-from models.config import ModelConfig
-from models.digest_networks import DigestTwoBranchModel, GuidanceProducer
-from models.incremental import travelling
-from models.registry import build_model
-from protocol.messages import DigestReply, Stamp
-from protocol.tensors import Tensors
-from server.checkpoint import load_checkpoint
-from strategies.digest_store import DigestStore, checked
-from strategies.digest_synthesis import DigestSynthesis
-from strategies.fedavg import FedAvg
-from strategies.gate import Admitted
-from strategies.recall import Momentum, Recall
-from strategies.registry import build_strategy
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, ProtocolError, StateError
+from perennial.foundation.streams import stream
+from perennial.models.config import ModelConfig
+from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from perennial.models.incremental import travelling
+from perennial.models.registry import build_model
+from perennial.protocol.messages import DigestReply, Stamp
+from perennial.protocol.tensors import Tensors
+from perennial.server.checkpoint import load_checkpoint
+from perennial.strategies.digest_store import DigestStore, checked
+from perennial.strategies.digest_synthesis import DigestSynthesis
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Admitted
+from perennial.strategies.recall import Momentum, Recall
+from perennial.strategies.registry import build_strategy
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=4, num_classes=4)
 SHAPE = (4, 4, 4)

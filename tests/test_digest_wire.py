@@ -14,15 +14,15 @@ from flwr.common.serde_utils import metadata_from_proto, metadata_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from benchmarks.loopback import Deployment
-from client.app import app as client_app
-from config.run import RunSettings
-from engine.grid import InProcessGrid, site_contexts
-from engine.run import run_in_process
-from protocol.tensors import TensorArray
-from server.app import serve
-from strategies.digest_synthesis import DigestSynthesis
-from strategies.fedavg import FedAvg
+from perennial.benchmarks.loopback import Deployment
+from perennial.client.app import app as client_app
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.run import run_in_process
+from perennial.protocol.tensors import TensorArray
+from perennial.server.app import serve
+from perennial.strategies.digest_synthesis import DigestSynthesis
+from perennial.strategies.fedavg import FedAvg
 
 EXPERIMENT: dict[str, Any] = {
     "name": "wire",

@@ -7,10 +7,10 @@ import torch
 from pydantic import ValidationError
 from torch.nn import functional as F
 
-from foundation.errors import DataError, PrivacyError
-from foundation.streams import stream
-from privacy.digest_config import DigestConfig
-from privacy.digests import (
+from perennial.foundation.errors import DataError, PrivacyError
+from perennial.foundation.streams import stream
+from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.digests import (
     DigestGuarantee,
     Digests,
     form_groups,
@@ -20,7 +20,7 @@ from privacy.digests import (
     mix,
     randomised_labels,
 )
-from privacy.noise import SeededNoise, add_laplace
+from perennial.privacy.noise import SeededNoise, add_laplace
 
 N, M = 22, 3
 SHAPE = (4, 2, 2)

@@ -8,7 +8,7 @@ import click
 import pytest
 import typer
 
-from cli.main import app
+from perennial.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,7 +56,7 @@ def test_every_link_experiment_and_source_file_exists(document: Path) -> None:
 
 
 def test_readme_names_every_strategy_and_command() -> None:
-    from strategies.registry import STRATEGIES
+    from perennial.strategies.registry import STRATEGIES
 
     text = (ROOT / "README.md").read_text()
     root = typer.main.get_command(app)

@@ -20,13 +20,13 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file
 
-from client.state import SiteState
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation import files
-from foundation.errors import ConfigError, StateError
-from foundation.files import replace_file, sole_owner
-from server.checkpoint import BEFORE, LATEST
+from perennial.client.state import SiteState
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation import files
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.files import replace_file, sole_owner
+from perennial.server.checkpoint import BEFORE, LATEST
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
@@ -229,7 +229,7 @@ def test_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
     draw = random.Random(7)
     runs, killed = tmp_path / "runs", 0
     for attempt in range(40):
-        command = [sys.executable, "-m", "cli.main", "run", "--runs", str(runs)]
+        command = [sys.executable, "-m", "perennial.cli.main", "run", "--runs", str(runs)]
         begun = (runs / "small" / "events.jsonl").exists()
         command += ["--resume", str(runs / "small")] if begun else [experiment]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

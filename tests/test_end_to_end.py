@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import StateError
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import StateError
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
@@ -30,8 +30,8 @@ SMALL = {
 }
 KILLED = """
 import os, sys
-from config.run import RunSettings
-from engine.run import run_in_process
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
 def listener(event):
     if event["event"] == sys.argv[3] and event.get(sys.argv[4]) == int(sys.argv[5]):
         os.kill(os.getpid(), 9)
@@ -71,7 +71,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_goes_on_with_new_classes(tmp_path: Path) -> None:
-    from cli.run import run_command
+    from perennial.cli.run import run_command
 
     first = write(tmp_path, data=SMALL["data"] | {"classes": ["0", "1", "2", "3"]})  # type: ignore[operator]
     runs = tmp_path / "runs"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.flower_simulation import FlowerSimulation
-from config.run import RunSettings
-from engine.run import run_in_process
+from perennial.benchmarks.flower_simulation import FlowerSimulation
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
 
 EXPERIMENT = {
     "name": "engines",

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protocol.tensors import unpack
-from strategies import exact_kernel, exact_sum
-from strategies.exact_sum import GRID, ExactSum
+from perennial.protocol.tensors import unpack
+from perennial.strategies import exact_kernel, exact_sum
+from perennial.strategies.exact_sum import GRID, ExactSum
 
 
 def norm(update: dict[str, Tensor]) -> float:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.table import tables
-from config.encoder_training import load_encoder_training
-from config.experiment import load_experiment
+from perennial.benchmarks.table import tables
+from perennial.config.encoder_training import load_encoder_training
+from perennial.config.experiment import load_experiment
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKS = ROOT.parent / "shared" / "data"

@@ -9,12 +9,12 @@ import yaml
 from ring_grid import ScriptedGrid, adds, request, services
 from torch import nn
 
-from client.ring_turn import turn_of
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import ConfigError
-from models.feature_noise import noised_features
-from strategies.serial_ring import SerialRing
+from perennial.client.ring_turn import turn_of
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError
+from perennial.models.feature_noise import noised_features
+from perennial.strategies.serial_ring import SerialRing
 
 
 def network() -> nn.Sequential:

@@ -11,20 +11,20 @@ import torch
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from client.app import app as client_app
-from config.run import RunSettings
-from engine.grid import InProcessGrid, site_contexts
-from engine.run import run_in_process
-from foundation.streams import stream
-from models.config import ModelConfig
-from models.digest_networks import DigestTwoBranchModel, GuidanceProducer
-from models.incremental import travelling
-from models.registry import build_model
-from server.app import serve
-from server.checkpoint import load_checkpoint
-from strategies.digest_synthesis import DigestSynthesis
-from strategies.fedavg import FedAvg
-from strategies.recall import Momentum, Recall
+from perennial.client.app import app as client_app
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.run import run_in_process
+from perennial.foundation.streams import stream
+from perennial.models.config import ModelConfig
+from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from perennial.models.incremental import travelling
+from perennial.models.registry import build_model
+from perennial.server.app import serve
+from perennial.server.checkpoint import load_checkpoint
+from perennial.strategies.digest_synthesis import DigestSynthesis
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.recall import Momentum, Recall
 
 SITES = [f"site-{number}" for number in range(4)]
 FEDDIG = {"name": "digest_synthesis", "base": "fedavg"}

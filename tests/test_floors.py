@@ -19,10 +19,16 @@ def imported(path: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
+            names |= {_room(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.split(".")[0])
+            names |= {_room(f"{node.module}.{alias.name}") for alias in node.names}
     return names
+
+
+def _room(module: str) -> str:
+    """The room of a module of ours, else its top package."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "perennial" and len(parts) > 1 else parts[0]
 
 
 def test_imports_go_down() -> None:

@@ -8,9 +8,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from config.run import RunSettings
-from engine.run import run_in_process
-from privacy.sample_level import PrivateGradient
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.privacy.sample_level import PrivateGradient
 
 PRIVACY: dict[str, Any] = {
     "mode": "sample",

@@ -9,21 +9,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client.batches import TrainingSet
-from client.prototypes import mean_entropy, perturbed_prototype, prototype_gradients, sees_transition
-from client.site import Site
-from client.state import SiteState
-from data.schedule import TaskSchedule
-from foundation.errors import ConfigError, DataError, PrivacyError, ProtocolError
-from models.gradient_encoder import GradientEncoder
-from models.incremental import IncrementalModel
-from privacy.attacks.gradient_inversion import invert_gradient
-from protocol.messages import Stamp, TrainRequest
-from protocol.tensors import Tensors
-from strategies.base import TaskStart
-from strategies.gate import Admitted, Rejected
-from strategies.glfc import Glfc
-from strategies.services import Services
+from perennial.client.batches import TrainingSet
+from perennial.client.prototypes import (
+    mean_entropy,
+    perturbed_prototype,
+    prototype_gradients,
+    sees_transition,
+)
+from perennial.client.site import Site
+from perennial.client.state import SiteState
+from perennial.data.schedule import TaskSchedule
+from perennial.foundation.errors import ConfigError, DataError, PrivacyError, ProtocolError
+from perennial.models.gradient_encoder import GradientEncoder
+from perennial.models.incremental import IncrementalModel
+from perennial.privacy.attacks.gradient_inversion import invert_gradient
+from perennial.protocol.messages import Stamp, TrainRequest
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.base import TaskStart
+from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.glfc import Glfc
+from perennial.strategies.services import Services
 
 SHAPE = (1, 8, 8)
 ORDER = {"prototypes": {"noise": 0.0, "entropy_rise": 0.2}}

@@ -12,26 +12,26 @@ HEAVY = ("opacus", "plotly", "ray", "scipy", "sklearn.datasets", "sympy", "torch
 MESSAGE = """
 import sys
 from flwr.app import Context, Message, RecordDict
-from engine.grid import set_task_identity
+from perennial.engine.grid import set_task_identity
 set_task_identity()
 config = {"experiment": sys.argv[1], "runs": sys.argv[2], "device": "cpu"}
 context = Context(1, 1, {"site": sys.argv[3]}, RecordDict(), config)
 """
 DESCRIBE = """
-from protocol.messages import VERSION, DescribeRequest
-from client.app import app
+from perennial.protocol.messages import VERSION, DescribeRequest
+from perennial.client.app import app
 request = DescribeRequest(version=VERSION, experiment="e" * 64).to_record()
 """
 TRAIN = """
 import torch
-from config.experiment import load_experiment
-from config.simulation import simulated_federation
-from models.incremental import travelling
-from models.registry import build_model
+from perennial.config.experiment import load_experiment
+from perennial.config.simulation import simulated_federation
+from perennial.models.incremental import travelling
+from perennial.models.registry import build_model
 from pathlib import Path
-from protocol.tensors import Tensors
-from protocol.messages import TrainRequest
-from client.app import app
+from perennial.protocol.tensors import Tensors
+from perennial.protocol.messages import TrainRequest
+from perennial.client.app import app
 experiment = load_experiment(Path(sys.argv[1]))
 registry = simulated_federation(experiment).registry
 arrays = travelling(build_model(experiment.model, (1, 8, 8), registry.schedule.num_classes(1), 1))

@@ -10,15 +10,15 @@ import torch
 import yaml
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 
-from config.experiment import load_experiment
-from config.run import RunSettings
-from engine.grid import InProcessGrid, site_contexts
-from engine.run import answer, run_in_process
-from protocol.messages import TrainReply
-from protocol.tensors import Tensors
-from server.app import serve
-from strategies.layer_attention import LayerAttention
-from strategies.registry import build_strategy
+from perennial.config.experiment import load_experiment
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.run import answer, run_in_process
+from perennial.protocol.messages import TrainReply
+from perennial.protocol.tensors import Tensors
+from perennial.server.app import serve
+from perennial.strategies.layer_attention import LayerAttention
+from perennial.strategies.registry import build_strategy
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SMALL = {

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from client.batches import TrainingSet
-from foundation.errors import ConfigError
-from models.config import ModelConfig
-from models.registry import build_model
-from server.evaluation import Judge
+from perennial.client.batches import TrainingSet
+from perennial.foundation.errors import ConfigError
+from perennial.models.config import ModelConfig
+from perennial.models.registry import build_model
+from perennial.server.evaluation import Judge
 
 
 def test_a_model_is_judged_on_the_same_samples_of_seen_classes_only() -> None:

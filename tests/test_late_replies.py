@@ -12,18 +12,18 @@ import torch
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from benchmarks.late_sites import simulated_time
-from client.app import app as client_app
-from config.run import RunSettings
-from engine.grid import InProcessGrid, site_contexts
-from protocol.fields import read_kind
-from protocol.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
-from protocol.tensors import Tensors
-from server.app import serve
-from strategies.ask import ask
-from strategies.base import IncrementalStrategy
-from strategies.cyclic_weight_transfer import CyclicWeightTransfer
-from strategies.exchange import Exchange
+from perennial.benchmarks.late_sites import simulated_time
+from perennial.client.app import app as client_app
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.protocol.fields import read_kind
+from perennial.protocol.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
+from perennial.protocol.tensors import Tensors
+from perennial.server.app import serve
+from perennial.strategies.ask import ask
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.cyclic_weight_transfer import CyclicWeightTransfer
+from perennial.strategies.exchange import Exchange
 
 STAMP: dict[str, Any] = {
     "run": 16 * "a",

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from benchmarks.late_sites import COMMON, SITES, run
-from benchmarks.table import Row
+from perennial.benchmarks.late_sites import COMMON, SITES, run
+from perennial.benchmarks.table import Row
 
 SMALL = (
     *COMMON,

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foundation.errors import ConfigError
-from strategies import bundles as bundle_module
-from strategies import exact_sum
-from strategies.base import RoundOutcome
-from strategies.gate import Admitted, Rejected
-from strategies.layer_attention import LayerAttention, dominance
-from strategies.registry import build_strategy
-from strategies.softmax_sum import KEPT_BANDS, SoftmaxSum
+from perennial.foundation.errors import ConfigError
+from perennial.strategies import bundles as bundle_module
+from perennial.strategies import exact_sum
+from perennial.strategies.base import RoundOutcome
+from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.layer_attention import LayerAttention, dominance
+from perennial.strategies.registry import build_strategy
+from perennial.strategies.softmax_sum import KEPT_BANDS, SoftmaxSum
 
 Arrays = dict[str, Tensor]
 

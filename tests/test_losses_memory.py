@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from client.exemplars import ExemplarStore
-from client.losses import (
+from perennial.client.exemplars import ExemplarStore
+from perennial.client.losses import (
     balanced_softmax,
     current_softmax,
     distillation,
@@ -18,11 +18,11 @@ from client.losses import (
     relation_distillation,
     supervised_contrastive,
 )
-from client.memory import herding, nearest, random_by_hash
-from client.state import SiteState
-from config.learner import LearnerConfig, Memory
-from data.site import SiteData
-from foundation.errors import ConfigError
+from perennial.client.memory import herding, nearest, random_by_hash
+from perennial.client.state import SiteState
+from perennial.config.learner import LearnerConfig, Memory
+from perennial.data.site import SiteData
+from perennial.foundation.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.metrics import (
+from perennial.server.metrics import (
     average_accuracy,
     average_incremental_accuracy,
     backward_transfer,

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from models.config import ModelConfig
+from perennial.models.config import ModelConfig
 
 
 def test_resolved_settings_are_settings_again():

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from foundation.errors import StateError
-from foundation.streams import stream
-from models.config import ModelConfig
-from models.flat import FlatParameters
-from models.incremental import complete_state, travelling
-from models.registry import build_model
+from perennial.foundation.errors import StateError
+from perennial.foundation.streams import stream
+from perennial.models.config import ModelConfig
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import complete_state, travelling
+from perennial.models.registry import build_model
 
 SHAPE = (2, 8, 8)
 

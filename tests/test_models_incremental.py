@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from foundation.errors import StateError
-from foundation.streams import stream
-from models.config import ModelConfig
-from models.incremental import complete_state, load_complete, travelling
-from models.registry import build_model
+from perennial.foundation.errors import StateError
+from perennial.foundation.streams import stream
+from perennial.models.config import ModelConfig
+from perennial.models.incremental import complete_state, load_complete, travelling
+from perennial.models.registry import build_model
 
 
 def _model(**options):

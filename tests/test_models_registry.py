@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from foundation.errors import ConfigError
-from models.config import ModelConfig
-from models.incremental import complete_state
-from models.registry import build_model
-from models.se_cnn import SqueezeExcitation
+from perennial.foundation.errors import ConfigError
+from perennial.models.config import ModelConfig
+from perennial.models.incremental import complete_state
+from perennial.models.registry import build_model
+from perennial.models.se_cnn import SqueezeExcitation
 
 SHAPES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (40,), (3, 64, 64)]
 SMALL = [
@@ -104,7 +104,7 @@ def test_small_images_keep_their_resolution_in_the_stem():
 
 
 def test_resnet_computes_what_torchvisions_does():
-    from foundation.torchvision_import import torchvision
+    from perennial.foundation.torchvision_import import torchvision
 
     ours = build_model(ModelConfig(name="resnet18", norm="batch"), (3, 64, 64), 5, seed=1)
     theirs = torchvision().models.resnet18(weights=None, num_classes=5)

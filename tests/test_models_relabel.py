@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from foundation.errors import ConfigError, StateError
-from foundation.streams import stream
-from models.config import ModelConfig
-from models.flat import FlatParameters
-from models.incremental import complete_state
-from models.registry import build_model
-from models.relabel import invert, relabel
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.streams import stream
+from perennial.models.config import ModelConfig
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import complete_state
+from perennial.models.registry import build_model
+from perennial.models.relabel import invert, relabel
 
 CASES = [
     ({"name": "mlp", "hidden": [24, 16]}, (1, 8, 8)),

@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.errors import ConfigError
-from protocol.messages import Stamp, TrainRequest
-from strategies.base import IncrementalStrategy
-from strategies.factors import mixed, share, water_fill
-from strategies.fedavg import FedAvg
-from strategies.gate import Admitted, Rejected
-from strategies.heaviest import Heaviest
-from strategies.multi_factor import MultiFactor
-from strategies.registry import build_strategy
+from perennial.foundation.errors import ConfigError
+from perennial.protocol.messages import Stamp, TrainRequest
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.factors import mixed, share, water_fill
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.heaviest import Heaviest
+from perennial.strategies.multi_factor import MultiFactor
+from perennial.strategies.registry import build_strategy
 
 STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=4, num_classes=2)
 REFERENCE = {"w": torch.zeros(3, 4), "b": torch.zeros(2)}

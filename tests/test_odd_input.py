@@ -9,16 +9,16 @@ import torch
 import yaml
 from rich.console import Console
 
-from cli.check import check_command
-from cli.export import export_command
-from cli.live import LiveDisplay
-from cli.main import app
-from client.workbench import choose_device
-from config.experiment import load_experiment
-from config.run import RunSettings
-from data.npz import read_samples
-from foundation.errors import ConfigError, DataError, StateError
-from foundation.files import sole_owner
+from perennial.cli.check import check_command
+from perennial.cli.export import export_command
+from perennial.cli.live import LiveDisplay
+from perennial.cli.main import app
+from perennial.client.workbench import choose_device
+from perennial.config.experiment import load_experiment
+from perennial.config.run import RunSettings
+from perennial.data.npz import read_samples
+from perennial.foundation.errors import ConfigError, DataError, StateError
+from perennial.foundation.files import sole_owner
 
 EXPERIMENT: dict[str, Any] = {
     "name": "odd",
@@ -59,8 +59,8 @@ def test_a_setting_that_yaml_cannot_read_is_named(tmp_path: Path, change: str) -
 
 def test_a_setting_may_hold_a_semicolon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunSettings] = []
-    monkeypatch.setattr("engine.run.run_in_process", lambda settings, *rest: asked.append(settings))
-    monkeypatch.setattr("cli.live.LiveDisplay.show_result", lambda *rest: None)
+    monkeypatch.setattr("perennial.engine.run.run_in_process", lambda settings, *rest: asked.append(settings))
+    monkeypatch.setattr("perennial.cli.live.LiveDisplay.show_result", lambda *rest: None)
     path = write(tmp_path, data={"source": "npz", "path": "x.npz", "classes": ["a", "b"], "sites": 2})
     call("run", path, "--set", "data.path=/x;y=z.npz", "--set", "seed=7")
     loaded = asked[0].load()
@@ -145,7 +145,7 @@ def test_a_model_goes_to_another_folder_or_nowhere(tmp_path: Path, monkeypatch: 
     run = tmp_path / "run"
     run.mkdir()
     (run / "model.safetensors").write_bytes(b"model")
-    monkeypatch.setattr("models.saved.load_saved", lambda path: None)
+    monkeypatch.setattr("perennial.models.saved.load_saved", lambda path: None)
     (tmp_path / "afile").write_text("")
     for output in (tmp_path / "afile", Path("/proc/odd")):
         with pytest.raises(StateError, match="no folder, and none can be made here"):

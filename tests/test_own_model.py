@@ -12,13 +12,13 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
-from cli.main import app
-from client.own_layers import keep_own_layers, with_own_layers
-from client.state import SiteState
-from data.augmentation import to_float
-from data.images import read_images
-from foundation.errors import ProtocolError, StateError
-from models.saved import load_saved
+from perennial.cli.main import app
+from perennial.client.own_layers import keep_own_layers, with_own_layers
+from perennial.client.state import SiteState
+from perennial.data.augmentation import to_float
+from perennial.data.images import read_images
+from perennial.foundation.errors import ProtocolError, StateError
+from perennial.models.saved import load_saved
 
 
 def predict(*arguments: object) -> list[tuple[str, str]]:

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.grid import jobs
-from benchmarks.paper_tables import PAPER_TABLES, PaperTable, coverage
-from benchmarks.table import Table, tables
-from cli.main import app
-from data.config import DataConfig
+from perennial.benchmarks.grid import jobs
+from perennial.benchmarks.paper_tables import PAPER_TABLES, PaperTable, coverage
+from perennial.benchmarks.table import Table, tables
+from perennial.cli.main import app
+from perennial.data.config import DataConfig
 
 FOUND = tables()
 SAMPLES_OF_THE_PAPER = {"fedperc_cifar100_resnet34": 20_000}

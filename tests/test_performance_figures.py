@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.bench import FIGURES, PAGE, read, with_table
+from perennial.benchmarks.bench import FIGURES, PAGE, read, with_table
 
 MISSED = {
     "client_protection_overhead": "a turn of W1 is ten small steps; noise and ledger cost most of one more",

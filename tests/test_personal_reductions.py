@@ -9,16 +9,16 @@ from flwr.app import Message
 from personal_runs import GROUPS, Run, equal, run
 from safetensors.torch import load_file
 
-from client.state import SiteState
-from foundation.errors import ConfigError
-from models.layers import batch_norm_layers
-from protocol.fields import read_kind
-from protocol.tensors import content_sha256
-from server.checkpoint import load_checkpoint
-from strategies.clustered_personalisation import ClusteredPersonalisation
-from strategies.fedavg import FedAvg
-from strategies.gate import Admitted, Rejected
-from strategies.registry import build_strategy
+from perennial.client.state import SiteState
+from perennial.foundation.errors import ConfigError
+from perennial.models.layers import batch_norm_layers
+from perennial.protocol.fields import read_kind
+from perennial.protocol.tensors import content_sha256
+from perennial.server.checkpoint import load_checkpoint
+from perennial.strategies.clustered_personalisation import ClusteredPersonalisation
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.registry import build_strategy
 
 SITES = [f"site-{number}" for number in range(4)]
 

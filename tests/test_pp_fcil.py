@@ -10,27 +10,27 @@ import torch
 import yaml
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from client.app import app as client_app
-from client.batches import TrainingSet
-from client.losses import balanced_softmax, distillation
-from client.past import Past
-from client.training import Objective, train
-from config.experiment import load_experiment
-from config.learner import LearnerConfig
-from config.run import RunSettings
-from data.config import AugmentationConfig
-from engine.grid import InProcessGrid, set_task_identity, site_contexts
-from engine.run import run_in_process
-from foundation.errors import ConfigError, PrivacyError, ProtocolError
-from foundation.streams import stream
-from models.config import ModelConfig
-from models.dual_backbone import DualBackboneModel
-from models.flat import FlatParameters
-from models.incremental import IncrementalModel, complete_state
-from models.registry import build_model
-from protocol.measurements import asked
-from server.app import serve
-from strategies.multi_factor import MultiFactor
+from perennial.client.app import app as client_app
+from perennial.client.batches import TrainingSet
+from perennial.client.losses import balanced_softmax, distillation
+from perennial.client.past import Past
+from perennial.client.training import Objective, train
+from perennial.config.experiment import load_experiment
+from perennial.config.learner import LearnerConfig
+from perennial.config.run import RunSettings
+from perennial.data.config import AugmentationConfig
+from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError
+from perennial.foundation.streams import stream
+from perennial.models.config import ModelConfig
+from perennial.models.dual_backbone import DualBackboneModel
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel, complete_state
+from perennial.models.registry import build_model
+from perennial.protocol.measurements import asked
+from perennial.server.app import serve
+from perennial.strategies.multi_factor import MultiFactor
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL: dict[str, Any] = {

@@ -12,16 +12,16 @@ from PIL import Image
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from cli.main import app
-from config.experiment import Experiment
-from data.augmentation import to_float
-from data.config import DataConfig
-from data.deployed import declared_constants
-from data.samples import stored_as
-from data.sources import load
-from foundation.errors import DataError, PerennialError
-from models.saved import Inputs, load_saved
-from server.assembly import data_facts
+from perennial.cli.main import app
+from perennial.config.experiment import Experiment
+from perennial.data.augmentation import to_float
+from perennial.data.config import DataConfig
+from perennial.data.deployed import declared_constants
+from perennial.data.samples import stored_as
+from perennial.data.sources import load
+from perennial.foundation.errors import DataError, PerennialError
+from perennial.models.saved import Inputs, load_saved
+from perennial.server.assembly import data_facts
 
 COMMON = {
     "tasks": {"count": 1, "rounds": 3},

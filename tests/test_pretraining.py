@@ -11,11 +11,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.pretraining import balanced_choice
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import ConfigError
-from foundation.streams import stream
+from perennial.client.pretraining import balanced_choice
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.streams import stream
 
 EXPERIMENT = {
     "name": "pre",

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundation.errors import PrivacyError
-from privacy.accountants import ORDERS, make_accountant
-from privacy.protection import effective_multiplier
+from perennial.foundation.errors import PrivacyError
+from perennial.privacy.accountants import ORDERS, make_accountant
+from perennial.privacy.protection import effective_multiplier
 
 # (noise multiplier, sample rate, steps): epsilon at delta 1e-5 by Opacus RDP, PRV, dp-accounting RDP, PLD
 ANCHORS = {

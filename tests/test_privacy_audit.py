@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from foundation.streams import stream
-from privacy.accountants import make_accountant
-from privacy.attacks.audit import audit, clopper_pearson
-from privacy.clipping import AdaptiveClipping
-from privacy.config import AdaptiveClippingConfig, PrivacyConfig
-from privacy.noise import SeededNoise
-from privacy.protection import central_noise_std, effective_multiplier, protect_update
-from privacy.sample_level import PrivateGradient
+from perennial.foundation.streams import stream
+from perennial.privacy.accountants import make_accountant
+from perennial.privacy.attacks.audit import audit, clopper_pearson
+from perennial.privacy.clipping import AdaptiveClipping
+from perennial.privacy.config import AdaptiveClippingConfig, PrivacyConfig
+from perennial.privacy.noise import SeededNoise
+from perennial.privacy.protection import central_noise_std, effective_multiplier, protect_update
+from perennial.privacy.sample_level import PrivateGradient
 
 DELTA = 0.05
 SOURCE = SeededNoise(stream(1, "dp-noise"))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foundation.errors import PrivacyError
-from privacy.bayesian import ORDERS, BayesianAccountant, invocation_cost, scaled_divergence
+from perennial.foundation.errors import PrivacyError
+from perennial.privacy.bayesian import ORDERS, BayesianAccountant, invocation_cost, scaled_divergence
 
 distances = st.lists(st.floats(0.0, 2.0), min_size=3, max_size=20)
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 from scipy.stats import norm
 
-from foundation.errors import PrivacyError
-from privacy.accountants import make_accountant
-from privacy.budget import Budget, Solved
-from privacy.calibration import (
+from perennial.foundation.errors import PrivacyError
+from perennial.privacy.accountants import make_accountant
+from perennial.privacy.budget import Budget, Solved
+from perennial.privacy.calibration import (
     digest_l1_sensitivity,
     digest_l2_sensitivity,
     gaussian_multiplier,
     laplace_epsilon,
     sparsity_l2_sensitivity,
 )
-from privacy.config import AccountantName
+from perennial.privacy.config import AccountantName
 
 KNOWN = Budget(epsilon=8.0, delta=1e-5, noise_multiplier=None, sample_rate=1.0, steps=50)
 WHOLE: dict[str, float] = {

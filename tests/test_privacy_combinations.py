@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from foundation.errors import PrivacyError
-from privacy.combinations import refuse_false_claims
-from privacy.config import PrivacyConfig
-from privacy.entries import Entry
-from privacy.statement import describe
+from perennial.foundation.errors import PrivacyError
+from perennial.privacy.combinations import refuse_false_claims
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.entries import Entry
+from perennial.privacy.statement import describe
 
 LOCAL = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=8.0)
 CENTRAL = PrivacyConfig(mode="client_central", clip_norm=1.0, noise_multiplier=4.0)

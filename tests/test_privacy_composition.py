@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from foundation.errors import PrivacyError
-from privacy.accountants import make_accountant
-from privacy.composition import compose
-from privacy.config import PrivacyConfig
-from privacy.entries import Entry, Relation, Unit
+from perennial.foundation.errors import PrivacyError
+from perennial.privacy.accountants import make_accountant
+from perennial.privacy.composition import compose
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.entries import Entry, Relation, Unit
 
 PLACE: dict[str, Any] = {"run": "r", "experiment": "e", "recipient": "server", "kind": "update"}
 

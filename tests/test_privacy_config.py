@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from privacy.config import AdaptiveClippingConfig, BayesianConfig, PrivacyConfig
+from perennial.privacy.config import AdaptiveClippingConfig, BayesianConfig, PrivacyConfig
 
 LOCAL: dict[str, Any] = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0}
 CENTRAL = LOCAL | {"mode": "client_central"}

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-import privacy.ledger
-from foundation.errors import PrivacyError, StateError
-from privacy.config import PrivacyConfig
-from privacy.entries import Entry
-from privacy.ledger import Ledger, Limit
+from perennial.foundation.errors import PrivacyError, StateError
+from perennial.privacy import ledger as ledger_module
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.entries import Entry
+from perennial.privacy.ledger import Ledger, Limit
 
 LOCAL = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=8.0)
 
@@ -124,8 +124,8 @@ class TestLimit:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from privacy.entries import Entry
-from privacy.ledger import Ledger
+from perennial.privacy.entries import Entry
+from perennial.privacy.ledger import Ledger
 entry = Entry(run="r", experiment="e", recipient="server", kind="update", unit="site", relation="replace",
               mechanism="gaussian", noise_multiplier=4.0, sample_rate=1.0, steps=1)
 ledger = Ledger(Path(sys.argv[1]))
@@ -156,8 +156,8 @@ def test_kill_between_charge_and_send_leaves_the_charge(tmp_path: Path) -> None:
 REPEATED = """
 import sys
 from pathlib import Path
-from privacy.entries import Entry
-from privacy.ledger import Ledger
+from perennial.privacy.entries import Entry
+from perennial.privacy.ledger import Ledger
 entry = Entry(run="r", experiment="e", recipient="server", kind="update", unit="site", relation="replace",
               mechanism="gaussian", noise_multiplier=4.0, sample_rate=1.0, steps=1)
 ledger = Ledger(Path(sys.argv[1]))
@@ -243,13 +243,13 @@ def test_a_charge_parses_what_was_added_since_the_last(
 ) -> None:
     ledger, other = charged(tmp_path, 20), Ledger(tmp_path)
     parsed: list[str] = []
-    read = privacy.ledger._read_line
+    read = ledger_module._read_line
 
     def counted(line: bytes, *more: Any) -> bool:
         parsed.append(json.loads(line)["run"])
         return read(line, *more)
 
-    monkeypatch.setattr(privacy.ledger, "_read_line", counted)
+    monkeypatch.setattr(ledger_module, "_read_line", counted)
     ledger.charge(update("mine"))
     assert not parsed
     other.charge(update("theirs"))
@@ -273,9 +273,9 @@ def test_removing_the_newest_lines_shows_in_the_head(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from foundation.errors import StateError
-from privacy.entries import Entry
-from privacy.ledger import Ledger
+from perennial.foundation.errors import StateError
+from perennial.privacy.entries import Entry
+from perennial.privacy.ledger import Ledger
 entry = Entry(run="r", experiment="e", recipient="server", kind="update", unit="site", relation="replace",
               mechanism="gaussian", noise_multiplier=4.0, sample_rate=1.0, steps=1)
 ledger = Ledger(Path(sys.argv[1]))
@@ -346,7 +346,7 @@ def test_two_writers_cannot_both_take_what_is_left_for_one(tmp_path: Path) -> No
 def test_a_held_ledger_is_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
-    monkeypatch.setattr("privacy.ledger._LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("perennial.privacy.ledger._LOCK_SECONDS", 0.1)
     ledger = charged(tmp_path, 1)
     descriptor = os.open(ledger.path, os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -13,28 +13,28 @@ import pytest
 import torch
 import yaml
 
-from client.memory import share_by_hash
-from client.private_training import train_privately
-from client.release import check_reply
-from config.experiment import load_experiment
-from config.learner import LearnerConfig, Optimizer
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import ConfigError, PrivacyError, StateError
-from privacy.accountants import make_accountant
-from privacy.config import PrivacyConfig
-from privacy.entries import Entry
-from privacy.ledger import Ledger
-from privacy.noise import SecureNoise, SeededNoise
-from protocol.messages import TrainReply
-from protocol.tensors import Tensors
-from server.central_privacy import CentralPrivacy, noised
-from server.claims import check_privacy
-from server.releases import Releases
-from strategies.base import RoundOutcome
-from strategies.disclosures import Disclosures
-from strategies.fedavg import FedAvg
-from strategies.gate import Admitted
+from perennial.client.memory import share_by_hash
+from perennial.client.private_training import train_privately
+from perennial.client.release import check_reply
+from perennial.config.experiment import load_experiment
+from perennial.config.learner import LearnerConfig, Optimizer
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, PrivacyError, StateError
+from perennial.privacy.accountants import make_accountant
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.entries import Entry
+from perennial.privacy.ledger import Ledger
+from perennial.privacy.noise import SecureNoise, SeededNoise
+from perennial.protocol.messages import TrainReply
+from perennial.protocol.tensors import Tensors
+from perennial.server.central_privacy import CentralPrivacy, noised
+from perennial.server.claims import check_privacy
+from perennial.server.releases import Releases
+from perennial.strategies.base import RoundOutcome
+from perennial.strategies.disclosures import Disclosures
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.gate import Admitted
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL: dict[str, Any] = {
@@ -56,8 +56,8 @@ SAMPLE = {
 }
 KILLED = """
 import os, sys
-from config.run import RunSettings
-from engine.run import run_in_process
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
 def listener(event):
     if event["event"] == "round" and event["round"] == 3:
         os.kill(os.getpid(), 9)
@@ -294,15 +294,15 @@ def test_a_share_of_exemplars_does_not_depend_on_the_others() -> None:
 
 
 def test_a_batch_norm_model_never_reaches_private_training() -> None:
-    from data.config import AugmentationConfig
-    from models.config import ModelConfig
-    from models.flat import FlatParameters
-    from models.registry import build_model
+    from perennial.data.config import AugmentationConfig
+    from perennial.models.config import ModelConfig
+    from perennial.models.flat import FlatParameters
+    from perennial.models.registry import build_model
 
     model = build_model(
         ModelConfig.model_validate({"name": "small_cnn", "norm": "batch"}), (1, 8, 8), 2, seed=1
     )
-    from client.batches import TrainingSet
+    from perennial.client.batches import TrainingSet
 
     data = TrainingSet(
         torch.zeros(4, 1, 8, 8),

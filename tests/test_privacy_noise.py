@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from foundation.streams import stream
-from privacy.noise import (
+from perennial.foundation.streams import stream
+from perennial.privacy.noise import (
     NoiseSource,
     SecureNoise,
     SeededNoise,

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foundation.errors import PrivacyError
-from foundation.streams import stream
-from privacy.clipping import AdaptiveClipping, clip, clip_tensors
-from privacy.config import AdaptiveClippingConfig
-from privacy.noise import SecureNoise, SeededNoise
-from privacy.protection import central_noise_std, effective_multiplier, protect_update
+from perennial.foundation.errors import PrivacyError
+from perennial.foundation.streams import stream
+from perennial.privacy.clipping import AdaptiveClipping, clip, clip_tensors
+from perennial.privacy.config import AdaptiveClippingConfig
+from perennial.privacy.noise import SecureNoise, SeededNoise
+from perennial.privacy.protection import central_noise_std, effective_multiplier, protect_update
 
 vectors = st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=50).map(torch.tensor)
 norms = st.floats(1e-6, 1e6)

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foundation.errors import PrivacyError
-from foundation.streams import stream
-from privacy.config import PrivacyConfig
-from privacy.noise import SecureNoise, SeededNoise
-from privacy.sample_level import PrivateGradient, poisson_batches
+from perennial.foundation.errors import PrivacyError
+from perennial.foundation.streams import stream
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noise import SecureNoise, SeededNoise
+from perennial.privacy.sample_level import PrivateGradient, poisson_batches
 
 
 def network(seed: int = 0) -> nn.Sequential:

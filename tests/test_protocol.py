@@ -8,9 +8,9 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
-from foundation.errors import ProtocolError
-from protocol.fields import WireMessage
-from protocol.messages import (
+from perennial.foundation.errors import ProtocolError
+from perennial.protocol.fields import WireMessage
+from perennial.protocol.messages import (
     DescribeReply,
     DigestRequest,
     EvaluateReply,
@@ -18,7 +18,7 @@ from protocol.messages import (
     TrainReply,
     TrainRequest,
 )
-from protocol.tensors import ALLOWED_DTYPES, Tensors, pack, unpack
+from perennial.protocol.tensors import ALLOWED_DTYPES, Tensors, pack, unpack
 
 STAMP = {
     "run": "0" * 16,

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.errors import StateError
-from server.figures import forgetting_after
-from server.report import write_report
-from server.report_blocks import BLOCKS
-from server.report_markup import Figure, duration, escape, label, percent, points, size
-from server.report_page import figures_json
+from perennial.foundation.errors import StateError
+from perennial.server.figures import forgetting_after
+from perennial.server.report import write_report
+from perennial.server.report_blocks import BLOCKS
+from perennial.server.report_markup import Figure, duration, escape, label, percent, points, size
+from perennial.server.report_page import figures_json
 from tests.run_folders import HOSTILE, PIXEL, Page, every_block, round_event, write_run
 
 

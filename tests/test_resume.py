@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import yaml
 
-from config import simulation
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import StateError
-from server.checkpoint import BEFORE, LATEST, load_checkpoint
-from server.journal import EVENTS, Journal, read_events
+from perennial.config import simulation
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import StateError
+from perennial.server.checkpoint import BEFORE, LATEST, load_checkpoint
+from perennial.server.journal import EVENTS, Journal, read_events
 from tests.test_durability import Stop, stop_at, write
 
 NAMES = [str(digit) for digit in range(10)]

@@ -6,13 +6,13 @@ from flwr.app import Message
 from pydantic import ValidationError
 from ring_grid import START, ScriptedGrid, adds, request, services
 
-from config.link import Link
-from foundation.errors import ConfigError
-from protocol.tensors import byte_count
-from strategies import exchange
-from strategies.registry import build_strategy
-from strategies.ring_cost import RingCost
-from strategies.serial_ring import SLOWEST_POLL, SerialRing
+from perennial.config.link import Link
+from perennial.foundation.errors import ConfigError
+from perennial.protocol.tensors import byte_count
+from perennial.strategies import exchange
+from perennial.strategies.registry import build_strategy
+from perennial.strategies.ring_cost import RingCost
+from perennial.strategies.serial_ring import SLOWEST_POLL, SerialRing
 
 
 def test_the_rate_of_a_link_by_hand() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.continuity import Running
-from benchmarks.loopback import Deployment
-from config.run import RunSettings
-from engine.run import run_in_process
+from perennial.benchmarks.continuity import Running
+from perennial.benchmarks.loopback import Deployment
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
 
 SITES = ["site-0", "site-1"]
 HOPS = 4

@@ -13,9 +13,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import ConfigError
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL: dict[str, Any] = {
@@ -37,9 +37,9 @@ SMALL: dict[str, Any] = {
 }
 KILLED = """
 import os, sys
-from config.run import RunSettings
-from engine.run import run_in_process
-from strategies import ring_log
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.strategies import ring_log
 ring_log.SAVE_EVERY = 0.0
 add, left = ring_log.RingLog.add, [int(sys.argv[3])]
 def killing(log, hop):

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 
-from engine.grid import InProcessGrid, site_contexts
-from strategies.base import IncrementalStrategy
-from strategies.contribution import Contribution
-from strategies.fedavg import FedAvg
-from strategies.serial_ring import SerialRing
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.contribution import Contribution
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.serial_ring import SerialRing
 
 
 def doubling(message: Message, context: Context) -> Message:

@@ -6,14 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.adversary import mislabelled
-from client.batches import TrainingSet
-from client.ring_turn import segment_of, segment_sizes, turn_of
-from config.turn import Turn
-from foundation.errors import ProtocolError
-from foundation.streams import stream
-from protocol.messages import TrainRequest
-from protocol.tensors import Tensors
+from perennial.client.adversary import mislabelled
+from perennial.client.batches import TrainingSet
+from perennial.client.ring_turn import segment_of, segment_sizes, turn_of
+from perennial.config.turn import Turn
+from perennial.foundation.errors import ProtocolError
+from perennial.foundation.streams import stream
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import Tensors
 
 
 def request(settings: str = "{}", round: int = 1, task: int = 1) -> TrainRequest:

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratics import Federation
 
-from client.state import SiteState
-from foundation.errors import ConfigError, StateError
-from models.growth import grown
-from strategies.adabest import AdaBest
-from strategies.base import IncrementalStrategy
-from strategies.fedavg import FedAvg
-from strategies.feddisco import FedDisco, checked_counts, disco_weights, discrepancies
-from strategies.feddyn import FedDyn
-from strategies.fednova import FedNova, accumulated_weight
-from strategies.gate import Admitted, Rejected
-from strategies.registry import build_strategy
-from strategies.scaffold import Scaffold
+from perennial.client.state import SiteState
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.models.growth import grown
+from perennial.strategies.adabest import AdaBest
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.feddisco import FedDisco, checked_counts, disco_weights, discrepancies
+from perennial.strategies.feddyn import FedDyn
+from perennial.strategies.fednova import FedNova, accumulated_weight
+from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.registry import build_strategy
+from perennial.strategies.scaffold import Scaffold
 
 ONE = {"a": 1, "b": 1}
 ONE_TWO = {"a": 1, "b": 2}

@@ -10,10 +10,10 @@ import yaml
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvgM
 
-from config.run import RunSettings
-from engine.grid import InProcessGrid, site_contexts
-from engine.run import run_in_process
-from strategies.registry import build_strategy
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.run import run_in_process
+from perennial.strategies.registry import build_strategy
 
 SMALL = {
     "name": "small",
@@ -107,7 +107,7 @@ def test_splitfed_v1_is_fedavg_and_v2_is_the_chain_when_the_server_holds_everyth
 
 
 def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:
-    from foundation.errors import PrivacyError
+    from perennial.foundation.errors import PrivacyError
 
     privacy = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded"}
     faulty = settings(
@@ -122,7 +122,7 @@ def test_label_counts_are_refused_under_privacy(tmp_path: Path) -> None:
 
 
 def test_prototype_gradients_are_refused_under_every_privacy_mode(tmp_path: Path) -> None:
-    from foundation.errors import PrivacyError
+    from perennial.foundation.errors import PrivacyError
 
     public = {"mean": [0.3], "std": [0.4]}
     noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "noise_source": "seeded", "delta": 1e-5}

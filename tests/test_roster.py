@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from engine.grid import InProcessGrid
-from protocol.messages import VERSION, DescribeReply
-from server import roster as module
-from server.roster import Roster, canonical
+from perennial.engine.grid import InProcessGrid
+from perennial.protocol.messages import VERSION, DescribeReply
+from perennial.server import roster as module
+from perennial.server.roster import Roster, canonical
 
 
 class Nodes(InProcessGrid):

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from config.run import RunSettings
-from engine.run import run_in_process
-from privacy.ledger import Ledger
-from server.curriculum import Curriculum
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.privacy.ledger import Ledger
+from perennial.server.curriculum import Curriculum
 
 SMALL: dict[str, Any] = {
     "name": "small",

@@ -11,17 +11,17 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from cli.main import app
-from cli.predict import model_file
-from config.experiment import load_experiment
-from config.run import RunSettings
-from config.simulation import simulated_federation
-from data.augmentation import to_float
-from engine.run import run_in_process
-from foundation.errors import StateError
-from models.class_means import NearestMean
-from models.incremental import IncrementalModel
-from models.saved import SavedModel, load_saved
+from perennial.cli.main import app
+from perennial.cli.predict import model_file
+from perennial.config.experiment import load_experiment
+from perennial.config.run import RunSettings
+from perennial.config.simulation import simulated_federation
+from perennial.data.augmentation import to_float
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import StateError
+from perennial.models.class_means import NearestMean
+from perennial.models.incremental import IncrementalModel
+from perennial.models.saved import SavedModel, load_saved
 
 EXPERIMENT: dict[str, Any] = {
     "name": "means",

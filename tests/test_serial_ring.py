@@ -8,12 +8,12 @@ import pytest
 import torch
 from ring_grid import START, ScriptedGrid, adds, doubles_and_adds, refuses, request, services
 
-from foundation.errors import ConfigError
-from protocol.messages import TrainRequest
-from protocol.tensors import byte_count
-from strategies import ring_log
-from strategies.base import TaskStart
-from strategies.serial_ring import SerialRing, frozen_names, layer_names, perturbed
+from perennial.foundation.errors import ConfigError
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import byte_count
+from perennial.strategies import ring_log
+from perennial.strategies.base import TaskStart
+from perennial.strategies.serial_ring import SerialRing, frozen_names, layer_names, perturbed
 
 
 def ring(folder: Path | None = None, **settings: Any) -> SerialRing:

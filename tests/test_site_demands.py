@@ -12,25 +12,25 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.check import check_command
-from client.class_means import release_class_sums
-from client.digests import answer_digest
-from client.handlers import answer_evaluate, answer_train
-from client.identity import Identity
-from client.own_model import answer_personal_model
-from client.release import check_reply
-from client.site import Site, open_site
-from client.sparsity import answer_sparsity
-from config.experiment import Experiment
-from config.site import SitePolicy
-from foundation.errors import PerennialError, PolicyRefusal, PrivacyError
-from models.digest_encoders import build_encoder, encoder_hash
-from models.incremental import travelling
-from models.registry import build_model
-from privacy.entries import Entry
-from privacy.ledger import Ledger
-from protocol.measurements import LABEL_COUNTS, asking
-from protocol.messages import (
+from perennial.cli.check import check_command
+from perennial.client.class_means import release_class_sums
+from perennial.client.digests import answer_digest
+from perennial.client.handlers import answer_evaluate, answer_train
+from perennial.client.identity import Identity
+from perennial.client.own_model import answer_personal_model
+from perennial.client.release import check_reply
+from perennial.client.site import Site, open_site
+from perennial.client.sparsity import answer_sparsity
+from perennial.config.experiment import Experiment
+from perennial.config.site import SitePolicy
+from perennial.foundation.errors import PerennialError, PolicyRefusal, PrivacyError
+from perennial.models.digest_encoders import build_encoder, encoder_hash
+from perennial.models.incremental import travelling
+from perennial.models.registry import build_model
+from perennial.privacy.entries import Entry
+from perennial.privacy.ledger import Ledger
+from perennial.protocol.measurements import LABEL_COUNTS, asking
+from perennial.protocol.messages import (
     DigestRequest,
     EvaluateRequest,
     FinishTaskRequest,
@@ -39,7 +39,7 @@ from protocol.messages import (
     TrainReply,
     TrainRequest,
 )
-from protocol.tensors import Tensors
+from perennial.protocol.tensors import Tensors
 
 EXPERIMENT: dict[str, Any] = {
     "name": "demands",

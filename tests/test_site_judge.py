@@ -8,12 +8,12 @@ import torch
 import yaml
 from flwr.app import Context, Message
 
-from config.run import RunSettings
-from engine.grid import InProcessGrid, site_contexts
-from engine.run import run_in_process
-from protocol.messages import EvaluateReply, EvaluateRequest, Refusal, Stamp
-from strategies.base import RoundRequest
-from strategies.site_judge import SiteJudge
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.run import run_in_process
+from perennial.protocol.messages import EvaluateReply, EvaluateRequest, Refusal, Stamp
+from perennial.strategies.base import RoundRequest
+from perennial.strategies.site_judge import SiteJudge
 
 MODEL = {"w": torch.ones(3)}
 Counts = tuple[list[int], list[int]]

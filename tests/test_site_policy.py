@@ -10,19 +10,19 @@ import pytest
 import torch
 import yaml
 
-import privacy.ledger
-from client.identity import Identity
-from client.policy import check_answer, check_evaluation, check_samples, check_update
-from client.release import charge, release_update
-from client.site import Site
-from client.training import TrainingResult
-from config.experiment import Experiment, load_experiment
-from config.site import SitePolicy, load_site_config
-from foundation.errors import ConfigError, PolicyRefusal, PrivacyError, StateError
-from privacy.accountants import make_accountant
-from privacy.ledger import Ledger
-from protocol.messages import TrainRequest
-from protocol.tensors import Tensors
+from perennial.client.identity import Identity
+from perennial.client.policy import check_answer, check_evaluation, check_samples, check_update
+from perennial.client.release import charge, release_update
+from perennial.client.site import Site
+from perennial.client.training import TrainingResult
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.site import SitePolicy, load_site_config
+from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError, StateError
+from perennial.privacy import ledger as ledger_module
+from perennial.privacy.accountants import make_accountant
+from perennial.privacy.ledger import Ledger
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import Tensors
 
 LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 8.0}
 STAMP: dict[str, Any] = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "num_classes": 2}
@@ -155,7 +155,7 @@ def test_a_clock_that_jumps_changes_no_cost(
         def now(cls, tz: Any = None) -> "Jumped":
             return cls.fromtimestamp((datetime.now(UTC) + jump).timestamp(), tz)
 
-    monkeypatch.setattr(privacy.ledger, "datetime", Jumped)
+    monkeypatch.setattr(ledger_module, "datetime", Jumped)
     charge(place, "run", of_update=True)
     book = Ledger(place.identity.state_dir)
     assert len(book.entries()) == 2
@@ -171,7 +171,7 @@ def test_on_a_full_disk_nothing_leaves(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(privacy.ledger.os, "write", full)
+        patch.setattr(ledger_module.os, "write", full)
         with pytest.raises(StateError, match="must not leave"):
             release(place, number=2)
     assert len(Ledger(place.identity.state_dir).entries()) == 1

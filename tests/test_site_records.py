@@ -11,18 +11,18 @@ import yaml
 from flwr.app import Context, Message, RecordDict
 from safetensors.torch import save
 
-import client.handlers
-from client.app import app
-from client.exemplars import ExemplarStore
-from client.state import KEPT_VERSIONS, SiteState
-from config.learner import Memory
-from config.run import RunSettings
-from data.federation import SiteData
-from engine.grid import set_task_identity
-from engine.run import run_in_process
-from foundation.errors import RecordGone, StateError
-from protocol.messages import EvaluateRequest
-from protocol.tensors import Tensors
+from perennial.client import handlers
+from perennial.client.app import app
+from perennial.client.exemplars import ExemplarStore
+from perennial.client.state import KEPT_VERSIONS, SiteState
+from perennial.config.learner import Memory
+from perennial.config.run import RunSettings
+from perennial.data.federation import SiteData
+from perennial.engine.grid import set_task_identity
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import RecordGone, StateError
+from perennial.protocol.messages import EvaluateRequest
+from perennial.protocol.tensors import Tensors
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -168,7 +168,7 @@ def test_the_operator_reads_of_a_record_that_is_gone_and_not_of_a_damaged_file(
         def fail(*_: Any, error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(client.handlers, "answer_evaluate", fail)
+        monkeypatch.setattr(handlers, "answer_evaluate", fail)
         context = Context(1, 1, {"site": str(site)}, RecordDict(), dict(config))
         reply = app(Message(request.to_record(), 1, "evaluate"), context)
         fields = reply.content.config_records["fields"]

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client.sparsity import noise_std
-from foundation.errors import ConfigError, DataError, ProtocolError
-from models.sparsity import SparsityPlan, common_channels, zero_shares
-from privacy.calibration import gaussian_multiplier
-from protocol.messages import SparsityReply
-from protocol.tensors import Tensors
-from strategies.site_vectors import check_vector, most_varied, of_channels
+from perennial.client.sparsity import noise_std
+from perennial.foundation.errors import ConfigError, DataError, ProtocolError
+from perennial.models.sparsity import SparsityPlan, common_channels, zero_shares
+from perennial.privacy.calibration import gaussian_multiplier
+from perennial.protocol.messages import SparsityReply
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.site_vectors import check_vector, most_varied, of_channels
 
 STAMP = {
     "run": "0" * 16,

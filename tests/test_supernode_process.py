@@ -11,8 +11,8 @@ from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supernode import start_client_internal
 
-from deploy import supernode_process
-from deploy.supernode_process import send_whole_replies
+from perennial.deploy import supernode_process
+from perennial.deploy.supernode_process import send_whole_replies
 
 PARTS = [b"first part", b"second part"]
 

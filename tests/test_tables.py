@@ -11,16 +11,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-import benchmarks.grid
-from benchmarks.chart import chart
-from benchmarks.claims import Claim, judge
-from benchmarks.cost import cost, duration
-from benchmarks.grid import finished, read_results, run_table
-from benchmarks.markdown import markdown
-from benchmarks.results_page import PAGE, PICTURES, Measured, measured, page, pictures
-from benchmarks.table import RESULTS, Row, Table, table_called, tables
-from cli.main import app
-from foundation.errors import ConfigError
+from perennial.benchmarks import grid
+from perennial.benchmarks.chart import chart
+from perennial.benchmarks.claims import Claim, judge
+from perennial.benchmarks.cost import cost, duration
+from perennial.benchmarks.grid import finished, read_results, run_table
+from perennial.benchmarks.markdown import markdown
+from perennial.benchmarks.results_page import PAGE, PICTURES, Measured, measured, page, pictures
+from perennial.benchmarks.table import RESULTS, Row, Table, table_called, tables
+from perennial.cli.main import app
+from perennial.foundation.errors import ConfigError
 
 SMALL = {
     "name": "small",
@@ -34,7 +34,7 @@ SMALL = {
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
-    monkeypatch.setattr("benchmarks.table.EXPERIMENTS", tmp_path)
+    monkeypatch.setattr("perennial.benchmarks.table.EXPERIMENTS", tmp_path)
     rows = [
         Row("as it is", "small"),
         Row("longer", "small", ("learner.epochs=2",), paper={"forgetting": 7.5}),
@@ -47,13 +47,13 @@ def test_what_is_done_is_not_run_again_and_what_has_changed_is(
     small: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[tuple[str, int]] = []
-    run = benchmarks.grid._run
+    run = grid._run
 
     def counted(experiment: Path, changes: Sequence[str], seed: int, device: str) -> dict[str, Any]:
         ran.append(("longer" if changes else "as it is", seed))
         return run(experiment, changes, seed, device)
 
-    monkeypatch.setattr(benchmarks.grid, "_run", counted)
+    monkeypatch.setattr(grid, "_run", counted)
     results = tmp_path / "results"
     assert cost(small, results / "t.jsonl", "cpu").missing == 4
     first = run_table("t", small, lambda text: None, device="cpu", results=results)
@@ -153,9 +153,9 @@ def held() -> Measured:
 
 
 def test_the_results_page_and_its_pictures_are_what_the_committed_results_say(held: Measured) -> None:
-    assert PAGE.read_text() == page(held), "write it again: python -m benchmarks.results_page"
+    assert PAGE.read_text() == page(held), "write it again: python -m perennial.benchmarks.results_page"
     drawn = {path.stem: path.read_text() for path in PICTURES.glob("*.svg")}
-    assert drawn == pictures(held), "write them again: python -m benchmarks.results_page"
+    assert drawn == pictures(held), "write them again: python -m perennial.benchmarks.results_page"
 
 
 @pytest.mark.parametrize("name", [name for name, table in tables().items() if table.scale == "cpu"])
@@ -179,7 +179,7 @@ def test_a_misspelt_table_and_a_large_one_are_refused(
     listed = CliRunner().invoke(app, ["bench"])
     assert "rivals_digits (cpu)" in listed.output
     large = {"large": Table("Large", tables()["rivals_digits"].rows[:1], seeds=(1,), scale="paper")}
-    monkeypatch.setattr("benchmarks.table.tables", lambda: large)
+    monkeypatch.setattr("perennial.benchmarks.table.tables", lambda: large)
     refused = CliRunner().invoke(app, ["bench", "large", "--results", str(tmp_path)])
     assert "1 runs, about" in refused.output
     assert isinstance(refused.exception, ConfigError)

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from client.rehearsal import open_rehearsal
-from client.site import Site
-from foundation.errors import ConfigError, ProtocolError
-from models.incremental import IncrementalModel
-from models.sample_generator import NOISE, SampleGenerator
-from protocol.messages import TrainRequest
-from protocol.tensors import Tensors
-from strategies.base import TaskStart
-from strategies.inversion import Inversion
-from strategies.target import Target
+from perennial.client.rehearsal import open_rehearsal
+from perennial.client.site import Site
+from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.models.incremental import IncrementalModel
+from perennial.models.sample_generator import NOISE, SampleGenerator
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.base import TaskStart
+from perennial.strategies.inversion import Inversion
+from perennial.strategies.target import Target
 
 STAMP = {
     "run": "0" * 16,

@@ -8,11 +8,11 @@ from typing import Any
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from client.app import app as client_app
-from config.run import RunSettings
-from engine.grid import InProcessGrid, site_contexts
-from protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
-from server.app import serve
+from perennial.client.app import app as client_app
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
+from perennial.server.app import serve
 
 EXPERIMENT = {
     "name": "traffic",

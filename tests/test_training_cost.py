@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.training_cost import trained_samples, training_cost
-from config.experiment import Experiment, load_experiment
+from perennial.benchmarks.training_cost import trained_samples, training_cost
+from perennial.config.experiment import Experiment, load_experiment
 
 SMALL: dict[str, Any] = {
     "name": "small",

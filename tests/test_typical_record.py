@@ -11,17 +11,17 @@ import pytest
 import torch
 import yaml
 
-from cli.privacy import ledger_command
-from client.batches import TrainingSet
-from client.typical import FILE, TypicalRecord, halves, typical_of
-from config.experiment import load_experiment
-from config.run import RunSettings
-from engine.run import run_in_process
-from foundation.errors import ConfigError, PrivacyError, StateError
-from privacy.bayesian import BayesianAccountant
-from privacy.config import PrivacyConfig
-from privacy.noise import SeededNoise
-from privacy.sample_level import PrivateGradient
+from perennial.cli.privacy import ledger_command
+from perennial.client.batches import TrainingSet
+from perennial.client.typical import FILE, TypicalRecord, halves, typical_of
+from perennial.config.experiment import load_experiment
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, PrivacyError, StateError
+from perennial.privacy.bayesian import BayesianAccountant
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noise import SeededNoise
+from perennial.privacy.sample_level import PrivateGradient
 
 SMALL: dict[str, Any] = {
     "name": "small",

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli.run import run_command
-from config.run import RunSettings
-from engine.run import run_in_process
-from server.history import History
+from perennial.cli.run import run_command
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.server.history import History
 from tests.run_folders import Page
 
 EXPERIMENT = {

@@ -14,14 +14,14 @@ import torch
 import yaml
 from flwr.app import Context, Message
 
-import engine.workers
-from config.run import RunSettings
-from engine.grid import site_contexts
-from engine.run import run_in_process
-from engine.workers import WorkerGrid
-from foundation.errors import StateError
-from protocol.messages import EvaluateReply, EvaluateRequest
-from protocol.tensors import Tensors
+from perennial.config.run import RunSettings
+from perennial.engine import workers as workers_module
+from perennial.engine.grid import site_contexts
+from perennial.engine.run import run_in_process
+from perennial.engine.workers import WorkerGrid
+from perennial.foundation.errors import StateError
+from perennial.protocol.messages import EvaluateReply, EvaluateRequest
+from perennial.protocol.tensors import Tensors
 
 SMALL = {
     "name": "small",
@@ -129,9 +129,9 @@ def test_a_site_stays_on_its_worker_and_a_shared_record_crosses_once_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     crossings = []
-    serialise = engine.workers.recorddict_to_proto
+    serialise = workers_module.recorddict_to_proto
     monkeypatch.setattr(
-        engine.workers, "recorddict_to_proto", lambda record: crossings.append(record) or serialise(record)
+        workers_module, "recorddict_to_proto", lambda record: crossings.append(record) or serialise(record)
     )
     nodes = [1, 2, 5, 6]
     with grid_of(6, 2) as grid:

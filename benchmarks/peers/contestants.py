@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.environments import python_of
-from benchmarks.peers.watch import watched
-from benchmarks.processes import Ended
+from perennial.benchmarks.peers.environments import python_of
+from perennial.benchmarks.peers.watch import watched
+from perennial.benchmarks.processes import Ended
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Engine(Contestant):
     def run(self, workload: str, folder: Path, changes: str) -> Ended:
         with tempfile.TemporaryDirectory(dir=folder) as runs:
             arguments = (workload, "--runs", runs, "--workers", str(self.workers), "--changes", changes)
-            return watched("-m", "benchmarks.engine_run", *arguments)
+            return watched("-m", "perennial.benchmarks.engine_run", *arguments)
 
 
 @dataclass
@@ -43,7 +43,7 @@ class PlainLoop(Contestant):
     """benchmarks/plain_loop.py."""
 
     def run(self, workload: str, folder: Path, changes: str) -> Ended:
-        return watched("-m", "benchmarks.plain_loop", workload, "--changes", changes)
+        return watched("-m", "perennial.benchmarks.plain_loop", workload, "--changes", changes)
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Adapter(Contestant):
             self.python = python_of(self.module, self.requirements, environments)
 
     def run(self, workload: str, folder: Path, changes: str) -> Ended:
-        return watched("-m", f"benchmarks.peers.{self.module}", str(folder), python=self.python)
+        return watched("-m", f"perennial.benchmarks.peers.{self.module}", str(folder), python=self.python)
 
 
 CONTESTANTS: dict[str, Contestant] = {

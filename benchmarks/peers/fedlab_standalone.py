@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from foundation.torchvision_import import torchvision
+from perennial.foundation.torchvision_import import torchvision
 
 torchvision()
 
@@ -23,7 +23,7 @@ from fedlab.core.standalone import StandalonePipeline
 from fedlab.utils.functional import setup_seed
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.peers.task import CountedSGD, Task, accuracy, network, read_task, report
+from perennial.benchmarks.peers.task import CountedSGD, Task, accuracy, network, read_task, report
 
 
 class Sites:

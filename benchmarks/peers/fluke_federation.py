@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from foundation.torchvision_import import torchvision
+from perennial.foundation.torchvision_import import torchvision
 
 torchvision()
 
@@ -24,7 +24,7 @@ from fluke.data import FastDataLoader
 from fluke.server import Server
 from torch import nn
 
-from benchmarks.peers.task import CountedSGD, accuracy, network, read_task, report
+from perennial.benchmarks.peers.task import CountedSGD, accuracy, network, read_task, report
 
 
 def main(folder: Path) -> None:

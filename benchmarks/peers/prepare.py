@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from config.experiment import Experiment
-from data.augmentation import to_float
-from data.federation import build
-from models.registry import build_model
+from perennial.config.experiment import Experiment
+from perennial.data.augmentation import to_float
+from perennial.data.federation import build
+from perennial.models.registry import build_model
 
 
 def write_task(experiment: Experiment, folder: Path) -> None:

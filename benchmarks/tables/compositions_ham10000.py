@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.table import Measure, Row, Table, of
-from benchmarks.tables.compositions import UPLOADED, in_clusters, megabytes_up, own_models_of
-from benchmarks.tables.privacy import epsilon
+from perennial.benchmarks.table import Measure, Row, Table, of
+from perennial.benchmarks.tables.compositions import UPLOADED, in_clusters, megabytes_up, own_models_of
+from perennial.benchmarks.tables.privacy import epsilon
 
 CLUSTERS = "composed_feddig_clusters"
 FEDDIG, RING, SAMPLES = "composed_feddig_attention", "composed_ring_memory", "composed_pp_fcil_sample"

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from benchmarks.table import ROOT, Measure, Row, Table
-from config.experiment import load_experiment
-from config.simulation import simulated_federation
+from perennial.benchmarks.table import ROOT, Measure, Row, Table
+from perennial.config.experiment import load_experiment
+from perennial.config.simulation import simulated_federation
 
 SEQUENTIAL, AVERAGED = "mean of the last 9 rounds", 9
 IMAGE_BRANCH_ONLY = ("model.name=small_cnn", "model.backbone=null")

@@ -1,7 +1,7 @@
 """FedDig on Fashion-MNIST: the scenarios of its paper, other methods alone and under it, and honest noise."""
 
-from benchmarks.table import Row, Table
-from benchmarks.tables.feddig import (
+from perennial.benchmarks.table import Row, Table
+from perennial.benchmarks.tables.feddig import (
     BASE,
     FINAL,
     HONEST,

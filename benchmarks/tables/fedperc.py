@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.claims import Claim
-from benchmarks.table import Row, Table
+from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.table import Row, Table
 
 
 def own_models(summary: dict[str, Any]) -> float:

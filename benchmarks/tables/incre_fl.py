@@ -4,9 +4,9 @@ the paper's."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.claims import Claim
-from benchmarks.table import STANDARD, Row, Table
-from server.metrics import average_incremental_accuracy
+from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.table import STANDARD, Row, Table
+from perennial.server.metrics import average_incremental_accuracy
 
 PLAIN = {"model.squeeze_excitation": "false", "strategy": "fedavg", "pretraining": "null"}
 """Changes to an experiment of the whole method that leave iCaRL with federated averaging."""

@@ -1,7 +1,7 @@
 """FedDig and TriCon-SF at sizes that their papers have, as far as these are told; for a GPU box."""
 
-from benchmarks.table import Row, Table, of
-from benchmarks.tables.feddig import IMAGE_BRANCH_ONLY, LAST, away
+from perennial.benchmarks.table import Row, Table, of
+from perennial.benchmarks.tables.feddig import IMAGE_BRANCH_ONLY, LAST, away
 
 WHOLE = (
     "data={source: pack, path: ../../shared/data/fashion_mnist.webp.zip, sites: 4, "

@@ -6,10 +6,10 @@ The paper: Varalakshmi et al. 2026, doi 10.38124/ijisrt/26apr1499.
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.claims import Claim
-from benchmarks.table import STANDARD, Measure, Row, Table
-from benchmarks.tables.privacy import epsilon
-from server.metrics import average_incremental_accuracy
+from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.table import STANDARD, Measure, Row, Table
+from perennial.benchmarks.tables.privacy import epsilon
+from perennial.server.metrics import average_incremental_accuracy
 
 CENTRAL = "evaluation.federated=false"
 """Only the server's test set counts in these tables; sites need not measure too."""

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from benchmarks.table import STANDARD, Row, Table
+from perennial.benchmarks.table import STANDARD, Row, Table
 
 
 def epsilon(summary: dict[str, Any]) -> float:

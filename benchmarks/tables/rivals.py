@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from benchmarks.claims import Claim
-from benchmarks.table import STANDARD, Row, Table
+from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.table import STANDARD, Row, Table
 
 
 def at_the_sites(summary: dict[str, Any]) -> float | None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
-from benchmarks.claims import Claim
-from benchmarks.table import Measure, Row, Table, of
+from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.table import Measure, Row, Table, of
 
 TARGET = 0.85
 CHEATS = ("site-2", "site-5")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from privacy.attacks.optimisation import search_images, total_variation
+from perennial.privacy.attacks.optimisation import search_images, total_variation
 
 
 @dataclass(frozen=True)

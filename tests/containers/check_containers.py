@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.loopback import digit_folders, free_ports
-from config.run import RunSettings
-from engine.run import run_in_process
+from perennial.benchmarks.loopback import digit_folders, free_ports
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,7 +65,7 @@ class Federation:
         self.networks = {name: f"{self.project}-{name}" for name in [*SITES, "stranger"]}
 
     def perennial(self, *arguments: str | Path, fails: bool = False) -> str:
-        return run(sys.executable, "-m", "cli.main", *arguments, fails=fails)
+        return run(sys.executable, "-m", "perennial.cli.main", *arguments, fails=fails)
 
     def deploy(self, command: str, *arguments: str | Path, fails: bool = False) -> str:
         return self.perennial("deploy", command, *arguments, "--folder", self.operator, fails=fails)
@@ -143,8 +143,8 @@ class Federation:
             time.sleep(1)
 
     def wait_for_run(self, name: str) -> str:
-        from deploy.federation import OperatorFolder
-        from deploy.operations import last_run, run_statuses
+        from perennial.deploy.federation import OperatorFolder
+        from perennial.deploy.operations import last_run, run_statuses
 
         operator = OperatorFolder(self.operator)
         last = last_run(operator, name)

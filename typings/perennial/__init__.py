@@ -1,0 +1,1 @@
+../../perennial/__init__.py
