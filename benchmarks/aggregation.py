@@ -23,12 +23,12 @@ from torch import Tensor
 from perennial.engine.grid import set_task_identity
 from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
+from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
-from perennial.models.registry import build_model
 from perennial.protocol.messages import Stamp, TrainReply
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.gate import Gate
+from perennial.strategies.round.gate import Gate
 
 UPDATES = 100
 DISTINCT = 4

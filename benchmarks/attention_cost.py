@@ -21,12 +21,12 @@ from torch import Tensor
 from perennial.benchmarks.environment import machine, versions
 from perennial.foundation.streams import stream, torch_seed
 from perennial.models.config import ModelConfig
+from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
-from perennial.models.registry import build_model
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.gate import Admitted
 from perennial.strategies.layer_attention import LayerAttention
+from perennial.strategies.round.gate import Admitted
 
 SITES, REPEATS = 50, 2
 PLAIN = "fedavg"

@@ -16,7 +16,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from perennial.foundation.streams import stream
-from perennial.strategies.clustering import Labels, Vectors, adjusted_rand, by_threshold, k_means
+from perennial.strategies.clusters.clustering import Labels, Vectors, adjusted_rand, by_threshold, k_means
 
 SITES, ENTRIES, GROUPS, SPREAD, REPEATS = 200, 32, 4, 0.05, 5
 RULES: dict[str, Callable[[Vectors], Labels]] = {

@@ -15,7 +15,7 @@ from flwr.app import Message
 from perennial.benchmarks.workloads import write_workload
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.strategies.gate import Admitted, Gate
+from perennial.strategies.round.gate import Admitted, Gate
 
 
 def main(

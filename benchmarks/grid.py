@@ -140,7 +140,7 @@ def _result(table: Table, job: Job, summary: dict[str, Any], device: str) -> Res
 def _accelerator(device: str) -> str:
     import torch
 
-    from perennial.client.workbench import choose_device
+    from perennial.learning.device import choose_device
 
     if choose_device(device).type == "cuda":
         return torch.cuda.get_device_name()

@@ -16,13 +16,13 @@ from perennial.data.config import DataConfig
 from perennial.data.digits import load_digits
 from perennial.foundation.streams import stream, torch_seed
 from perennial.models.config import ModelConfig
-from perennial.models.registry import build_model
+from perennial.models.factory import build_model
 from perennial.models.saved import Inputs, SavedModel
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.privacy.attacks.similarity import structural_similarity
 from perennial.privacy.config import PrivacyConfig
-from perennial.server.attack import HEAD, gradient_of, protected
-from perennial.server.attack_pictures import of_pixels, picture
+from perennial.server.attacks.pictures import of_pixels, picture
+from perennial.server.attacks.run import HEAD, gradient_of, protected
 
 RESULTS = Path(__file__).resolve().parent / "results"
 VICTIMS, STEPS, RESTARTS, SEED = 6, 250, 2, 1

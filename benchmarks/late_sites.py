@@ -22,7 +22,7 @@ from perennial.engine.grid import FIRST_NODE, InProcessGrid, site_contexts
 from perennial.engine.run import answer
 from perennial.foundation.files import replace_file
 from perennial.server.app import serve
-from perennial.strategies import exchange
+from perennial.strategies.round import exchange
 
 SITES = 5
 SLOW = (0, 1)

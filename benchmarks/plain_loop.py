@@ -24,7 +24,7 @@ from perennial.config.experiment import Experiment, load_experiment
 from perennial.data.augmentation import to_float
 from perennial.data.federation import Federation, build
 from perennial.foundation.streams import stream
-from perennial.models.registry import build_model
+from perennial.models.factory import build_model
 
 State = dict[str, Tensor]
 

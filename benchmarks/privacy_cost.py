@@ -21,10 +21,8 @@ import torch.nn.functional as F
 import typer
 
 from perennial.benchmarks.workloads import write_workload
-from perennial.client.batches import TrainingSet
 from perennial.client.handlers import answer_train
 from perennial.client.identity import Identity
-from perennial.client.private_training import train_privately
 from perennial.client.site import open_site
 from perennial.config.experiment import load_experiment
 from perennial.config.learner import LearnerConfig, Optimizer
@@ -33,10 +31,12 @@ from perennial.config.site import SitePolicy
 from perennial.data.config import AugmentationConfig, DataConfig
 from perennial.data.digits import load_digits
 from perennial.foundation.streams import stream
+from perennial.learning.batches import TrainingSet
+from perennial.learning.private_training import train_privately
 from perennial.models.config import ModelConfig
+from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, travelling
-from perennial.models.registry import build_model
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SecureNoise
 from perennial.protocol.messages import TrainRequest

@@ -23,10 +23,10 @@ from torch.nn import functional as F
 
 from perennial.foundation.streams import stream, torch_seed
 from perennial.models.config import ModelConfig
+from perennial.models.factory import build_model
 from perennial.models.feature_noise import noised_features
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
-from perennial.models.registry import build_model
 from perennial.models.relabel import relabel
 from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
 from perennial.privacy.attacks.gradient_inversion import infer_labels, invert_gradient

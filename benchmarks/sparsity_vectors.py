@@ -22,8 +22,8 @@ from perennial.engine.run import run_in_process
 from perennial.models.incremental import IncrementalModel
 from perennial.models.saved import GLOBAL_MODEL, load_saved
 from perennial.models.sparsity import Combine, SparsityPlan, common_channels, zero_shares
-from perennial.strategies.clustering import adjusted_rand, k_means
-from perennial.strategies.site_vectors import VectorSettings
+from perennial.strategies.clusters.clustering import adjusted_rand, k_means
+from perennial.strategies.clusters.site_vectors import VectorSettings
 
 SEEDS = (11, 12, 13, 14, 15)
 """Others than those of the table fedperc_synth, whose best vector was chosen by these."""

@@ -74,7 +74,7 @@ class Table:
     plain: frozenset[str] = frozenset()
 
     def measured(self, summary: dict[str, Any]) -> dict[str, float]:
-        """Every measure of one run, to six places; NaN for what the run did not measure."""
+        """Every measure of one run, to six decimal places; NaN for what the run did not measure."""
         values = {head: measure(summary) for head, measure in self.measures.items()}
         return {head: math.nan if value is None else round(value, 6) for head, value in values.items()}
 

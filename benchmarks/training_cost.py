@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from perennial.client.workbench import choose_device
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
+from perennial.learning.device import choose_device
+from perennial.models.factory import build_model
 from perennial.models.incremental import complete_state
-from perennial.models.registry import build_model
 
 TIMED_BATCHES = 3
 LARGEST_ON_CPU = 16

@@ -25,12 +25,12 @@ def check_command(path: Path, experiment: Path | None) -> None:
 def _check_experiment(console: Console, experiment: Experiment) -> None:
     import torch
 
-    from perennial.models.registry import build_model
+    from perennial.models.factory import build_model
     from perennial.server.assembly import data_facts
     from perennial.server.claims import check_privacy
+    from perennial.server.dry_run import dry_run
     from perennial.server.global_model import GlobalModel
-    from perennial.server.rehearsal import rehearse
-    from perennial.strategies.registry import build_strategy
+    from perennial.strategies.factory import build_strategy
 
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     facts = data_facts(experiment)
@@ -46,7 +46,7 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         experiment.encoder,
     )
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    rehearse(
+    dry_run(
         experiment,
         schedule,
         GlobalModel(experiment, facts.registry, facts.inputs.shape, torch.device("cpu")),
@@ -66,7 +66,7 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
 
 
 def _check_site(console: Console, site: SiteConfig, experiment: Experiment | None) -> None:
-    from perennial.client.workbench import choose_device
+    from perennial.learning.device import choose_device
 
     device = choose_device(site.device)
     folder = site.state_dir

@@ -58,7 +58,7 @@ def add_site(
     folder: Folder = HERE,
 ) -> None:
     """Add a site, with the public key that it made, or with one made here and sealed."""
-    from perennial.cli.given import read_bytes, read_text
+    from perennial.cli.secret_files import read_bytes, read_text
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.keys import make_node_key, public_line, seal
     from perennial.foundation.errors import ConfigError

@@ -83,7 +83,7 @@ def _facts(
     from perennial.privacy.digests import guess_log10
     from perennial.privacy.entries import RECIPIENT
     from perennial.privacy.ledger import Ledger
-    from perennial.strategies.digest_report import FLOAT_LEVELS
+    from perennial.strategies.digests.report import FLOAT_LEVELS
 
     config = experiment.digests
     assert config is not None
@@ -126,12 +126,12 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
     from perennial.data.augmentation import to_float
     from perennial.foundation.streams import stream, torch_seed
     from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+    from perennial.models.factory import build_model
     from perennial.models.incremental import travelling
-    from perennial.models.registry import build_model
     from perennial.privacy.attacks.digest_reconstruction import reconstruct_digest
     from perennial.privacy.attacks.similarity import structural_similarity
-    from perennial.strategies.digest_spread import spread, spread_factor
-    from perennial.strategies.recall import Momentum, Recall
+    from perennial.strategies.digests.recall import Momentum, Recall
+    from perennial.strategies.digests.spread import spread, spread_factor
 
     data, experiment, config = site.data, site.experiment, site.experiment.digests
     assert config is not None
@@ -159,12 +159,12 @@ def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Di
         stream(experiment.seed, "preview"),
     )
     schedule = site.process.registry.schedule.classes_of(task)
-    places = data.task_indices("train", schedule.start, schedule.stop)
+    indices = data.task_indices("train", schedule.start, schedule.stop)
     pictures = Pictures([], [], [], [])
     generator = torch.Generator().manual_seed(torch_seed(stream(experiment.seed, "preview-attack")))
     encoder = encoder.cpu()
     for row in range(min(SHOWN, len(digests.features))):
-        stored = data.x[places[digests.groups[row]]]
+        stored = data.x[indices[digests.groups[row]]]
         samples = to_float(stored, torch.zeros_like(data.mean), torch.ones_like(data.std)).clamp(0, 1)
         attacked = reconstruct_digest(
             lambda images: encoder((images - mean) / std),

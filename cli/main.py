@@ -59,7 +59,7 @@ def check(
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     """Write report.html of a run again."""
-    from perennial.server.report import write_report
+    from perennial.server.report.write import write_report
 
     typer.echo(write_report(run))
 
@@ -70,7 +70,7 @@ def compare(
     output: Annotated[Path, typer.Option(help="page to write")] = Path("compare.html"),
 ) -> None:
     """Table and plot over runs: mean and deviation over seeds."""
-    from perennial.server.compare import compare as compare_runs
+    from perennial.server.report.compare import compare as compare_runs
 
     typer.echo(compare_runs(runs, output))
 

@@ -30,7 +30,7 @@ def epsilon_command(
 def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
     """Print every release of a site, what they cost together, and where a run asked for it what they cost a
     typical record."""
-    from perennial.client.typical import runs_with_typical, typical_of
+    from perennial.learning.bayesian_estimate import runs_with_typical, typical_of
     from perennial.privacy.composition import compose
 
     ledger = Ledger(state_dir)
@@ -73,7 +73,7 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
 
 def attack_command(run: Path, victims: int, steps: int) -> None:
     """Run the attacks that apply, print their figures, and say where the pictures are."""
-    from perennial.server.attack import attack_run
+    from perennial.server.attacks.run import attack_run
 
     console = Console(highlight=False)
     for entry in attack_run(run, victims, steps):

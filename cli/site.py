@@ -35,7 +35,7 @@ def open_(
     passphrase_file: Annotated[Path | None, typer.Option(help="read the passphrase from a file")] = None,
 ) -> None:
     """Unpack a bundle, after checking its checksums; site.yaml and keys that exist are kept."""
-    from perennial.cli.given import read_text
+    from perennial.cli.secret_files import read_text
     from perennial.deploy.bundle import open_bundle
     from perennial.deploy.certificates import read_validity
 

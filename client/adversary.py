@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from perennial.client.batches import TrainingSet
 from perennial.client.site import Site
 from perennial.config.experiment import AdversaryKind
 from perennial.foundation.streams import stream
+from perennial.learning.batches import TrainingSet
 
 
 def behaviour(site: Site) -> AdversaryKind | None:

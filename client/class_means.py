@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.client.batches import TrainingSet
-from perennial.client.evaluation import unit_features
 from perennial.client.policy import check_update
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
+from perennial.learning.batches import TrainingSet
+from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.noise import SecureNoise, SeededNoise
@@ -46,7 +46,7 @@ def own_class_means(site: Site, request: Stamp, model: IncrementalModel) -> Tens
 def release_class_sums(
     site: Site, request: FinishTaskRequest, model: IncrementalModel, kept: Tensor
 ) -> Tensors:
-    """What may leave about the exemplars at the places kept: "sums" (M, d) and "counts" (M,).
+    """What may leave about the exemplars at the indices kept: "sums" (M, d) and "counts" (M,).
 
     Under client_local every row is a mean direction instead, scaled so that all rows together have norm 1 at
     most; one site's whole data then moves the release by 2 at most, as the accountant takes it, and the

@@ -17,10 +17,10 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from perennial.client.gradient_correction import GradientCorrection
 from perennial.client.site import Site
 from perennial.config.learner import Part
 from perennial.foundation.errors import ProtocolError
+from perennial.learning.gradient_correction import GradientCorrection
 from perennial.models.flat import FlatParameters
 from perennial.models.growth import grown
 from perennial.protocol.messages import TrainRequest

@@ -71,11 +71,11 @@ def digests_of(
     config = site.experiment.digests
     assert config is not None
     classes = site.process.registry.schedule.classes_of(task)
-    places = site.data.task_indices("train", classes.start, classes.stop)
-    check_samples(site.identity.policy, len(places))
+    indices = site.data.task_indices("train", classes.start, classes.stop)
+    check_samples(site.identity.policy, len(indices))
     return make_digests(
-        encode(site, encoder, places),
-        site.data.y[places],
+        encode(site, encoder, indices),
+        site.data.y[indices],
         classes,
         config,
         stream(site.experiment.seed, "digest-groups", site.name, task),
@@ -84,10 +84,10 @@ def digests_of(
 
 
 @torch.no_grad()
-def encode(site: Site, encoder: FeatureEncoder, places: Tensor) -> Tensor:
+def encode(site: Site, encoder: FeatureEncoder, indices: Tensor) -> Tensor:
     """(n, ...) features of some samples, on the CPU, as the model sees them."""
-    data, encoder = site.samples(places), encoder.to(site.bench.device)
-    starts = range(0, len(places), ENCODER_BATCH)
+    data, encoder = site.samples(indices), encoder.to(site.models.device)
+    starts = range(0, len(indices), ENCODER_BATCH)
     parts = [encoder(data.inputs(slice(start, start + ENCODER_BATCH))).cpu() for start in starts]
     return torch.cat(parts) if parts else torch.empty(0, 1)
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from perennial.client.memory import herding, nearest, random_by_hash, share_by_hash
 from perennial.client.state import SiteState
 from perennial.config.learner import Memory
 from perennial.data.federation import SiteData
 from perennial.foundation.errors import DataError, StateError
+from perennial.learning.exemplar_selection import herding, nearest, random_by_hash, share_by_hash
 
 RECORD = "exemplars"
 
@@ -31,7 +31,7 @@ class ExemplarStore:
         self._classes = list(classes)
 
     def indices(self, before_round: int) -> Tensor:
-        """(k,) places in the site's data of the exemplars chosen before a round; classes in order, lists in
+        """(k,) indices in the site's data of the exemplars chosen before a round; classes in order, lists in
         order.
 
         Raises StateError when the record is of another class order, DataError when a sample is gone.
@@ -60,7 +60,7 @@ class ExemplarStore:
         """Keep exemplars of the task's classes, shorten the older lists to the quota, and store both as one
         record.
 
-        features, members: for each new class, (n_c, d) features and the (n_c,) places in the site's data.
+        features, members: for each new class, (n_c, d) features and the (n_c,) indices in the site's data.
         version: the round after which this holds. A class with fewer samples than the quota keeps them all,
         and the site's log says so.
         """
@@ -70,9 +70,9 @@ class ExemplarStore:
         for label in labels.unique().tolist():
             if label not in members:
                 lists[label] = kept[labels == label][:quota]
-        for label, places in members.items():
+        for label, indices in members.items():
             if memory.selection == "random":
-                hashes = [self._data.sample_hash(int(i)) for i in places]
+                hashes = [self._data.sample_hash(int(i)) for i in indices]
                 chosen = (
                     random_by_hash(hashes, quota, seed)
                     if memory.share is None
@@ -81,11 +81,11 @@ class ExemplarStore:
             else:
                 select = herding if memory.selection == "herding" else nearest
                 chosen = select(features[label], quota)
-            lists[label] = places[chosen]
+            lists[label] = indices[chosen]
         short = [
-            f"{self._classes[label]} {len(places)}"
-            for label, places in members.items()
-            if memory.share is None and len(places) < quota
+            f"{self._classes[label]} {len(indices)}"
+            for label, indices in members.items()
+            if memory.share is None and len(indices) < quota
         ]
         if short:
             log.info("%s: below the quota of %d exemplars: %s", self._state.site, quota, ", ".join(short))

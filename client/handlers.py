@@ -10,10 +10,10 @@ from perennial.client.adversary import behaviour, mislabelled
 from perennial.client.class_means import own_class_means, release_class_sums
 from perennial.client.corrections import open_correction
 from perennial.client.digests import withdrawal
-from perennial.client.evaluation import by_class_means, by_head, count_correct, unit_features
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.kept_model import keep_own_model
 from perennial.client.local_training import LocalTraining
+from perennial.client.measurements import tell
 from perennial.client.own_layers import has_own_layers, keep_own_layers, shared_update, with_own_layers
 from perennial.client.policy import check_answer, check_evaluation, check_samples, check_update
 from perennial.client.pretraining import task_places
@@ -21,9 +21,9 @@ from perennial.client.prototypes import prototype_gradients
 from perennial.client.release import charge, check_reply, release_update
 from perennial.client.ring_turn import segment_of, turn_of
 from perennial.client.site import Site
-from perennial.client.telling import tell
-from perennial.client.typical import TypicalRecord
 from perennial.foundation.errors import DataError, ProtocolError
+from perennial.learning.bayesian_estimate import NeighbourDistances
+from perennial.learning.evaluation import by_class_means, by_head, count_correct, unit_features
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.protocol.messages import (
     EvaluateReply,
@@ -46,22 +46,24 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     check_update(site.identity.policy, site.experiment, turn)
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
-    places, exemplars = training_places(site, request, previous)
+    indices, exemplars = training_places(site, request, previous)
     if turn is not None:
-        labels, seed = site.data.y[places], site.experiment.seed
-        places, exemplars = segment_of(turn, places, labels, exemplars, request, seed, site.name)
+        labels, seed = site.data.y[indices], site.experiment.seed
+        indices, exemplars = segment_of(turn, indices, labels, exemplars, request, seed, site.name)
     own = request.personal or []
     arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
-    model, flat = site.bench.load(request.num_classes, arrays, previous)
+    model, flat = site.models.load(request.num_classes, arrays, previous)
     flat.hold(turn.frozen if turn is not None else ())
     correction = open_correction(site, request, flat)
-    prototypes = prototype_gradients(site, request, model, places[: len(places) - exemplars])
+    prototypes = prototype_gradients(site, request, model, indices[: len(indices) - exemplars])
     adversary = behaviour(site)
-    data = site.samples(places, exemplars=exemplars)
+    data = site.samples(indices, exemplars=exemplars)
     if adversary == "label_flip":
         data = mislabelled(data, request.num_classes, site.experiment.seed, site.name)
-    teacher = site.bench.teacher(previous) if previous and site.experiment.learner.needs_previous else None
-    typical = TypicalRecord.of(site, request.run, request.round)
+    teacher = site.models.teacher(previous) if previous and site.experiment.learner.needs_previous else None
+    typical = NeighbourDistances.of(
+        site.experiment, site.identity.state_dir, site.name, request.run, request.round
+    )
     result = LocalTraining(site, request, model, flat, data, teacher, correction, turn, typical).run()
     update = flat.views(result.update)
     if own:
@@ -74,7 +76,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         result.update.zero_()
     if typical is not None:
         typical.keep()
-    told = release_update(site, request, result, len(places))
+    told = release_update(site, request, result, len(indices))
     flat.clear_held(result.update)
     correction.remember(result.update, result.steps)
     reply = TrainReply(
@@ -82,7 +84,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         update=shared_update(update, own),
         **vars(told),
         method=prototypes,
-        metrics=json.dumps({**tell(site, request, model, places, result), **withdrawal(site)}),
+        metrics=json.dumps({**tell(site, request, model, indices, result), **withdrawal(site)}),
     )
     return check_reply(site, reply)
 
@@ -92,7 +94,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     check_answer(site.identity.policy, "train")
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
-    model, _ = site.bench.load(request.num_classes, request.arrays, previous)
+    model, _ = site.models.load(request.num_classes, request.arrays, previous)
     finished = {name: tensor.detach().clone() for name, tensor in complete_state(model).items()}
     sha256 = content_sha256(finished)
     site.keep_model(request.run, sha256, finished)
@@ -115,7 +117,7 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     check_answer(site.identity.policy, "evaluate")
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
-    model, _ = site.bench.load(request.num_classes, request.arrays, previous)
+    model, _ = site.models.load(request.num_classes, request.arrays, previous)
     correct, total = held_out_counts(site, request, model)
     return EvaluateReply(**request.stamp_fields, correct=correct, total=total)
 
@@ -150,11 +152,11 @@ def training_places(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tenso
         store = site.exemplars(stamp.run)
         _catch_up(site, store, stamp, previous)
         old = store.indices(before_round=stamp.round)
-    places = torch.cat([new, old])
-    if len(places) == 0:
+    indices = torch.cat([new, old])
+    if len(indices) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")
-    check_samples(site.identity.policy, len(places))
-    return places, len(old)
+    check_samples(site.identity.policy, len(indices))
+    return indices, len(old)
 
 
 def _means(model: IncrementalModel, tensors: Tensors) -> Tensor:
@@ -175,7 +177,7 @@ def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previo
     missed = [label for label in range(known) if label not in held]
     missed = [label for label in missed if len(site.data.task_indices("train", label, label + 1))]
     if missed:
-        _choose(site, store, site.bench.teacher(previous), missed, known, version=request.round - 1)
+        _choose(site, store, site.models.teacher(previous), missed, known, version=request.round - 1)
 
 
 def _choose(
@@ -188,9 +190,9 @@ def _choose(
     members: dict[int, Tensor] = {}
     features: dict[int, Tensor] = {}
     for label in labels:
-        places = site.data.task_indices("train", label, label + 1)
-        if len(places):
-            members[label] = places
+        indices = site.data.task_indices("train", label, label + 1)
+        if len(indices):
+            members[label] = indices
             if memory.selection != "random":
-                features[label] = unit_features(model, site.samples(places))
+                features[label] = unit_features(model, site.samples(indices))
     store.choose(memory, quota, features, members, version, site.experiment.seed)

@@ -1,20 +1,22 @@
 """A site's training in one round, by the learner that its experiment names and under its privacy mode."""
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
 
-from perennial.client.batches import TrainingSet
 from perennial.client.corrections import LocalCorrection
-from perennial.client.private_training import require_no_extra_losses, train_privately
-from perennial.client.rehearsal import open_rehearsal
+from perennial.client.data_free_distillation import open_data_free_distillation
 from perennial.client.release import noise_source
 from perennial.client.ring_turn import features_as_asked
 from perennial.client.site import Site
-from perennial.client.training import TrainingResult, train
-from perennial.client.typical import TypicalRecord
 from perennial.config.turn import Turn
+from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
+from perennial.learning.batches import TrainingSet
+from perennial.learning.bayesian_estimate import NeighbourDistances
+from perennial.learning.private_training import train_privately
+from perennial.learning.training import TrainingResult, train
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
 from perennial.protocol.messages import TrainRequest
@@ -36,7 +38,7 @@ class LocalTraining:
     teacher: IncrementalModel | None
     correction: LocalCorrection
     turn: Turn | None
-    typical: TypicalRecord | None
+    typical: NeighbourDistances | None
 
     def run(self) -> TrainingResult:
         """What training changed."""
@@ -49,7 +51,7 @@ class LocalTraining:
         return self._by_epochs(self.data, batches)
 
     def _by_private_steps(self) -> TrainingResult:
-        require_no_extra_losses(self.request)
+        _require_no_extra_losses(self.request)
         experiment = self.site.experiment
         return train_privately(
             experiment.learner,
@@ -78,5 +80,15 @@ class LocalTraining:
                 progress=self.request.progress,
                 first_class=self.site.task_range(self.request).start,
                 correction=self.correction.gradient,
-                rehearsal=open_rehearsal(self.site, self.request, self.model),
+                rehearsal=open_data_free_distillation(self.site, self.request, self.model),
+            )
+
+
+def _require_no_extra_losses(request: TrainRequest) -> None:
+    """Raises PrivacyError when the strategy asks for terms that have no form of one sample alone."""
+    for key in ("correction", "rehearsal"):
+        if key in json.loads(request.settings):
+            raise PrivacyError(
+                f"settings.{key}: has no form of one sample alone; privacy.mode sample takes strategies that "
+                "train by the learner's own losses"
             )

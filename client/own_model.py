@@ -19,7 +19,7 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     arrays = with_own_layers(
         site, request.run, request.arrays, request.personal or [], before_round=request.round + 1
     )
-    model, _ = site.bench.load(request.num_classes, arrays, previous)
+    model, _ = site.models.load(request.num_classes, arrays, previous)
     keep_own_model(site, model, own_class_means(site, request, model))
     if not site.experiment.evaluation.federated or "evaluate" not in policy.answers:
         return PersonalModelReply(**request.stamp_fields)

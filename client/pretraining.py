@@ -28,21 +28,21 @@ def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) 
     return torch.from_numpy(np.sort(chosen))
 
 
-def task_places(site: Site, request: Stamp, places: Tensor) -> Tensor:
-    """places (n,) of the task's new samples, or those of them that pre-training leaves for this round.
+def task_places(site: Site, request: Stamp, indices: Tensor) -> Tensor:
+    """indices (n,) of the task's new samples, or those of them that pre-training leaves for this round.
 
     Raises ConfigError when the site has fewer than pre-training asks of each site.
     """
     config = site.experiment.pretraining
     if config is None or request.task != 1:
-        return places
-    config.require(site.name, len(places))
+        return indices
+    config.require(site.name, len(indices))
     generator = stream(site.experiment.seed, "pretraining", site.name)
-    chosen = balanced_choice(site.data.y[places], config.samples, generator)
+    chosen = balanced_choice(site.data.y[indices], config.samples, generator)
     if request.round <= config.rounds:
-        return places[chosen]
+        return indices[chosen]
     if not config.exclude:
-        return places
-    rest = torch.ones(len(places), dtype=torch.bool)
+        return indices
+    rest = torch.ones(len(indices), dtype=torch.bool)
     rest[chosen] = False
-    return places[rest]
+    return indices[rest]

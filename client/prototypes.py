@@ -13,14 +13,14 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from perennial.client.batches import TrainingSet
-from perennial.client.evaluation import unit_features
-from perennial.client.memory import nearest
-from perennial.client.past import outputs
 from perennial.client.site import Site
 from perennial.config.learner import Part
 from perennial.foundation.errors import DataError, PrivacyError, ProtocolError
 from perennial.foundation.streams import stream, torch_seed
+from perennial.learning.batches import TrainingSet
+from perennial.learning.evaluation import unit_features
+from perennial.learning.exemplar_selection import nearest
+from perennial.learning.frozen_outputs import outputs
 from perennial.models.gradient_encoder import GradientEncoder
 from perennial.models.incremental import IncrementalModel
 from perennial.protocol.messages import TrainRequest
@@ -44,7 +44,7 @@ def prototype_gradients(
     """Gradients by parameter name of the encoder, stacked over k prototypes in random order; None where the
     request does not ask, or the site sees no transition.
 
-    model: as received. new: (n,) places of this task's own samples. Raises PrivacyError with any protection
+    model: as received. new: (n,) indices of this task's own samples. Raises PrivacyError with any protection
     on, DataError where samples are no 8-bit images, ProtocolError naming what is wrong with the order.
     """
     settings = json.loads(request.settings)
@@ -69,7 +69,7 @@ def prototype_gradients(
     draw = torch.Generator().manual_seed(
         torch_seed(stream(site.experiment.seed, "prototypes", site.name, request.round))
     )
-    encoder = GradientEncoder(site.bench.input_shape, request.num_classes, site.experiment.seed)
+    encoder = GradientEncoder(site.models.input_shape, request.num_classes, site.experiment.seed)
     labels = data.y.unique().cpu()
     labels = labels[torch.randperm(len(labels), generator=draw)].tolist()
     features = unit_features(model, data)

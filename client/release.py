@@ -8,12 +8,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from perennial.client.private_training import steps_of_round
 from perennial.client.site import Site
-from perennial.client.training import TrainingResult
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
+from perennial.learning.private_training import steps_of_round
+from perennial.learning.training import TrainingResult
 from perennial.privacy.clipping import clip
 from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.ledger import Ledger, Limit

@@ -63,25 +63,25 @@ def segment_sizes(turn: Turn, samples: int, generator: np.random.Generator) -> n
 
 
 def segment_of(
-    turn: Turn, places: Tensor, labels: Tensor, exemplars: int, request: TrainRequest, seed: int, site: str
+    turn: Turn, indices: Tensor, labels: Tensor, exemplars: int, request: TrainRequest, seed: int, site: str
 ) -> tuple[Tensor, int]:
-    """(places of this sweep's segment, how many of them are exemplars). places: (n,), its last ones
+    """(indices of this sweep's segment, how many of them are exemplars). indices: (n,), its last ones
     exemplars. labels: (n,).
 
-    With one segment the places are returned as they are.
+    With one segment the indices are returned as they are.
     """
     if turn.segments == 1:
-        return places, exemplars
+        return indices, exemplars
     generator = stream(seed, "segments", site, request.task)
-    order = generator.permutation(len(places))
-    sizes = segment_sizes(turn, len(places), generator)
+    order = generator.permutation(len(indices))
+    sizes = segment_sizes(turn, len(indices), generator)
     dealt = np.repeat(np.arange(turn.segments), sizes)
     if turn.stratify:
         order = order[np.argsort(labels.cpu().numpy()[order], kind="stable")]
         dealt = dealt[np.argsort(evenly(sizes), kind="stable")]
     which = stream(seed, "segment-order", site, request.round).permutation(turn.segments)[turn.sweep - 1]
     rows = np.sort(order[dealt == which])
-    return places[torch.from_numpy(rows)], int((rows >= len(places) - exemplars).sum())
+    return indices[torch.from_numpy(rows)], int((rows >= len(indices) - exemplars).sum())
 
 
 def evenly(sizes: np.ndarray) -> np.ndarray:

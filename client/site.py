@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from perennial.client.batches import TrainingSet
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.identity import Identity
+from perennial.client.site_models import SiteModels
 from perennial.client.state import SiteState
-from perennial.client.workbench import Workbench, choose_device
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
 from perennial.data.deployed import load_site, site_config
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.learning.batches import TrainingSet
+from perennial.learning.device import choose_device
 from perennial.protocol.messages import Stamp
 from perennial.protocol.tensors import content_sha256
 
@@ -27,22 +28,22 @@ HELD_MODELS = 2
 
 @dataclass
 class Process:
-    """What the sites of one process share for one experiment. data: by site; models: of earlier tasks, by
+    """What the sites of one process share for one experiment. data: by site; earlier_models: of earlier tasks, by
     content."""
 
     registry: Registry
     data: dict[str, SiteData]
     sites: int
-    bench: Workbench
-    models: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    models: SiteModels
+    earlier_models: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     _placed: dict[int, Tensor] = field(default_factory=dict)
 
     def on_device(self, tensor: Tensor) -> Tensor:
-        """tensor on the workbench's device, moved there once."""
-        if tensor.device.type == self.bench.device.type:
+        """tensor on the models' device, moved there once."""
+        if tensor.device.type == self.models.device.type:
             return tensor
         if id(tensor) not in self._placed:
-            self._placed[id(tensor)] = tensor.to(self.bench.device)
+            self._placed[id(tensor)] = tensor.to(self.models.device)
         return self._placed[id(tensor)]
 
 
@@ -66,8 +67,8 @@ class Site:
         return self.process.data[self.name]
 
     @property
-    def bench(self) -> Workbench:
-        return self.process.bench
+    def models(self) -> SiteModels:
+        return self.process.models
 
     def state(self, run: str) -> SiteState:
         """Durable records of one run."""
@@ -76,14 +77,14 @@ class Site:
     def exemplars(self, run: str) -> ExemplarStore:
         return ExemplarStore(self.state(run), self.data, self.process.registry.classes)
 
-    def samples(self, places: Tensor, exemplars: int = 0) -> TrainingSet:
-        """The samples at some places of the site's data, on the device; the last `exemplars` of them are
+    def samples(self, indices: Tensor, exemplars: int = 0) -> TrainingSet:
+        """The samples at some indices of the site's data, on the device; the last `exemplars` of them are
         exemplars."""
         place = self.process.on_device
-        places = places.to(self.bench.device)
+        indices = indices.to(self.models.device)
         return TrainingSet(
-            place(self.data.x)[places],
-            place(self.data.y)[places],
+            place(self.data.x)[indices],
+            place(self.data.y)[indices],
             place(self.data.mean),
             place(self.data.std),
             exemplars,
@@ -115,7 +116,7 @@ class Site:
         """
         if not sha256:
             return None
-        held = self.process.models
+        held = self.process.earlier_models
         if sha256 not in held:
             tensors = arrays if arrays is not None else self.state(run).get_model(sha256)
             if tensors is None:
@@ -129,11 +130,11 @@ class Site:
         if found != sha256:
             raise ProtocolError(f"previous: content {found:.12}, promised {sha256:.12}")
         self.state(run).put_model(sha256, tensors)
-        held = self.process.models
+        held = self.process.earlier_models
         while len(held) >= HELD_MODELS:
             del held[next(iter(held))]
         held[sha256] = {
-            name: tensor.detach().to(self.bench.device, copy=True) for name, tensor in tensors.items()
+            name: tensor.detach().to(self.models.device, copy=True) for name, tensor in tensors.items()
         }
 
 
@@ -173,4 +174,4 @@ def _open_process(identity: Identity, device: torch.device) -> Process:
         cache = identity.state_dir / "decoded"
         own = load_site(config, registry.classes, identity.name, experiment.seed, cache)
         data, shape, sites = {identity.name: own}, own.input_shape, experiment.data.sites or 1
-    return Process(registry, data, sites, Workbench(experiment, shape, device))
+    return Process(registry, data, sites, SiteModels(experiment, shape, device))

@@ -9,13 +9,13 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
-from perennial.client.batches import EVALUATION_BATCH, TrainingSet
 from perennial.client.handlers import Previous, training_places
 from perennial.client.policy import check_answer, check_sparsity
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
 from perennial.foundation.errors import ConfigError, DataError, ProtocolError
 from perennial.foundation.streams import stream
+from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, zero_shares
 from perennial.models.vgg_front import vgg11_front, with_weights
 from perennial.privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
@@ -33,15 +33,15 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     site.check_stamp(request)
     plan = _plan(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
-    places, exemplars = training_places(site, request, previous)
+    indices, exemplars = training_places(site, request, previous)
     if noised:
         # which exemplars are kept can hang on one sample, and then one sample would move more than its share
-        places = places[: len(places) - exemplars]
+        indices = indices[: len(indices) - exemplars]
     network = _network(site, request, previous)
-    data = site.samples(places)
+    data = site.samples(indices)
     shares = zero_shares(network, _batches(data), plan.layers)
     vector = plan.vector(shares)
-    _release(site, request, vector, len(places))
+    _release(site, request, vector, len(indices))
     return SparsityReply(
         **request.stamp_fields,
         extractor=plan.fingerprint(content_sha256(request.arrays)),
@@ -57,7 +57,7 @@ def noise_std(length: int, samples: int, epsilon: float, delta: float) -> float:
 def _network(site: Site, request: SparsityRequest, previous: Previous) -> nn.Module:
     """What is looked at, in evaluation mode."""
     if request.network == MODEL:
-        model, _ = site.bench.load(request.num_classes, request.arrays, previous)
+        model, _ = site.models.load(request.num_classes, request.arrays, previous)
         return model.eval()
     if request.network != VGG:
         raise ProtocolError(f"SparsityRequest: network: found {request.network!r}, allowed {MODEL} or {VGG}")
@@ -67,7 +67,7 @@ def _network(site: Site, request: SparsityRequest, previous: Previous) -> nn.Mod
         )
     except ConfigError as error:
         raise ProtocolError(f"SparsityRequest: {error}") from error
-    return front.to(site.bench.device)
+    return front.to(site.models.device)
 
 
 def _plan(request: SparsityRequest) -> SparsityPlan:

@@ -40,8 +40,8 @@ def augment(
         columns = torch.where(mirrored[:, None], columns.flip(1), columns)
     padded = F.pad(x_BCHW, (p, p, p, p)) if p else x_BCHW
     # One gather over flattened images: seven times as fast as indexing by four tensors.
-    places = (rows[:, :, None] * (width + 2 * p) + columns[:, None, :]).view(batch, 1, height * width)
-    return padded.flatten(2).gather(2, places.expand(-1, channels, -1)).view_as(x_BCHW)
+    indices = (rows[:, :, None] * (width + 2 * p) + columns[:, None, :]).view(batch, 1, height * width)
+    return padded.flatten(2).gather(2, indices.expand(-1, channels, -1)).view_as(x_BCHW)
 
 
 def _draw(

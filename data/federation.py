@@ -78,9 +78,9 @@ class Federation:
         normalise: dict[str, object] = {"mean": mean, "std": std}
         found: dict[str, object] = {"classes": self.raw_classes}
         if self.columns is not None:
-            places = numeric_places(self.columns)
+            indices = numeric_places(self.columns)
             normalise = {
-                key: {name: values[place] for name, place in places.items()}
+                key: {name: values[place] for name, place in indices.items()}
                 for key, values in (("mean", mean), ("std", std))
             }
             found["columns"] = self.columns

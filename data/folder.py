@@ -81,8 +81,8 @@ def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
     else:
         known = {*(config.classes or ()), *(config.labels or {})}
         listing = _tree(root, config.partition.kind == "natural", known)
-        names, places = list(listing.folders), list(listing.folders.values())
-        index, classes = class_indices(names, config.classes, config.labels, lambda i: str(places[i]))
+        names, indices = list(listing.folders), list(listing.folders.values())
+        index, classes = class_indices(names, config.classes, config.labels, lambda i: str(indices[i]))
         of_name = dict(zip(names, index.tolist(), strict=True))
         y = np.array([of_name[label] for label in listing.labels], dtype=np.int64)
     if not listing.paths:

@@ -1,4 +1,4 @@
-"""What one site holds, simulated or real: places in a tensor of samples, divided into three parts."""
+"""What one site holds, simulated or real: indices in a tensor of samples, divided into three parts."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Part = Literal["train", "validation", "test"]
 class SiteData:
     """x: all samples, uint8 (N, C, H, W) or float32; simulated sites share it. y: (N,) internal labels.
 
-    train, validation, test: sorted int64 places of this site's samples in x and y, disjoint.
+    train, validation, test: sorted int64 indices of this site's samples in x and y, disjoint.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
     columns: of a table, feature column -> "numeric" or its categories.
     notes: what a person should know about this data.
@@ -43,9 +43,9 @@ class SiteData:
 
     def task_indices(self, part: Part, low: int, high: int) -> Tensor:
         """Places of the samples of one part whose internal label is in low .. high - 1."""
-        places = self.part(part)
-        labels = self.y[places]
-        return places[(labels >= low) & (labels < high)]
+        indices = self.part(part)
+        labels = self.y[indices]
+        return indices[(labels >= low) & (labels < high)]
 
     def counts(self, part: Part, num_classes: int) -> Tensor:
         """(num_classes,) int64 samples of each of the first classes in one part."""

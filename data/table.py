@@ -117,12 +117,12 @@ def numeric_places(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]
     By place, because the names that one would give to the features are not distinct: a category may be called
     "other", and a column "age missing".
     """
-    places, start = {}, 0
+    indices, start = {}, 0
     for name, kind in columns.items():
         if isinstance(kind, str):
-            places[name] = start
+            indices[name] = start
         start += feature_count({name: kind})
-    return places
+    return indices
 
 
 def table_constants(

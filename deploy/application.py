@@ -15,7 +15,10 @@ from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
 from perennial.models.encoder_file import TEXT_SUFFIX, as_text, content_of
 
-ROOMS = ("foundation", "data", "models", "privacy", "config", "protocol", "client", "strategies", "server")
+ROOMS = (
+    *("foundation", "data", "models", "privacy", "config", "protocol"),
+    *("learning", "client", "strategies", "server"),
+)
 """What runs at the server and at sites; the engine and the command line stay at home."""
 CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
 PUBLISHER, NAME, VERSION = "perennial", "perennial", "0.1.0"

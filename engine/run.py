@@ -47,8 +47,8 @@ def _worker_grid(
     import torch
 
     import perennial.client.handlers  # noqa: F401
-    from perennial.client.workbench import choose_device
     from perennial.engine.workers import WorkerGrid
+    from perennial.learning.device import choose_device
 
     torch.set_num_threads(settings.threads)
     simulated_federation(experiment)

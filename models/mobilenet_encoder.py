@@ -18,7 +18,7 @@ from perennial.models.torchvision_nets import mobilenet_v2
 
 COLOURS = 3
 SIDE, GRID = 64, 2
-"""Images are brought to this side, at which the last maps have two by two places."""
+"""Images are brought to this side, at which the last maps have two by two indices."""
 AT_ONCE = 128
 """Images; the first blocks' maps of one take 400 kB each."""
 LINEAR_GAIN, SHORTCUT_GAIN = 0.5**0.5, 0.25

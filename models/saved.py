@@ -15,8 +15,8 @@ from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
 from perennial.models.class_means import NearestMean
 from perennial.models.config import EncoderConfig, ModelConfig
+from perennial.models.factory import build_model
 from perennial.models.incremental import IncrementalModel, load_complete
-from perennial.models.registry import build_model
 
 GLOBAL_MODEL = "model.safetensors"
 """In a run's folder."""

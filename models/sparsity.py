@@ -76,7 +76,7 @@ def zero_shares(model: nn.Module, batches: Iterable[Tensor], layers: int) -> lis
     on no sample at all or on an activation that is not a number.
     """
     zeros: list[Tensor] = []
-    places, seen = [0] * layers, 0
+    indices, seen = [0] * layers, 0
     for inputs in batches:
         outputs = _relu_outputs(model, inputs, layers)
         for layer, output in enumerate(outputs):
@@ -88,11 +88,11 @@ def zero_shares(model: nn.Module, batches: Iterable[Tensor], layers: int) -> lis
                 zeros[layer] += count
             else:
                 zeros.append(count)
-            places[layer] = flat.shape[2]
+            indices[layer] = flat.shape[2]
         seen += len(inputs)
     if seen == 0:
         raise DataError("sparsity: a site without samples has no sparsity vector")
-    return [(count.double() / (seen * place)).cpu() for count, place in zip(zeros, places, strict=True)]
+    return [(count.double() / (seen * place)).cpu() for count, place in zip(zeros, indices, strict=True)]
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import NoiseSource, add_noise
 
 Losses = Callable[[Tensor], Tensor]
-"""(places,) int64 in a batch -> (places,) losses."""
+"""(indices,) int64 in a batch -> (indices,) losses."""
 
 
 def poisson_batches(samples: int, sample_rate: float, steps: int, source: NoiseSource) -> Iterator[Tensor]:
@@ -104,8 +104,8 @@ class PrivateGradient:
     def compute(self, batch: int, losses: Losses) -> float:
         """Set the private gradient of one Poisson batch; returns the mean loss (private; nan when empty).
 
-        batch: B, 0 allowed. losses: takes places in the batch and returns their losses, each depending on its
-        own sample alone; a batch above physical_batch is taken in parts.
+        batch: B, 0 allowed. losses: takes indices in the batch and returns their losses, each depending on
+        its own sample alone; a batch above physical_batch is taken in parts.
         A parameter that already has a .grad keeps its memory, so a flat gradient vector stays one.
         Raises PrivacyError on losses of another shape, or a model in evaluation mode, which Opacus does not
         watch.
@@ -139,8 +139,8 @@ class PrivateGradient:
             self._forget_gradients()
             norms = []
             with _without_remarks():
-                for places in self._parts(batch):
-                    self._losses_of(places, losses).sum().backward()
+                for indices in self._parts(batch):
+                    self._losses_of(indices, losses).sum().backward()
                     found = self._norms()
                     norms.append(torch.where(found.isfinite(), found.clamp(max=self._clip_norm), 0.0))
                     self._forget_gradients()
@@ -161,12 +161,12 @@ class PrivateGradient:
         """Places in the batch, as many at a time as fit."""
         yield from torch.arange(batch).split(self._physical_batch or max(batch, 1)) if batch else ()
 
-    def _losses_of(self, places: Tensor, losses: Losses) -> Tensor:
-        """(places,) losses with their graph."""
-        loss = losses(places)
-        if loss.shape != places.shape:
+    def _losses_of(self, indices: Tensor, losses: Losses) -> Tensor:
+        """(indices,) losses with their graph."""
+        loss = losses(indices)
+        if loss.shape != indices.shape:
             raise PrivacyError(
-                f"per-sample losses have shape {tuple(loss.shape)} for {len(places)} samples; "
+                f"per-sample losses have shape {tuple(loss.shape)} for {len(indices)} samples; "
                 "DP-SGD needs one loss for each sample, not their mean"
             )
         return loss
@@ -175,27 +175,27 @@ class PrivateGradient:
         """Add the clipped gradients of the batch to vector, part by part; returns the sum of the losses."""
         total = torch.zeros((), device=vector.device)
         with _without_remarks():
-            for places in self._parts(batch):
-                loss = self._finite_losses(places, losses)
+            for indices in self._parts(batch):
+                loss = self._finite_losses(indices, losses)
                 if loss is not None:
                     total += loss.detach().sum()
                     vector += self._clipped_sum(loss)
                 self._forget_gradients()
         return total.item()
 
-    def _finite_losses(self, places: Tensor, losses: Losses) -> Tensor | None:
+    def _finite_losses(self, indices: Tensor, losses: Losses) -> Tensor | None:
         """The losses of the samples whose gradients are finite, after backward(); None where no sample is.
 
         The others are left out of a second pass: what a factor of 0 makes of an infinite gradient is no 0.
         """
-        while len(places):
-            loss = self._losses_of(places, losses)
+        while len(indices):
+            loss = self._losses_of(indices, losses)
             loss.sum().backward(retain_graph=self._ghost)
             finite = self._norms().isfinite().cpu()
             if bool(finite.all()):
                 return loss
             self._forget_gradients()
-            places = places[finite]
+            indices = indices[finite]
         return None
 
     def _forget_gradients(self) -> None:

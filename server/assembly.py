@@ -8,8 +8,6 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.client.batches import TrainingSet
-from perennial.client.workbench import choose_device
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation
@@ -17,15 +15,17 @@ from perennial.data.deployed import declared_constants, declared_input_shape
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.foundation.errors import ConfigError
+from perennial.learning.batches import TrainingSet
+from perennial.learning.device import choose_device
 from perennial.models.saved import Inputs
 from perennial.server.claims import check_privacy
 from perennial.server.curriculum import Curriculum
+from perennial.server.dry_run import dry_run
 from perennial.server.global_model import GlobalModel
 from perennial.server.journal import Journal
-from perennial.server.rehearsal import rehearse
 from perennial.server.run_folder import RunFolder, open_run_folder
 from perennial.server.summary import write_results
-from perennial.strategies.registry import build_strategy
+from perennial.strategies.factory import build_strategy
 
 
 @dataclass
@@ -89,7 +89,7 @@ def assemble(
     )
     device = choose_device(settings.device if engine == "in-process" else "cpu")
     model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device)
-    rehearse(experiment, facts.registry.schedule, model, facts.measuring(experiment))
+    dry_run(experiment, facts.registry.schedule, model, facts.measuring(experiment))
     folder = open_run_folder(path, experiment, facts.registry, facts.inputs, bool(settings.resume))
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
     journal = Journal(path, position, listener)

@@ -18,7 +18,7 @@ from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
 from perennial.privacy.protection import central_noise_std
 from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome
-from perennial.strategies.gate import Admitted
+from perennial.strategies.round.gate import Admitted
 
 # Above this a norm is not that of a clipped update, whatever the order in which its squares were added.
 _TOLERANCE = 1 + 1e-5

@@ -12,12 +12,12 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.client.batches import TrainingSet
 from perennial.client.release import entry_of_update
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.streams import stream
+from perennial.learning.batches import TrainingSet
 from perennial.protocol.messages import (
     EvaluateReply,
     EvaluateRequest,
@@ -38,11 +38,11 @@ from perennial.server.metrics import overall_accuracy
 from perennial.server.releases import Releases
 from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
-from perennial.strategies.ask import ask, check_counts
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from perennial.strategies.exchange import Exchange
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.services import Services
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.queries import ask, check_counts
+from perennial.strategies.round.services import Services
 
 Sites = Mapping[str, int]
 """name -> node id, in canonical order."""

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.client.batches import TrainingSet
-from perennial.client.evaluation import by_class_means, by_head, count_correct
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
+from perennial.learning.batches import TrainingSet
+from perennial.learning.evaluation import by_class_means, by_head, count_correct
 from perennial.models.incremental import IncrementalModel
 
 Counts = tuple[list[int], list[int]]

@@ -9,9 +9,9 @@ from torch import Tensor
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.streams import stream
+from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state, load_complete, travelling
-from perennial.models.registry import build_model
 
 
 class GlobalModel:

@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.protocol.messages import VERSION, DescribeReply, DescribeRequest
-from perennial.strategies.ask import ask
-from perennial.strategies.exchange import Exchange
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.queries import ask
 
 DESCRIBE_DEADLINE = 120.0
 WAIT_POLL = 0.5

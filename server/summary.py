@@ -10,8 +10,8 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from perennial.client.typical import typical_of
 from perennial.foundation.files import replace_file
+from perennial.learning.bayesian_estimate import typical_of
 from perennial.models.saved import GLOBAL_MODEL, Inputs, save_model
 from perennial.privacy.entries import Entry
 from perennial.privacy.statement import Statement, describe
@@ -43,7 +43,7 @@ def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[s
     )
     replace_file(folder / "metrics.csv", metrics_csv(read_events(folder)).encode(), mode=0o644)
     replace_file(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
-    from perennial.server.report import write_report
+    from perennial.server.report.write import write_report
 
     write_report(folder)
     return summary

@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from perennial.strategies.base import Arrays
-from perennial.strategies.corrected import Corrected
-from perennial.strategies.parameters import is_statistic
+from perennial.strategies.round.corrected import Corrected
+from perennial.strategies.sums.parameters import is_statistic
 
 
 class AdaBest(Corrected):

@@ -19,10 +19,10 @@ from torch import Tensor
 from perennial.foundation.errors import PrivacyError
 from perennial.protocol.messages import Stamp, TrainRequest
 from perennial.protocol.tensors import Tensors, byte_count, pack, unpack
-from perennial.strategies.disclosures import Disclosures
-from perennial.strategies.exchange import Exchange
-from perennial.strategies.gate import Admitted, Gate, Refused, Rejected
-from perennial.strategies.services import Services
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
+from perennial.strategies.round.services import Services
 
 Arrays = Mapping[str, Tensor]
 Watch = Callable[[Admitted, Arrays, int], dict[str, Any]]
@@ -191,7 +191,7 @@ class IncrementalStrategy(FlowerFedAvg):
         return Disclosures()
 
     def summary_blocks(self) -> dict[str, Any]:
-        """Blocks of summary.json that this method fills, by name; see server/report_blocks.py."""
+        """Blocks of summary.json that this method fills, by name; see server/report/method_blocks.py."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

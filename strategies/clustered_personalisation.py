@@ -23,15 +23,15 @@ from perennial.models.sparsity import Combine
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from perennial.strategies.cluster_aggregation import ClusterAggregation, Model
-from perennial.strategies.clustering import adjusted_rand, two_directions
-from perennial.strategies.disclosures import Disclosures
-from perennial.strategies.gate import Admitted
-from perennial.strategies.grouping import Grouping, Rule
-from perennial.strategies.nested_state import nested, part
-from perennial.strategies.personal_models import OwnAccuracy, complete_personal_models
-from perennial.strategies.services import Services
-from perennial.strategies.site_vectors import VectorSettings
+from perennial.strategies.clusters.aggregation import ClusterAggregation, Model
+from perennial.strategies.clusters.clustering import adjusted_rand, two_directions
+from perennial.strategies.clusters.grouping import Grouping, Rule
+from perennial.strategies.clusters.personal_models import OwnAccuracy, complete_personal_models
+from perennial.strategies.clusters.site_vectors import VectorSettings
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.services import Services
 
 
 class ClusteredPersonalisation(IncrementalStrategy):

@@ -20,15 +20,15 @@ from flwr.serverapp import Grid
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from perennial.strategies.coalitions import Reconstructed, Replayed
-from perennial.strategies.disclosures import Disclosures
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.gate import Admitted
-from perennial.strategies.nested_state import nested, part
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.services import Services
 from perennial.strategies.serial_ring import SerialRing
-from perennial.strategies.services import Services
-from perennial.strategies.shapley import MOST_EXACT, Value, drawn_orders, exact, over_orders, shares
-from perennial.strategies.site_judge import SiteJudge
+from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
+from perennial.strategies.valuation.shapley import MOST_EXACT, Value, drawn_orders, exact, over_orders, shares
+from perennial.strategies.valuation.site_utility import SiteJudge
 
 clock: Callable[[], float] = time.monotonic
 """What the cost of a valuation is told by."""

@@ -24,13 +24,13 @@ from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProdu
 from perennial.models.layers import with_rows
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from perennial.strategies.digest_lending import DigestLending
-from perennial.strategies.digest_spread import spread_factor
-from perennial.strategies.disclosures import Disclosures
-from perennial.strategies.gate import Admitted, Rejected
-from perennial.strategies.nested_state import nested, part
-from perennial.strategies.recall import Momentum, Recall
-from perennial.strategies.services import Services
+from perennial.strategies.digests.lending import DigestLending
+from perennial.strategies.digests.recall import Momentum, Recall
+from perennial.strategies.digests.spread import spread_factor
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.services import Services
 
 
 class DigestSynthesis(IncrementalStrategy):

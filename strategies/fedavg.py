@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.exact_sum import ExactSum
-from perennial.strategies.gate import Admitted
-from perennial.strategies.services import Services
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.services import Services
+from perennial.strategies.sums.exact_sum import ExactSum
 
 
 class FedAvg(IncrementalStrategy):

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.protocol.messages import MAX_EXAMPLES, TrainRequest
-from perennial.strategies.disclosures import Disclosures
-from perennial.strategies.exact_sum import ExactSum
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.gate import Admitted, Rejected
-from perennial.strategies.orders import SameForAll, with_settings
-from perennial.strategies.spool import Spool
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.site_settings import SameForAll, with_settings
+from perennial.strategies.sums.exact_sum import ExactSum
+from perennial.strategies.sums.update_buffer import UpdateBuffer
 
 Distance = Literal["kl", "l1", "l2", "cosine"]
 
@@ -75,7 +75,7 @@ class FedDisco(FedAvg):
         self.distance: Distance = distance
         self._requests = SameForAll()
         self._asked = False
-        self._spool: Spool | None = None
+        self._spool: UpdateBuffer | None = None
 
     def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
         self._asked = True
@@ -89,7 +89,7 @@ class FedDisco(FedAvg):
         self._requests.clear()
         if self._spool is not None:
             self._spool.close()
-        self._spool = Spool()
+        self._spool = UpdateBuffer()
         self._replies: dict[str, Admitted] = {}
         self._counts: dict[str, list[int]] = {}
         self._room = ExactSum({})

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from perennial.strategies.corrected import Corrected
-from perennial.strategies.exact_sum import ExactSum
-from perennial.strategies.gate import Admitted
-from perennial.strategies.parameters import is_statistic
+from perennial.strategies.round.corrected import Corrected
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.sums.exact_sum import ExactSum
+from perennial.strategies.sums.parameters import is_statistic
 
 
 class FedDyn(Corrected):

@@ -7,11 +7,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
-from perennial.strategies.disclosures import Disclosures
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.gate import Admitted, Rejected
-from perennial.strategies.parameters import is_statistic
-from perennial.strategies.services import Services
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.services import Services
+from perennial.strategies.sums.parameters import is_statistic
 
 MAX_STEPS = 1_000_000
 

@@ -21,12 +21,12 @@ from perennial.models.gradient_encoder import GradientEncoder
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import TaskStart
-from perennial.strategies.disclosures import Disclosures
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.gate import Admitted, Rejected
-from perennial.strategies.orders import SameForAll, with_settings
-from perennial.strategies.parameters import prefixed, unprefixed
-from perennial.strategies.services import Services
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.services import Services
+from perennial.strategies.round.site_settings import SameForAll, with_settings
+from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 
 class Glfc(FedAvg):

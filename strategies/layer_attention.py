@@ -15,11 +15,11 @@ from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import Arrays, IncrementalStrategy, TaskStart
-from perennial.strategies.bundles import bundles, of_each
-from perennial.strategies.exact_sum import ExactSum
-from perennial.strategies.gate import Admitted, Rejected
-from perennial.strategies.softmax_sum import LARGEST, SoftmaxSum
-from perennial.strategies.update_file import UpdateFile
+from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.sums.exact_sum import ExactSum
+from perennial.strategies.sums.layer_groups import bundles, of_each
+from perennial.strategies.sums.softmax_sum import LARGEST, SoftmaxSum
+from perennial.strategies.sums.update_file import UpdateFile
 
 DOMINANT = 0.9
 """A weight above this among more than two sites is worth a warning."""

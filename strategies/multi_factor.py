@@ -20,11 +20,11 @@ from perennial.protocol.measurements import (
 )
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.disclosures import Disclosures
-from perennial.strategies.exact_sum import ExactSum
-from perennial.strategies.factors import mixed, share, water_fill
-from perennial.strategies.gate import Admitted, Rejected
-from perennial.strategies.heaviest import Heaviest
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.sums.exact_sum import ExactSum
+from perennial.strategies.sums.factors import mixed, share, water_fill
+from perennial.strategies.sums.largest_weights import LargestWeights
 
 LEAST = 1e-3
 """No value of a factor counts below this, so that a share never magnifies the grid of the exact sum much."""
@@ -33,7 +33,7 @@ Values = dict[str, float | None]
 
 
 class MultiFactor(IncrementalStrategy):
-    """theta + sum_k w_k update_k, w_k of strategies/factors.py.
+    """theta + sum_k w_k update_k, w_k of strategies/sums/factors.py.
 
     alpha, beta, gamma, delta: of size, recency, quality and inverse loss; only their proportions count, and
     alpha alone is FedAvg. Accuracy and inverse loss favour sites with few classes, so keep them small.
@@ -104,7 +104,7 @@ class MultiFactor(IncrementalStrategy):
         self._values: dict[str, Values] = {}
         self._told = {name: ExactSum(self.reference) for name in self.coefficients}
         self._untold: dict[str, ExactSum] = {}
-        self._heaviest = Heaviest(int(1 / self.max_weight + 1e-9))
+        self._heaviest = LargestWeights(int(1 / self.max_weight + 1e-9))
 
     def fold(self, reply: Admitted) -> None:
         """Raises Rejected when a figure is not finite or out of its range."""

@@ -9,12 +9,12 @@ from torch import Tensor
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.corrected import Corrected
-from perennial.strategies.disclosures import Disclosures
-from perennial.strategies.exact_sum import ExactSum
-from perennial.strategies.gate import Admitted
-from perennial.strategies.parameters import is_statistic, parameter_zeros, prefixed, unprefixed
-from perennial.strategies.services import Services
+from perennial.strategies.round.corrected import Corrected
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.services import Services
+from perennial.strategies.sums.exact_sum import ExactSum
+from perennial.strategies.sums.parameters import is_statistic, parameter_zeros, prefixed, unprefixed
 
 PER_STEP = "per step"
 

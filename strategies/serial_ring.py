@@ -28,11 +28,11 @@ from perennial.models.relabel import relabel
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors, byte_count, unpack
 from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from perennial.strategies.exchange import Exchange
-from perennial.strategies.gate import Admitted, Gate, Refused, Rejected
-from perennial.strategies.ring_cost import RingCost
-from perennial.strategies.ring_log import Hop, RingLog
-from perennial.strategies.services import Services
+from perennial.strategies.ring.cost import RingCost
+from perennial.strategies.ring.hop_log import Hop, RingLog
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
+from perennial.strategies.round.services import Services
 
 SLOWEST_POLL = 0.05
 """Seconds between looks at the grid: every one of the many hops waits for its site alone."""
@@ -314,7 +314,7 @@ class SerialRing(IncrementalStrategy):
     # what was sent, beside the paper's formulas
 
     def summary_blocks(self) -> dict[str, Any]:
-        """ring: see strategies/ring_cost.py."""
+        """ring: see strategies/ring/cost.py."""
         return {"ring": self._cost.block(self.link)}
 
     def state_dict(self) -> dict[str, Any]:

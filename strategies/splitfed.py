@@ -11,10 +11,10 @@ from torch import Tensor
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.strategies.base import RoundOutcome, RoundRequest
-from perennial.strategies.exact_sum import ExactSum
-from perennial.strategies.gate import Admitted
-from perennial.strategies.serial import Serial
-from perennial.strategies.services import Services
+from perennial.strategies.ring.chain import Serial
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.services import Services
+from perennial.strategies.sums.exact_sum import ExactSum
 
 
 class SplitFed(Serial):

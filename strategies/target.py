@@ -10,11 +10,11 @@ from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import Arrays, IncrementalStrategy, TaskStart
+from perennial.strategies.digests.inversion import Inversion
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.inversion import Inversion
-from perennial.strategies.orders import SameForAll, with_settings
-from perennial.strategies.parameters import prefixed, unprefixed
-from perennial.strategies.services import Services
+from perennial.strategies.round.services import Services
+from perennial.strategies.round.site_settings import SameForAll, with_settings
+from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 
 class Target(FedAvg):

@@ -5,7 +5,7 @@ nothing but this.
 """
 
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.gate import Admitted
+from perennial.strategies.round.gate import Admitted
 
 
 class UniformMean(FedAvg):

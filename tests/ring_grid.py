@@ -13,7 +13,7 @@ from perennial.engine.grid import InProcessGrid
 from perennial.protocol.messages import Refusal, Stamp, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import RoundRequest
-from perennial.strategies.services import Services
+from perennial.strategies.round.services import Services
 
 Answer = Callable[[TrainRequest], Mapping[str, Tensor] | str | None]
 """From a request to an update, the reason of a refusal, or None for silence."""

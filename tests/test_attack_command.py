@@ -12,9 +12,9 @@ from perennial.cli.privacy import attack_command
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
-from perennial.server.attack import attack_run
-from perennial.server.attack_pictures import picture
-from perennial.server.report import write_report
+from perennial.server.attacks.pictures import picture
+from perennial.server.attacks.run import attack_run
+from perennial.server.report.write import write_report
 
 SMALL = {
     "name": "small",

@@ -10,11 +10,11 @@ import torch
 import yaml
 from torch import Tensor
 
-from perennial.client.evaluation import by_class_means
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
+from perennial.learning.evaluation import by_class_means
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.accountants import make_accountant
 from perennial.protocol.messages import FinishTaskReply

@@ -18,7 +18,7 @@ from perennial.models.layers import select_layers, with_rows
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors, content_sha256
-from perennial.strategies.registry import build_strategy
+from perennial.strategies.factory import build_strategy
 
 
 def test_personal_layers_never_leave_and_clusters_share_the_rest(tmp_path: Path) -> None:

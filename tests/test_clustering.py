@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perennial.foundation.errors import StateError
-from perennial.strategies.clustering import (
+from perennial.strategies.clusters.clustering import (
     adjusted_rand,
     at_random,
     by_threshold,
@@ -89,9 +89,9 @@ def test_drift_is_measured_against_half_the_least_distance_of_centres() -> None:
 
 def test_the_picture_keeps_distances_of_points_in_a_plane() -> None:
     vectors = {"a": np.array([0.0, 0.0, 1.0]), "b": np.array([3.0, 4.0, 1.0]), "c": np.array([0.0, 4.0, 1.0])}
-    places = two_directions(vectors)
-    assert np.hypot(*np.subtract(places["a"], places["b"])) == pytest.approx(5.0)
-    assert np.hypot(*np.subtract(places["b"], places["c"])) == pytest.approx(3.0)
+    indices = two_directions(vectors)
+    assert np.hypot(*np.subtract(indices["a"], indices["b"])) == pytest.approx(5.0)
+    assert np.hypot(*np.subtract(indices["b"], indices["c"])) == pytest.approx(3.0)
 
 
 def test_a_site_that_is_away_goes_where_most_of_its_neighbours_went() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from perennial.foundation.errors import StateError
-from perennial.server.compare import compare
-from perennial.server.comparison import Spread
+from perennial.server.report.compare import compare
+from perennial.server.report.comparison import Spread
 from tests.run_folders import HOSTILE, Page, write_run
 
 

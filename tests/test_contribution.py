@@ -12,11 +12,11 @@ from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import Arrays
-from perennial.strategies.coalitions import Reconstructed
 from perennial.strategies.contribution import Contribution
+from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.registry import build_strategy
 from perennial.strategies.serial_ring import SerialRing
+from perennial.strategies.valuation.coalitions import Reconstructed
 
 RING: Mapping[str, Any] = {"segments": 1, "reshuffle": "never", "relabel": "none"}
 

@@ -32,7 +32,7 @@ import os, sys
 from perennial.client import handlers
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.strategies.gate import Gate
+from perennial.strategies.round.gate import Gate
 
 experiment, runs, window, at = sys.argv[1:]
 seen = {"site": 0, "server": 0}

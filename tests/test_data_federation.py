@@ -49,8 +49,8 @@ partitions = st.sampled_from(
 @given(partition=partitions, seed=st.integers(0, 1000))
 def test_every_sample_is_in_one_part_of_one_site(partition: dict[str, Any], seed: int) -> None:
     federation = digits(seed, partition=partition)
-    places = [place for parts in holdings(federation).values() for part in parts for place in part]
-    assert sorted(places) == list(range(1797))
+    indices = [place for parts in holdings(federation).values() for part in parts for place in part]
+    assert sorted(indices) == list(range(1797))
     assert federation.test is not None
     tested = torch.cat([site.test for site in federation.sites.values()])
     assert torch.equal(tested.sort().values, federation.test.test)

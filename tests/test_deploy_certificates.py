@@ -66,13 +66,13 @@ def test_a_right_certificate_passes_and_tells_its_end(tmp_path: Path, authority:
 def test_an_expired_certificate_names_rotate(
     tmp_path: Path, authority: Issued, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Past(datetime.datetime):
+    class FrozenOutputs(datetime.datetime):
         @classmethod
         def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
             return datetime.datetime(2020, 1, 1, tzinfo=tz)
 
     with monkeypatch.context() as patch:
-        patch.setattr(certificates.datetime, "datetime", Past)
+        patch.setattr(certificates.datetime, "datetime", FrozenOutputs)
         old = make_server(authority, ["localhost"], 30)
     with serving(tmp_path, old) as address, pytest.raises(StateError, match="expired.*rotate"):
         check_handshake(address, tmp_path / "ca.crt")

@@ -123,7 +123,7 @@ def test_only_the_app_with_the_told_hash_is_approved(
     approved = approve(app.fab, home, app.digest)
     assert approved.experiments == ("small",) and approved.name.endswith(app.digest[:8])
     assert approved_apps(home) == [approved]
-    for path in (home / "apps", home / "apps" / approved.name / "client" / "app.py"):
+    for path in (home / "apps", home / "apps" / approved.name / "perennial" / "client" / "app.py"):
         assert not path.stat().st_mode & 0o222, "nobody but root can change what was approved"
     with pytest.raises(ConfigError, match="not approved here"):
         withdraw("other", home)

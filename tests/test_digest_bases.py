@@ -14,7 +14,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.feddyn import FedDyn
 from perennial.strategies.fednova import FedNova
-from perennial.strategies.gate import Admitted
+from perennial.strategies.round.gate import Admitted
 from perennial.strategies.scaffold import Scaffold
 
 PROXIMAL = {"learner": {"optimizer": {"lr": 0.05, "momentum": 0.9}, "correction": {"name": "fedprox"}}}

@@ -28,7 +28,7 @@ from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.models.digest_encoders import build_encoder, digest_shape, encoder_hash
 from perennial.models.encoder_file import ABOUT, as_text
-from perennial.models.registry import build_model
+from perennial.models.factory import build_model
 from perennial.models.saved import load_saved
 from perennial.privacy.sample_level import refuse_mixing_layers
 from perennial.protocol.messages import DigestRequest

@@ -14,7 +14,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.server.app import serve
-from perennial.strategies.recall import Recall
+from perennial.strategies.digests.recall import Recall
 
 EXPERIMENT: dict[str, Any] = {
     "name": "rounds",

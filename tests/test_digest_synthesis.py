@@ -15,17 +15,17 @@ from perennial.foundation.errors import ConfigError, ProtocolError, StateError
 from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
-from perennial.models.registry import build_model
 from perennial.protocol.messages import DigestReply, Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.server.checkpoint import load_checkpoint
-from perennial.strategies.digest_store import DigestStore, checked
 from perennial.strategies.digest_synthesis import DigestSynthesis
+from perennial.strategies.digests.recall import Momentum, Recall
+from perennial.strategies.digests.store import DigestStore, checked
+from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.gate import Admitted
-from perennial.strategies.recall import Momentum, Recall
-from perennial.strategies.registry import build_strategy
+from perennial.strategies.round.gate import Admitted
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=4, num_classes=4)
 SHAPE = (4, 4, 4)

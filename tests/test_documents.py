@@ -56,7 +56,7 @@ def test_every_link_experiment_and_source_file_exists(document: Path) -> None:
 
 
 def test_readme_names_every_strategy_and_command() -> None:
-    from perennial.strategies.registry import STRATEGIES
+    from perennial.strategies.factory import STRATEGIES
 
     text = (ROOT / "README.md").read_text()
     root = typer.main.get_command(app)

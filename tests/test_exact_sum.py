@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from perennial.protocol.tensors import unpack
-from perennial.strategies import exact_kernel, exact_sum
-from perennial.strategies.exact_sum import GRID, ExactSum
+from perennial.strategies.sums import exact_kernel, exact_sum
+from perennial.strategies.sums.exact_sum import GRID, ExactSum
 
 
 def norm(update: dict[str, Tensor]) -> float:

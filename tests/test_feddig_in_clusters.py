@@ -18,13 +18,13 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
-from perennial.models.registry import build_model
 from perennial.server.app import serve
 from perennial.server.checkpoint import load_checkpoint
 from perennial.strategies.digest_synthesis import DigestSynthesis
+from perennial.strategies.digests.recall import Momentum, Recall
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.recall import Momentum, Recall
 
 SITES = [f"site-{number}" for number in range(4)]
 FEDDIG = {"name": "digest_synthesis", "base": "fedavg"}

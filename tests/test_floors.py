@@ -8,6 +8,7 @@ FLOORS = [
     ["foundation"],
     ["data", "models", "privacy"],
     ["config", "protocol"],
+    ["learning"],
     ["client", "strategies"],
     ["server"],
     ["engine", "deploy", "cli"],

@@ -10,7 +10,7 @@ from flwr.app import Message
 from perennial.engine.grid import set_task_identity
 from perennial.protocol.messages import Refusal, Stamp, TrainReply
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.gate import Gate, Refused, Rejected
+from perennial.strategies.round.gate import Gate, Refused, Rejected
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=4, num_classes=2)
 REFERENCE = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from perennial.client.batches import TrainingSet
 from perennial.client.prototypes import (
     mean_entropy,
     perturbed_prototype,
@@ -20,15 +19,16 @@ from perennial.client.site import Site
 from perennial.client.state import SiteState
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError, PrivacyError, ProtocolError
+from perennial.learning.batches import TrainingSet
 from perennial.models.gradient_encoder import GradientEncoder
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.protocol.messages import Stamp, TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import TaskStart
-from perennial.strategies.gate import Admitted, Rejected
 from perennial.strategies.glfc import Glfc
-from perennial.strategies.services import Services
+from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.services import Services
 
 SHAPE = (1, 8, 8)
 ORDER = {"prototypes": {"noise": 0.0, "entropy_rise": 0.2}}
@@ -65,9 +65,9 @@ def site(folder: Path, data: TrainingSet, enabled: bool = False) -> Site:
     made = SimpleNamespace(
         name="a",
         experiment=experiment,
-        bench=SimpleNamespace(input_shape=SHAPE),
+        models=SimpleNamespace(input_shape=SHAPE),
         state=lambda run: state,
-        samples=lambda places: data,
+        samples=lambda indices: data,
     )
     return cast(Site, made)
 
@@ -80,8 +80,8 @@ def sent(folder: Path, number: int = 1, **more: Any) -> Tensors | None:
     data = more.pop("data", images([0, 1, 0, 1]))
     settings = more.pop("settings", ORDER)
     model = cast(IncrementalModel, Brightness())
-    places = torch.arange(len(data))
-    return prototype_gradients(site(folder, data, **more), request(number, settings), model, places)
+    indices = torch.arange(len(data))
+    return prototype_gradients(site(folder, data, **more), request(number, settings), model, indices)
 
 
 def test_a_gradient_gives_its_image_back() -> None:

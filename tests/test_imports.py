@@ -27,7 +27,7 @@ import torch
 from perennial.config.experiment import load_experiment
 from perennial.config.simulation import simulated_federation
 from perennial.models.incremental import travelling
-from perennial.models.registry import build_model
+from perennial.models.factory import build_model
 from pathlib import Path
 from perennial.protocol.tensors import Tensors
 from perennial.protocol.messages import TrainRequest

@@ -17,8 +17,8 @@ from perennial.engine.run import answer, run_in_process
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
+from perennial.strategies.factory import build_strategy
 from perennial.strategies.layer_attention import LayerAttention
-from perennial.strategies.registry import build_strategy
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SMALL = {

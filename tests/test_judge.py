@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from perennial.client.batches import TrainingSet
 from perennial.foundation.errors import ConfigError
+from perennial.learning.batches import TrainingSet
 from perennial.models.config import ModelConfig
-from perennial.models.registry import build_model
+from perennial.models.factory import build_model
 from perennial.server.evaluation import Judge
 
 

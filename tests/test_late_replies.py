@@ -20,10 +20,10 @@ from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
-from perennial.strategies.ask import ask
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.cyclic_weight_transfer import CyclicWeightTransfer
-from perennial.strategies.exchange import Exchange
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.queries import ask
 
 STAMP: dict[str, Any] = {
     "run": 16 * "a",

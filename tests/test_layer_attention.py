@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
-from perennial.strategies import bundles as bundle_module
-from perennial.strategies import exact_sum
 from perennial.strategies.base import RoundOutcome
-from perennial.strategies.gate import Admitted, Rejected
+from perennial.strategies.factory import build_strategy
 from perennial.strategies.layer_attention import LayerAttention, dominance
-from perennial.strategies.registry import build_strategy
-from perennial.strategies.softmax_sum import KEPT_BANDS, SoftmaxSum
+from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.sums import exact_sum
+from perennial.strategies.sums import layer_groups as bundle_module
+from perennial.strategies.sums.softmax_sum import KEPT_BANDS, SoftmaxSum
 
 Arrays = dict[str, Tensor]
 

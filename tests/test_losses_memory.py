@@ -8,7 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from perennial.client.exemplars import ExemplarStore
-from perennial.client.losses import (
+from perennial.client.state import SiteState
+from perennial.config.learner import LearnerConfig, Memory
+from perennial.data.site import SiteData
+from perennial.foundation.errors import ConfigError
+from perennial.learning.exemplar_selection import herding, nearest, random_by_hash
+from perennial.learning.losses import (
     balanced_softmax,
     current_softmax,
     distillation,
@@ -18,11 +23,6 @@ from perennial.client.losses import (
     relation_distillation,
     supervised_contrastive,
 )
-from perennial.client.memory import herding, nearest, random_by_hash
-from perennial.client.state import SiteState
-from perennial.config.learner import LearnerConfig, Memory
-from perennial.data.site import SiteData
-from perennial.foundation.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_class_below_its_quota_is_kept_whole_and_logged(
     data = SiteData("north", x, y, rows, none, none, torch.zeros(1), torch.ones(1))
     store = ExemplarStore(SiteState(tmp_path, "north"), data, ["cat", "dog"])
     members = {0: rows[:3], 1: rows[3:]}
-    features = {label: torch.randn(len(places), 4) for label, places in members.items()}
+    features = {label: torch.randn(len(indices), 4) for label, indices in members.items()}
     with caplog.at_level("INFO", logger="perennial.site"):
         store.choose(Memory(per_class=3), 3, features, members, version=1, seed=1)
     assert caplog.messages == ["north: below the quota of 3 exemplars: dog 2"]

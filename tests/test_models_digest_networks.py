@@ -8,9 +8,9 @@ from perennial.foundation.streams import stream
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.models.digest_encoders import FeatureEncoder, build_encoder, digest_shape, encoder_hash
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
+from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import complete_state, load_complete, travelling
-from perennial.models.registry import build_model
 
 SHAPES = {
     (1, 8, 8): (4, 4, 4),

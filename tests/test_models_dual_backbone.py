@@ -8,9 +8,9 @@ from perennial.foundation.errors import StateError
 from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
 from perennial.models.dual_backbone import ChannelGate, DualBackboneModel
+from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import complete_state, load_complete, travelling
-from perennial.models.registry import build_model
 
 SHAPE = (1, 8, 8)
 CONFIG = ModelConfig(name="dual_backbone", backbone="small_cnn", norm="batch")

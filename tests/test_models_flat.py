@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from perennial.foundation.errors import StateError
 from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
+from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import complete_state, travelling
-from perennial.models.registry import build_model
 
 SHAPE = (2, 8, 8)
 

@@ -7,8 +7,8 @@ from torch import nn
 from perennial.foundation.errors import StateError
 from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
+from perennial.models.factory import build_model
 from perennial.models.incremental import complete_state, load_complete, travelling
-from perennial.models.registry import build_model
 
 
 def _model(**options):

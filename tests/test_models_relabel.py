@@ -7,9 +7,9 @@ from torch import nn
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
+from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import complete_state
-from perennial.models.registry import build_model
 from perennial.models.relabel import invert, relabel
 
 CASES = [

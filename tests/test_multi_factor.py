@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import Stamp, TrainRequest
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.factors import mixed, share, water_fill
+from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.gate import Admitted, Rejected
-from perennial.strategies.heaviest import Heaviest
 from perennial.strategies.multi_factor import MultiFactor
-from perennial.strategies.registry import build_strategy
+from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.sums.factors import mixed, share, water_fill
+from perennial.strategies.sums.largest_weights import LargestWeights
 
 STAMP = Stamp(run="r", experiment="e", class_order="c", task=1, round=4, num_classes=2)
 REFERENCE = {"w": torch.zeros(3, 4), "b": torch.zeros(2)}
@@ -189,7 +189,7 @@ def test_what_may_still_be_capped_is_kept_and_little_else() -> None:
     for k in range(50):
         strategy.fold(reply(f"site-{k}", k, num_examples=1 + (37 * k) % 50))
     assert len(strategy._heaviest) == 3
-    several = Heaviest(2)
+    several = LargestWeights(2)
     several.offer("low", (1.0, 1.0), REFERENCE)
     for k in range(2):
         several.offer(f"high-{k}", (2.0, 2.0 + k), REFERENCE)

@@ -13,12 +13,12 @@ from perennial.cli.check import check_command
 from perennial.cli.export import export_command
 from perennial.cli.live import LiveDisplay
 from perennial.cli.main import app
-from perennial.client.workbench import choose_device
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.data.npz import read_samples
 from perennial.foundation.errors import ConfigError, DataError, StateError
 from perennial.foundation.files import sole_owner
+from perennial.learning.device import choose_device
 
 EXPERIMENT: dict[str, Any] = {
     "name": "odd",

@@ -18,7 +18,7 @@ from perennial.benchmarks.peers.watch import watched
 from perennial.benchmarks.workloads import write_workload
 from perennial.config.experiment import load_experiment
 from perennial.data.federation import build
-from perennial.models.registry import build_model
+from perennial.models.factory import build_model
 
 ENTRY: dict[str, Any] = {
     "workload": "w1",

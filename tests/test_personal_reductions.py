@@ -16,9 +16,9 @@ from perennial.protocol.fields import read_kind
 from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import load_checkpoint
 from perennial.strategies.clustered_personalisation import ClusteredPersonalisation
+from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.gate import Admitted, Rejected
-from perennial.strategies.registry import build_strategy
+from perennial.strategies.round.gate import Admitted, Rejected
 
 SITES = [f"site-{number}" for number in range(4)]
 

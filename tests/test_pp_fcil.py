@@ -11,10 +11,6 @@ import yaml
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from perennial.client.app import app as client_app
-from perennial.client.batches import TrainingSet
-from perennial.client.losses import balanced_softmax, distillation
-from perennial.client.past import Past
-from perennial.client.training import Objective, train
 from perennial.config.experiment import load_experiment
 from perennial.config.learner import LearnerConfig
 from perennial.config.run import RunSettings
@@ -23,11 +19,15 @@ from perennial.engine.grid import InProcessGrid, set_task_identity, site_context
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
+from perennial.learning.batches import TrainingSet
+from perennial.learning.frozen_outputs import FrozenOutputs
+from perennial.learning.losses import balanced_softmax, distillation
+from perennial.learning.training import Objective, train
 from perennial.models.config import ModelConfig
 from perennial.models.dual_backbone import DualBackboneModel
+from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state
-from perennial.models.registry import build_model
 from perennial.protocol.measurements import asked
 from perennial.server.app import serve
 from perennial.strategies.multi_factor import MultiFactor
@@ -232,7 +232,7 @@ def test_the_past_is_the_same_remembered_or_computed(kind: str) -> None:
             parameter.add_(0.1)
     expected_logits = teacher(data.inputs(rows))
     for augmented in (False, True):
-        features, logits = Past(model, teacher, kind, data, augmented).features_and_old_logits(
+        features, logits = FrozenOutputs(model, teacher, kind, data, augmented).features_and_old_logits(
             rows, data.inputs(rows)
         )
         torch.testing.assert_close(features, model.features(data.inputs(rows)))
@@ -244,16 +244,16 @@ def test_the_past_is_the_same_remembered_or_computed(kind: str) -> None:
 def test_the_past_must_be_frozen_and_know_less() -> None:
     model, teacher = past_models()
     with pytest.raises(ProtocolError, match="teacher: found parameters"):
-        Past(model, teacher.requires_grad_(True), "full", training_set(), True)
+        FrozenOutputs(model, teacher.requires_grad_(True), "full", training_set(), True)
     teacher.requires_grad_(False)
     assert model.old_backbone is not None
     model.old_backbone.requires_grad_(True)
     with pytest.raises(ProtocolError, match="old backbone: found parameters"):
-        Past(model, teacher, "full", training_set(), True)
+        FrozenOutputs(model, teacher, "full", training_set(), True)
     model.old_backbone.requires_grad_(False)
     wide, _ = past_models()
     with pytest.raises(ProtocolError, match="a head of 4 classes"):
-        Past(model, wide.requires_grad_(False), "full", training_set(), True)
+        FrozenOutputs(model, wide.requires_grad_(False), "full", training_set(), True)
 
 
 @pytest.mark.parametrize("kind", ["full", "old_backbone"])

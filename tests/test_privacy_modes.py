@@ -13,14 +13,14 @@ import pytest
 import torch
 import yaml
 
-from perennial.client.memory import share_by_hash
-from perennial.client.private_training import train_privately
 from perennial.client.release import check_reply
 from perennial.config.experiment import load_experiment
 from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, StateError
+from perennial.learning.exemplar_selection import share_by_hash
+from perennial.learning.private_training import train_privately
 from perennial.privacy.accountants import make_accountant
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.entries import Entry
@@ -32,9 +32,9 @@ from perennial.server.central_privacy import CentralPrivacy, noised
 from perennial.server.claims import check_privacy
 from perennial.server.releases import Releases
 from perennial.strategies.base import RoundOutcome
-from perennial.strategies.disclosures import Disclosures
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.gate import Admitted
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL: dict[str, Any] = {
@@ -296,13 +296,13 @@ def test_a_share_of_exemplars_does_not_depend_on_the_others() -> None:
 def test_a_batch_norm_model_never_reaches_private_training() -> None:
     from perennial.data.config import AugmentationConfig
     from perennial.models.config import ModelConfig
+    from perennial.models.factory import build_model
     from perennial.models.flat import FlatParameters
-    from perennial.models.registry import build_model
 
     model = build_model(
         ModelConfig.model_validate({"name": "small_cnn", "norm": "batch"}), (1, 8, 8), 2, seed=1
     )
-    from perennial.client.batches import TrainingSet
+    from perennial.learning.batches import TrainingSet
 
     data = TrainingSet(
         torch.zeros(4, 1, 8, 8),

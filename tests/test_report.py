@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perennial.foundation.errors import StateError
-from perennial.server.figures import forgetting_after
-from perennial.server.report import write_report
-from perennial.server.report_blocks import BLOCKS
-from perennial.server.report_markup import Figure, duration, escape, label, percent, points, size
-from perennial.server.report_page import figures_json
+from perennial.server.report.markup import Figure, duration, escape, label, percent, points, size
+from perennial.server.report.method_blocks import BLOCKS
+from perennial.server.report.page import figures_json
+from perennial.server.report.task_figures import forgetting_after
+from perennial.server.report.write import write_report
 from tests.run_folders import HOSTILE, PIXEL, Page, every_block, round_event, write_run
 
 

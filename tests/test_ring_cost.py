@@ -9,9 +9,9 @@ from ring_grid import START, ScriptedGrid, adds, request, services
 from perennial.config.link import Link
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.tensors import byte_count
-from perennial.strategies import exchange
-from perennial.strategies.registry import build_strategy
-from perennial.strategies.ring_cost import RingCost
+from perennial.strategies.factory import build_strategy
+from perennial.strategies.ring.cost import RingCost
+from perennial.strategies.round import exchange
 from perennial.strategies.serial_ring import SLOWEST_POLL, SerialRing
 
 

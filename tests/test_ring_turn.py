@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perennial.client.adversary import mislabelled
-from perennial.client.batches import TrainingSet
 from perennial.client.ring_turn import segment_of, segment_sizes, turn_of
 from perennial.config.turn import Turn
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream
+from perennial.learning.batches import TrainingSet
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 
@@ -30,13 +30,13 @@ def request(settings: str = "{}", round: int = 1, task: int = 1) -> TrainRequest
 
 
 def cut(
-    places: torch.Tensor, exemplars: int, round: int, labels: torch.Tensor | None = None, **turn: object
+    indices: torch.Tensor, exemplars: int, round: int, labels: torch.Tensor | None = None, **turn: object
 ) -> list[tuple[torch.Tensor, int]]:
     """All segments of one round, in the order of its sweeps."""
-    labels = torch.zeros(len(places), dtype=torch.int64) if labels is None else labels
+    labels = torch.zeros(len(indices), dtype=torch.int64) if labels is None else labels
     segments = int(str(turn["segments"]))
     turns = [Turn.model_validate({**turn, "sweep": sweep}) for sweep in range(1, segments + 1)]
-    return [segment_of(each, places, labels, exemplars, request(round=round), 3, "site-1") for each in turns]
+    return [segment_of(each, indices, labels, exemplars, request(round=round), 3, "site-1") for each in turns]
 
 
 @given(
@@ -46,9 +46,9 @@ def cut(
     sizes=st.sampled_from(["variable", "equal"]),
 )
 def test_a_round_uses_every_sample_once(samples: int, segments: int, exemplars: int, sizes: str) -> None:
-    places = torch.arange(100, 100 + samples)
-    parts = cut(places, exemplars, 1, segments=segments, sizes=sizes)
-    assert torch.equal(torch.cat([part for part, _ in parts]).sort().values, places)
+    indices = torch.arange(100, 100 + samples)
+    parts = cut(indices, exemplars, 1, segments=segments, sizes=sizes)
+    assert torch.equal(torch.cat([part for part, _ in parts]).sort().values, indices)
     assert sum(count for _, count in parts) == exemplars
     for part, count in parts:
         assert int((part >= 100 + samples - exemplars).sum()) == count
@@ -56,8 +56,8 @@ def test_a_round_uses_every_sample_once(samples: int, segments: int, exemplars: 
 
 
 def test_segments_stay_the_same_in_a_task_and_come_in_another_order_each_round() -> None:
-    places = torch.arange(40)
-    rounds = [[tuple(part.tolist()) for part, _ in cut(places, 0, r, segments=4)] for r in range(1, 9)]
+    indices = torch.arange(40)
+    rounds = [[tuple(part.tolist()) for part, _ in cut(indices, 0, r, segments=4)] for r in range(1, 9)]
     assert all(set(one) == set(rounds[0]) for one in rounds)
     assert len(set(map(tuple, rounds))) > 1
 
@@ -81,9 +81,9 @@ def test_stratified_segments_have_their_part_of_each_class(
     counts: list[int], segments: int, sizes: str
 ) -> None:
     labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    places = torch.arange(len(labels))
-    parts = cut(places, 0, 1, labels, segments=segments, sizes=sizes, stratify=True)
-    assert torch.equal(torch.cat([part for part, _ in parts]).sort().values, places)
+    indices = torch.arange(len(labels))
+    parts = cut(indices, 0, 1, labels, segments=segments, sizes=sizes, stratify=True)
+    assert torch.equal(torch.cat([part for part, _ in parts]).sort().values, indices)
     for part, _ in parts:
         found = torch.bincount(labels[part], minlength=len(counts))
         expected = torch.tensor(counts) * len(part) / len(labels)

@@ -14,12 +14,12 @@ from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.growth import grown
 from perennial.strategies.adabest import AdaBest
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.feddisco import FedDisco, checked_counts, disco_weights, discrepancies
 from perennial.strategies.feddyn import FedDyn
 from perennial.strategies.fednova import FedNova, accumulated_weight
-from perennial.strategies.gate import Admitted, Rejected
-from perennial.strategies.registry import build_strategy
+from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.scaffold import Scaffold
 
 ONE = {"a": 1, "b": 1}

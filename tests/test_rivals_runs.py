@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvgM
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
-from perennial.strategies.registry import build_strategy
+from perennial.strategies.factory import build_strategy
 
 SMALL = {
     "name": "small",

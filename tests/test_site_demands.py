@@ -25,8 +25,8 @@ from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PerennialError, PolicyRefusal, PrivacyError
 from perennial.models.digest_encoders import build_encoder, encoder_hash
+from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
-from perennial.models.registry import build_model
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.measurements import LABEL_COUNTS, asking
@@ -122,7 +122,7 @@ def noised_sparsity(site: Site) -> Any:
 
 def class_sums(site: Site) -> Any:
     request = FinishTaskRequest(**stamp(site), arrays=arrays(site))
-    model, _ = site.bench.load(request.num_classes, request.arrays, None)
+    model, _ = site.models.load(request.num_classes, request.arrays, None)
     return release_class_sums(site, request, model, site.data.train[:4])
 
 

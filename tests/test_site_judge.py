@@ -13,7 +13,7 @@ from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, Refusal, Stamp
 from perennial.strategies.base import RoundRequest
-from perennial.strategies.site_judge import SiteJudge
+from perennial.strategies.valuation.site_utility import SiteJudge
 
 MODEL = {"w": torch.ones(3)}
 Counts = tuple[list[int], list[int]]

@@ -14,10 +14,10 @@ from perennial.client.identity import Identity
 from perennial.client.policy import check_answer, check_evaluation, check_samples, check_update
 from perennial.client.release import charge, release_update
 from perennial.client.site import Site
-from perennial.client.training import TrainingResult
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.site import SitePolicy, load_site_config
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError, StateError
+from perennial.learning.training import TrainingResult
 from perennial.privacy import ledger as ledger_module
 from perennial.privacy.accountants import make_accountant
 from perennial.privacy.ledger import Ledger

@@ -109,8 +109,8 @@ def test_what_is_chosen_twice_after_one_round_is_kept_together(tmp_path: Path) -
         "graz", x, torch.tensor([0, 0, 0, 1, 1, 1]), rows, none, none, torch.zeros(1), torch.ones(1)
     )
     store = ExemplarStore(SiteState(tmp_path, "graz"), data, ["cat", "dog"])
-    for label, places in ((1, rows[3:]), (0, rows[:3])):
-        store.choose(Memory(selection="random", per_class=3), 3, {}, {label: places}, version=4, seed=1)
+    for label, indices in ((1, rows[3:]), (0, rows[:3])):
+        store.choose(Memory(selection="random", per_class=3), 3, {}, {label: indices}, version=4, seed=1)
     assert sorted(store.indices(before_round=5).tolist()) == list(range(6))
 
 

@@ -12,7 +12,7 @@ from perennial.models.sparsity import SparsityPlan, common_channels, zero_shares
 from perennial.privacy.calibration import gaussian_multiplier
 from perennial.protocol.messages import SparsityReply
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.site_vectors import check_vector, most_varied, of_channels
+from perennial.strategies.clusters.site_vectors import check_vector, most_varied, of_channels
 
 STAMP = {
     "run": "0" * 16,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from perennial.client.rehearsal import open_rehearsal
+from perennial.client.data_free_distillation import open_data_free_distillation
 from perennial.client.site import Site
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.models.incremental import IncrementalModel
@@ -16,7 +16,7 @@ from perennial.models.sample_generator import NOISE, SampleGenerator
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import TaskStart
-from perennial.strategies.inversion import Inversion
+from perennial.strategies.digests.inversion import Inversion
 from perennial.strategies.target import Target
 
 STAMP = {
@@ -77,22 +77,22 @@ def request(method: dict[str, torch.Tensor] | None, settings: dict[str, Any]) ->
 def site() -> Site:
     learner = SimpleNamespace(batch_size=4)
     experiment = SimpleNamespace(seed=1, learner=learner)
-    bench = SimpleNamespace(input_shape=(2,), device=torch.device("cpu"))
-    return cast(Site, SimpleNamespace(name="a", experiment=experiment, bench=bench))
+    models = SimpleNamespace(input_shape=(2,), device=torch.device("cpu"))
+    return cast(Site, SimpleNamespace(name="a", experiment=experiment, models=models))
 
 
 def test_a_model_that_agrees_has_nothing_to_learn() -> None:
     model = cast(IncrementalModel, teacher())
     x = torch.randn(10, 2)
     agreeing = {"rehearsal/x": x, "rehearsal/logits": model(x)[:, :2].detach()}
-    rehearsal = open_rehearsal(site(), request(agreeing, ORDER), model)
+    rehearsal = open_data_free_distillation(site(), request(agreeing, ORDER), model)
     assert rehearsal is not None
     assert float(rehearsal().detach()) == pytest.approx(0.0, abs=1e-6)
     disagreeing = {"rehearsal/x": x, "rehearsal/logits": -agreeing["rehearsal/logits"]}
-    other = open_rehearsal(site(), request(disagreeing, ORDER), model)
+    other = open_data_free_distillation(site(), request(disagreeing, ORDER), model)
     assert other is not None
     assert float(other().detach()) > 0.1
-    assert open_rehearsal(site(), request(None, {}), model) is None
+    assert open_data_free_distillation(site(), request(None, {}), model) is None
 
 
 X, LOGITS = torch.zeros(5, 2), torch.zeros(5, 2)
@@ -118,7 +118,7 @@ def test_a_faulty_order_is_refused(
     method: dict[str, torch.Tensor] | None, settings: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ProtocolError, match=reason):
-        open_rehearsal(site(), request(method, settings), cast(IncrementalModel, teacher()))
+        open_data_free_distillation(site(), request(method, settings), cast(IncrementalModel, teacher()))
 
 
 def test_nothing_is_made_before_there_is_anything_to_forget() -> None:

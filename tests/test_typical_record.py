@@ -12,12 +12,12 @@ import torch
 import yaml
 
 from perennial.cli.privacy import ledger_command
-from perennial.client.batches import TrainingSet
-from perennial.client.typical import FILE, TypicalRecord, halves, typical_of
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, StateError
+from perennial.learning.batches import TrainingSet
+from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, halves, typical_of
 from perennial.privacy.bayesian import BayesianAccountant
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
@@ -87,7 +87,7 @@ def test_every_step_is_an_invocation_and_one_more_than_planned_ends_the_figure(t
     privacy = PrivacyConfig.model_validate(SAMPLE | {"bayesian": BAYESIAN | {"planned_rounds": 1}})
     experiment = load_experiment(Path(settings(tmp_path).experiment)).model_copy(update={"privacy": privacy})
     path = tmp_path / "runs" / "r" / FILE
-    record = TypicalRecord(path, experiment, 24, np.random.default_rng(1))
+    record = NeighbourDistances(path, experiment, 24, np.random.default_rng(1))
     for _ in range(4):
         record.see(torch.full((24,), 0.5))
     record.keep()

@@ -12,7 +12,7 @@ from perennial.foundation.torchvision_import import torchvision
 from perennial.models.sparsity import common_channels, zero_shares
 from perennial.models.vgg_front import read_vgg11, vgg11_front, with_weights
 from perennial.protocol.fields import read_kind
-from perennial.strategies.site_vectors import VectorSettings
+from perennial.strategies.clusters.site_vectors import VectorSettings
 
 
 def test_its_first_layers_are_those_of_vgg11_and_repeat_with_the_seed() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from perennial.config.experiment import Experiment
 from perennial.data.augmentation import to_float
 from perennial.data.federation import build
-from perennial.models.registry import build_model
+from perennial.models.factory import build_model
 
 
 def write_task(experiment: Experiment, folder: Path) -> None:

@@ -1,0 +1,78 @@
+"""Distillation on inputs that come with the request: what the server asks a site to keep knowing.
+
+Shapes: x (S, *input_shape) float32, normalised; logits (S, M_old), of the model to imitate.
+"""
+
+import json
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from perennial.client.site import Site
+from perennial.config.learner import Part
+from perennial.foundation.errors import ProtocolError
+from perennial.foundation.streams import stream, torch_seed
+from perennial.learning.losses import distillation
+from perennial.models.incremental import IncrementalModel
+from perennial.protocol.messages import TrainRequest
+
+
+class DataFreeDistillationSettings(Part):
+    """`rehearsal` of a request's settings."""
+
+    weight: float = Field(gt=0, le=1e4)
+    temperature: float = Field(gt=0, le=100)
+
+
+@dataclass
+class DataFreeDistillation:
+    """A term of the loss, with batches of its own."""
+
+    model: IncrementalModel
+    x: Tensor
+    logits: Tensor
+    order: DataFreeDistillationSettings
+    batch_size: int
+    generator: torch.Generator
+
+    def __call__(self) -> Tensor:
+        """weight * distillation on the next random batch."""
+        rows = torch.randint(len(self.x), (self.batch_size,), generator=self.generator).to(self.x.device)
+        return self.order.weight * distillation(
+            self.model(self.x[rows]), self.logits[rows], self.order.temperature
+        )
+
+
+def open_data_free_distillation(
+    site: Site, request: TrainRequest, model: IncrementalModel
+) -> DataFreeDistillation | None:
+    """The distillation term that the request asks for, or None. Raises ProtocolError naming what is wrong."""
+    settings = json.loads(request.settings)
+    if "rehearsal" not in settings:
+        return None
+    try:
+        order = DataFreeDistillationSettings.model_validate(settings["rehearsal"])
+    except ValidationError as error:
+        raise ProtocolError(f"TrainRequest: settings.rehearsal: {error.errors()[0]['msg']}") from error
+    given = request.method or {}
+    x, logits = given.get("rehearsal/x"), given.get("rehearsal/logits")
+    shape = site.models.input_shape
+    if x is None or logits is None:
+        raise ProtocolError("TrainRequest: method: rehearsal/x or rehearsal/logits is missing")
+    pairs = logits.dim() == 2 and len(x) == len(logits) > 0
+    if not pairs or x.shape[1:] != shape or logits.shape[1] > request.num_classes:
+        raise ProtocolError(
+            f"TrainRequest: method: rehearsal: found x {tuple(x.shape)}, logits {tuple(logits.shape)}; "
+            f"expected (S, {', '.join(map(str, shape))}) and (S, up to {request.num_classes})"
+        )
+    seed = torch_seed(stream(site.experiment.seed, "rehearsal", site.name, request.round))
+    return DataFreeDistillation(
+        model,
+        x.to(site.models.device),
+        logits.to(site.models.device),
+        order,
+        site.experiment.learner.batch_size,
+        torch.Generator().manual_seed(seed),
+    )

@@ -1,0 +1,60 @@
+"""The measurements that a site tells beside its update, where a strategy asks for them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from perennial.client.site import Site
+from perennial.foundation.errors import PrivacyError
+from perennial.learning.batches import TrainingSet
+from perennial.learning.evaluation import by_head, count_correct
+from perennial.learning.training import TrainingResult
+from perennial.models.incremental import IncrementalModel
+from perennial.protocol.measurements import (
+    CLASS_COVERAGE,
+    CLASSIFICATION_LOSS,
+    HELD_OUT_ACCURACY,
+    LABEL_COUNTS,
+    TRAIN_ACCURACY,
+    asked,
+)
+from perennial.protocol.messages import TrainRequest
+
+
+def tell(
+    site: Site, request: TrainRequest, model: IncrementalModel, indices: Tensor, result: TrainingResult
+) -> dict[str, Any]:
+    """What request asks for. model: as trained. indices: of the samples that it was trained on.
+
+    Raises ProtocolError naming a measurement that there is not, PrivacyError where no accountant covers what
+    is asked.
+    """
+    names, privacy = asked(request.settings), site.experiment.privacy
+    if names and privacy.enabled and not privacy.allow_unaccounted_metrics:
+        raise PrivacyError(
+            f"{', '.join(names)}: no accountant covers them; allowed without privacy, or with "
+            "privacy.allow_unaccounted_metrics"
+        )
+
+    def accuracy(of: Tensor) -> float | None:
+        model.eval()
+        correct, total = count_correct(by_head(model), site.samples(of), request.num_classes)
+        return sum(correct) / sum(total) if sum(total) else None
+
+    def coverage() -> float:
+        data: TrainingSet = site.samples(indices)
+        return float((data.counts(request.num_classes) > 0).float().mean())
+
+    def counts() -> list[int]:
+        return site.data.y[indices].bincount(minlength=request.num_classes).tolist()
+
+    measure: dict[str, Callable[[], Any]] = {
+        HELD_OUT_ACCURACY: lambda: accuracy(site.data.task_indices("validation", 0, request.num_classes)),
+        TRAIN_ACCURACY: lambda: accuracy(indices),
+        CLASSIFICATION_LOSS: lambda: result.classification,
+        CLASS_COVERAGE: coverage,
+        LABEL_COUNTS: counts,
+    }
+    told = {name: measure[name]() for name in names}
+    return {name: value for name, value in told.items() if value is not None}

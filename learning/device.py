@@ -1,0 +1,31 @@
+"""The device on which a process trains and measures."""
+
+import re
+
+import torch
+
+from perennial.foundation.errors import ConfigError, StateError
+
+
+def choose_device(device: str) -> torch.device:
+    """auto: the GPU when there is one; cuda:N: one of several. Raises ConfigError for any other word, and
+    StateError when a GPU is asked for that is not there."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", device):
+        raise ConfigError(
+            f"device: found {device!r}, allowed auto, cpu, cuda, or cuda:N for one of several GPUs"
+        )
+    if device.startswith("cuda"):
+        _require_gpu(device)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def _require_gpu(device: str) -> None:
+    if not torch.cuda.is_available():
+        raise StateError(f"device: found {device!r}, but PyTorch sees no GPU; allowed here: cpu, auto")
+    number, seen = int(device.partition(":")[2] or 0), torch.cuda.device_count()
+    if number >= seen:
+        raise StateError(
+            f"device: found {device!r}, but PyTorch sees {seen} GPUs; allowed: cuda:0 to cuda:{seen - 1}"
+        )

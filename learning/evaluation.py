@@ -1,0 +1,48 @@
+"""Measuring a model: right answers and samples of each class, by the head or by the nearest class
+mean."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
+from perennial.models.class_means import mean_similarity
+from perennial.models.incremental import IncrementalModel
+
+
+@torch.no_grad()
+def count_correct(
+    predict: Callable[[Tensor], Tensor], data: TrainingSet, num_classes: int
+) -> tuple[list[int], list[int]]:
+    """(correct, total), each num_classes long. predict: (B, ...) inputs -> (B,) classes. Empty data gives
+    zeros."""
+    correct = torch.zeros(num_classes, dtype=torch.int64, device=data.y.device)
+    for start in range(0, len(data), EVALUATION_BATCH):
+        rows = slice(start, start + EVALUATION_BATCH)
+        labels = data.y[rows]
+        hits = predict(data.inputs(rows)) == labels
+        correct += torch.bincount(labels[hits], minlength=num_classes)
+    return correct.tolist(), data.counts(num_classes).tolist()
+
+
+def by_head(model: IncrementalModel) -> Callable[[Tensor], Tensor]:
+    """The class of the largest logit."""
+    return lambda inputs: model(inputs).argmax(dim=1)
+
+
+def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor], Tensor]:
+    """The class whose mean, a row of (M, d) of unit length, is closest; a row of zeros is never predicted."""
+    means = means.to(model.head.weight.device)
+    return lambda inputs: mean_similarity(model.features(inputs), means).argmax(dim=1)
+
+
+@torch.no_grad()
+def unit_features(model: IncrementalModel, data: TrainingSet) -> Tensor:
+    """(n, d) features of unit length, in evaluation mode and without augmentation."""
+    model.eval()
+    starts = range(0, len(data), EVALUATION_BATCH)
+    return torch.cat(
+        [F.normalize(model.features(data.inputs(slice(i, i + EVALUATION_BATCH))), dim=1) for i in starts]
+    )

@@ -1,0 +1,98 @@
+"""What the frozen networks say about a batch: features of the old backbone, and logits of the teacher.
+
+Shapes: B batch size, d features, n samples, M_old classes of the teacher.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from perennial.foundation.errors import ProtocolError
+from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
+from perennial.models.dual_backbone import DualBackboneModel
+from perennial.models.incremental import IncrementalModel
+
+
+class FrozenOutputs:
+    """The old backbone and the teacher on one training set.
+
+    Without augmentation they see the same inputs in every epoch, so each answers once and is remembered.
+    """
+
+    def __init__(
+        self,
+        model: IncrementalModel,
+        teacher: IncrementalModel | None,
+        kind: str,
+        data: TrainingSet,
+        augmented: bool,
+    ) -> None:
+        """teacher: complete model of the task before, or None. kind: "full", or "old_backbone" for its head
+        on its backbone alone, which a dual backbone has computed already.
+
+        Raises ProtocolError when a frozen part could still learn, or knows as many classes as the model.
+        """
+        self._model = model
+        self._dual = (
+            model if isinstance(model, DualBackboneModel) and model.old_backbone is not None else None
+        )
+        self._teacher, self._shares_features = teacher, kind == "old_backbone" and self._dual is not None
+        check_frozen(model, teacher)
+        self._old_features = self._old_logits = None
+        if augmented:
+            return
+        if self._dual is not None:
+            self._old_features = outputs(self._dual.old_features, data)
+        if teacher is not None:
+            if self._shares_features:
+                assert self._old_features is not None
+                with torch.no_grad():
+                    self._old_logits = teacher.classify(self._old_features)
+            else:
+                self._old_logits = outputs(teacher, data)
+
+    def features_and_old_logits(self, rows: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(B, d) features of the model, and (B, M_old) logits of the teacher or None."""
+        old = self._old_of(rows, inputs)
+        features = self._model.features(inputs) if old is None else self._fused(old, inputs)
+        if self._teacher is None:
+            return features, None
+        if self._old_logits is not None:
+            return features, self._old_logits[rows]
+        with torch.no_grad():
+            if self._shares_features and old is not None:
+                return features, self._teacher.classify(old)
+            return features, self._teacher(inputs)
+
+    def _old_of(self, rows: Tensor, inputs: Tensor) -> Tensor | None:
+        if self._dual is None:
+            return None
+        return self._dual.old_features(inputs) if self._old_features is None else self._old_features[rows]
+
+    def _fused(self, old: Tensor, inputs: Tensor) -> Tensor:
+        assert self._dual is not None
+        return self._dual.fuse(old, self._dual.backbone(inputs))
+
+
+def check_frozen(model: IncrementalModel, teacher: IncrementalModel | None) -> None:
+    """Raises ProtocolError where a part that must stay as it was could learn, or the teacher knows too
+    much."""
+    frozen = {"teacher": teacher}
+    if isinstance(model, DualBackboneModel):
+        frozen["old backbone"] = model.old_backbone  # pyright: ignore[reportArgumentType]
+    for name, module in frozen.items():
+        if module is not None and any(parameter.requires_grad for parameter in module.parameters()):
+            raise ProtocolError(f"{name}: found parameters that would be trained, allowed frozen ones only")
+    if teacher is not None and teacher.num_classes >= model.num_classes:
+        raise ProtocolError(
+            f"teacher: found a head of {teacher.num_classes} classes, allowed fewer than the "
+            f"{model.num_classes} of this task"
+        )
+
+
+@torch.no_grad()
+def outputs(answer: Callable[[Tensor], Tensor], data: TrainingSet) -> Tensor:
+    """(n, ...) answers to all samples, in batches."""
+    starts = range(0, len(data), EVALUATION_BATCH)
+    return torch.cat([answer(data.inputs(slice(i, i + EVALUATION_BATCH))) for i in starts])

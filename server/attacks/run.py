@@ -1,0 +1,171 @@
+"""The attacks that apply to a finished run, their figures, and pictures of what came of them.
+
+Members and victims are training samples, so this runs where the data is: in simulation, or at a site that
+tests its own claims. Nothing here leaves the run folder.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from perennial.config.experiment import Experiment
+from perennial.config.simulation import simulated_federation
+from perennial.data.augmentation import to_float
+from perennial.data.federation import Federation
+from perennial.foundation.errors import DataError, StateError
+from perennial.foundation.files import replace_file
+from perennial.foundation.streams import stream, torch_seed
+from perennial.models.saved import SavedModel, load_saved
+from perennial.privacy.attacks.gradient_inversion import invert_gradient
+from perennial.privacy.attacks.membership import AttackStrength, likelihood_ratio, loss_threshold
+from perennial.privacy.attacks.similarity import structural_similarity
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noise import SeededNoise
+from perennial.privacy.protection import protect_update
+from perennial.server.attacks.digests import digest_reconstruction
+from perennial.server.attacks.pictures import of_pixels, pixels_of, victims_of, write_picture
+from perennial.server.attacks.ring import ring_linkage
+from perennial.server.report.write import write_report
+
+VICTIMS = 6
+STEPS = 400
+REFERENCE_PROTECTION = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=1.0)
+"""Beside a run without protection: what the attack does against the weakest noise that has an epsilon."""
+BATCH = 1024
+HEAD = "model.head.weight"
+
+
+def attack_run(folder: Path, victims: int = VICTIMS, steps: int = STEPS) -> list[dict[str, Any]]:
+    """Attack the run's final model, write pictures and the block `attacks` of summary.json and the report;
+    returns the block.
+
+    victims: images to reconstruct. steps: of each reconstruction.
+    Raises StateError when the run is not finished, DataError when its data is not here.
+    """
+    saved = load_saved(folder / "model.safetensors")
+    experiment = Experiment.model_validate(saved.settings)
+    if experiment.data.path is None and experiment.data.source in ("folder", "csv", "npz"):
+        raise DataError("data.path: missing; the attacks need the training samples, which stay at the sites")
+    federation = simulated_federation(experiment)
+    entries = [*membership(saved, federation)]
+    if len(saved.inputs.shape) == 3:
+        entries.append(inversion(saved, experiment, federation, folder, victims, steps))
+        if experiment.digests is not None:
+            entries.append(digest_reconstruction(experiment, federation, folder, victims, steps))
+    linkage = ring_linkage(saved, experiment, federation)
+    if linkage is not None:
+        entries.append(linkage)
+    path = folder / "summary.json"
+    try:
+        summary = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path}: cannot be read ({error}); resume the run to write it again") from error
+    replace_file(path, (json.dumps(summary | {"attacks": entries}, indent=2) + "\n").encode(), mode=0o644)
+    write_report(folder)
+    return entries
+
+
+def membership(saved: SavedModel, federation: Federation) -> list[dict[str, Any]]:
+    """Was a sample in the training set? Empty without a test set.
+
+    Members: all sites' training samples. Others: half of the central test set; the likelihood ratio compares
+    with the other half.
+    """
+    if federation.test is None or len(federation.test.test) < 4:
+        return []
+    frame = federation.test
+    members = torch.cat([site.train for site in federation.sites.values()])
+    others, reference = frame.test[0::2], frame.test[1::2]
+    scored = [(_logits(saved, frame.x[rows]), frame.y[rows]) for rows in (members, others, reference)]
+    inside, outside, held = scored
+    losses = [F.cross_entropy(logits, labels, reduction="none") for logits, labels in (inside, outside)]
+    sizes = {"members": len(members), "non_members": len(others)}
+    return [
+        {"name": "Membership, loss threshold", "figures": _figures(loss_threshold(*losses)) | sizes},
+        {
+            "name": "Membership, likelihood ratio",
+            "figures": _figures(likelihood_ratio(inside, outside, held)) | sizes,
+        },
+    ]
+
+
+def inversion(
+    saved: SavedModel,
+    experiment: Experiment,
+    federation: Federation,
+    folder: Path,
+    victims: int,
+    steps: int,
+) -> dict[str, Any]:
+    """Images back from the gradient of one sample, in the clear and protected; the picture has a row for the
+    originals, one for each kind of release, and a column for each victim."""
+    model, privacy = of_pixels(saved), experiment.privacy
+    if not privacy.enabled or not privacy.noise_multiplier:
+        privacy = REFERENCE_PROTECTION
+    frame = next(iter(federation.sites.values()))
+    chosen = victims_of(federation, victims, experiment.seed)
+    images, labels = pixels_of(frame.x[chosen]), frame.y[chosen]
+    rebuilt: dict[str, list[Tensor]] = {"in the clear": [], "protected": []}
+    for number, (image, label) in enumerate(zip(images.split(1), labels.split(1), strict=True)):
+        gradient = gradient_of(model, image, label)
+        for kind, found in rebuilt.items():
+            if kind == "protected":
+                gradient = protected(gradient, privacy, experiment.seed, number)
+            generator = torch.Generator().manual_seed(
+                torch_seed(stream(experiment.seed, "attack-start", number))
+            )
+            shape = (images.shape[1], images.shape[2], images.shape[3])
+            found.append(invert_gradient(model, gradient, shape, generator, head=HEAD, steps=steps).images)
+    together = {kind: torch.cat(found) for kind, found in rebuilt.items()}
+    figures = {
+        f"mean_structural_similarity_{kind.replace(' ', '_')}": structural_similarity(images, found)
+        .mean()
+        .item()
+        for kind, found in together.items()
+    }
+    name = write_picture(folder, "inversion.png", [images, *together.values()])
+    return {
+        "name": "Gradient inversion: originals, from the clear release, from the protected one",
+        "figures": figures
+        | {
+            "victims": len(images),
+            "clip_norm": privacy.clip_norm,
+            "noise_multiplier": privacy.noise_multiplier,
+            "mode": privacy.mode,
+        },
+        "images": [name],
+    }
+
+
+def gradient_of(model: torch.nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Gradient of cross entropy in what is trained, by name: the update of one SGD step, but for its size."""
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    loss = F.cross_entropy(model(images), labels)
+    return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
+
+
+def protected(
+    gradient: dict[str, Tensor], privacy: PrivacyConfig, seed: int, number: int
+) -> dict[str, Tensor]:
+    """The gradient clipped and noised as one update of a site, with seeded noise, for figures that repeat."""
+    assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
+    vector = torch.cat([part.reshape(-1) for part in gradient.values()])
+    source = SeededNoise(stream(seed, "attack-noise", number))
+    protect_update(vector, privacy.clip_norm, privacy.noise_multiplier, source)
+    parts = vector.split([part.numel() for part in gradient.values()])
+    return {name: part.view_as(old) for (name, old), part in zip(gradient.items(), parts, strict=True)}
+
+
+@torch.no_grad()
+def _logits(saved: SavedModel, stored: Tensor) -> Tensor:
+    return torch.cat(
+        [saved.model(to_float(part, saved.inputs.mean, saved.inputs.std)) for part in stored.split(BATCH)]
+    )
+
+
+def _figures(found: AttackStrength) -> dict[str, float]:
+    return {"auc": found.auc, "tpr_at_1_percent_fpr": found.tpr_at_1_percent_fpr}

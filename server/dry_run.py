@@ -1,0 +1,48 @@
+"""Whether an experiment's strategy fits its model and data, found out before anything is begun."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from perennial.config.experiment import Experiment
+from perennial.data.schedule import TaskSchedule
+from perennial.server.global_model import GlobalModel
+from perennial.strategies.base import TaskStart
+from perennial.strategies.factory import build_strategy
+from perennial.strategies.round.services import Counts, Services
+
+Constants = tuple[Tensor, Tensor]
+
+
+def dry_run(
+    experiment: Experiment, schedule: TaskSchedule, model: GlobalModel, constants: Constants | None
+) -> None:
+    """Attach a strategy and begin task 1 with it as a run would, and throw it away.
+
+    model: as before task 1; its arrays stay as they are. constants: (mean, std) of inputs, or None where the
+    server has no test samples. Raises ConfigError or PrivacyError with the strategy's own reason.
+    """
+    measured = constants is not None
+    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+    strategy.attach(
+        Services(
+            experiment=experiment,
+            schedule=schedule,
+            input_shape=model.input_shape,
+            device=model.device,
+            constants=constants,
+            load=model.holding,
+            measure=_nothing_measured if measured else None,
+            judge=_nothing_judged if measured else None,
+        )
+    )
+    classes = schedule.classes_of(1)
+    strategy.begin_task(TaskStart(1, classes.stop, classes, model.arrays, ()))
+
+
+def _nothing_measured(arrays: Mapping[str, Tensor]) -> Counts:
+    return [], []
+
+
+def _nothing_judged(arrays: Mapping[str, Tensor], samples: int) -> tuple[float, float]:
+    return 0.0, 0.0

@@ -1,0 +1,1 @@
+"""Reports and comparisons: what a finished run shows to a person."""

@@ -1,0 +1,152 @@
+"""compare.html: experiments side by side, the table and the plot that a paper would print."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from perennial.foundation.files import replace_file
+from perennial.server.report.comparison import MEASURES, Comparison, Row, compared
+from perennial.server.report.comparison_sites import site_figure
+from perennial.server.report.markup import (
+    MISSING,
+    Figure,
+    Section,
+    element,
+    folded,
+    join,
+    label,
+    percent,
+    plural,
+    table,
+)
+from perennial.server.report.page import page
+from perennial.server.report.sections import panel
+from perennial.server.report.task_figures import style
+from perennial.server.run_record import read_run
+
+
+def compare(run_folders: Sequence[Path], output: Path) -> Comparison:
+    """Compare runs and write the page; as text, the result is the table in Markdown.
+
+    output: the page, or an existing folder in which it is called compare.html.
+    Raises StateError when a run is missing or damaged, or when two runs share experiment, settings and seed.
+    """
+    path = output / "compare.html" if output.is_dir() else output
+    comparison = compared([read_run(folder) for folder in run_folders], path)
+    replace_file(path, _page(comparison))
+    return comparison
+
+
+def _page(comparison: Comparison) -> bytes:
+    rows = comparison.rows
+    runs = sum(len(row.runs) for row in rows)
+    facts = [plural(len(rows), "experiment"), plural(runs, "run")]
+    best = rows[0]
+    story = f"Best final accuracy: {best.experiment}, {best.spread('final accuracy')} % over "
+    story += f"{plural(len(best.runs), 'seed')}."
+    if best.spread("final accuracy").mean is None:
+        story = "No run measured its final accuracy."
+    header = join(
+        [
+            element("ul", join([element("li", fact) for fact in facts]), "facts"),
+            element("p", story, "story"),
+        ]
+    )
+    columns, cells = comparison.cells()
+    note = (
+        "Shares in percent, forgetting and backward transfer in points; mean ± standard deviation over seeds."
+    )
+    parts = [panel("Mean over seeds", table(columns, cells, "lr" + "r" * len(MEASURES), "Results"), note)]
+    if comparison.differences:
+        claims = table(*comparison.claims(), "llrr", "Paired differences")
+        note = "Over the seeds that both have, seed by seed. This is a count, not a significance test."
+        parts.append(panel("Who is better", claims, note))
+    sources = [
+        [row.experiment, str(seed), run.folder.name, percent(run.summary.final_accuracy)]
+        for row in rows
+        for seed, run in row.runs.items()
+    ]
+    names = ["experiment", "seed", "run", "final accuracy"]
+    at_sites = site_figure(rows)
+    sections = [
+        Section("Results", parts),
+        Section("Accuracy over tasks", [_curves(rows)]),
+        *([Section("Sites", [at_sites])] if at_sites is not None else []),
+        Section("Runs", [panel("What was compared", table(names, sources, "lrlr", "Runs"), long=True)]),
+    ]
+    footer = element("p", "Written by `perennial compare`. This page loads nothing from anywhere.")
+    return page("Comparison", "Perennial comparison", header, sections, footer)
+
+
+def _curves(rows: Sequence[Row]) -> Figure:
+    """One curve of means for each experiment, over the band of its deviation."""
+    data: list[dict[str, Any]] = []
+    for index, row in enumerate(rows):
+        colour = style(index)["line"]["color"]
+        banded = [
+            (task, spread.mean, spread.deviation)
+            for task, spread in enumerate(row.over_tasks, 1)
+            if spread.mean is not None and spread.deviation is not None
+        ]
+        if banded:
+            upper = [(task, mean + deviation) for task, mean, deviation in banded]
+            lower = [(task, mean - deviation) for task, mean, deviation in reversed(banded)]
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "x": [task for task, _ in upper + lower],
+                    "y": [value for _, value in upper + lower],
+                    "fill": "toself",
+                    "fillcolor": colour,
+                    "opacity": 0.16,
+                    "line": {"width": 0},
+                    "hoverinfo": "skip",
+                    "showlegend": False,
+                    "legendgroup": str(index),
+                }
+            )
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": label(row.experiment, 48),
+                "x": list(range(1, len(row.over_tasks) + 1)),
+                "y": [spread.mean for spread in row.over_tasks],
+                "customdata": [f"{spread} %" for spread in row.over_tasks],
+                "hovertemplate": "%{customdata}",
+                "legendgroup": str(index),
+                **style(index),
+            }
+        )
+    longest = max(len(row.over_tasks) for row in rows)
+    numbers = table(
+        ["experiment", *[f"task {t}" for t in range(1, longest + 1)]],
+        [
+            [row.experiment, *map(str, row.over_tasks), *[MISSING] * (longest - len(row.over_tasks))]
+            for row in rows
+        ],
+        "l" + "r" * longest,
+        "Accuracy over tasks, percent",
+    )
+    return Figure(
+        name="accuracy-over-tasks",
+        title="Accuracy on all classes so far",
+        description="Mean over seeds after each task; the band is one standard deviation to either side.",
+        data=data,
+        layout={
+            "hovermode": "x unified",
+            "margin": {"t": 52},
+            "showlegend": True,
+            "xaxis": {
+                "title": {"text": "after task"},
+                "tick0": 1,
+                "dtick": max(1, longest // 10),
+                "showgrid": False,
+            },
+            "yaxis": {"tickformat": ".0%", "range": [0, 1.03]},
+        },
+        height=440,
+        wide=True,
+        numbers=folded("Numbers", numbers, len(rows)),
+    )

@@ -1,0 +1,231 @@
+"""What several runs say together: means over seeds, and differences seed by seed.
+
+A row is an experiment: runs of one name and the same settings but the seed. Deviations are those of a sample
+(divided by n - 1); with one seed there is none. A claim "A > B" rests on the seeds that both have: on how
+many of them A wins, and by how much in the mean. That is no significance test, and none is given. "A = B"
+says that the mean difference is zero; the wins are A's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import yaml
+
+from perennial.config.experiment import ON_DISK
+from perennial.foundation.errors import StateError
+from perennial.server.report.markup import MISSING, points
+from perennial.server.run_record import Run, Summary
+
+MEASURES: Mapping[str, Callable[[Summary], float | None]] = {
+    "final accuracy": lambda summary: summary.final_accuracy,
+    "average incremental accuracy": lambda summary: summary.average_incremental_accuracy,
+    "forgetting": lambda summary: summary.forgetting,
+    "backward transfer": lambda summary: summary.backward_transfer,
+}
+CLAIMED = ("final accuracy", "average incremental accuracy")
+"""Measures of which the pages say who is better."""
+EQUAL = 1e-9
+"""Mean differences up to this are a float's error: shares of whole samples cannot come so near."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean over seeds of a share; deviation is None with fewer than two seeds, mean with none."""
+
+    mean: float | None
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> "Spread":
+        known = [value for value in values if value is not None]
+        return cls(fmean(known) if known else None, stdev(known) if len(known) > 1 else None)
+
+    def __str__(self) -> str:
+        """In percent: '81.4 ± 1.2', '81.4' or a dash."""
+        if self.mean is None:
+            return MISSING
+        deviation = "" if self.deviation is None else f" ± {100 * self.deviation:.1f}"
+        return f"{100 * self.mean:z.1f}{deviation}".replace("-", "\N{MINUS SIGN}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One experiment. runs: by seed."""
+
+    experiment: str
+    runs: Mapping[int, Run]
+
+    def spread(self, measure: str) -> Spread:
+        return Spread.of([MEASURES[measure](run.summary) for run in self.runs.values()])
+
+    @cached_property
+    def over_tasks(self) -> list[Spread]:
+        """Accuracy on all classes so far, after each task."""
+        curves = [run.summary.average_accuracy for run in self.runs.values()]
+        longest = max(map(len, curves))
+        return [Spread.of([curve[t] for curve in curves if t < len(curve)]) for t in range(longest)]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """better > worse: by mean over the seeds that both have, with wins on so many of them; better = worse
+    where the mean is 0."""
+
+    better: str
+    worse: str
+    measure: str
+    mean: float
+    wins: int
+    seeds: int
+
+    @property
+    def claim(self) -> str:
+        return f"{self.better} {'>' if self.mean else '='} {self.worse}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows, best final accuracy first, and their paired differences; as text, Markdown. page: the HTML
+    page."""
+
+    rows: Sequence[Row]
+    differences: Sequence[Difference]
+    page: Path
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Column names and rows of the table; shares in percent, differences of shares in points."""
+        columns = ["experiment", "seeds", *MEASURES]
+        rows = [
+            [row.experiment, str(len(row.runs)), *(str(row.spread(measure)) for measure in MEASURES)]
+            for row in self.rows
+        ]
+        return columns, rows
+
+    def claims(self) -> tuple[list[str], list[list[str]]]:
+        """Column names and rows of the paired differences."""
+        columns = ["claim", "measure", "wins", "mean difference (points)"]
+        rows = [[d.claim, d.measure, f"{d.wins} of {d.seeds}", points(d.mean)] for d in self.differences]
+        return columns, rows
+
+    def __str__(self) -> str:
+        tables = [_markdown(*self.cells(), "lr" + "r" * len(MEASURES))]
+        if self.differences:
+            tables.append(_markdown(*self.claims(), "llrr"))
+        return "\n\n".join([*tables, f"page: {self.page}"])
+
+
+def compared(runs: Sequence[Run], page: Path) -> Comparison:
+    """The comparison of runs. page: where it will be shown.
+
+    Raises StateError when there are no runs, or when two share experiment, settings and seed.
+    """
+    rows = _rows(runs)
+    differences = [
+        difference
+        for first, second in combinations(rows, 2)
+        for measure in CLAIMED
+        if (difference := _difference(first, second, measure)) is not None
+    ]
+    return Comparison(rows, differences, page)
+
+
+def _rows(runs: Sequence[Run]) -> list[Row]:
+    if not runs:
+        raise StateError("nothing to compare: name at least one run folder")
+    names: dict[str, list[Run]] = {}
+    for run in runs:
+        names.setdefault(run.summary.experiment, []).append(run)
+    rows: list[Row] = []
+    for name, namesakes in names.items():
+        for settings, group in _by_settings(namesakes).items():
+            by_seed: dict[int, Run] = {}
+            title = f"{name} ({settings})" if settings else name
+            for run in group:
+                twin = by_seed.setdefault(run.summary.seed, run)
+                if twin is not run:
+                    raise StateError(
+                        f"{run.folder}: experiment {title!r} with seed {run.summary.seed} is also in "
+                        f"{twin.folder}; compare one of them, or a run with another seed"
+                    )
+            rows.append(Row(title, dict(sorted(by_seed.items()))))
+    return sorted(rows, key=_place)
+
+
+def _place(row: Row) -> tuple[bool, float]:
+    """Best first, those without a measurement last."""
+    mean = row.spread("final accuracy").mean
+    return mean is None, -(mean or 0.0)
+
+
+def _by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of one name by the settings in which they differ ('learner.epochs=2'); '' where they agree.
+
+    Neither a seed nor where a file lies on a disk makes another experiment.
+    """
+    settings = [_flat(_settings(run)) for run in runs]
+    keys = dict.fromkeys(key for one in settings for key in one if key not in {"seed", *_dotted(ON_DISK)})
+    differing = [key for key in keys if len({one.get(key) for one in settings}) > 1]
+    groups: dict[str, list[Run]] = {}
+    for run, one in zip(runs, settings, strict=True):
+        groups.setdefault(", ".join(f"{key}={one.get(key)}" for key in differing), []).append(run)
+    return groups
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    path = run.folder / "experiment.yaml"
+    try:
+        content = yaml.safe_load(run.experiment_text)
+    except yaml.YAMLError as error:
+        raise StateError(f"{path}: not valid YAML ({error}); resume the run to write it again") from None
+    if not isinstance(content, dict):
+        raise StateError(
+            f"{path}: found {type(content).__name__}, expected a mapping; resume the run to write it"
+        )
+    return content
+
+
+def _flat(content: Any, key: str = "") -> dict[str, str]:
+    """Nested settings as dotted keys, values as text."""
+    if not isinstance(content, dict) or not content:
+        return {key: str(content)}
+    parts = (_flat(value, f"{key}.{name}".lstrip(".")) for name, value in content.items())
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _dotted(keys: Any) -> set[str]:
+    """Keys as pydantic takes them to leave them out, {"data": {"path"}}, as {"data.path"}."""
+    if isinstance(keys, set):
+        return keys
+    return {f"{name}.{key}" for name, inner in keys.items() for key in _dotted(inner)}
+
+
+def _difference(first: Row, second: Row, measure: str) -> Difference | None:
+    value = MEASURES[measure]
+    gaps = []
+    for seed in first.runs.keys() & second.runs.keys():
+        one, other = value(first.runs[seed].summary), value(second.runs[seed].summary)
+        if one is not None and other is not None:
+            gaps.append(one - other)
+    if not gaps:
+        return None
+    better, worse, mean = first.experiment, second.experiment, fmean(gaps)
+    if abs(mean) <= EQUAL:
+        mean = 0.0
+    elif mean < 0:
+        better, worse, mean, gaps = worse, better, -mean, [-gap for gap in gaps]
+    return Difference(better, worse, measure, mean, sum(gap > 0 for gap in gaps), len(gaps))
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    rules = ["---:" if side == "r" else "---" for side in align]
+    lines = [columns, rules, *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").split())

@@ -1,0 +1,297 @@
+"""Sections that appear when summary.json holds the block of a method that has more to say.
+
+To show a new block, write a function (content, run) -> Section and name it in BLOCKS.
+"""
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from perennial.foundation.errors import StateError
+from perennial.server.report.markup import (
+    MISSING,
+    Figure,
+    Markup,
+    Section,
+    decimal,
+    element,
+    escape,
+    folded,
+    join,
+    label,
+    percent,
+    plural,
+    table,
+)
+from perennial.server.report.sections import panel
+from perennial.server.report.task_figures import bars_by_name, heat_map, style
+from perennial.server.run_record import Measured, Run
+
+Content = TypeVar("Content")
+
+ATTENTION_WARNING = ": attention: site "
+IMAGE_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+
+
+class Share(BaseModel):
+    """What a site's updates have added, as a share of the whole gain; low to high is its interval."""
+
+    model_config = ConfigDict(frozen=True)
+    share: float
+    low: float
+    high: float
+    flag: bool | str | None = None
+    """True or a reason: the interval lies below what a contributing site would reach."""
+
+
+class Place(BaseModel):
+    """A site on the plane, and its cluster."""
+
+    model_config = ConfigDict(frozen=True, coerce_numbers_to_str=True)
+    x: float
+    y: float
+    cluster: str
+
+
+class Attack(BaseModel):
+    """One attack on the run. figures: its numbers by name. images: data URIs, or files inside the run
+    folder."""
+
+    model_config = ConfigDict(frozen=True)
+    name: str
+    figures: dict[str, float | int | str | None] = {}
+    images: list[str] = []
+
+
+def _checked(expected: type[Content], content: object, run: Run, block: str) -> Content:
+    try:
+        return TypeAdapter(expected).validate_python(content)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join([block, *map(str, fault["loc"])])
+        raise _refused(run, f"{key}: {fault['msg']}, found {str(fault['input'])[:60]!r}") from None
+
+
+def _refused(run: Run, fault: str) -> StateError:
+    return StateError(f"{run.folder / 'summary.json'}: {fault}; resume the run to write the file again")
+
+
+def personalised_accuracy(content: object, run: Run) -> Section:
+    """site -> accuracy of its own model on its own samples: one figure, or one for each task."""
+    values = _checked(dict[str, Measured | list[Measured]], content, run, "personalised_accuracy")
+    lists = {site: value if isinstance(value, list) else [value] for site, value in values.items()}
+    last = {site: row[-1] for site, row in lists.items() if row and row[-1] is not None}
+    data, layout, height = bars_by_name(last, "accuracy", ".1%")
+    layout["xaxis"] |= {"tickformat": ".0%", "range": [0, 1.03]}
+    longest = max(map(len, lists.values()), default=1)
+    columns = (
+        ["site", "accuracy"] if longest == 1 else ["site", *[f"task {t}" for t in range(1, longest + 1)]]
+    )
+    rows = [[site, *map(percent, row), *[MISSING] * (longest - len(row))] for site, row in lists.items()]
+    figure = Figure(
+        "personalised-accuracy",
+        "Accuracy of each site's own model",
+        "On the samples that the site held out, at the end of the run.",
+        data,
+        layout,
+        height,
+        wide=True,
+        numbers=folded(
+            "Numbers", table(columns, rows, "l" + "r" * longest, "Personalised accuracy"), len(rows)
+        ),
+    )
+    return Section("Personalised models", [figure])
+
+
+def contribution(content: object, run: Run) -> Section:
+    """site -> {share, low, high, flag}."""
+    shares = _checked(dict[str, Share], content, run, "contribution")
+    errors = (
+        [max(0.0, entry.high - entry.share) for entry in shares.values()],
+        [max(0.0, entry.share - entry.low) for entry in shares.values()],
+    )
+    data, layout, height = bars_by_name(
+        {site: entry.share for site, entry in shares.items()}, "share", ".1%", errors
+    )
+    layout["xaxis"] |= {"tickformat": ".0%", "zeroline": True, "zerolinecolor": "var(--quiet)"}
+    rows = []
+    for site, entry in shares.items():
+        reason = entry.flag if isinstance(entry.flag, str) else "low"
+        flag = element("span", reason, "flag") if entry.flag else ""
+        rows.append([site, percent(entry.share), f"{percent(entry.low)} to {percent(entry.high)}", flag])
+    figure = Figure(
+        "contribution",
+        "Contribution value of each site",
+        "Share of the run's gain that came with each site's updates, with its interval.",
+        data,
+        layout,
+        height,
+        wide=True,
+        numbers=folded(
+            "Numbers", table(["site", "share", "interval", ""], rows, "lrrl", "Contribution"), len(rows)
+        ),
+    )
+    note = (
+        "A low value marks a site to talk to, not proof of fault: rare classes and late entry lower it too."
+    )
+    return Section("Contribution values", [figure], note)
+
+
+def digest(content: object, run: Run) -> Section:
+    """Any facts of the digests: figures by name, and groups of them (one for each site, say) as tables."""
+    facts = _checked(dict[str, Any], content, run, "digest")
+    groups = {name: value for name, value in facts.items() if isinstance(value, dict)}
+    plain = {name: value for name, value in facts.items() if name not in groups}
+    parts: list[Figure | Markup] = []
+    if plain:
+        parts.append(panel("In all", _facts_table(plain, "Digests")))
+    for name, group in groups.items():
+        if all(isinstance(value, dict) for value in group.values()):
+            columns = list(dict.fromkeys(key for value in group.values() for key in value))
+            rows = [[key, *[_fact(value.get(column)) for column in columns]] for key, value in group.items()]
+            numbers = table(["", *map(_words, columns)], rows, "l" + "r" * len(columns), name)
+        else:
+            numbers = _facts_table(group, name)
+        parts.append(panel(_words(name), numbers))
+    lead = "Mixed, noised features that stand in for sites while they are absent."
+    return Section("Digests", parts, lead)
+
+
+def _facts_table(facts: Mapping[str, object], caption: str) -> Markup:
+    rows = [[_words(name), _fact(value)] for name, value in facts.items()]
+    return element("div", table(["", "value"], rows, "lr", caption), "facts-table")
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ")
+
+
+def _fact(value: object) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return MISSING
+    if isinstance(value, float):
+        return decimal(value, 4)
+    if isinstance(value, list):
+        return ", ".join(map(_fact, value))
+    return str(value)
+
+
+def attention(content: object, run: Run) -> Section:
+    """layer -> site -> weight. Above the picture: the last warning of the journal that one site decides
+    layers alone, and how many there were."""
+    weights = _checked(dict[str, dict[str, Measured]], content, run, "attention")
+    sites = list(dict.fromkeys(site for row in weights.values() for site in row))
+    grid = [[row.get(site) for site in sites] for row in weights.values()]
+    texts = [["" if value is None else f"{value:.2f}" for value in row] for row in grid]
+    largest = max((value for row in grid for value in row if value is not None), default=1.0)
+    data, layout = heat_map(list(weights), sites, grid, texts, largest)
+    rows = [[layer, *map(decimal, row)] for layer, row in zip(weights, grid, strict=True)]
+    numbers = table(["layer", *sites], rows, "l" + "r" * len(sites), "Attention of each layer on each site")
+    figure = Figure(
+        "attention",
+        "Weight of each site in each layer",
+        "Rows are layers from the input to the head, columns are sites; a row adds up to one.",
+        data,
+        layout,
+        min(100 + 28 * len(weights), 1200),
+        wide=True,
+        numbers=folded("Numbers", numbers, len(rows)),
+    )
+    warnings = [note for note in run.notes if ATTENTION_WARNING in note]
+    last = f"The journal warns {plural(len(warnings), 'time')}; last in {warnings[-1]}" if warnings else ""
+    return Section("Attention", [figure], last)
+
+
+def clusters(content: object, run: Run) -> Section:
+    """site -> {x, y, cluster}."""
+    indices = _checked(dict[str, Place], content, run, "clusters")
+    members: dict[str, dict[str, Place]] = {}
+    for site, place in indices.items():
+        members.setdefault(place.cluster, {})[site] = place
+    data = [
+        {
+            "type": "scatter",
+            "mode": "markers+text" if len(indices) <= 30 else "markers",
+            "name": label(f"cluster {cluster}"),
+            "x": [place.x for place in sites.values()],
+            "y": [place.y for place in sites.values()],
+            "text": [label(site) for site in sites],
+            "textposition": "top center",
+            "hovertemplate": "%{text}",
+            "marker": style(index)["marker"] | {"size": 11},
+            "cliponaxis": False,
+        }
+        for index, (cluster, sites) in enumerate(sorted(members.items()))
+    ]
+    rows = [[cluster, ", ".join(sites)] for cluster, sites in sorted(members.items())]
+    figure = Figure(
+        "clusters",
+        "Sites by likeness",
+        "Near points are sites whose data look alike to the method; colour and shape tell the cluster.",
+        data,
+        {
+            "showlegend": True,
+            "margin": {"t": 60},
+            "xaxis": {"showticklabels": False, "title": {"text": "first direction"}},
+            "yaxis": {"showticklabels": False, "title": {"text": "second direction"}},
+        },
+        420,
+        wide=True,
+        numbers=folded("Numbers", table(["cluster", "sites"], rows, "ll", "Clusters"), len(rows)),
+    )
+    return Section("Clusters", [figure])
+
+
+def attacks(content: object, run: Run) -> Section:
+    """A list of {name, figures, images}: what was tried against this run, and what came of it."""
+    entries = _checked(list[Attack], content, run, "attacks")
+    parts: list[Figure | Markup] = []
+    for entry in entries:
+        pictures = join(
+            [
+                Markup(f'<img src="{_embedded(image, run)}" alt="{escape(entry.name)}, picture {number}">')
+                for number, image in enumerate(entry.images, 1)
+            ]
+        )
+        gallery = element("div", pictures, "gallery") if entry.images else Markup("")
+        parts.append(panel(entry.name, Markup(_facts_table(entry.figures, entry.name) + gallery)))
+    return Section(
+        "Attacks", parts, "Attacks that were run against this model. One that fails proves no safety."
+    )
+
+
+def _embedded(image: str, run: Run) -> Markup:
+    """A picture as a data URI. Raises StateError unless it is PNG or JPEG, given so or as a file in the run
+    folder."""
+    if image.startswith("data:"):
+        head, _, body = image.partition(",")
+        if head not in {f"data:{kind};base64" for kind in IMAGE_TYPES.values()}:
+            raise _refused(run, f"attacks: images: found {head[:60]!r}, allowed PNG and JPEG in base64")
+        return escape(f"{head},{body}")
+    path = (run.folder / image).resolve()
+    if not path.is_relative_to(run.folder.resolve()):
+        raise _refused(run, f"attacks: images: found {image!r}, allowed files inside the run folder")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StateError(
+            f"{path}: cannot be read ({error.strerror}); run the attack again to write it"
+        ) from None
+    for signature, kind in IMAGE_TYPES.items():
+        if data.startswith(signature):
+            return Markup(f"data:{kind};base64,{base64.b64encode(data).decode()}")
+    raise StateError(f"{path}: not a PNG or JPEG picture; run the attack again to write it")
+
+
+BLOCKS: dict[str, Callable[[object, Run], Section]] = {
+    "personalised_accuracy": personalised_accuracy,
+    "contribution": contribution,
+    "digest": digest,
+    "attention": attention,
+    "clusters": clusters,
+    "attacks": attacks,
+}
+"""Key of summary.json -> the function that shows it, in the order of the page."""

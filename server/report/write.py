@@ -1,0 +1,176 @@
+"""report.html: what a run did, on one page that opens anywhere, offline, and that a person likes to read.
+
+It knows only the files of the run folder, so that it can be written again at any time, on any machine.
+"""
+
+from pathlib import Path
+from statistics import median
+
+from perennial.foundation.files import replace_file
+from perennial.server.report.markup import (
+    MISSING,
+    THIN_SPACE,
+    Markup,
+    Section,
+    decimal,
+    duration,
+    element,
+    escape,
+    join,
+    percent,
+    plural,
+    power,
+    size,
+)
+from perennial.server.report.method_blocks import BLOCKS
+from perennial.server.report.page import page
+from perennial.server.report.sections import accuracy, cost, origin, privacy, sites, training
+from perennial.server.run_record import Run, read_run
+
+REPORT = "report.html"
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write report.html into a run folder from summary.json, events.jsonl and experiment.yaml; returns its
+    path.
+
+    Raises StateError naming the file that is missing or damaged, and what to do.
+    """
+    run = read_run(run_folder)
+    path = run_folder / REPORT
+    content = page(run.summary.experiment, "Perennial run report", _header(run), _sections(run), _footer(run))
+    replace_file(path, content)
+    return path
+
+
+def _sections(run: Run) -> list[Section]:
+    blocks = [
+        show(run.blocks[name], run) for name, show in BLOCKS.items() if run.blocks.get(name) is not None
+    ]
+    every = [accuracy(run), training(run), sites(run), privacy(run), cost(run), *blocks, origin(run)]
+    return [section for section in every if section is not None]
+
+
+def _header(run: Run) -> Markup:
+    summary = run.summary
+    cards = [
+        _card(
+            "Final accuracy",
+            percent(summary.final_accuracy),
+            "all classes, after the last task" if summary.final_accuracy is not None else "not measured",
+            chief=True,
+        ),
+        _card(
+            "Average incremental accuracy",
+            percent(summary.average_incremental_accuracy),
+            "mean over tasks of the accuracy on all classes so far",
+        ),
+        _card("Forgetting", _points(summary.forgetting), "lost on old tasks from their best"),
+        _card(
+            "Backward transfer", _points(summary.backward_transfer), "gained on old tasks by later learning"
+        ),
+        _card("Rounds", f"{summary.rounds:,}", _rounds_note(run)),
+        _traffic_card(run),
+        _card("Time", duration(summary.seconds), _time_note(run)),
+        _privacy_card(run),
+    ]
+    facts = join([element("li", fact) for fact in _facts(run)])
+    return join(
+        [
+            element("ul", facts, "facts"),
+            element("p", _story(run), "story"),
+            element("dl", join(cards), "cards"),
+        ]
+    )
+
+
+def _card(name: str, value: str, note: str, chief: bool = False) -> Markup:
+    """A headline number; the unit, set off by a thin space, is written small."""
+    words = [word.partition(THIN_SPACE) for word in value.split(" ")]
+    number = " ".join(
+        f"{escape(figure)}{gap}{element('small', unit) if unit else ''}" for figure, gap, unit in words
+    )
+    content = element("dt", name) + element(
+        "dd", Markup(element("span", Markup(number), "value") + element("span", note, "note"))
+    )
+    return element("div", Markup(content), "card chief" if chief else "card")
+
+
+def _points(share: float | None) -> str:
+    if share is None:
+        return MISSING
+    return f"{100 * share:z.1f}{THIN_SPACE}points".replace("-", "\N{MINUS SIGN}")
+
+
+def _facts(run: Run) -> list[str]:
+    summary = run.summary
+    facts = [
+        plural(len(summary.sites), "site"),
+        plural(len(summary.accuracy_matrix), "task"),
+        f"seed {summary.seed}",
+        f"{summary.engine} engine",
+    ]
+    if summary.classes:
+        facts.insert(2, plural(len(summary.classes), "class"))
+    if run.started is not None:
+        facts.append(f"{run.started:%d %B %Y, %H:%M %Z}".lstrip("0").strip())
+    return facts
+
+
+def _story(run: Run) -> str:
+    """The run in two sentences."""
+    summary = run.summary
+    tasks = len(summary.accuracy_matrix)
+    known = f"all {len(summary.classes)} classes" if summary.classes else "all classes"
+    course = f"{plural(tasks, 'task')} and {plural(summary.rounds, 'round')}"
+    after = f"After {course} at {plural(len(summary.sites), 'site')}"
+    if summary.final_accuracy is None:
+        return f"{after}, nobody measured how well the model tells {known} apart."
+    sentences = [f"{after}, the model tells {known} apart with {percent(summary.final_accuracy)} accuracy."]
+    if tasks > 1 and summary.forgetting is not None:
+        change = f"{100 * abs(summary.forgetting):.1f} points"
+        if summary.forgetting >= 0:
+            sentences.append(f"On earlier tasks it has lost {change} of its best, on average.")
+        else:
+            sentences.append(f"On earlier tasks it is {change} better than its best before, on average.")
+    return " ".join(sentences)
+
+
+def _rounds_note(run: Run) -> str:
+    skipped = sum(event.skipped for event in run.rounds)
+    dropped = sum(len(event.dropped) for event in run.rounds)
+    troubles = [f"{skipped} skipped"] if skipped else []
+    if dropped:
+        troubles.append("1 reply dropped" if dropped == 1 else f"{dropped} replies dropped")
+    return ", ".join(troubles) or "none skipped, no reply dropped"
+
+
+def _traffic_card(run: Run) -> Markup:
+    summary = run.summary
+    up = summary.bytes_up + (summary.task_end_bytes_up or 0)
+    down = summary.bytes_down + (summary.task_end_bytes_down or 0)
+    where = " (rounds alone)" if summary.task_end_bytes_up is None else ""
+    return _card("Traffic", size(up + down), f"{size(up)} from the sites, {size(down)} to them{where}")
+
+
+def _time_note(run: Run) -> str:
+    known = [event.seconds for event in run.rounds if event.seconds is not None]
+    return f"{duration(median(known))} in the median round" if known else "from start to end"
+
+
+def _privacy_card(run: Run) -> Markup:
+    epsilon = run.summary.epsilon
+    if epsilon is None:
+        return _card("Privacy", "none", "no formal privacy")
+    note = f"for one {epsilon.unit}, δ = {power(epsilon.delta)}; the worst site"
+    if epsilon.value is None:
+        return _card("Privacy", "none", "clipped, but no noise was added")
+    return _card("Privacy", f"ε = {decimal(epsilon.value)}", note)
+
+
+def _footer(run: Run) -> Markup:
+    return element(
+        "p",
+        f"Written from summary.json, events.jsonl and experiment.yaml of the run {run.folder.name}. "
+        "This page loads nothing from anywhere.",
+    )

@@ -1,0 +1,184 @@
+"""Which sites are alike: groups of vectors, the number of groups, and how far vectors have moved.
+
+Vectors are by site; whatever the order in which they came, they are taken in the order of the sites' names,
+and clusters are numbered by their first site in that order. N sites, k entries, q clusters.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from perennial.foundation.errors import StateError
+from perennial.foundation.streams import stream
+
+Vectors = Mapping[str, np.ndarray]
+"""site -> (k,) float64."""
+Labels = dict[str, int]
+"""site -> cluster, from 0."""
+
+RESTARTS, ITERATIONS = 10, 300
+MOST_CLUSTERS = 8
+"""Tried by "auto"."""
+LEAST_SILHOUETTE = 0.2
+"""Below it "auto" finds no clusters at all."""
+
+
+def k_means(vectors: Vectors, clusters: int | Literal["auto"], seed: int) -> Labels:
+    """Groups of near vectors (k-means++ with restarts; Arthur and Vassilvitskii 2007).
+
+    "auto": as many groups as have the best mean silhouette, 2 to 8, the fewer of equals; 1 when none is
+    worth it. Raises StateError when there are fewer sites, or fewer different vectors, than clusters.
+    """
+    names, matrix = _matrix(vectors)
+    different = len(np.unique(matrix, axis=0))
+    if clusters == "auto":
+        return canonical(names, _best(matrix, different, seed))
+    for found, what in ((len(names), "sites gave a sparsity vector"), (different, "of them are different")):
+        if not 1 <= clusters <= found:
+            raise StateError(
+                f"strategy.clusters: found {clusters}, but {found} {what}; allowed: 1 to {found}, or auto"
+            )
+    return canonical(names, _fit(matrix, clusters, seed))
+
+
+def by_threshold(vectors: Vectors) -> Labels:
+    """Sites that a chain of short distances connects, short being below the widest gap between distances.
+
+    The grouping rule of PFA is published without its threshold; the middle of the widest gap of the sorted
+    pairwise distances is our choice. Liu et al. 2021 (PFA, WWW).
+    """
+    from sklearn.cluster import AgglomerativeClustering
+
+    names, matrix = _matrix(vectors)
+    if len(names) < 3:
+        return canonical(names, np.arange(len(names)))
+    distances = np.sort(_distances(matrix, matrix)[np.triu_indices(len(names), 1)])
+    widest = int(np.argmax(np.diff(distances)))
+    threshold = (distances[widest] + distances[widest + 1]) / 2
+    if threshold == 0:
+        return dict.fromkeys(names, 0)
+    grouping = AgglomerativeClustering(
+        n_clusters=None,  # pyright: ignore[reportArgumentType]
+        distance_threshold=threshold,
+        linkage="single",
+    )
+    return canonical(names, grouping.fit_predict(matrix))
+
+
+def at_random(sites: Sequence[str], clusters: int, seed: int) -> Labels:
+    """Sites dealt in a random order, so that the groups differ by one site at most."""
+    names = sorted(sites)
+    order = stream(seed, "random-clusters").permutation(len(names))
+    return canonical(names, np.argsort(order) % clusters)
+
+
+def canonical(names: Sequence[str], labels: np.ndarray) -> Labels:
+    """Clusters numbered by their first site. names: sorted. labels: (N,) of any kind."""
+    numbers: dict[int, int] = {}
+    return {
+        name: numbers.setdefault(int(label), len(numbers)) for name, label in zip(names, labels, strict=True)
+    }
+
+
+def centres(vectors: Vectors, labels: Mapping[str, int]) -> dict[int, np.ndarray]:
+    """(k,) mean vector of each cluster, over the sites that have both a vector and a label."""
+    members: dict[int, list[np.ndarray]] = {}
+    for site in sorted(vectors.keys() & labels.keys()):
+        members.setdefault(labels[site], []).append(vectors[site])
+    return {cluster: np.mean(rows, axis=0) for cluster, rows in sorted(members.items())}
+
+
+def nearest_centre(vector: np.ndarray, of: Mapping[int, np.ndarray]) -> int:
+    """The cluster whose centre is nearest, the lower of equals."""
+    return min(sorted(of), key=lambda cluster: float(np.linalg.norm(vector - of[cluster])))
+
+
+def where_most_went(before: Mapping[str, int], now: Mapping[str, int]) -> Labels:
+    """A cluster for each site that has none now: the one of most of its former cluster, the lower of equals.
+
+    Sites of whose former cluster nobody has one now get none.
+    """
+    went: dict[int, Counter[int]] = {}
+    for site in sorted(before.keys() & now.keys()):
+        went.setdefault(before[site], Counter())[now[site]] += 1
+    return {
+        site: min(went[cluster], key=lambda label: (-went[cluster][label], label))
+        for site, cluster in sorted(before.items())
+        if site not in now and cluster in went
+    }
+
+
+def spread(vectors: Vectors) -> np.ndarray:
+    """(k,) standard deviation of each entry over the sites, 1 where they do not differ."""
+    _, matrix = _matrix(vectors)
+    deviation = matrix.std(axis=0)
+    return np.where(deviation > 0, deviation, 1.0)
+
+
+def has_drifted(before: Vectors, now: Vectors, of: Mapping[int, np.ndarray]) -> bool:
+    """Whether a site has moved by more than half the distance between the two nearest centres."""
+    moved = [float(np.linalg.norm(now[site] - before[site])) for site in before.keys() & now.keys()]
+    points = np.stack(list(of.values()))
+    if not moved or len(points) < 2:
+        return False
+    return max(moved) > 0.5 * _distances(points, points)[np.triu_indices(len(points), 1)].min()
+
+
+def two_directions(vectors: Vectors) -> dict[str, tuple[float, float]]:
+    """Where each site lies in the first two principal components, for a picture; signs are fixed."""
+    names, matrix = _matrix(vectors)
+    centred = matrix - matrix.mean(axis=0)
+    _, _, axes = np.linalg.svd(centred, full_matrices=False)
+    axes = np.vstack([axes, np.zeros((2, matrix.shape[1]))])[:2]
+    largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=1)[:, None], axis=1)
+    indices = centred @ (axes * np.where(largest < 0, -1.0, 1.0)).T
+    return {name: (float(x), float(y)) for name, (x, y) in zip(names, indices, strict=True)}
+
+
+def adjusted_rand(labels: Mapping[str, int], truth: Mapping[str, int]) -> float | None:
+    """Agreement with known groups, 1 for the same and about 0 by chance; None when no site is in both.
+
+    Hubert and Arabie 1985.
+    """
+    from sklearn.metrics import adjusted_rand_score
+
+    sites = sorted(labels.keys() & truth.keys())
+    if not sites:
+        return None
+    return float(adjusted_rand_score([truth[site] for site in sites], [labels[site] for site in sites]))
+
+
+def _best(matrix: np.ndarray, different: int, seed: int) -> np.ndarray:
+    from sklearn.metrics import silhouette_score
+
+    best, chosen = LEAST_SILHOUETTE, np.zeros(len(matrix), dtype=np.int64)
+    for clusters in range(2, min(MOST_CLUSTERS, len(matrix) - 1, different) + 1):
+        labels = _fit(matrix, clusters, seed)
+        score = float(silhouette_score(matrix, labels))
+        if score > best or (clusters == 2 and score == best):
+            best, chosen = score, labels
+    return chosen
+
+
+def _fit(matrix: np.ndarray, clusters: int, seed: int) -> np.ndarray:
+    from sklearn.cluster import KMeans
+
+    state = int(stream(seed, "k-means", clusters).integers(2**31))
+    means = KMeans(
+        clusters,
+        n_init=RESTARTS,  # pyright: ignore[reportArgumentType]
+        max_iter=ITERATIONS,
+        random_state=state,
+    )
+    return means.fit_predict(matrix)
+
+
+def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(a[:, None] - b[None], axis=2)
+
+
+def _matrix(vectors: Vectors) -> tuple[list[str], np.ndarray]:
+    names = sorted(vectors)
+    return names, np.stack([vectors[name] for name in names]).astype(np.float64)

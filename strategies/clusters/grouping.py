@@ -1,0 +1,206 @@
+"""Who belongs to which cluster, and when that is found out anew."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.strategies.base import RoundRequest
+from perennial.strategies.clusters.clustering import (
+    Labels,
+    at_random,
+    by_threshold,
+    canonical,
+    centres,
+    has_drifted,
+    k_means,
+    nearest_centre,
+    spread,
+    where_most_went,
+)
+from perennial.strategies.clusters.site_vectors import VectorSettings, ask_vectors, most_varied, of_channels
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.services import Services
+
+Rule = Literal["sparsity", "threshold", "random", "given"]
+
+
+class Grouping:
+    """Clusters of sites by one rule.
+
+    standardise: every entry of the vectors counts by how much it differs between sites, in place of as it is.
+    labels: site -> cluster. vectors: the newest of each site that has been asked. truth: known groups. away:
+    site -> the cluster that it would be in, of sites that were not there when clusters were found again.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        clusters: int | Literal["auto"],
+        groups: Sequence[Sequence[str]] | None,
+        settings: VectorSettings,
+        standardise: bool = False,
+    ) -> None:
+        """Raises ValueError when rule, clusters and groups do not fit one another."""
+        if clusters != "auto" and clusters < 1:
+            raise ValueError(f"clusters: found {clusters}, allowed 1 or more, or auto")
+        if rule == "random" and clusters == "auto":
+            raise ValueError("clusters: found auto, but random groups need their number")
+        if rule == "given" and groups is None:
+            raise ValueError("groups: missing; grouping given needs lists of site names")
+        members = [site for group in groups or [] for site in group]
+        twice = sorted({site for site in members if members.count(site) > 1})
+        if twice:
+            raise ValueError(f"groups: {', '.join(twice)} listed more than once")
+        self._rule: Rule = rule
+        self._clusters: int | Literal["auto"] = clusters
+        self._settings = settings
+        self._standardise = standardise
+        self._spread: np.ndarray | None = None
+        self._channels: list[int] | None = None
+        self.truth: Labels = {site: index for index, group in enumerate(groups or []) for site in group}
+        self.labels: Labels = {}
+        self.away: Labels = {}
+        self.vectors: dict[str, np.ndarray] = {}
+
+    @property
+    def needs_vectors(self) -> bool:
+        """Whether sites are asked for sparsity vectors."""
+        return self._rule in ("sparsity", "threshold")
+
+    def members(self, cluster: int) -> frozenset[str]:
+        """Sites of a cluster, with those that are away."""
+        return frozenset(s for s, label in {**self.away, **self.labels}.items() if label == cluster)
+
+    def check_sites(self, sites: int | None) -> None:
+        """Raises ConfigError when there cannot be that many clusters. sites: where the experiment says it."""
+        if self._clusters != "auto" and sites is not None and self._clusters > sites:
+            raise ConfigError(f"strategy.clusters: found {self._clusters}, allowed 1 to {sites}, or auto")
+
+    def assign(
+        self,
+        grid: Grid,
+        exchange: Exchange,
+        request: RoundRequest,
+        services: Services,
+        *,
+        anew: bool,
+        notes: list[str],
+    ) -> None:
+        """Give every site of the round a cluster where that is possible.
+
+        anew: a personal phase begins; all sites are asked, and clusters are found again if there are none or
+        if a site has drifted. Otherwise only sites without a cluster are asked, and join the nearest one.
+        notes: gets a sentence for each site that stays without. Raises StateError when the vectors do not
+        make so many clusters.
+        """
+        seed = services.experiment.seed
+        if not self.needs_vectors:
+            self._assign_without(sorted(request.sites), seed, notes)
+            return
+        asked = [site for site in request.sites if anew or site not in self.labels]
+        if not asked:
+            return
+        found = self._ask(grid, exchange, request, services, asked, notes)
+        if not found:
+            return
+        if anew and (not found.keys() & self.labels.keys() or self._moved(found)):
+            by_distance = self._rule == "threshold"
+            self._spread = spread(found) if self._standardise else None
+            scaled, before = self._scaled(found), {**self.away, **self.labels}
+            self.labels = by_threshold(scaled) if by_distance else k_means(scaled, self._clusters, seed)
+            self.away = where_most_went(before, self.labels)
+            self.vectors = found
+            return
+        if anew:
+            # the extractor has changed, so only today's vectors say where the clusters lie now
+            self.vectors = found
+        of, scaled = centres(self._scaled(self.vectors), self.labels), self._scaled(found)
+        for site in sorted(found.keys() - self.labels.keys()):
+            self.labels[site] = nearest_centre(scaled[site], of)
+        self.vectors |= found
+
+    def _moved(self, found: dict[str, np.ndarray]) -> bool:
+        if self._clusters == "auto" and len(set(self.labels.values())) == 1:
+            return True
+        before = self._scaled(self.vectors)
+        return has_drifted(before, self._scaled(found), centres(before, self.labels))
+
+    def _scaled(self, vectors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """In units of the spread between sites when the clusters were found; as they are by default."""
+        return {site: v if self._spread is None else v / self._spread for site, v in vectors.items()}
+
+    def _ask(
+        self,
+        grid: Grid,
+        exchange: Exchange,
+        request: RoundRequest,
+        services: Services,
+        asked: Sequence[str],
+        notes: list[str],
+    ) -> dict[str, np.ndarray]:
+        settings = self._settings
+        network = settings.network(services, request.arrays)
+        if self._channels is not None:
+            plan = settings.plan(self._channels)
+        else:
+            available = settings.available(network, services.input_shape)
+            plan = settings.first_plan(available, services.experiment.seed)
+
+        def dropped(site: str, reason: str) -> None:
+            notes.append(f"site {site}: no cluster: {reason}")
+
+        if services.releases is not None:
+            # one that refuses is counted too: its answer does not tell whether a vector had been charged
+            services.releases.asked(request.stamp.round, asked, [settings.charge(request.stamp)])
+        found = ask_vectors(grid, exchange, request, asked, plan, settings, network, dropped)
+        if self._channels is None and found:
+            self._channels = list(plan.channels)
+            if settings.variance:
+                self._channels = most_varied(found, plan, settings.channels)
+                found = {site: of_channels(v, plan, self._channels) for site, v in found.items()}
+        return found
+
+    def _assign_without(self, sites: Sequence[str], seed: int, notes: list[str]) -> None:
+        if self._rule == "given":
+            self.labels = canonical(sorted(self.truth), np.array([self.truth[s] for s in sorted(self.truth)]))
+            strangers = [site for site in sites if site not in self.labels]
+            notes += [f"site {site}: no cluster: it is in none of strategy.groups" for site in strangers]
+            return
+        assert self._clusters != "auto"
+        if not self.labels:
+            if self._clusters > len(sites):
+                raise StateError(
+                    f"strategy.clusters: found {self._clusters}, but there are {len(sites)} sites"
+                )
+            self.labels = at_random(sites, self._clusters, seed)
+        sizes = [list(self.labels.values()).count(cluster) for cluster in range(self._clusters)]
+        for site in sites:
+            if site not in self.labels:
+                smallest = int(np.argmin(sizes))
+                self.labels[site] = smallest
+                sizes[smallest] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed server needs."""
+        names = sorted(self.vectors)
+        facts = {"labels": self.labels, "away": self.away}
+        state: dict[str, Any] = {**facts, "channels": self._channels, "names": names}
+        if self._spread is not None:
+            state["spread"] = torch.from_numpy(self._spread)
+        if names:
+            state["vectors"] = torch.from_numpy(np.stack([self.vectors[name] for name in names]))
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore state_dict()."""
+        self.labels, self.away, self._channels = state["labels"], state["away"], state["channels"]
+        kept: Tensor | None = state.get("spread")
+        self._spread = None if kept is None else kept.double().cpu().numpy()
+        vectors: Tensor | None = state.get("vectors")
+        rows = [] if vectors is None else list(vectors.double().cpu().numpy())
+        self.vectors = dict(zip(state["names"], rows, strict=True))

@@ -1,0 +1,105 @@
+"""The end of a personal phase: sites join shared and own layers, keep the result, and say how good it is."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from perennial.foundation.errors import ProtocolError
+from perennial.protocol.messages import PersonalModelReply, PersonalModelRequest
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.base import RoundRequest
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.queries import ask
+
+
+def complete_personal_models(
+    grid: Grid,
+    exchange: Exchange,
+    request: RoundRequest,
+    models: Mapping[int, Mapping[str, Tensor]],
+    clusters: Mapping[str, int],
+    personal: tuple[str, ...],
+    dropped: Callable[[str, str], None],
+) -> dict[str, float | None]:
+    """Accuracy of each site's own model on its held-out samples; None where it has none or does not tell.
+
+    models: what goes out to each cluster, every tensor. clusters: of the sites to ask, which request.sites
+    holds.
+    """
+    common = {
+        **request.stamp.stamp_fields,
+        "personal": list(personal),
+        "previous": request.previous,
+    }
+    previous = None if request.previous_arrays is None else Tensors(request.previous_arrays)
+
+    def message(cluster: int, held: bool) -> PersonalModelRequest:
+        return PersonalModelRequest(
+            **common, arrays=Tensors(models[cluster]), previous_arrays=None if held else previous
+        )
+
+    # one object for all sites that get the same message, so that it is serialised once
+    messages = {(cluster, held): message(cluster, held) for cluster in models for held in (True, False)}
+    replies = ask(
+        grid,
+        exchange,
+        [
+            (site, request.sites[site], messages[cluster, site in request.holders])
+            for site, cluster in clusters.items()
+        ],
+        PersonalModelReply,
+        request.deadline,
+        dropped,
+        _check,
+    )
+    return {site: _accuracy(reply) for site, reply in replies.items()}
+
+
+class OwnAccuracy:
+    """How good the sites' own models were.
+
+    by_site: site -> accuracy after each task, None where it told none. by_round: round, task and mean over
+    sites, for each round that was measured.
+    """
+
+    def __init__(self) -> None:
+        self.by_site: dict[str, list[float | None]] = {}
+        self.by_round: list[dict[str, Any]] = []
+
+    def add(self, accuracies: Mapping[str, float | None], number: int, task: int) -> float | None:
+        """Count what sites told in a round; returns their mean."""
+        mean = mean_accuracy(accuracies)
+        self.by_round.append({"round": number, "task": task, "accuracy": mean})
+        for site, accuracy in accuracies.items():
+            row = self.by_site.setdefault(site, [])
+            row += [None] * (task - len(row))
+            row[task - 1] = accuracy
+        return mean
+
+    @property
+    def told(self) -> list[float]:
+        """The means, in the order of the rounds, of those in which a site told one."""
+        return [entry["accuracy"] for entry in self.by_round if entry["accuracy"] is not None]
+
+
+def mean_accuracy(accuracies: Mapping[str, float | None]) -> float | None:
+    """Mean over the sites that told one, every site counting the same; None when no site did."""
+    told = [value for _, value in sorted(accuracies.items()) if value is not None]
+    return sum(told) / len(told) if told else None
+
+
+def _accuracy(reply: PersonalModelReply) -> float | None:
+    samples = sum(reply.total or [])
+    return sum(reply.correct or []) / samples if samples else None
+
+
+def _check(reply: PersonalModelReply) -> None:
+    told: list[Any] = [reply.correct, reply.total]
+    if told == [None, None]:
+        return
+    if None in told or not len(told[0]) == len(told[1]) == reply.num_classes:
+        raise ProtocolError(f"PersonalModelReply: correct, total: allowed {reply.num_classes} counts each")
+    if any(right > samples for right, samples in zip(*told, strict=True)):
+        raise ProtocolError("PersonalModelReply: more right answers than samples")

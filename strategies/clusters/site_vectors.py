@@ -1,0 +1,170 @@
+"""Asking sites for their sparsity vectors, and believing none that cannot be true."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.serverapp import Grid
+from torch import Tensor, nn
+
+from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.foundation.streams import stream
+from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, common_channels
+from perennial.models.vgg_front import VggFront, read_vgg11, vgg11_front, with_weights
+from perennial.privacy.calibration import gaussian_multiplier
+from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.protocol.messages import SparsityReply, SparsityRequest, Stamp
+from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.strategies.base import RoundRequest
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.queries import ask
+from perennial.strategies.round.services import Services
+
+GLOBAL = "global"
+
+
+@dataclass(frozen=True)
+class VectorSettings:
+    """What sites are asked for. channels: how many. variance: ask for all, keep those in which sites differ.
+
+    epsilon, delta: of each vector, for one sample replaced; epsilon None: no noise. extractor: whose layers
+    are looked at: global, vgg11:random, or vgg11:FILE with weights of torchvision's names (safetensors).
+    """
+
+    channels: int
+    layers: int
+    combine: Combine
+    variance: bool
+    epsilon: float | None
+    delta: float
+    extractor: str = GLOBAL
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when there is no such extractor."""
+        kind, _, weights = self.extractor.partition(":")
+        if self.extractor != GLOBAL and (kind != VGG or not weights):
+            raise ValueError(
+                f"extractor: found {self.extractor!r}, allowed {GLOBAL}, {VGG}:random or {VGG}:FILE"
+            )
+
+    def network(self, services: Services, arrays: Mapping[str, Tensor]) -> nn.Module:
+        """What is looked at, in evaluation mode. arrays: the global model."""
+        if self.extractor == GLOBAL:
+            return services.load(arrays)
+        weights = self.extractor.removeprefix(f"{VGG}:")
+        front = vgg11_front(self.layers, services.input_shape, services.experiment.seed)
+        if weights != "random":
+            front = with_weights(front, read_vgg11(Path(weights)))
+        return front.to(services.device)
+
+    def available(self, network: nn.Module, input_shape: tuple[int, ...]) -> int:
+        """Channels that can be asked for. Raises ConfigError when there are fewer than are wanted."""
+        device = next(network.parameters()).device
+        sample = torch.zeros(1, *input_shape, device=device)
+        found = common_channels(network, sample, self.layers, self.combine)
+        if self.channels > found:
+            raise ConfigError(
+                f"strategy.channels: found {self.channels}, allowed 1 to {found}, the channels that the "
+                f"first {self.layers} ReLU layers of this network have in common"
+            )
+        return found
+
+    def first_plan(self, available: int, seed: int) -> SparsityPlan:
+        """What the first vectors are made of: a seeded choice of channels, or all where variance decides."""
+        if self.variance:
+            return self.plan(range(available))
+        chosen = stream(seed, "sparsity-channels").choice(available, self.channels, replace=False)
+        return self.plan(sorted(chosen.tolist()))
+
+    def charge(self, stamp: Stamp) -> Entry:
+        """What a site charges for one vector."""
+        place: dict[str, Any] = {
+            "run": stamp.run,
+            "experiment": stamp.experiment,
+            "recipient": RECIPIENT,
+            "kind": "sparsity",
+            "unit": "sample",
+            "relation": "replace",
+        }
+        if self.epsilon is None:
+            return Entry(**place, mechanism="unprotected")
+        multiplier = gaussian_multiplier(self.epsilon, self.delta)
+        return Entry(**place, mechanism="gaussian", noise_multiplier=multiplier, sample_rate=1.0, steps=1)
+
+    def plan(self, channels: Sequence[int]) -> SparsityPlan:
+        return SparsityPlan(tuple(channels), self.layers, self.combine)
+
+
+def most_varied(vectors: dict[str, np.ndarray], plan: SparsityPlan, count: int) -> list[int]:
+    """The channels of a plan whose variance between sites, over all its layers, is largest; sorted."""
+    matrix = np.stack([vectors[site] for site in sorted(vectors)])
+    variance = matrix.var(axis=0).reshape(-1, len(plan.channels)).sum(axis=0)
+    largest = np.argsort(-variance, kind="stable")[:count]
+    return sorted(plan.channels[index] for index in largest)
+
+
+def of_channels(vector: np.ndarray, plan: SparsityPlan, channels: Sequence[int]) -> np.ndarray:
+    """The entries of a vector that belong to some of its plan's channels."""
+    kept = [plan.channels.index(channel) for channel in channels]
+    return vector.reshape(-1, len(plan.channels))[:, kept].ravel()
+
+
+def ask_vectors(
+    grid: Grid,
+    exchange: Exchange,
+    request: RoundRequest,
+    sites: Sequence[str],
+    plan: SparsityPlan,
+    settings: VectorSettings,
+    network: nn.Module,
+    dropped: Callable[[str, str], None],
+) -> dict[str, np.ndarray]:
+    """(plan.length,) float64 of each site that gave a valid vector of the network, which is request.arrays
+    or settings' own."""
+    own = isinstance(network, VggFront)
+    arrays = Tensors(network.state_dict() if own else request.arrays)
+    common: dict[str, Any] = {
+        **request.stamp.stamp_fields,
+        "arrays": arrays,
+        "network": VGG if own else MODEL,
+        "previous": request.previous,
+        "channels": list(plan.channels),
+        "layers": plan.layers,
+        "combine": plan.combine,
+        "epsilon": settings.epsilon,
+        "delta": None if settings.epsilon is None else settings.delta,
+    }
+    holder, other = SparsityRequest(**common), SparsityRequest(**common)
+    if request.previous_arrays is not None:
+        other = SparsityRequest(**common, previous_arrays=Tensors(request.previous_arrays))
+    fingerprint = plan.fingerprint(content_sha256(arrays))
+    replies = ask(
+        grid,
+        exchange,
+        [(site, request.sites[site], holder if site in request.holders else other) for site in sites],
+        SparsityReply,
+        request.deadline,
+        dropped,
+        lambda reply: check_vector(reply, plan, fingerprint),
+    )
+    return {site: reply.vector[VECTOR].double().cpu().numpy() for site, reply in replies.items()}
+
+
+def check_vector(reply: SparsityReply, plan: SparsityPlan, fingerprint: str) -> None:
+    """Raises ProtocolError when a vector is of another model or channels, or no mean of shares."""
+    if reply.extractor != fingerprint:
+        raise ProtocolError(
+            f"SparsityReply: extractor: found {reply.extractor:.12}, expected {fingerprint:.12}: the vector "
+            "is of another model or other channels"
+        )
+    found = {name: tuple(tensor.shape) for name, tensor in reply.vector.items()}
+    if found != {VECTOR: (plan.length,)}:
+        raise ProtocolError(f"SparsityReply: vector: found {found}, expected {VECTOR}: ({plan.length},)")
+    low, high = (float(value) for value in reply.vector[VECTOR].aminmax())
+    if not 0 <= low <= high <= 1:
+        raise ProtocolError(
+            f"SparsityReply: vector: found values from {low:.4g} to {high:.4g}, allowed 0 to 1"
+        )

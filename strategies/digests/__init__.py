@@ -1,0 +1,1 @@
+"""Digests at the server: lent, stored, and replayed for sites that are absent."""

@@ -1,0 +1,139 @@
+"""What sites have lent: who is asked for digests, who declines, who takes them back, and what is kept."""
+
+import math
+from functools import cached_property
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.models.digest_encoders import build_encoder, digest_shape, encoder_hash
+from perennial.privacy.digest_entries import digest_entries
+from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.protocol.messages import DigestReply, Stamp
+from perennial.strategies.base import RoundRequest
+from perennial.strategies.digests.collection import collect
+from perennial.strategies.digests.report import digest_block, published_guarantee
+from perennial.strategies.digests.store import DigestStore, checked
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.services import Services
+
+
+class DigestLending:
+    """digests: how the experiment says that they are made. store: those that are kept.
+
+    withdrawals: how often a site has taken its digests back. rounds_stood_in: site -> rounds in which its
+    digests taught in its place.
+    """
+
+    def __init__(self, services: Services) -> None:
+        """Raises ConfigError where the experiment does not say how digests are made."""
+        if services.experiment.digests is None:
+            raise ConfigError("digests: missing; strategy digest_synthesis needs to know how they are made")
+        self.digests = services.experiment.digests
+        self.store = DigestStore()
+        self.withdrawals = 0
+        self.rounds_stood_in: dict[str, int] = {}
+        self._services = services
+        self._exchange = Exchange()
+        self._declined: dict[str, int] = {}
+        self._to_ask_again: set[str] = set()
+        self._withdrawn: list[str] = []
+
+    def borrow(self, grid: Grid, request: RoundRequest, notes: list[str]) -> int:
+        """Ask who has not lent this task's digests; returns the bytes received.
+
+        notes: gets a sentence for each site of which nothing came.
+        """
+        task = request.stamp.task
+        asked = {
+            site: node
+            for site, node in request.sites.items()
+            if site in self._to_ask_again
+            or not (self.store.holds(site, task) or self._declined.get(site) == task)
+        }
+        self._to_ask_again -= asked.keys()
+        record, charge = self._services.releases, self._charge(request.stamp)
+        if record is not None:
+            record.asked(request.stamp.round, asked, charge, once=f"digest-{task}")
+        replies, warnings, declined = collect(
+            grid, self._exchange, asked, request.stamp, self._encoder, request.deadline
+        )
+        notes += warnings
+        self._declined |= dict.fromkeys(declined, task)
+        if record is not None:
+            lent_nothing = [*declined, *(site for site, reply in replies.items() if reply.digests is None)]
+            record.refused(request.stamp.round, lent_nothing, charge, once=f"digest-{task}")
+        received = 0
+        for site, reply in replies.items():
+            try:
+                received += self._take(site, reply, notes)
+            except ProtocolError as error:
+                self._declined[site] = task
+                notes.append(f"digests of {site}: {error}")
+        return received
+
+    def ask_again(self, site: str) -> None:
+        """In its next round: a site that refuses to train may want its digests back too."""
+        if site in self.store.sites:
+            self._to_ask_again.add(site)
+
+    def withdraw(self, site: str, notes: list[str]) -> None:
+        """Forget a site's digests. Whoever goes on with what was trained on them looks at withdrawals."""
+        if self.store.drop(site):
+            self._withdrawn.append(site)
+            self.withdrawals += 1
+            notes.append(f"site {site} has withdrawn its digests; the guidance starts anew")
+
+    def summary_block(self) -> dict[str, Any]:
+        """What is held of whom, at what honest epsilon."""
+        encoder = f"{self._services.experiment.encoder.name}, SHA-256 {self._encoder:.12}"
+        length = math.prod(digest_shape(self._services.input_shape))
+        return {"encoder": encoder} | digest_block(
+            self.digests, length, self.store, self.rounds_stood_in, self._withdrawn
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed server needs."""
+        facts = {
+            "declined": self._declined,
+            "ask_again": sorted(self._to_ask_again),
+            "rounds_stood_in": self.rounds_stood_in,
+            "withdrawals": self.withdrawals,
+            "withdrawn": self._withdrawn,
+        }
+        return {"lending": facts} | self.store.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore state_dict()."""
+        facts = state["lending"]
+        self._declined, self._to_ask_again = dict(facts["declined"]), set(facts["ask_again"])
+        self.rounds_stood_in = dict(facts["rounds_stood_in"])
+        self.withdrawals, self._withdrawn = facts["withdrawals"], list(facts["withdrawn"])
+        self.store.load_state_dict(state)
+
+    def _charge(self, stamp: Stamp) -> list[Entry]:
+        """What a site charges for the digests of one task."""
+        guarantee = published_guarantee(self.digests, math.prod(digest_shape(self._services.input_shape)))
+        return digest_entries(self.digests, guarantee, stamp.run, stamp.experiment, RECIPIENT)
+
+    @cached_property
+    def _encoder(self) -> str:
+        """Hash of the encoder that the digests must come from."""
+        experiment = self._services.experiment
+        return encoder_hash(build_encoder(experiment.encoder, self._services.input_shape, experiment.seed))
+
+    def _take(self, site: str, reply: DigestReply, notes: list[str]) -> int:
+        """Keep or forget a site's digests, as it says; returns the bytes that came."""
+        if reply.digests is None:
+            self._declined[site] = reply.task
+            self.withdraw(site, notes)
+            return 0
+        if self.store.holds(site, reply.task):
+            return 0
+        shape = digest_shape(self._services.input_shape)
+        digests = checked(reply, self._encoder, shape, self.digests.per_digest)
+        self.store.put(site, reply.task, digests)
+        if site in self._withdrawn:
+            self._withdrawn.remove(site)
+        return 4 * (digests.features.numel() + digests.labels.numel())

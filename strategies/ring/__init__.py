@@ -1,0 +1,1 @@
+"""Rounds in which the model goes from site to site."""

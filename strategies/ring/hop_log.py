@@ -1,0 +1,159 @@
+"""Where a round of a ring stands, hop by hop, so that a server that was stopped goes on at the next hop.
+
+A round of a ring can take hours, and every turn is work, and under privacy a release, of a site.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from perennial.foundation.files import replace_file
+from perennial.protocol.messages import Stamp
+from perennial.protocol.tensors import content_sha256
+from perennial.strategies.base import RoundOutcome
+from perennial.strategies.round.gate import Admitted
+
+FILE = "ring.safetensors"
+SAVE_EVERY = 1.0
+"""Seconds of work that a stop may cost; hops of a simulation are shorter, and do not wait for the disk."""
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One hop. kind: taken into the model or why not. received, sent: bytes. facts: of whoever watches."""
+
+    site: str
+    sweep: int
+    kind: Literal["taken", "dropped", "refused", "absent"]
+    reason: str = ""
+    norm: float = 0.0
+    num_examples: int = 0
+    train_loss: float | None = None
+    steps: int = 0
+    received: int = 0
+    sent: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, reply: Admitted, sweep: int, received: int, sent: int, facts: dict[str, Any]) -> "Hop":
+        """The hop of a reply that was taken."""
+        return cls(
+            reply.site,
+            sweep,
+            "taken",
+            "",
+            reply.norm,
+            reply.num_examples,
+            reply.train_loss,
+            reply.steps,
+            received,
+            sent,
+            facts,
+        )
+
+
+@dataclass
+class RingLog:
+    """route: sites by sweep, in order. arrays: the model that goes on. worth: of that model, once somebody
+    has asked. folder: None keeps nothing on disk."""
+
+    folder: Path | None
+    key: str
+    arrays: Mapping[str, Tensor]
+    route: list[list[str]] = field(default_factory=list)
+    hops: list[Hop] = field(default_factory=list)
+    worth: float | None = None
+    _saved: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def open(cls, folder: Path | None, stamp: Stamp, arrays: Mapping[str, Tensor]) -> "RingLog":
+        """The log of this round from this model, as far as an earlier server got, or a new one.
+
+        A damaged file, or one of another round or model, costs the hops that it holds and nothing else.
+        """
+        key = json.dumps([stamp.stamp_fields, content_sha256(arrays)], sort_keys=True)
+        log = cls(folder, key, arrays)
+        path = log._path
+        if path is not None and path.exists():
+            try:
+                with safe_open(path, framework="pt") as file:
+                    facts = json.loads((file.metadata() or {})["log"])
+                    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            except (SafetensorError, OSError, KeyError, ValueError):
+                return log
+            if facts["key"] == key:
+                log.route, log.hops = facts["route"], [Hop(**hop) for hop in facts["hops"]]
+                log.worth = facts["worth"]
+                log.arrays = {name: tensors[name].to(old.device) for name, old in arrays.items()}
+        return log
+
+    def add(self, hop: Hop) -> None:
+        """Keep one hop more."""
+        self.hops.append(hop)
+        if time.monotonic() - self._saved >= SAVE_EVERY and self._path is not None:
+            self._save(self._path)
+            self._saved = time.monotonic()
+
+    @property
+    def last_sweep(self) -> int:
+        """Of the turn that the model comes from; 0 before the first."""
+        return max((hop.sweep for hop in self.hops if hop.kind == "taken"), default=0)
+
+    def has_trained(self, site: str) -> bool:
+        """Whether the site took a turn in this round."""
+        return any(hop.site == site and hop.kind == "taken" for hop in self.hops)
+
+    def outcome(self, asked: Sequence[str] | Mapping[str, int]) -> RoundOutcome:
+        """What the hops come to; each site once. asked: the round's sites."""
+        taken = [hop for hop in self.hops if hop.kind == "taken"]
+        return RoundOutcome(
+            participants={site: _together(site, taken) for site in asked if self.has_trained(site)},
+            dropped=self._reasons("dropped"),
+            refused=self._reasons("refused"),
+            absent=[site for site in asked if all(h.kind == "absent" for h in self.hops if h.site == site)],
+            bytes_up=sum(hop.received for hop in taken),
+            bytes_down=sum(hop.sent for hop in taken),
+            details={
+                "order": self.route,
+                "turns": [
+                    {"site": hop.site, "sweep": hop.sweep, "kind": hop.kind, **hop.facts} for hop in self.hops
+                ],
+            },
+        )
+
+    def _reasons(self, kind: str) -> list[tuple[str, str]]:
+        """(site, reason), each site once however often it failed in this round."""
+        return list({hop.site: hop.reason for hop in self.hops if hop.kind == kind}.items())
+
+    @property
+    def _path(self) -> Path | None:
+        return None if self.folder is None else self.folder / FILE
+
+    def _save(self, path: Path) -> None:
+        facts = {"key": self.key, "route": self.route, "worth": self.worth}
+        facts["hops"] = [asdict(hop) for hop in self.hops]
+        tensors = {name: tensor.detach().cpu().clone() for name, tensor in self.arrays.items()}
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        replace_file(path, save(tensors, {"log": json.dumps(facts)}))
+
+
+def _together(site: str, hops: list[Hop]) -> Admitted:
+    """A site's turns of one round as one reply: samples and steps added, losses weighted by samples."""
+    own = [hop for hop in hops if hop.site == site]
+    told = [(hop.train_loss, hop.num_examples) for hop in own if hop.train_loss is not None]
+    loss = sum(value * n for value, n in told) / sum(n for _, n in told) if told else None
+    return Admitted(
+        site,
+        {},
+        max(hop.norm for hop in own),
+        sum(hop.num_examples for hop in own),
+        loss,
+        sum(hop.steps for hop in own),
+    )

@@ -1,0 +1,71 @@
+"""What SCAFFOLD, FedDyn and AdaBest share: sites count alike, each site corrects its gradients by a vector of
+its own, and the server keeps one vector of the model's shape across rounds."""
+
+from typing import Any
+
+from torch import Tensor
+
+from perennial.models.growth import grown
+from perennial.protocol.messages import TrainRequest
+from perennial.strategies.base import Arrays, TaskStart
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.site_settings import SameForAll, with_settings
+from perennial.strategies.sums.parameters import parameter_zeros, prefixed, unprefixed
+
+
+class Corrected(FedAvg):
+    """Uniform mean of the sites' models, with a server vector and an order to the sites.
+
+    memory: name -> tensor, the server's vector; a subclass says what it means. population: every site that
+    was connected at a task's start or has ever answered.
+    """
+
+    def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
+        super().__init__(max_update_norm, **flower)
+        self.memory: dict[str, Tensor] = {}
+        self.population: set[str] = set()
+        self._requests = SameForAll()
+
+    # what a method changes
+
+    def correction(self) -> dict[str, Any]:
+        """The order to the sites: the correction's name and strength."""
+        raise NotImplementedError
+
+    def beginning(self, arrays: Arrays) -> dict[str, Tensor]:
+        """Values of the server's vector before anything is known; new classes get them too."""
+        return parameter_zeros(arrays)
+
+    # the rest follows
+
+    def begin_task(self, task: TaskStart) -> None:
+        self.memory = grown(self.memory, self.beginning(task.reference))
+        self.population |= set(task.sites)
+
+    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
+        return self._requests.get(request) or self._requests.put(request, self.ordered(request))
+
+    def ordered(self, request: TrainRequest) -> TrainRequest:
+        """The request with the order in it; the same for all sites."""
+        return with_settings(request, correction=self.correction())
+
+    def begin_round(self) -> None:
+        super().begin_round()
+        self._requests.clear()
+        # under Flower's own start() no task begins
+        self.memory = grown(self.memory, self.beginning(self.reference))
+
+    def weight(self, reply: Admitted) -> float:
+        return 1.0
+
+    def fold(self, reply: Admitted) -> None:
+        super().fold(reply)
+        self.population.add(reply.site)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"population": sorted(self.population), **prefixed("memory", self.memory)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.population = set(state["population"])
+        self.memory = unprefixed("memory", state)

@@ -1,0 +1,139 @@
+"""One exchange with the sites: requests go out together, replies come in as they are ready, until a
+deadline."""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from perennial.protocol.fields import WireMessage
+from perennial.protocol.messages import TrainRequest
+
+FIRST_POLL = 0.005
+SLOWEST_POLL = 0.5
+"""Seconds between looks at the grid: short rounds are noticed at once, long ones cost few looks."""
+
+
+class Owed(NamedTuple):
+    """A reply that was not there in time. until: when nobody waits for it any more, on the monotonic clock.
+
+    update: whether training was asked for.
+    """
+
+    site: str
+    until: float
+    update: bool
+
+
+@dataclass
+class Exchange:
+    """Remembers which site still owes a reply from an earlier round, so that a late one is recognised.
+
+    A late update waits for the next round of training, whatever is asked in between. Any other late reply is
+    let go: its question is over, and its site was named when time ran out.
+    """
+
+    slowest_poll: float = SLOWEST_POLL
+    owed: dict[str, Owed] = field(default_factory=dict)
+    """By message id."""
+    late: list[tuple[str, Message]] = field(default_factory=list)
+    """(site, late update) that no round of training has taken yet."""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    """Of the tensors of all queries beside training (strategies/round/queries.py), and of their replies."""
+
+    def busy(self, site: str) -> bool:
+        """Whether the site still works on an earlier round's request."""
+        now = time.monotonic()
+        self.owed = {message: owed for message, owed in self.owed.items() if owed.until > now}
+        return any(owed.site == site for owed in self.owed.values())
+
+    def settle(self, grid: Grid, sites: Collection[str], enough: int) -> None:
+        """Wait until so many of the sites owe nothing: their late replies have come, or are waited for no
+        more."""
+        pause = FIRST_POLL
+        while sum(not self.busy(site) for site in sites) < min(enough, len(sites)):
+            if self._let_in(grid.pull_messages([*self.owed])):
+                pause = FIRST_POLL
+            else:
+                time.sleep(pause)
+                pause = min(1.5 * pause, self.slowest_poll)
+
+    def train(
+        self,
+        grid: Grid,
+        requests: Sequence[tuple[str, int, WireMessage]],
+        deadline: float,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[str, Message]]:
+        """As run, with late updates, which their stamps tell apart; that of a site that is asked again comes
+        last, because a newer one counts before it."""
+        asked = {site for site, _, _ in requests}
+        for site, reply in self.run(grid, requests, deadline, meanwhile):
+            yield from self._take_late(but_of=asked)
+            yield site, reply
+        yield from self._take_late()
+
+    def run(
+        self,
+        grid: Grid,
+        requests: Sequence[tuple[str, int, WireMessage]],
+        deadline: float,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[str, Message]]:
+        """Send requests, (site, node id, message) each, and yield (site, reply) as replies come.
+
+        Ends when every request has its reply or after deadline seconds. Replies to earlier requests are not
+        among those yielded. meanwhile: what to do while the sites work.
+        """
+        # one record for all sites that get the same message, so that a model is serialised once for a round
+        records = {
+            id(request): request.to_record() for request in {id(r): r for _, _, r in requests}.values()
+        }
+        messages = [
+            Message(records[id(request)], node, request.message_type, ttl=2 * deadline)
+            for _, node, request in requests
+        ]
+        waiting: dict[str, str] = {}
+        for (site, _, _), message_id in zip(requests, grid.push_messages(messages), strict=True):
+            if message_id:
+                waiting[message_id] = site
+        meanwhile()
+        start = time.monotonic()
+        pause = FIRST_POLL
+        while waiting and time.monotonic() - start < deadline:
+            found = False
+            for reply in grid.pull_messages([*waiting, *self.owed]):
+                if site := waiting.pop(reply.metadata.reply_to_message_id, ""):
+                    found = True
+                    yield site, reply
+                else:
+                    found |= self._let_in([reply])
+            if found:
+                pause = FIRST_POLL
+            elif waiting:
+                time.sleep(min(pause, max(0.0, deadline - (time.monotonic() - start))))
+                pause = min(1.5 * pause, self.slowest_poll)
+        patience = time.monotonic() + deadline
+        training = {site for site, _, request in requests if isinstance(request, TrainRequest)}
+        self.owed |= {
+            message_id: Owed(site, patience, site in training) for message_id, site in waiting.items()
+        }
+
+    def _let_in(self, replies: Iterable[Message]) -> bool:
+        """Keep the late updates among replies, and let other late ones go; whether there was any."""
+        found = False
+        for reply in replies:
+            if owed := self.owed.pop(reply.metadata.reply_to_message_id, None):
+                found = True
+                if owed.update:
+                    self.late.append((owed.site, reply))
+        return found
+
+    def _take_late(self, but_of: Collection[str] = ()) -> list[tuple[str, Message]]:
+        taken = [entry for entry in self.late if entry[0] not in but_of]
+        self.late = [entry for entry in self.late if entry[0] in but_of]
+        return taken

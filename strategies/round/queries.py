@@ -1,0 +1,72 @@
+"""Asking sites something other than training: every reply is checked before it is believed."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from flwr.serverapp import Grid
+
+from perennial.foundation.errors import ProtocolError
+from perennial.protocol.fields import WireMessage, read_kind
+from perennial.protocol.messages import EvaluateReply, Refusal, Stamp, require_same_round
+from perennial.strategies.round.exchange import Exchange
+
+Reply = TypeVar("Reply", bound=WireMessage)
+
+
+def describe_error(reason: str) -> str:
+    """What Flower says of a message that no ClientApp answered, for the operator.
+
+    A site runs approved apps only: the folder that apps are unpacked to is read-only (deploy/approval.py).
+    """
+    if "/apps/" in reason and ("PermissionError" in reason or "Read-only file system" in reason):
+        return "this site has not approved the app of this run"
+    return f"error at the site or on the way: {reason}"
+
+
+def ask(
+    grid: Grid,
+    exchange: Exchange,
+    requests: Sequence[tuple[str, int, WireMessage]],
+    expected: type[Reply],
+    deadline: float,
+    dropped: Callable[[str, str], None],
+    check: Callable[[Reply], None] = lambda reply: None,
+) -> dict[str, Reply]:
+    """The valid replies by site, in the order of the requests, whatever order they came in.
+
+    requests: (site, node id, message) each. check: raises ProtocolError when the content is not acceptable.
+    dropped: told (site, reason) for every site whose reply is missing, refused or not valid.
+    """
+    asked = {site: request for site, _, request in requests}
+    replies: dict[str, Reply] = {}
+    exchange.bytes_down += sum(request.tensor_bytes for _, _, request in requests)
+    for site, message in exchange.run(grid, requests, deadline):
+        try:
+            if message.has_error():
+                raise ProtocolError(describe_error(message.error.reason or "unknown"))
+            if read_kind(message.content) == Refusal.__name__:
+                refusal = Refusal.from_record(message.content)
+                raise ProtocolError(f"{refusal.kind}: {refusal.reason}")
+            reply = expected.from_record(message.content)
+            request = asked[site]
+            if isinstance(request, Stamp) and isinstance(reply, Stamp):
+                require_same_round(request, reply)
+            check(reply)
+            replies[site] = reply
+            exchange.bytes_up += reply.tensor_bytes
+        except ProtocolError as error:
+            dropped(site, str(error))
+            asked.pop(site)
+    for site in asked.keys() - replies.keys():
+        dropped(site, f"no answer within {deadline:.0f} s")
+    return {site: replies[site] for site, _, _ in requests if site in replies}
+
+
+def check_counts(reply: EvaluateReply) -> None:
+    """Raises ProtocolError when a site's counts cannot be true."""
+    if not len(reply.correct) == len(reply.total) == reply.num_classes:
+        raise ProtocolError(
+            f"EvaluateReply: counts of {len(reply.total)} classes, expected {reply.num_classes}"
+        )
+    if any(right > samples for right, samples in zip(reply.correct, reply.total, strict=True)):
+        raise ProtocolError("EvaluateReply: more right answers than samples")

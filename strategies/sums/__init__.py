@@ -1,0 +1,1 @@
+"""Adding updates up: exact sums in any order, softmax sums, buffers on disk."""

@@ -1,0 +1,188 @@
+"""A weighted sum of updates whose bits do not depend on the order in which the updates arrive.
+
+Floating-point addition is not associative; integer addition is. Each weighted update is rounded to a grid
+of spacing 2^-34 and the grid indices are added as 64-bit integers, in the memory of one accumulator. The
+rounding error of the mean is at most 2^-35, below the spacing of float32 numbers of size 0.0005.
+
+A large model's sum runs in a compiled loop, a small one's in PyTorch's operations. The two may round the last
+step of the grid differently; which of them runs depends on the model alone.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from perennial.strategies.sums.exact_kernel import Share
+
+GRID = 2.0**-34
+# Adding 1.5 * 2^52 grid steps puts every |value| < 2^51 steps into one binade whose spacing is the grid: the
+# addition itself rounds to the grid, and the integer behind the float's bits counts grid steps from the
+# anchor's own
+# integer.
+_ANCHOR = 1.5 * 2.0**52 * GRID
+_ANCHOR_BITS = int(torch.tensor(_ANCHOR, dtype=torch.float64).view(torch.int64))
+_FAST_LIMIT = 2.0**50 * GRID
+_LIMIT = 2.0**61 * GRID
+_CHUNK = 1 << 15
+COMPILED_FROM = 1 << 22
+"""Values in a model from which a compiled loop wins back the second that compiling takes."""
+
+
+class ExactSum:
+    """Sum of weight * update over the updates of a round.
+
+    like: name -> tensor; the shapes and device of every update to come. model_size: values in the whole
+    model, where like is a part of it with a sum of its own.
+    """
+
+    def __init__(self, like: Mapping[str, Tensor], model_size: int = 0) -> None:
+        self._shapes = {name: t.shape for name, t in like.items()}
+        self._groups = _groups(like)
+        self._steps = [
+            torch.zeros(
+                sum(like[name].numel() for name in group), dtype=torch.int64, device=like[group[0]].device
+            )
+            for group in self._groups
+        ]
+        self._anchors = 0
+        self._largest = 0.0
+        self._weights: list[float] = []
+        self._scratch: Tensor | None = None
+        self._shares: list[Share] | None = None
+        self._compiled = max(model_size, sum(map(len, self._steps))) >= COMPILED_FROM and all(
+            tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in like.values()
+        )
+
+    def add(self, update: Mapping[str, Tensor], weight: float, norm: float) -> None:
+        """Add weight * update. norm: L2 norm of the update, which bounds each of its values.
+
+        Raises OverflowError when a sum of such sizes could leave the range of the accumulator (about 1.3e8).
+        """
+        if not self.holds(weight, norm):
+            raise OverflowError(f"weighted update of norm {weight * norm:.3g} does not fit the exact sum")
+        self._largest += weight * norm
+        fast = weight * norm < _FAST_LIMIT
+        if fast and self._compiled:
+            self._add_compiled(update, weight)
+        else:
+            for group, steps in zip(self._groups, self._steps, strict=True):
+                values = _row([update[name] for name in group]).to(steps.device)
+                if fast:
+                    self._add_in_pieces(steps, values, weight)
+                else:
+                    steps.add_((values.double() * (weight / GRID)).round().to(torch.int64))
+        self._anchors += fast
+        self._weights.append(weight)
+
+    def holds(self, weight: float, norm: float) -> bool:
+        """Whether the accumulator has room for one more weighted update of this size."""
+        return self._largest + weight * norm <= _LIMIT
+
+    def _add_compiled(self, update: Mapping[str, Tensor], weight: float) -> None:
+        from perennial.strategies.sums.exact_kernel import add_rows, shares
+
+        if self._shares is None:
+            self._shares = shares([len(steps) for steps in self._steps])
+        rows = [_row([update[name] for name in group]).contiguous().numpy() for group in self._groups]
+        add_rows([steps.numpy() for steps in self._steps], rows, weight, _ANCHOR, self._shares)
+
+    def _add_in_pieces(self, steps: Tensor, values: Tensor, weight: float) -> None:
+        if self._scratch is None:
+            longest = max(len(steps) for steps in self._steps)
+            size = min(_CHUNK, longest) if steps.device.type == "cpu" else longest
+            self._scratch = torch.empty(size, dtype=torch.float64, device=steps.device)
+            self._anchor = torch.tensor(_ANCHOR, dtype=torch.float64, device=steps.device)
+        # in pieces that stay in the processor's cache: three passes over memory become one
+        size = len(self._scratch)
+        for start in range(0, len(values), max(size, 1)):
+            piece = values[start : start + size]
+            room = self._scratch[: len(piece)]
+            room.copy_(piece)
+            torch.add(self._anchor, room, alpha=weight, out=room)
+            _add_integers(steps[start : start + size], room.view(torch.int64))
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights, rounded once, so that their order does not matter either."""
+        return math.fsum(self._weights)
+
+    @property
+    def _offset(self) -> int:
+        """Wrapping integer arithmetic: what is taken away here is what the additions of the anchor put in."""
+        return _wrapped(self._anchors * _ANCHOR_BITS)
+
+    def value(self) -> dict[str, Tensor]:
+        """The sum, float64, in the updates' shapes."""
+        offset = self._offset
+        total: dict[str, Tensor] = {}
+        for group, steps in zip(self._groups, self._steps, strict=True):
+            values = (steps - offset).to(torch.float64).mul_(GRID)
+            parts = values.split([self._shapes[name].numel() for name in group])
+            total |= {name: part.view(self._shapes[name]) for name, part in zip(group, parts, strict=True)}
+        return total
+
+    def added_to(self, reference: Mapping[str, Tensor], divisor: float | None = None) -> dict[str, Tensor]:
+        """reference + sum / divisor in the reference's dtype; divisor: by default the sum of the weights."""
+        scale = 1.0 / (self.weight if divisor is None else divisor)
+        if self._compiled and all(tensor.dtype == torch.float32 for tensor in reference.values()):
+            return self._added_compiled(reference, scale)
+        total = self.value()
+        return {
+            name: (total[name].mul_(scale).add_(tensor)).to(tensor.dtype)
+            for name, tensor in reference.items()
+        }
+
+    def _added_compiled(self, reference: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+        from perennial.strategies.sums.exact_kernel import add_mean
+
+        offset = self._offset
+        result: dict[str, Tensor] = {}
+        for group, steps in zip(self._groups, self._steps, strict=True):
+            parts = steps.split([self._shapes[name].numel() for name in group])
+            for name, part in zip(group, parts, strict=True):
+                if name in reference:
+                    before = reference[name].reshape(-1).numpy()
+                    result[name] = torch.empty(self._shapes[name])
+                    add_mean(before, part.numpy(), offset, GRID * scale, result[name].view(-1).numpy())
+        return {name: result[name] for name in reference}
+
+
+def _add_integers(total: Tensor, terms: Tensor) -> None:
+    """total += terms. NumPy's addition is three times as fast: PyTorch's multiplies by its alpha first."""
+    if total.device.type == "cpu":
+        home = total.numpy()
+        np.add(home, terms.numpy(), out=home)
+    else:
+        total.add_(terms)
+
+
+def _groups(like: Mapping[str, Tensor]) -> list[list[str]]:
+    """Names in order, small neighbours together: a model of many small layers then costs few operations."""
+    groups: list[list[str]] = []
+    filled = 0
+    for name, tensor in like.items():
+        if not groups or filled + tensor.numel() > _CHUNK:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += tensor.numel()
+    return groups
+
+
+def _row(tensors: list[Tensor]) -> Tensor:
+    """All values one after the other; a single tensor is not copied."""
+    rows = [tensor.detach().reshape(-1) for tensor in tensors]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def _wrapped(value: int) -> int:
+    """value modulo 2^64, as a signed 64-bit integer."""
+    return (value + 2**63) % 2**64 - 2**63

@@ -1,0 +1,58 @@
+"""Keeping the updates that may turn out to be the heaviest, before the weights of the round are known."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Factors = tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    factors: Factors
+    update: Mapping[str, Tensor]
+
+
+class LargestWeights:
+    """The updates that can be among the `count` heaviest, whatever replies are still to come.
+
+    A weight grows with each factor, so a site that is below `count` others in every factor is out for good.
+    What is kept grows with a power of the logarithm of the number of sites for unrelated factors, and is
+    `count` for one factor.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._kept: dict[str, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def update(self, site: str) -> Mapping[str, Tensor]:
+        return self._kept[site].update
+
+    def offer(self, site: str, factors: Factors, update: Mapping[str, Tensor]) -> None:
+        """factors: of equal length for all sites; None, which only the whole round can value, compares with
+        nothing else."""
+        if self._above(factors) >= self._count:
+            return
+        self._kept[site] = _Entry(factors, update)
+        outdone = [
+            name
+            for name, entry in self._kept.items()
+            if name != site and _below(entry.factors, factors) and self._above(entry.factors) > self._count
+        ]
+        for name in outdone:
+            del self._kept[name]
+
+    def _above(self, factors: Factors) -> int:
+        return sum(_below(factors, entry.factors) for entry in self._kept.values())
+
+
+def _below(factors: Factors, others: Factors) -> bool:
+    """Whether no factor is above the other's; a site is below itself."""
+    return all(
+        own == other if own is None or other is None else own <= other
+        for own, other in zip(factors, others, strict=True)
+    )

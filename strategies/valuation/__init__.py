@@ -1,0 +1,1 @@
+"""What sites contribute: coalitions, utilities, Shapley values."""

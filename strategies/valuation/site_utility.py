@@ -1,0 +1,54 @@
+"""What a model is worth by the sites' own held-out samples, for a server that has none."""
+
+from statistics import median
+
+from flwr.serverapp import Grid
+
+from perennial.protocol.messages import EvaluateReply, EvaluateRequest
+from perennial.protocol.tensors import Tensors, byte_count
+from perennial.strategies.base import Arrays, RoundRequest
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.queries import ask, check_counts
+
+
+class SiteJudge:
+    """Asks all sites of a round, and takes the median of their accuracies: a site that lies, or a few, cannot
+    move it far.
+
+    sent: bytes of the models that were sent. failed: site -> why it did not measure, of the latest round.
+    """
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.failed: dict[str, str] = {}
+        self._exchange = Exchange()
+
+    def __call__(self, grid: Grid, request: RoundRequest, arrays: Arrays) -> float | None:
+        """Median accuracy; None when no site has measured."""
+        requests = [
+            (site, node, self._message(site, request, arrays)) for site, node in request.sites.items()
+        ]
+        self.sent += sum(
+            byte_count(message.arrays) + byte_count(message.previous_arrays or {})
+            for _, _, message in requests
+        )
+        replies = ask(
+            grid,
+            self._exchange,
+            requests,
+            EvaluateReply,
+            request.deadline,
+            self.failed.__setitem__,
+            check_counts,
+        )
+        shares = [sum(reply.correct) / sum(reply.total) for reply in replies.values() if sum(reply.total)]
+        return median(shares) if shares else None
+
+    def _message(self, site: str, request: RoundRequest, arrays: Arrays) -> EvaluateRequest:
+        send = request.previous_arrays is not None and site not in request.holders
+        return EvaluateRequest(
+            **request.stamp.stamp_fields,
+            arrays=Tensors(arrays),
+            previous=request.previous,
+            previous_arrays=Tensors(request.previous_arrays or {}) if send else None,
+        )
