@@ -28,8 +28,10 @@ HELD_MODELS = 2
 
 @dataclass
 class Process:
-    """What the sites of one process share for one experiment. data: by site; earlier_models: of earlier tasks, by
-    content."""
+    """What the sites of one process share for one experiment.
+
+    data: by site. earlier_models: at the end of earlier tasks, by content hash.
+    """
 
     registry: Registry
     data: dict[str, SiteData]

@@ -67,7 +67,7 @@ def _section(message: type[WireMessage]) -> str:
         hint = (
             str(hints[field.name]) if not isinstance(hints[field.name], type) else hints[field.name].__name__
         )
-        hint = hint.replace("protocol.tensors.", "").replace("|", "or")
+        hint = hint.replace("perennial.protocol.tensors.", "").replace("|", "or")
         low, high = field.metadata.get("low"), field.metadata.get("high")
         bounds = f", {low} to {high}" if low is not None and high not in (None, float("inf")) else ""
         allowed = f", {field.metadata['allowed']}" if "allowed" in field.metadata else ""
