@@ -52,10 +52,10 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     for room in ROOMS:
         shutil.copytree(APP_ROOT / room, package / room, ignore=CACHES)
     shutil.copy(Path(perennial.__file__), package / "__init__.py")
-    (staged / "experiments").mkdir()
+    (package / "experiments").mkdir()
     inside = f"experiments/{name}.yaml"
-    resolved = _with_encoder(resolved, staged / "experiments" / f"{name}.encoder{TEXT_SUFFIX}")
-    replace_file(staged / inside, resolved.to_yaml().encode(), mode=0o644)
+    resolved = _with_encoder(resolved, package / "experiments" / f"{name}.encoder{TEXT_SUFFIX}")
+    replace_file(package / inside, resolved.to_yaml().encode(), mode=0o644)
     replace_file(staged / "pyproject.toml", _project(inside).encode(), mode=0o644)
     try:
         content = build_fab_from_disk(staged)
@@ -111,7 +111,7 @@ def _project(experiment: str) -> str:
         f'[project]\nname = "{NAME}"\nversion = "{VERSION}"\n'
         'description = "Federated class-incremental learning"\nlicense = "Apache-2.0"\ndependencies = []\n\n'
         f'[tool.flwr.app]\npublisher = "{PUBLISHER}"\n'
-        'fab-include = ["**/*.py", "experiments/*", "pyproject.toml"]\n\n'
+        'fab-include = ["**/*.py", "perennial/experiments/*", "pyproject.toml"]\n\n'
         '[tool.flwr.app.components]\nserverapp = "perennial.server.app:app"\n'
         'clientapp = "perennial.client.app:app"\n\n'
         "[tool.flwr.app.config]\n" + "\n".join(lines) + "\n"

@@ -100,5 +100,5 @@ def _freeze(apps: Path) -> None:
 
 
 def _describe(folder: Path) -> ApprovedApp:
-    names = sorted(path.stem for path in (folder / "experiments").glob("*.yaml"))
+    names = sorted(path.stem for path in (folder / "perennial" / "experiments").glob("*.yaml"))
     return ApprovedApp(folder.name, tuple(names))

@@ -335,8 +335,8 @@ def test_the_file_travels_in_the_app_that_sites_approve(trained: Path, tmp_path:
     home = tmp_path / "flower"
     approve(staged.fab, home, staged.digest)
     (installed,) = (home / "apps").iterdir()
-    there = load_experiment(installed / "experiments" / "encoders.yaml")
-    assert there.encoder.file == str(installed / "experiments" / "encoders.encoder.json")
+    there = load_experiment(installed / "perennial" / "experiments" / "encoders.yaml")
+    assert there.encoder.file == str(installed / "perennial" / "experiments" / "encoders.encoder.json")
     here = load_experiment(path)
     assert there.digest == here.digest
     ours, theirs = (build_encoder(found.encoder, SHAPE, found.seed) for found in (here, there))
