@@ -45,7 +45,8 @@ def approve(fab: Path, flower_home: Path, expected: str) -> ApprovedApp:
     Raises ConfigError when the file is not an app bundle or has another hash.
     """
     import click
-    from flwr.cli.install import install_from_fab
+
+    from perennial.deploy.flower_seam import install_from_fab
 
     found = read_hash(fab)
     if len(expected) != 64 or found != expected.lower():
