@@ -39,6 +39,37 @@ def test_any_order_gives_the_same_bits_and_the_right_value(order: list[int], see
         assert torch.allclose(results[0][name].double(), tensor.double() + mean, rtol=1e-6, atol=1e-6)
 
 
+def test_small_values_keep_the_precision_that_is_promised() -> None:
+    """The grid is 2^-34: a value of 0.0001 keeps more digits than float32 has, and so does a sum of many."""
+    assert GRID == 2.0**-34
+    draw = torch.Generator().manual_seed(8)
+    updates = [1e-4 * torch.randn(3000, generator=draw) for _ in range(40)]
+    total = ExactSum({"a": updates[0]})
+    for update in updates:
+        total.add({"a": update}, 1.0, float(update.norm()))
+    exact = torch.stack(updates).double().sum(dim=0)
+    error = (total.value()["a"] - exact).abs()
+    assert float(error.max()) <= 40 * 2.0**-35
+    # rounding errors of half a step at most, not all of one sign
+    assert float(error.mean()) < 4 * 2.0**-35
+    mean = total.added_to({"a": torch.zeros(3000)})["a"].double()
+    assert float((mean - exact / 40).abs().max()) <= 2.0**-35 + 1e-4 * 2.0**-23
+    # what is not on a coarser grid stays what it is
+    fine = ExactSum({"a": torch.zeros(1)})
+    fine.add({"a": torch.full((1,), 3 * 2.0**-34)}, 1.0, 1.0)
+    assert float(fine.value()["a"]) == 3 * 2.0**-34
+
+
+def test_large_updates_are_rounded_to_the_same_grid() -> None:
+    """Above the limit of the fast way the sum still holds whole grid steps, and mixes with small updates."""
+    total = ExactSum({"a": torch.zeros(2)})
+    large = torch.tensor([3.0e5, -2.5e5])
+    total.add({"a": large}, 2.0, float(large.norm()))
+    total.add({"a": torch.tensor([3 * 2.0**-34, 0.5])}, 1.0, 0.6)
+    assert total.value()["a"].tolist() == [6.0e5 + 3 * 2.0**-34, -5.0e5 + 0.5]
+    assert total.weight == 3.0 and len(total) == 2
+
+
 def test_a_sum_that_cannot_be_held_is_refused() -> None:
     total = ExactSum({"a": torch.zeros(2)})
     with pytest.raises(OverflowError, match="does not fit"):
