@@ -93,6 +93,8 @@ class Curriculum:
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
         self.history = History(self.progress.history)
         self.releases = Releases(folder.path)
+        for each in (strategy, self._averaging):
+            each.bounds, each.sums = experiment.bounds, experiment.sums
         strategy.attach(self._services())
         self.central = CentralPrivacy.of(experiment.privacy, strategy, self.progress.privacy, experiment.seed)
         if folder.checkpoint is not None:
@@ -199,6 +201,7 @@ class Curriculum:
                 clip_norm=self.central.sent_clip_norm if self.central else None,
                 holders=frozenset(progress.holders),
                 resting=frozenset(sites) - asked.keys(),
+                known=len(self.history.known_sites),
             ),
         )
         if self.central is not None:

@@ -87,18 +87,18 @@ class FedDisco(FedAvg):
 
     def begin_round(self) -> None:
         self._requests.clear()
+        self._grid = self.sum_grid(self.most_replies)
         if self._spool is not None:
             self._spool.close()
         self._spool = UpdateBuffer()
         self._replies: dict[str, Admitted] = {}
         self._counts: dict[str, list[int]] = {}
-        self._room = ExactSum({})
 
     def fold(self, reply: Admitted) -> None:
         assert self._spool is not None
         counts = checked_counts(reply.metrics.get(LABEL_COUNTS)) if self._asked else []
-        # no weight is above 1, so that what has room here has room in the sum that is made later
-        self._room.add({}, 1.0, reply.norm)
+        if not self._grid.holds(self.most_replies, reply.norm):
+            raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
         if self._asked:
             self._counts[reply.site] = counts
         self._spool.put(reply)
@@ -108,12 +108,13 @@ class FedDisco(FedAvg):
         assert self._spool is not None
         sites = sorted(self._replies)
         weights = dict(zip(sites, self._weights(sites).tolist(), strict=True))
-        total = ExactSum(self.reference)
+        # weights that sum to the number of sites: the grid's step is small beside them however many there are
+        total = ExactSum(self.reference, self._grid)
         for site, update in self._spool.updates():
-            total.add(update, weights[site], self._replies[site].norm)
+            total.add(update, weights[site] * len(sites), self._replies[site].norm)
         self._spool.close()
         self.outcome.details["weights"] = weights
-        return total.added_to(self.reference)
+        return total.added_to(self.reference, len(sites))
 
     def _weights(self, sites: Sequence[str]) -> NDArray[np.float64]:
         samples = [self._replies[site].num_examples for site in sites]

@@ -210,7 +210,7 @@ class SerialRing(IncrementalStrategy):
             progress=request.progress,
             settings=json.dumps({"turn": turn.model_dump()}),
         )
-        gate = Gate(arrays, request.stamp, self.max_update_norm)
+        gate = Gate(arrays, request.stamp, self.max_update_norm, max_samples=self.bounds.max_samples)
         # another site's late reply belongs to a model that has moved on
         self._exchange.late.clear()
         for _, reply in self._exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):
