@@ -54,11 +54,32 @@ def approve(
     sha256: Annotated[str, typer.Argument(help="its SHA-256, as the operator told it by another way")],
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
-    """Let one app run here: the code and the experiment that have this hash, and no other."""
+    """Say what an app asks, and let it run here: the code and the experiment that have this hash, and no
+    other."""
+    from perennial.config.site import load_site_config
     from perennial.deploy.approval import approve as approve_app
 
-    approved = approve_app(fab, _flower_home(site), sha256)
+    review(fab, site)
+    approved = approve_app(fab, _flower_home(site), sha256, load_site_config(site).approvals)
     typer.echo(f"{approved.name}: approved, with {', '.join(approved.experiments) or 'no experiment'}")
+
+
+@app.command()
+def review(
+    fab: Annotated[Path, typer.Argument(help="the app bundle, offered/*.fab")],
+    site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
+) -> None:
+    """Say in words what an app would ask of this site, and what that changes; approve nothing."""
+    from perennial.config.approval import read_approvals
+    from perennial.config.site import load_site_config
+    from perennial.deploy.approval import offered_experiments
+    from perennial.deploy.review import asked_in_words
+
+    config = load_site_config(site)
+    earlier = read_approvals(config.approvals)
+    for experiment in offered_experiments(fab).values():
+        for line in asked_in_words(experiment, config.policy, earlier[-1] if earlier else None):
+            typer.echo(line)
 
 
 @app.command()
@@ -67,9 +88,10 @@ def withdraw(
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
     """Take an approval back."""
+    from perennial.config.site import load_site_config
     from perennial.deploy.approval import withdraw as withdraw_app
 
-    withdraw_app(name, _flower_home(site))
+    withdraw_app(name, _flower_home(site), load_site_config(site).approvals)
     typer.echo(f"{name}: not approved any more")
 
 
