@@ -97,7 +97,9 @@ def withdraw(
 
 @app.command()
 def check(path: SiteFile = Path("site.yaml")) -> None:
-    """Check key, certificates, approvals and the way to the SuperLink; say what would happen."""
+    """Check key, certificates, approvals and the way to the SuperLink; say what would happen, and what a
+    hostile server could get."""
+    from perennial.client.exposure import in_words
     from perennial.deploy.handshake import check_handshake
     from perennial.deploy.supernode import read_setup
 
@@ -109,6 +111,8 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
     if setup.connection.any_app:
         typer.echo("approved:    EVERY app that the operator sends (connection.any_app)")
+    for line in in_words(setup.config.policy):
+        typer.echo(line)
     check_handshake(setup.connection.superlink, setup.path(setup.connection.ca))
     typer.echo(f"superlink:   {setup.connection.superlink} answers with a certificate that this site trusts")
 
