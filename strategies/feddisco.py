@@ -96,7 +96,8 @@ class FedDisco(FedAvg):
 
     def fold(self, reply: Admitted) -> None:
         assert self._spool is not None
-        counts = checked_counts(reply.metrics.get(LABEL_COUNTS)) if self._asked else []
+        told = reply.metrics.get(LABEL_COUNTS)
+        counts = checked_counts(told, reply.num_examples) if self._asked else []
         if not self._grid.holds(self.most_replies, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
         if self._asked:
@@ -127,11 +128,20 @@ class FedDisco(FedAvg):
         return disco_weights(samples, discrepancies(counts, self.distance), self.a, self.b)
 
 
-def checked_counts(value: Any) -> list[int]:
-    """A site's label counts. Raises Rejected for anything but whole numbers, not all of them 0."""
+def checked_counts(value: Any, samples: int) -> list[int]:
+    """A site's label counts; what it withholds of them is spread evenly over the classes withheld. samples:
+    that it trained on.
+
+    Raises Rejected for anything but whole numbers and null, not all of them 0.
+    """
     numbers = isinstance(value, list) and all(
-        type(count) is int and 0 <= count <= MAX_EXAMPLES for count in value
+        count is None or (type(count) is int and 0 <= count <= MAX_EXAMPLES) for count in value
     )
-    if not numbers or not any(value):
+    if not numbers or not any(count is None or count for count in value):
         raise Rejected(f"label_counts: found {value!r:.60}, allowed whole numbers from 0, one above 0")
-    return value
+    untold = sum(count is None for count in value)
+    if not untold:
+        return value
+    # at least one sample each, so that a row is never empty
+    rest = max(untold, samples - sum(count or 0 for count in value))
+    return [rest // untold if count is None else count for count in value]
