@@ -27,9 +27,9 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
 
     from perennial.models.factory import build_model
     from perennial.server.assembly import data_facts
-    from perennial.server.claims import check_privacy
     from perennial.server.dry_run import dry_run
     from perennial.server.global_model import GlobalModel
+    from perennial.server.privacy_claim import check_privacy
     from perennial.strategies.factory import build_strategy
 
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
