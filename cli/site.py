@@ -38,6 +38,7 @@ def open_(
     from perennial.cli.secret_files import read_text
     from perennial.deploy.bundle import open_bundle
     from perennial.deploy.certificates import read_validity
+    from perennial.deploy.keys import fingerprint
 
     passphrase = read_text(passphrase_file).strip() if passphrase_file else None
     if sealed and passphrase is None:
@@ -46,6 +47,9 @@ def open_(
         typer.echo(f"{folder / name}")
     for authority in read_validity(folder / "ca.crt"):
         typer.echo(f"authority:   {authority.identified} (compare by telephone)")
+    if (folder / "publisher.pub").exists():
+        mark = fingerprint((folder / "publisher.pub").read_bytes())
+        typer.echo(f"publisher:   {mark} (compare by telephone)")
 
 
 @app.command()
@@ -54,9 +58,11 @@ def approve(
     sha256: Annotated[str, typer.Argument(help="its SHA-256, as the operator told it by another way")],
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
-    """Let one app run here: the code and the experiment that have this hash, and no other."""
+    """Let one app run here: the code and the experiment that have this hash, signed by the publisher."""
     from perennial.deploy.approval import approve as approve_app
+    from perennial.deploy.signing import check_signature
 
+    check_signature(fab, site.absolute().parent / "publisher.pub")
     approved = approve_app(fab, _flower_home(site), sha256)
     typer.echo(f"{approved.name}: approved, with {', '.join(approved.experiments) or 'no experiment'}")
 
