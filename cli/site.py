@@ -58,13 +58,34 @@ def approve(
     sha256: Annotated[str, typer.Argument(help="its SHA-256, as the operator told it by another way")],
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
-    """Let one app run here: the code and the experiment that have this hash, signed by the publisher."""
+    """Say what an app asks, and let it run here: the code and the experiment that have this hash, signed by
+    the publisher."""
+    from perennial.config.site import load_site_config
     from perennial.deploy.approval import approve as approve_app
     from perennial.deploy.signing import check_signature
 
     check_signature(fab, site.absolute().parent / "publisher.pub")
-    approved = approve_app(fab, _flower_home(site), sha256)
+    review(fab, site)
+    approved = approve_app(fab, _flower_home(site), sha256, load_site_config(site).approvals)
     typer.echo(f"{approved.name}: approved, with {', '.join(approved.experiments) or 'no experiment'}")
+
+
+@app.command()
+def review(
+    fab: Annotated[Path, typer.Argument(help="the app bundle, offered/*.fab")],
+    site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
+) -> None:
+    """Say in words what an app would ask of this site, and what that changes; approve nothing."""
+    from perennial.config.approval import read_approvals
+    from perennial.config.site import load_site_config
+    from perennial.deploy.approval import offered_experiments
+    from perennial.deploy.review import asked_in_words
+
+    config = load_site_config(site)
+    earlier = read_approvals(config.approvals)
+    for experiment in offered_experiments(fab).values():
+        for line in asked_in_words(experiment, config.policy, earlier[-1] if earlier else None):
+            typer.echo(line)
 
 
 @app.command()
@@ -73,15 +94,18 @@ def withdraw(
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
     """Take an approval back."""
+    from perennial.config.site import load_site_config
     from perennial.deploy.approval import withdraw as withdraw_app
 
-    withdraw_app(name, _flower_home(site))
+    withdraw_app(name, _flower_home(site), load_site_config(site).approvals)
     typer.echo(f"{name}: not approved any more")
 
 
 @app.command()
 def check(path: SiteFile = Path("site.yaml")) -> None:
-    """Check key, certificates, approvals and the way to the SuperLink; say what would happen."""
+    """Check key, certificates, approvals and the way to the SuperLink; say what would happen, and what a
+    hostile server could get."""
+    from perennial.client.exposure import in_words
     from perennial.deploy.handshake import check_handshake
     from perennial.deploy.supernode import read_setup
 
@@ -93,6 +117,8 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
     if setup.connection.any_app:
         typer.echo("approved:    EVERY app that the operator sends (connection.any_app)")
+    for line in in_words(setup.config.policy):
+        typer.echo(line)
     check_handshake(setup.connection.superlink, setup.path(setup.connection.ca))
     typer.echo(f"superlink:   {setup.connection.superlink} answers with a certificate that this site trusts")
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,12 +11,14 @@ from perennial.client.adversary import behaviour, mislabelled
 from perennial.client.class_means import own_class_means, release_class_sums
 from perennial.client.corrections import open_correction
 from perennial.client.digests import withdrawal
+from perennial.client.door import check_steps
 from perennial.client.exemplars import ExemplarStore
+from perennial.client.floor import check_floor, withheld
 from perennial.client.kept_model import keep_own_model
 from perennial.client.local_training import LocalTraining
 from perennial.client.measurements import tell
 from perennial.client.own_layers import has_own_layers, keep_own_layers, shared_update, with_own_layers
-from perennial.client.policy import check_answer, check_evaluation, check_samples, check_update
+from perennial.client.policy import check_answer, check_evaluation, check_update
 from perennial.client.pretraining import task_places
 from perennial.client.prototypes import prototype_gradients
 from perennial.client.release import charge, check_reply, release_update
@@ -50,6 +53,10 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     if turn is not None:
         labels, seed = site.data.y[indices], site.experiment.seed
         indices, exemplars = segment_of(turn, indices, labels, exemplars, request, seed, site.name)
+    policy = site.identity.policy
+    check_floor(policy, "update", len(indices))
+    if site.identity.deployed:
+        check_steps(policy, site.experiment, len(indices))
     own = request.personal or []
     arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
     model, flat = site.models.load(request.num_classes, arrays, previous)
@@ -118,12 +125,21 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     site.check_stamp(request)
     previous = site.previous_model(request.run, request.previous, request.previous_arrays)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
-    correct, total = held_out_counts(site, request, model)
-    return EvaluateReply(**request.stamp_fields, correct=correct, total=total)
+    return EvaluateReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))
 
 
-def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> tuple[list[int], list[int]]:
-    """(right answers, samples) of each class on the site's test samples, or else its validation samples.
+@dataclass(frozen=True)
+class HeldOutCounts:
+    """Right answers and samples of each class. withheld: classes whose counts stay here, 0 in both; None:
+    none."""
+
+    correct: list[int]
+    total: list[int]
+    withheld: list[int] | None
+
+
+def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> HeldOutCounts:
+    """Counts on the site's test samples, or else its validation samples, but for classes below the floor.
 
     They leave the site, so whether they may is checked here, and they are charged to its ledger. Raises
     PolicyRefusal when they may not, PrivacyError when the site has a budget.
@@ -135,15 +151,23 @@ def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> tupl
     sent = request.class_means if isinstance(request, EvaluateRequest) else None
     means = own_class_means(site, request, model) if sent is None else _means(model, sent)
     predict = by_head(model) if means is None else by_class_means(model, means)
-    counts = count_correct(predict, data, request.num_classes)
+    correct, total = count_correct(predict, data, request.num_classes)
+    policy = site.identity.policy
+    stay = withheld(policy, "evaluate", total)
+    if len(stay) == len(total):
+        check_floor(policy, "evaluate", 0)
     charge(site, request.run, of_update=False)
-    return counts
+    return HeldOutCounts(
+        [0 if label in stay else right for label, right in enumerate(correct)],
+        [0 if label in stay else samples for label, samples in enumerate(total)],
+        sorted(stay) or None,
+    )
 
 
 def training_places(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
     """Places of the samples to train on in this task, new ones first, and how many of them are exemplars.
 
-    Raises DataError when there is none, PolicyRefusal below the site's least number of samples.
+    Raises DataError when there is none. What is computed from them asks the floor, after its own cuts.
     """
     classes = site.task_range(stamp)
     new = task_places(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
@@ -155,7 +179,6 @@ def training_places(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tenso
     indices = torch.cat([new, old])
     if len(indices) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")
-    check_samples(site.identity.policy, len(indices))
     return indices, len(old)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
+from perennial.config.approval import approved_experiment
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.config.site import ANSWERS, SiteConfig, SitePolicy, load_site_config
@@ -67,15 +68,20 @@ def _site_config(path: Path, changed: int) -> SiteConfig:
 
 
 def identify(context: Context) -> Identity:
-    """The site of this node. Raises ConfigError when the node's configuration names neither a site.yaml nor a
-    partition."""
+    """The site of this node.
+
+    Raises ConfigError when the node's configuration names neither a site.yaml nor a partition, PolicyRefusal
+    when a site with a site.yaml did not approve the run's code and settings.
+    """
     settings = RunSettings.from_run_config(context.run_config)
-    experiment = _experiment(settings)
     site_file = context.node_config.get("site")
     if site_file is not None:
         path = Path(str(site_file))
         config = _site_config(path, path.stat().st_mtime_ns if path.exists() else 0)
+        any_app = config.connection is not None and config.connection.any_app
+        experiment = _experiment(settings) if any_app else approved_experiment(settings, config.approvals)
         return Identity.of_site(config, experiment)
+    experiment = _experiment(settings)
     partition = context.node_config.get("partition-id")
     if not isinstance(partition, int):
         raise ConfigError(
@@ -91,7 +97,7 @@ def identify(context: Context) -> Identity:
     return Identity(
         names[partition],
         experiment,
-        SitePolicy(answers=list(ANSWERS)),
+        SitePolicy(answers=list(ANSWERS), below_floor=["prototypes"]),
         run_folder / "sites" / names[partition],
         settings.device,
         settings.threads,

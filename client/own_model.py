@@ -23,5 +23,4 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     keep_own_model(site, model, own_class_means(site, request, model))
     if not site.experiment.evaluation.federated or "evaluate" not in policy.answers:
         return PersonalModelReply(**request.stamp_fields)
-    correct, total = held_out_counts(site, request, model)
-    return PersonalModelReply(**request.stamp_fields, correct=correct, total=total)
+    return PersonalModelReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))

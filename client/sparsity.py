@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
+from perennial.client.floor import check_floor
 from perennial.client.handlers import Previous, training_places
 from perennial.client.policy import check_answer, check_sparsity
 from perennial.client.release import charge_entry
@@ -37,6 +38,7 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     if noised:
         # which exemplars are kept can hang on one sample, and then one sample would move more than its share
         indices = indices[: len(indices) - exemplars]
+    check_floor(policy, "sparsity", len(indices))
     network = _network(site, request, previous)
     data = site.samples(indices)
     shares = zero_shares(network, _batches(data), plan.layers)

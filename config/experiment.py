@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.learner import LearnerConfig
 from perennial.config.pretraining import PretrainingConfig
+from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig, TasksConfig
 from perennial.foundation.errors import nearest
@@ -107,6 +109,8 @@ class Experiment(BaseModel):
     model: ModelConfig
     learner: LearnerConfig
     strategy: Annotated[StrategySpec, BeforeValidator(name_only)] = StrategySpec(name="fedavg")
+    bounds: BoundsConfig = BoundsConfig()
+    sums: SumsConfig = SumsConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     digests: DigestsConfig | None = None
     """What sites lend for the time when they are away; None: nothing."""

@@ -31,6 +31,7 @@ from perennial.deploy.signing import make_publisher_key
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import SITE_NAME
+from perennial.foundation.registered import NODES, write_registered
 
 DEPLOY = "deploy.yaml"
 IN_CONTAINER = Path("/operator")
@@ -114,6 +115,11 @@ class OperatorFolder:
         """Replace what is kept of one site."""
         text = yaml.safe_dump(record.model_dump(), sort_keys=False)
         replace_file(self.path / "sites" / f"{name}.yaml", text.encode(), mode=0o644)
+
+    def write_names(self) -> None:
+        """Tell the server which name belongs to which registered node: no node can say another's."""
+        registered = {site.node: name for name, site in self.sites().items() if site.state == "registered"}
+        write_registered(self.state / NODES, registered)
 
     def add_site(self, name: str, public_key: bytes) -> str:
         """Add a site, or give one that is not registered a new key; the key's fingerprint.

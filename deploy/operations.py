@@ -23,6 +23,7 @@ def register(folder: OperatorFolder, name: str) -> str:
     answer = flwr_json(folder, "supernode", "register", str(key), CONNECTION, "--name", name)
     node = str(answer["node-id"])
     folder.write_site(name, SiteRecord(state="registered", node=node))
+    folder.write_names()
     return node
 
 
@@ -33,6 +34,7 @@ def revoke(folder: OperatorFolder, name: str) -> None:
         raise StateError(f"site {name!r}: not registered (it is {record.state})")
     flwr(folder, "supernode", "unregister", record.node, CONNECTION)
     folder.write_site(name, SiteRecord(state="revoked", node=record.node))
+    folder.write_names()
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def progress(folder: OperatorFolder, name: str) -> dict[str, Any]:
 
 def _start(folder: OperatorFolder, application: Application, settings: dict[str, str]) -> Submission:
     name = application.folder.name
+    folder.write_names()
     settings = {**settings, "name": name, "runs": str(folder.root / "state" / "runs")}
     run_config = " ".join(f'{key}="{value}"' for key, value in settings.items())
     app = str(folder.root / "apps" / name)

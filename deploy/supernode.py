@@ -52,7 +52,7 @@ def read_setup(path: Path) -> SiteSetup:
     folder = path.parent
     key = read_node_key(folder / connection.key)
     if not connection.any_app:
-        require_read_only(folder / connection.flower_home)
+        require_read_only(folder / connection.flower_home, config.approvals)
     authorities = read_validity(folder / connection.ca)
     apps = approved_apps(folder / connection.flower_home)
     return SiteSetup(folder, config, connection, fingerprint(public_line(key)), authorities, apps)

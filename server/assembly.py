@@ -15,6 +15,7 @@ from perennial.data.deployed import declared_constants, declared_input_shape
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.foundation.errors import ConfigError
+from perennial.foundation.registered import NODES
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
 from perennial.models.saved import Inputs
@@ -113,7 +114,15 @@ def assemble(
             data.mean.to(device),
             data.std.to(device),
         )
-    curriculum = Curriculum(grid, experiment, facts.registry, model, strategy, folder, journal, test)
+    registered = path.parent.parent / NODES if engine == "grpc" else None
+    if registered is not None and not registered.exists():
+        journal.write(
+            "note", text=f"{registered}: missing, so sites' names are taken as their nodes say them"
+        )
+        registered = None
+    curriculum = Curriculum(
+        grid, experiment, facts.registry, model, strategy, folder, journal, test, registered
+    )
     return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs)
 
 

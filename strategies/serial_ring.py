@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.config.link import Link
-from perennial.config.turn import MOST_SEGMENTS, FeatureNoise, Turn
+from perennial.config.turn import MOST_SEGMENTS, USUAL_SEGMENTS, FeatureNoise, Turn
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.models.incremental import travelling
@@ -56,7 +56,7 @@ class SerialRing(IncrementalStrategy):
 
     def __init__(
         self,
-        segments: int = 4,
+        segments: int = USUAL_SEGMENTS,
         sizes: Literal["variable", "equal"] = "variable",
         least_segment: int | None = None,
         reshuffle: Literal["sweep", "round", "never"] = "sweep",
@@ -210,7 +210,7 @@ class SerialRing(IncrementalStrategy):
             progress=request.progress,
             settings=json.dumps({"turn": turn.model_dump()}),
         )
-        gate = Gate(arrays, request.stamp, self.max_update_norm)
+        gate = Gate(arrays, request.stamp, self.max_update_norm, max_samples=self.bounds.max_samples)
         # another site's late reply belongs to a model that has moved on
         self._exchange.late.clear()
         for _, reply in self._exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):

@@ -115,24 +115,24 @@ def test_only_the_app_with_the_told_hash_is_approved(
     app = stage_application(experiment, [], "", operator.apps)
     home = tmp_path / "flower"
     with pytest.raises(StateError, match="no app is approved"):
-        require_read_only(home)
-    prepare_apps(home)
+        require_read_only(home, tmp_path / "approvals")
+    prepare_apps(home, tmp_path / "approvals")
     with pytest.raises(ConfigError, match="ask the operator which is right"):
-        approve(app.fab, home, "0" * 64)
+        approve(app.fab, home, "0" * 64, tmp_path / "approvals")
     assert approved_apps(home) == []
-    approved = approve(app.fab, home, app.digest)
+    approved = approve(app.fab, home, app.digest, tmp_path / "approvals")
     assert approved.experiments == ("small",) and approved.name.endswith(app.digest[:8])
     assert approved_apps(home) == [approved]
     for path in (home / "apps", home / "apps" / approved.name / "perennial" / "client" / "app.py"):
         assert not path.stat().st_mode & 0o222, "nobody but root can change what was approved"
     with pytest.raises(ConfigError, match="not approved here"):
-        withdraw("other", home)
-    withdraw(approved.name, home)
+        withdraw("other", home, tmp_path / "approvals")
+    withdraw(approved.name, home, tmp_path / "approvals")
     assert approved_apps(home) == []
     broken = tmp_path / "broken.fab"
     broken.write_bytes(b"not a zip")
     with pytest.raises(ConfigError, match="not an app bundle"):
-        approve(broken, home, read_hash(broken))
+        approve(broken, home, read_hash(broken), tmp_path / "approvals")
 
 
 def test_a_site_without_connection_or_key_says_so(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from perennial.protocol.messages import Stamp, TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import TaskStart
 from perennial.strategies.glfc import Glfc
+from perennial.config.site import SitePolicy
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.services import Services
 
@@ -65,6 +66,7 @@ def site(folder: Path, data: TrainingSet, enabled: bool = False) -> Site:
     made = SimpleNamespace(
         name="a",
         experiment=experiment,
+        identity=SimpleNamespace(policy=SitePolicy(below_floor=["prototypes"])),
         models=SimpleNamespace(input_shape=SHAPE),
         state=lambda run: state,
         samples=lambda indices: data,
