@@ -132,6 +132,43 @@ def start(path: SiteFile = Path("site.yaml")) -> None:
 
 
 @app.command()
+def clean(
+    path: SiteFile = Path("site.yaml"),
+    days: Annotated[float, typer.Option(help="remove runs in which nothing happened for so long")] = 30.0,
+) -> None:
+    """Remove what the site keeps of old runs (exemplars, models, own layers); the ledger stays."""
+    from perennial.client.quota import clean as remove
+    from perennial.config.site import load_site_config
+
+    removed = remove(load_site_config(path).state_dir, days)
+    for run, size in removed:
+        typer.echo(f"removed:     run {run}, {size / 1e6:.1f} MB")
+    typer.echo(f"{len(removed)} runs removed; the ledger and the count of requests stay")
+
+
+@app.command()
+def note_head(path: SiteFile = Path("site.yaml")) -> None:
+    """Check the whole ledger, and note its head where `ledger_head` says; once, after that key was set."""
+    from perennial.config.site import load_site_config
+    from perennial.privacy.ledger import Ledger
+
+    site = load_site_config(path)
+    ledger = Ledger(site.state_dir, site.ledger_head)
+    typer.echo(f"{ledger.note_head()} releases; head noted in {ledger.elsewhere or ledger.beside}")
+
+
+@app.command()
+def restart_ledger(path: SiteFile = Path("site.yaml")) -> None:
+    """After a ledger was lost: begin a new one with what the newest head had counted."""
+    from perennial.config.site import load_site_config
+    from perennial.privacy.ledger import Ledger
+
+    site = load_site_config(path)
+    lost, carried = Ledger(site.state_dir, site.ledger_head).restart()
+    typer.echo(f"{carried} releases carried over; what was left of the old ledger: {lost}")
+
+
+@app.command()
 def health(path: SiteFile = Path("site.yaml")) -> None:
     """Ask the running SuperNode whether it serves (for health checks)."""
     from perennial.deploy.health import check_health

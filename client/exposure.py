@@ -107,7 +107,7 @@ def _evaluation(policy: SitePolicy) -> Channel:
     if exempt(policy, "evaluate") or policy.min_samples == 1:
         bits = policy.max_evaluations * policy.max_runs
         recovers = bits >= BITS
-        why = f"a class with one sample tells one bit of it in each of policy.max_evaluations "
+        why = "a class with one sample tells one bit of it in each of policy.max_evaluations "
         return Channel(name, recovers, why + f"{policy.max_evaluations} answers")
     return Channel(
         name,

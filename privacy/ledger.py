@@ -138,7 +138,7 @@ class Ledger:
         found = [head for path in reversed(self._heads()) if (head := Head.read(path)) is not None]
         if not found:
             raise StateError(f"{self.path}: no head was noted, so nothing is known of what was spent")
-        head = max(found, key=lambda head: head.releases) if self.elsewhere is None else found[0]
+        head = found[0]  # the one elsewhere, which nobody who can change the ledger can change, comes first
         lost = self.path.with_name(f"{self.path.name}.lost-{datetime.now(UTC):%Y%m%dT%H%M%S}")
         with self._locked() as descriptor:
             os.rename(self.path, lost)
