@@ -34,7 +34,7 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
     from perennial.privacy.composition import compose
 
     ledger = Ledger(state_dir)
-    if not ledger.path.exists():
+    if not ledger.started:
         raise StateError(
             f"{ledger.path}: no ledger here; allowed: the state_dir of a site that has released something"
         )
@@ -54,7 +54,7 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
         )
     console.print(table)
     cost = ledger.cost(delta)
-    console.print(f"{len(entries)} releases, epsilon {cost.epsilon:.4g} at delta {delta:g}", highlight=False)
+    console.print(f"{cost.releases} releases, epsilon {cost.epsilon:.4g} at delta {delta:g}", highlight=False)
     for run in runs_with_bayesian_figure(state_dir):
         figure = bayesian_figure_of(state_dir, run)
         assert figure is not None

@@ -38,6 +38,7 @@ def open_(
     from perennial.cli.secret_files import read_text
     from perennial.deploy.bundle import open_bundle
     from perennial.deploy.certificates import read_validity
+    from perennial.deploy.keys import fingerprint
 
     passphrase = read_text(passphrase_file).strip() if passphrase_file else None
     if sealed and passphrase is None:
@@ -46,6 +47,9 @@ def open_(
         typer.echo(f"{folder / name}")
     for authority in read_validity(folder / "ca.crt"):
         typer.echo(f"authority:   {authority.identified} (compare by telephone)")
+    if (folder / "publisher.pub").exists():
+        mark = fingerprint((folder / "publisher.pub").read_bytes())
+        typer.echo(f"publisher:   {mark} (compare by telephone)")
 
 
 @app.command()
@@ -54,11 +58,13 @@ def approve(
     sha256: Annotated[str, typer.Argument(help="its SHA-256, as the operator told it by another way")],
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
-    """Say what an app asks, and let it run here: the code and the experiment that have this hash, and no
-    other."""
+    """Say what an app asks, and let it run here: the code and the experiment that have this hash, signed by
+    the publisher."""
     from perennial.config.site import load_site_config
     from perennial.deploy.approval import approve as approve_app
+    from perennial.deploy.signing import check_signature
 
+    check_signature(fab, site.absolute().parent / "publisher.pub")
     review(fab, site)
     approved = approve_app(fab, _flower_home(site), sha256, load_site_config(site).approvals)
     typer.echo(f"{approved.name}: approved, with {', '.join(approved.experiments) or 'no experiment'}")
@@ -124,6 +130,43 @@ def start(path: SiteFile = Path("site.yaml")) -> None:
     from perennial.deploy.supernode import start_supernode
 
     start_supernode(path)
+
+
+@app.command()
+def clean(
+    path: SiteFile = Path("site.yaml"),
+    days: Annotated[float, typer.Option(help="remove runs in which nothing happened for so long")] = 30.0,
+) -> None:
+    """Remove what the site keeps of old runs (exemplars, models, own layers); the ledger stays."""
+    from perennial.client.quota import clean as remove
+    from perennial.config.site import load_site_config
+
+    removed = remove(load_site_config(path).state_dir, days)
+    for run, size in removed:
+        typer.echo(f"removed:     run {run}, {size / 1e6:.1f} MB")
+    typer.echo(f"{len(removed)} runs removed; the ledger and the count of requests stay")
+
+
+@app.command()
+def note_head(path: SiteFile = Path("site.yaml")) -> None:
+    """Check the whole ledger, and note its head where `ledger_head` says; once, after that key was set."""
+    from perennial.config.site import load_site_config
+    from perennial.privacy.ledger import Ledger
+
+    site = load_site_config(path)
+    ledger = Ledger(site.state_dir, site.ledger_head)
+    typer.echo(f"{ledger.note_head()} releases; head noted in {ledger.elsewhere or ledger.beside}")
+
+
+@app.command()
+def restart_ledger(path: SiteFile = Path("site.yaml")) -> None:
+    """After a ledger was lost: begin a new one with what the newest head had counted."""
+    from perennial.config.site import load_site_config
+    from perennial.privacy.ledger import Ledger
+
+    site = load_site_config(path)
+    lost, carried = Ledger(site.state_dir, site.ledger_head).restart()
+    typer.echo(f"{carried} releases carried over; what was left of the old ledger: {lost}")
 
 
 @app.command()

@@ -10,7 +10,7 @@ from flwr.app import Context
 from perennial.config.approval import approved_experiment
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
-from perennial.config.site import ANSWERS, SiteConfig, SitePolicy, load_site_config
+from perennial.config.site import ANSWERS, SiteConfig, SitePolicy, StateLimits, load_site_config
 from perennial.data.config import DataConfig
 from perennial.foundation.errors import ConfigError, PolicyRefusal
 
@@ -21,7 +21,7 @@ class Identity:
     data.
 
     shared_models: folder that simulated sites share for the models of earlier tasks; None: in the site's own
-    state.
+    state. ledger_head, limits: as site.yaml says; a simulated site has neither.
     """
 
     name: str
@@ -33,6 +33,8 @@ class Identity:
     own_data: DataConfig | None = None
     shared_models: Path | None = None
     deployed: bool = False
+    ledger_head: Path | None = None
+    limits: StateLimits | None = None
 
     @classmethod
     def of_site(cls, config: SiteConfig, experiment: Experiment) -> "Identity":
@@ -46,6 +48,8 @@ class Identity:
             config.threads,
             own_data=config.data,
             deployed=True,
+            ledger_head=config.ledger_head,
+            limits=config.state,
         )
 
 

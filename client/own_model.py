@@ -15,7 +15,7 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     policy = site.identity.policy
     check_answer(policy, "train")
     site.check_stamp(request)
-    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
+    previous = site.previous_model(request)
     arrays = with_own_layers(
         site, request.run, request.arrays, request.personal or [], before_round=request.round + 1
     )

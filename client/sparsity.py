@@ -33,7 +33,7 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     check_sparsity(policy, site.experiment, noised=noised)
     site.check_stamp(request)
     plan = _plan(request)
-    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
+    previous = site.previous_model(request)
     indices, exemplars = training_indices(site, request, previous)
     if noised:
         # which exemplars are kept can hang on one sample, and then one sample would move more than its share

@@ -77,6 +77,18 @@ class SitePolicy(BaseModel):
         return "sample" if self.require_privacy == "sample" else "site"
 
 
+class StateLimits(BaseModel):
+    """How much of this site's disk its runs may take. The ledger is not part of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    runs: int = Field(default=20, ge=1)
+    """Most runs of which the site keeps exemplars and models; `perennial site clean` removes old ones."""
+    gigabytes_per_run: float = Field(default=8.0, gt=0, allow_inf_nan=False)
+    """Most that one run keeps, in units of 10^9 bytes."""
+    gigabytes: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    """Most that all runs keep together."""
+
+
 class Connection(BaseModel):
     """How the SuperNode reaches the SuperLink; `perennial site start` reads it. Paths: from the file's
     folder.
@@ -109,6 +121,10 @@ class SiteConfig(BaseModel):
     threads: int = Field(default=1, ge=1)
     """Processor threads for training; results repeat bit for bit with 1."""
     state_dir: Path
+    ledger_head: Path | None = None
+    """A file outside state_dir, best on another disk, in which the site notes how far its ledger went: a
+    ledger that was deleted, truncated or put back from an older copy is then noticed."""
+    state: StateLimits = StateLimits()
     approvals: Path = Path("approvals")
     """Folder of the records of approved experiments; nothing else is answered. The SuperNode's user must not
     be able to write it."""
@@ -127,6 +143,8 @@ def load_site_config(path: Path) -> SiteConfig:
         "state_dir": folder / site.state_dir.expanduser(),
         "approvals": folder / site.approvals.expanduser(),
     }
+    if site.ledger_head is not None:
+        found["ledger_head"] = folder / site.ledger_head.expanduser()
     if site.data is not None and site.data.path is not None:
         found["data"] = site.data.model_copy(update={"path": str(folder / Path(site.data.path).expanduser())})
     return site.model_copy(update=found)

@@ -8,6 +8,7 @@ from typing import Any
 
 from perennial.deploy.application import Application, read_application, stage_application
 from perennial.deploy.federation import OperatorFolder, SiteRecord
+from perennial.deploy.signing import sign_app
 from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
@@ -49,13 +50,16 @@ def submit(
     folder: OperatorFolder, experiment: Path, overrides: list[str], name: str, device: str
 ) -> Submission:
     """Stage an experiment and start its run."""
-    application = stage_application(experiment, overrides, name, folder.apps)
-    return _start(folder, application, {"device": device})
+    return _start(folder, stage(folder, experiment, overrides, name), {"device": device})
 
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
-    """Stage an experiment without running it, so that sites can approve it first."""
-    return stage_application(experiment, overrides, name, folder.apps)
+    """Stage an experiment without running it, so that sites can approve it first; signed where the
+    publisher's key is."""
+    application = stage_application(experiment, overrides, name, folder.apps)
+    if folder.publisher_key.exists():
+        sign_app(application.fab, folder.publisher_key)
+    return application
 
 
 def resume(folder: OperatorFolder, name: str, device: str) -> Submission:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import PrivacyError, StateError
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.training import TrainingResult
@@ -127,7 +127,7 @@ class NeighbourDistances:
             void = str(error)
         self._seen = []
         content = {"accountant": accountant.state_dict(), "delta": privacy.delta, "void": void}
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self.path.parent)
         replace_file(self.path, json.dumps(content).encode())
 
     def _new(self) -> BayesianAccountant:

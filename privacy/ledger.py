@@ -1,7 +1,7 @@
 """A site's ledger: every release that ever left it, across rounds, runs and restarts.
 
 A line is on the disk before its release leaves, so a crash can count a release that was never sent and never
-miss one that was. Lines only get added; each holds the SHA-256 of the line before and of the totals after
+miss one that was. Lines only get added; each holds the SHA-256 of the line before and that of the totals.
 A head (privacy/ledger_head.py) says how far the ledger went. One is beside the ledger, and a site can have a
 second one elsewhere, on another disk. A ledger that lacks what a head noted was deleted, truncated, changed
 or replaced by an older copy: then nothing may leave. A ledger that goes on after a head is in order, because
@@ -12,7 +12,6 @@ the same at any length.
 """
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.foundation.files import flush_folder, make_folder
@@ -33,15 +31,22 @@ from perennial.privacy.ledger_head import (
     Head,
     Mark,
     Totals,
-    commitment,
+    listed,
     with_one_more,
 )
+from perennial.privacy.ledger_lines import (
+    CARRIED,
+    REMEDY,
+    Addition,
+    Contents,
+    after,
+    check_older,
+    commits,
+    newest_line,
+    read_on,
+)
 
-CHECKED_EACH_TIME = 2**20
-"""Bytes of older lines whose chain is checked again at each charge."""
 _LOCK_SECONDS = 60.0
-_PIECE = 2**20
-REMEDY = "Put the newest copy of the ledger back; if there is none, see 'A lost ledger' in docs/operations.md"
 
 
 @dataclass(frozen=True)
@@ -52,23 +57,6 @@ class Limit:
     delta: float
     accountant: AccountantName = "prv"
     unit: Unit | None = None
-
-
-@dataclass(frozen=True)
-class _Contents:
-    """The whole ledger. head: up to its last newline. tail: what follows that.
-
-    counted: the release in the tail when it lacks its newline alone; any other tail is what a crash left of a
-    release that never left.
-    """
-
-    head: Head
-    tail: bytes = b""
-    counted: Entry | None = None
-
-    @property
-    def totals(self) -> Totals:
-        return self.head.totals if self.counted is None else with_one_more(self.head.totals, self.counted)
 
 
 class Ledger:
@@ -101,9 +89,9 @@ class Ledger:
             if limit is not None:
                 _refuse_above(limit, contents.totals, entry)
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            addition = _Addition(head)
+            addition = Addition(head)
             if contents.counted is not None:
-                addition.data, addition.head = b"\n", _after(head, contents.tail, contents.totals)
+                addition.data, addition.head = b"\n", after(head, contents.tail, contents.totals)
             elif contents.tail:
                 os.ftruncate(descriptor, head.mark.bytes)
                 repair = {"repair": contents.tail[:200].decode(errors="replace"), "time": now}
@@ -137,9 +125,32 @@ class Ledger:
         with self._locked() as descriptor:
             for path in self._heads():
                 self._require_noted(descriptor, path, Head.read(path))
-            contents = _read_on(descriptor, Head(Mark(), {}), self.path)
+            contents = read_on(descriptor, Head(Mark(), {}), self.path)
             self._note(contents.head)
             return contents.head.releases
+
+    def restart(self) -> tuple[Path, int]:
+        """Begin a new ledger with what the newest head has counted, for a site that lost the old one.
+
+        Returns where what was left of the old one lies now, and how many releases were carried over. Raises
+        StateError without a head: then nobody knows what was spent.
+        """
+        found = [head for path in reversed(self._heads()) if (head := Head.read(path)) is not None]
+        if not found:
+            raise StateError(f"{self.path}: no head was noted, so nothing is known of what was spent")
+        head = found[0]  # the one elsewhere, which nobody who can change the ledger can change, comes first
+        lost = self.path.with_name(f"{self.path.name}.lost-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+        with self._locked() as descriptor:
+            os.rename(self.path, lost)
+            flush_folder(self.path.parent)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with self._locked() as descriptor:
+            addition = Addition(Head(Mark(), {}))
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            addition.line({CARRIED: listed(head.totals), "time": now}, head.totals)
+            self._append(descriptor, addition.data, 0)
+            self._note(addition.head)
+        return lost, head.releases
 
     def cost(self, delta: float, accountant: AccountantName = "prv", unit: Unit | None = None) -> Cost:
         """What all releases so far cost together."""
@@ -167,17 +178,17 @@ class Ledger:
         with self._locked() as descriptor:
             return self._contents(descriptor).totals
 
-    def _checked_as_a_whole(self, entries: list[Entry] | None = None) -> _Contents:
+    def _checked_as_a_whole(self, entries: list[Entry] | None = None) -> Contents:
         if not self.started:
-            return _Contents(Head(Mark(), {}))
+            return Contents(Head(Mark(), {}))
         with self._locked() as descriptor:
             self._contents(descriptor)
-            return _read_on(descriptor, Head(Mark(), {}), self.path, entries)
+            return read_on(descriptor, Head(Mark(), {}), self.path, entries)
 
     def _heads(self) -> list[Path]:
         return [self.beside] if self.elsewhere is None else [self.beside, self.elsewhere]
 
-    def _contents(self, descriptor: int) -> _Contents:
+    def _contents(self, descriptor: int) -> Contents:
         """What the ledger holds, from the newest head on. Raises StateError when it lacks what a head noted,
         or when the second head is missing."""
         try:
@@ -186,9 +197,9 @@ class Ledger:
             found = None  # a power cut may leave it damaged; then the ledger is read from its first line
         if found is not None:
             self._require_noted(descriptor, self.beside, found)
-        start = found if found is not None and _commits(descriptor, found) else Head(Mark(), {})
-        contents = _read_on(descriptor, start, self.path)
-        checked = _check_older(descriptor, contents.head, self.path)
+        start = found if found is not None and commits(descriptor, found) else Head(Mark(), {})
+        contents = read_on(descriptor, start, self.path)
+        checked = check_older(descriptor, contents.head, self.path)
         contents = replace(contents, head=replace(contents.head, checked=checked))
         if self.elsewhere is not None:
             noted = Head.read(self.elsewhere)
@@ -205,7 +216,7 @@ class Ledger:
         """Raises StateError when the ledger lacks the newest line that a head noted."""
         if head is None or head.mark == Mark():
             return
-        if _newest_line(descriptor, head) is None:
+        if newest_line(descriptor, head) is None:
             raise StateError(
                 f"{self.path}: lacks line {head.mark.lines}, which {place} has noted: the ledger was "
                 "deleted, truncated, changed, or replaced by an older copy. What was spent cannot be known, "
@@ -267,121 +278,6 @@ class Ledger:
             ) from error
 
 
-@dataclass
-class _Addition:
-    """Lines that will be appended, and the head after them."""
-
-    head: Head
-    data: bytes = b""
-
-    def line(self, values: dict[str, Any], totals: Totals) -> None:
-        """One more line; totals: after it."""
-        chained = {"previous": self.head.mark.last, "totals": commitment(totals)} | values
-        line = json.dumps(chained, allow_nan=False, separators=(",", ":")).encode()
-        self.data += line + b"\n"
-        self.head = _after(self.head, line, totals)
-
-
-def _after(head: Head, line: bytes, totals: Totals) -> Head:
-    """The head after one more line, which is given without its newline."""
-    mark = Mark(head.mark.bytes + len(line) + 1, head.mark.lines + 1, sha256(line).hexdigest())
-    return replace(head, mark=mark, totals=totals, newest=len(line) + 1)
-
-
-def _newest_line(descriptor: int, head: Head) -> bytes | None:
-    """The line that a head ends with, or None when it does not stand where the head says."""
-    start = head.mark.bytes - head.newest
-    data = os.pread(descriptor, head.newest, start) if start >= 0 else b""
-    line = data[:-1]
-    intact = len(data) == head.newest and data.endswith(b"\n") and sha256(line).hexdigest() == head.mark.last
-    return line if intact else None
-
-
-def _commits(descriptor: int, head: Head) -> bool:
-    """Whether the ledger vouches for the head's totals. Lines of earlier versions do not."""
-    line = _newest_line(descriptor, head) if head.mark != Mark() else None
-    try:
-        values = json.loads(line) if line is not None else {}
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(values, dict) and values.get("totals") == commitment(head.totals)
-
-
-def _read_on(descriptor: int, head: Head, path: Path, entries: list[Entry] | None = None) -> _Contents:
-    """The ledger from a head to its end, every line of that checked. entries: collects the releases.
-
-    Only what follows the last newline may be torn: a newline is on the disk before its charge returns. Raises
-    StateError naming the line that breaks the chain.
-    """
-    totals, mark, newest = dict(head.totals), head.mark, head.newest
-    tail = b""
-    for line, ended in _lines(descriptor, mark.bytes):
-        if not ended:
-            tail = line
-            break
-        entry = _read_line(line, mark.last, totals)
-        if isinstance(entry, Entry):
-            totals = with_one_more(totals, entry)
-            if entries is not None:
-                entries.append(entry)
-        elif entry is None:
-            raise _broken(path, mark.lines + 1)
-        newest = len(line) + 1
-        mark = Mark(mark.bytes + newest, mark.lines + 1, sha256(line).hexdigest())
-    contents = _Contents(Head(mark, totals, newest, head.checked), tail)
-    counted = _read_line(tail, mark.last, totals) if tail else None
-    if isinstance(counted, Entry):
-        if entries is not None:
-            entries.append(counted)
-        return replace(contents, counted=counted)
-    return contents
-
-
-def _lines(descriptor: int, start: int) -> Iterator[tuple[bytes, bool]]:
-    """(line, whether it has its newline) from a place in the file on, in pieces of bounded size."""
-    rest = b""
-    while piece := os.pread(descriptor, _PIECE, start):
-        start += len(piece)
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line, True
-    if rest:
-        yield rest, False
-
-
-def _check_older(descriptor: int, head: Head, path: Path) -> Mark:
-    """Check the chain of some older lines again, from where the last charge stopped; where this one did.
-
-    Raises StateError naming the line that breaks the chain.
-    """
-    at = head.checked if head.checked.bytes < head.mark.bytes else Mark()
-    turn = left = min(CHECKED_EACH_TIME, head.mark.bytes)
-    while left > 0:
-        data = os.pread(descriptor, min(left, head.mark.bytes - at.bytes), at.bytes)
-        *lines, partial = data.split(b"\n")
-        if not lines and left == turn:
-            raise _broken(path, at.lines + 1)
-        if not lines:
-            break  # what is left of this turn is less than a line
-        for line in lines:
-            if not line.startswith(b'{"previous":"%s"' % at.last.encode()):
-                raise _broken(path, at.lines + 1)
-            at = Mark(at.bytes + len(line) + 1, at.lines + 1, sha256(line).hexdigest())
-        left -= len(data) - len(partial)
-        if at.bytes == head.mark.bytes:
-            if at.last != head.mark.last:
-                raise _broken(path, at.lines)
-            at = Mark()
-    return at
-
-
-def _broken(path: Path, number: int) -> StateError:
-    return StateError(
-        f"{path}: line {number} does not follow from the line before it; a line was changed or removed, so "
-        f"the cost so far cannot be trusted and nothing may leave. {REMEDY}"
-    )
-
-
 def _refuse_above(limit: Limit, totals: Totals, entry: Entry) -> None:
     after = compose(with_one_more(totals, entry), limit.delta, "rdp", limit.unit)
     # Both bound from above and RDP answers at once, so the slower one is asked only where RDP refuses.
@@ -406,19 +302,3 @@ def _wait_for_lock(descriptor: int, path: Path) -> None:
                     f"{path}: held by another process for {_LOCK_SECONDS:.0f} s, so nothing may leave"
                 ) from None
             time.sleep(0.02)
-
-
-def _read_line(line: bytes, previous: str, totals: Totals) -> Entry | bool | None:
-    """The release in a line that follows previous; True for a note that is none; None when it does not
-    follow. totals: before the line."""
-    try:
-        values = json.loads(line)
-        if not isinstance(values, dict) or values.pop("previous", None) != previous:
-            return None
-        promised = values.pop("totals", None)
-        if "repair" in values:
-            return None if promised not in (None, commitment(totals)) else True
-        entry = Entry.from_json(values)
-    except (ValueError, RecursionError, PrivacyError):
-        return None
-    return entry if promised in (None, commitment(with_one_more(totals, entry))) else None

@@ -42,7 +42,7 @@ def with_one_more(totals: Totals, entry: Entry) -> dict[Entry, int]:
 
 def commitment(totals: Totals) -> str:
     """SHA-256 (hex) of the totals, whatever their order."""
-    return hashlib.sha256(json.dumps(_listed(totals), separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(listed(totals), separators=(",", ":")).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Head:
             if len(data) > LARGEST:
                 raise ValueError(f"more than {LARGEST} bytes")
             values = json.loads(data)
-            totals = {_entry(of_entry): _count(count) for of_entry, count in values["totals"]}
+            totals = from_listed(values["totals"])
             return cls(_mark(values["mark"]), totals, _count(values["newest"]), _mark(values["checked"]))
         except FileNotFoundError:
             return None
@@ -96,14 +96,20 @@ class Head:
             "mark": vars(self.mark),
             "newest": self.newest,
             "checked": vars(self.checked),
-            "totals": _listed(self.totals),
+            "totals": listed(self.totals),
         }
         replace_file(path, json.dumps(values).encode(), durable=durable)
 
 
-def _listed(totals: Totals) -> list[tuple[dict[str, Any], int]]:
-    listed = [(entry.to_json(), count) for entry, count in totals.items()]
-    return sorted(listed, key=lambda pair: json.dumps(pair[0], sort_keys=True))
+def listed(totals: Totals) -> list[tuple[dict[str, Any], int]]:
+    """The totals as JSON has them, in an order of their own."""
+    pairs = [(entry.to_json(), count) for entry, count in totals.items()]
+    return sorted(pairs, key=lambda pair: json.dumps(pair[0], sort_keys=True))
+
+
+def from_listed(values: Any) -> dict[Entry, int]:
+    """The totals that listed() wrote. Raises ValueError, TypeError or PrivacyError when they are none."""
+    return {_entry(of_entry): _count(count, 1) for of_entry, count in values}
 
 
 def _entry(values: Any) -> Entry:

@@ -224,6 +224,9 @@ def test_a_removed_line_is_noticed(tmp_path: Path, line: int) -> None:
     ledger = charged(tmp_path, 4)
     lines = ledger.path.read_text().splitlines(keepends=True)
     ledger.path.write_text("".join(lines[:line] + lines[line + 1 :]))
+    with pytest.raises(StateError, match="lacks line 4"):
+        ledger.charge(update())
+    ledger.beside.unlink()
     with pytest.raises(StateError, match="changed or removed"):
         ledger.charge(update())
 
