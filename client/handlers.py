@@ -218,4 +218,4 @@ def _choose(
             members[label] = indices
             if memory.selection != "random":
                 features[label] = unit_features(model, site.samples(indices))
-    store.choose(memory, quota, features, members, version, site.experiment.seed)
+    store.choose(memory, quota, features, members, version)

@@ -1,6 +1,7 @@
 """Tables: CSV files with numeric and categorical columns, missing values and a label column."""
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from perennial.data.config import DataConfig
 from perennial.data.labels import encode_labels
 from perennial.data.samples import Samples, Source
+from perennial.data.splits import text_groups
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
 MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
@@ -47,8 +49,15 @@ def load_table(config: DataConfig) -> Source:
             raise DataError(f"{path}, line {lines[int(np.argmin(index))]}: the {config.site_column} is empty")
         site, site_names = torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
     x = torch.from_numpy(encode(texts, columns, path, lines))
-    samples = Samples(x, torch.from_numpy(y), site, site_names)
+    samples = Samples(x, torch.from_numpy(y), site, site_names, groups=_groups(texts, columns))
     return Source(samples, None, classes, *table_constants(config, columns), columns=dict(columns))
+
+
+def _groups(texts: Mapping[str, np.ndarray], columns: Mapping[str, object]) -> np.ndarray:
+    """Of each row, from the texts of its features: how they are encoded can depend on other rows."""
+    names = sorted(columns)
+    rows = zip(*(texts[name].tolist() for name in names), strict=True)
+    return text_groups("content", [json.dumps([names, row]) for row in rows])
 
 
 def read_columns(path: Path) -> tuple[dict[str, np.ndarray], list[int]]:

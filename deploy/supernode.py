@@ -75,14 +75,16 @@ def require_free_ports(connection: Connection) -> None:
             except OSError as error:
                 raise StateError(
                     f"connection.runtime_port: {connection.runtime_port} and the next port are needed on "
-                    f"loopback, and {port} is in use ({error.strerror}); is this site running already? A second "
-                    "SuperNode on this machine needs another runtime_port in its site.yaml"
+                    f"loopback, and {port} is in use ({error.strerror}); is this site running already? A "
+                    "second SuperNode on this machine needs another runtime_port in its site.yaml"
                 ) from error
 
 
 def ports_in_words(connection: Connection) -> str:
-    """Whether this site's SuperNode runs already, or could start. Raises StateError when something else has its
-    ports."""
+    """Whether this site's SuperNode runs already, or could start.
+
+    Raises StateError when something else has its ports.
+    """
     try:
         require_free_ports(connection)
     except StateError:

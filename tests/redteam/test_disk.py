@@ -28,7 +28,9 @@ def test_a_previous_model_of_another_shape_is_never_written(tmp_path: Path) -> N
     for number in range(6):
         huge = {"head.weight": torch.full((5_000, 1_000), float(number))}
         refusal = door.refused("train", round=2, previous_model=huge)
-        assert refusal.kind == "protocol" and "previous_arrays: not a model of this experiment" in refusal.reason
+        assert (
+            refusal.kind == "protocol" and "previous_arrays: not a model of this experiment" in refusal.reason
+        )
     assert state_bytes(tmp_path) == before
     assert not list((tmp_path / "state").rglob("models/*"))
 
@@ -154,5 +156,3 @@ def test_a_link_in_place_of_a_lock_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="cannot be written"), sole_owner(tmp_path, "a test"):
         pass
     assert not (tmp_path / "victim").exists()
-
-
