@@ -6,7 +6,7 @@ after each round; whatever else is here can be built again from the experiment.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -41,19 +41,12 @@ from perennial.server.run_folder import RunFolder
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.previous import PreviousModel
 from perennial.strategies.round.queries import ask, check_counts
 from perennial.strategies.round.services import Services
 
 Sites = Mapping[str, int]
 """name -> node id, in canonical order."""
-
-
-@dataclass(frozen=True)
-class Previous:
-    """The complete model at the end of the task before. sha256 and arrays are empty in task 1."""
-
-    sha256: str = ""
-    arrays: Mapping[str, Tensor] | None = None
 
 
 class Curriculum:
@@ -86,7 +79,7 @@ class Curriculum:
         self._exchange = Exchange()
         self._averaging = FedAvg(strategy.max_update_norm)
         self._clock = time.monotonic()
-        self._previous = Previous()
+        self._previous = PreviousModel()
         self.class_means: Tensor | None = None
         self._judgement: Judge | None = None
         self.roster = Roster(grid, experiment.digest, lambda text: journal.write("note", text=text))
@@ -123,7 +116,7 @@ class Curriculum:
         progress.finished = False
         if progress.previous:
             arrays = load_previous(self.folder.checkpoint_folder, progress.previous)
-            self._previous = Previous(progress.previous, arrays)
+            self._previous = PreviousModel(progress.previous, arrays)
         self.strategy.load_state_dict(checkpoint.strategy)
         self.class_means = checkpoint.class_means
         if progress.round_in_task:
@@ -180,7 +173,6 @@ class Curriculum:
         number = progress.round + 1
         sites = self._available(number)
         asked = self._sampled(sites, number)
-        previous = self._previous if self.experiment.needs_previous else Previous()
         charge = [entry_of_update(self.experiment, progress.run)]
         if self.experiment.privacy.enabled:
             self.releases.asked(number, asked, charge)
@@ -194,10 +186,8 @@ class Curriculum:
                 deadline=rounds.deadline,
                 quorum=rounds.quorum,
                 progress=max(0, progress.round_in_task - lead) / self.schedule.rounds[task - 1],
-                previous=previous.sha256,
-                previous_arrays=previous.arrays,
+                previous=self._needed_previous(),
                 clip_norm=self.central.sent_clip_norm if self.central else None,
-                holders=frozenset(progress.holders),
                 resting=frozenset(sites) - asked.keys(),
             ),
         )
@@ -240,7 +230,7 @@ class Curriculum:
         progress, exchange = self.progress, self._exchange
         exchange.bytes_up = exchange.bytes_down = 0
         arrays = self.model.frozen()
-        finished = Previous(content_sha256(arrays), arrays)
+        finished = PreviousModel(content_sha256(arrays), arrays)
         sites = self._available(progress.round)
         replies = self._send_finish(sites, finished.sha256) if self.experiment.needs_previous else {}
         self.class_means = means = global_means(replies)
@@ -302,14 +292,17 @@ class Curriculum:
     def _with_previous(self, site: str) -> dict[str, Any]:
         """Fields that finish-task and evaluate requests share; the previous model goes along only where it is
         not held."""
-        previous = self._previous if self.experiment.needs_previous else Previous()
-        send = previous.arrays is not None and site not in self.progress.holders
         return {
             **self._stamp(self.progress.round).stamp_fields,
             "arrays": Tensors(self.model.arrays),
-            "previous": previous.sha256,
-            "previous_arrays": Tensors(previous.arrays or {}) if send else None,
+            **self._needed_previous().fields_of(site),
         }
+
+    def _needed_previous(self) -> PreviousModel:
+        """The model of the task before and who holds it; nothing where no site needs it."""
+        if not self.experiment.needs_previous:
+            return PreviousModel()
+        return replace(self._previous, holders=frozenset(self.progress.holders))
 
     def _note_drop(self, site: str, reason: str) -> None:
         self.journal.write("note", text=f"site {site}: {reason}")

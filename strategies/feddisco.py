@@ -14,7 +14,7 @@ from perennial.protocol.messages import MAX_EXAMPLES, TrainRequest
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.site_settings import SameForAll, with_settings
+from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.update_buffer import UpdateBuffer
 
@@ -73,20 +73,17 @@ class FedDisco(FedAvg):
             raise ValueError(f"a, b: found {a}, {b}; allowed 0 or more")
         self.a, self.b = a, b
         self.distance: Distance = distance
-        self._requests = SameForAll()
         self._asked = False
         self._spool: UpdateBuffer | None = None
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         self._asked = True
-        made = self._requests.get(request)
-        return made or self._requests.put(request, with_settings(request, tell=[LABEL_COUNTS]))
+        return dict.fromkeys(sites, with_settings(request, tell=[LABEL_COUNTS]))
 
     def disclosures(self) -> Disclosures:
         return Disclosures(clear_uploads=("label_counts",))
 
     def begin_round(self) -> None:
-        self._requests.clear()
         if self._spool is not None:
             self._spool.close()
         self._spool = UpdateBuffer()

@@ -130,21 +130,20 @@ def ask_vectors(
         **request.stamp.stamp_fields,
         "arrays": arrays,
         "network": VGG if own else MODEL,
-        "previous": request.previous,
         "channels": list(plan.channels),
         "layers": plan.layers,
         "combine": plan.combine,
         "epsilon": settings.epsilon,
         "delta": None if settings.epsilon is None else settings.delta,
     }
-    holder, other = SparsityRequest(**common), SparsityRequest(**common)
-    if request.previous_arrays is not None:
-        other = SparsityRequest(**common, previous_arrays=Tensors(request.previous_arrays))
+    messages: dict[str, SparsityRequest] = {}
+    for some, fields in request.previous.fields_for(sites):
+        messages |= dict.fromkeys(some, SparsityRequest(**common, **fields))
     fingerprint = plan.fingerprint(content_sha256(arrays))
     replies = ask(
         grid,
         exchange,
-        [(site, request.sites[site], holder if site in request.holders else other) for site in sites],
+        [(site, request.sites[site], messages[site]) for site in sites],
         SparsityReply,
         request.deadline,
         dropped,

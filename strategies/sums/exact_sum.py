@@ -83,6 +83,11 @@ class ExactSum:
         """Whether the accumulator has room for one more weighted update of this size."""
         return self._largest + weight * norm <= _LIMIT
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the accumulator."""
+        return sum(steps.nbytes for steps in self._steps)
+
     def _add_compiled(self, update: Mapping[str, Tensor], weight: float) -> None:
         from perennial.strategies.sums.exact_kernel import add_rows, shares
 
