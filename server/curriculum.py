@@ -12,7 +12,7 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.client.release import entry_of_update
+from perennial.config import charges
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.errors import ProtocolError, StateError
@@ -27,7 +27,6 @@ from perennial.protocol.messages import (
 )
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.server.central_privacy import CentralPrivacy
-from perennial.server.charges import class_means_entry
 from perennial.server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from perennial.server.class_means import check_class_sums, global_means
 from perennial.server.evaluation import Counts, Judge, evaluate_centrally
@@ -173,7 +172,7 @@ class Curriculum:
         number = progress.round + 1
         sites = self._available(number)
         asked = self._sampled(sites, number)
-        charge = [entry_of_update(self.experiment, progress.run)]
+        charge = [charges.update(self.experiment, progress.run)]
         if self.experiment.privacy.enabled:
             self.releases.asked(number, asked, charge)
         lead = self.experiment.lead_rounds(task)
@@ -254,7 +253,7 @@ class Curriculum:
         """Tell the sites that the task is over; returns the replies of those that now hold its model."""
         learner, privacy = self.experiment.learner, self.experiment.privacy
         if learner.means == "global" and privacy.enabled:
-            charge = [class_means_entry(self.experiment, self.progress.run)]
+            charge = [charges.class_means(self.experiment, self.progress.run)]
             self.releases.asked(self.progress.round, sites, charge)
 
         def check(reply: FinishTaskReply) -> None:

@@ -16,7 +16,7 @@ from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.update_buffer import UpdateBuffer
+from perennial.strategies.sums.update_file import UpdateFile
 
 Distance = Literal["kl", "l1", "l2", "cosine"]
 
@@ -74,7 +74,7 @@ class FedDisco(FedAvg):
         self.a, self.b = a, b
         self.distance: Distance = distance
         self._asked = False
-        self._spool: UpdateBuffer | None = None
+        self._waiting: UpdateFile | None = None
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         self._asked = True
@@ -84,31 +84,29 @@ class FedDisco(FedAvg):
         return Disclosures(clear_uploads=("label_counts",))
 
     def begin_round(self) -> None:
-        if self._spool is not None:
-            self._spool.close()
-        self._spool = UpdateBuffer()
+        self._waiting = UpdateFile(self.reference)
         self._replies: dict[str, Admitted] = {}
         self._counts: dict[str, list[int]] = {}
         self._room = ExactSum({})
 
     def fold(self, reply: Admitted) -> None:
-        assert self._spool is not None
+        assert self._waiting is not None
         counts = checked_counts(reply.metrics.get(LABEL_COUNTS)) if self._asked else []
         # no weight is above 1, so that what has room here has room in the sum that is made later
         self._room.add({}, 1.0, reply.norm)
         if self._asked:
             self._counts[reply.site] = counts
-        self._spool.put(reply)
+        self._waiting.add(reply.site, reply.update)
         self._replies[reply.site] = replace(reply, update={}, method={})
 
     def finish_round(self) -> dict[str, Tensor]:
-        assert self._spool is not None
+        assert self._waiting is not None
         sites = sorted(self._replies)
         weights = dict(zip(sites, self._weights(sites).tolist(), strict=True))
         total = ExactSum(self.reference)
-        for site, update in self._spool.updates():
+        for site, update in self._waiting:
             total.add(update, weights[site], self._replies[site].norm)
-        self._spool.close()
+        self._waiting = None
         self.outcome.details["weights"] = weights
         return total.added_to(self.reference)
 

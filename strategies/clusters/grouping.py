@@ -163,7 +163,8 @@ class Grouping:
 
         if services.releases is not None:
             # one that refuses is counted too: its answer does not tell whether a vector had been charged
-            services.releases.asked(request.stamp.round, asked, [settings.charge(request.stamp)])
+            charge = settings.charge(services.experiment, request.stamp.run)
+            services.releases.asked(request.stamp.round, asked, [charge])
         found = ask_vectors(grid, exchange, request, asked, plan, settings, network, dropped)
         if self._channels is None and found:
             self._channels = list(plan.channels)
