@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from perennial.client.site import Site
-from perennial.config.experiment import Experiment
+from perennial.config import charges
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
-from perennial.learning.private_training import steps_of_round
 from perennial.learning.training import TrainingResult
 from perennial.privacy.clipping import clip
-from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from perennial.privacy.protection import protect_update
@@ -63,10 +62,10 @@ def charge(site: Site, run: str, *, of_update: bool) -> None:
         return
     if of_update:
         if privacy.enabled and privacy.allow_unaccounted_metrics:
-            charge_entry(site, _in_the_clear(site, run, "metrics"))
-        charge_entry(site, entry_of_update(site.experiment, run))
+            charge_entry(site, charges.in_the_clear(site.experiment, run, "metrics"))
+        charge_entry(site, charges.update(site.experiment, run))
     else:
-        charge_entry(site, _in_the_clear(site, run, "evaluation"))
+        charge_entry(site, charges.in_the_clear(site.experiment, run, "evaluation"))
 
 
 def charge_entry(site: Site, entry: Entry) -> None:
@@ -104,32 +103,6 @@ def noise_source(site: Site, round_number: int) -> NoiseSource:
     if site.experiment.privacy.noise_source == "secure":
         return SecureNoise()
     return SeededNoise(stream(site.experiment.seed, "dp-noise", site.name, round_number))
-
-
-def entry_of_update(experiment: Experiment, run: str) -> Entry:
-    """What one round's update is charged as."""
-    privacy = experiment.privacy
-    sampled = privacy.sample_rate is not None
-    return Entry.of_update(
-        privacy,
-        run=run,
-        experiment=experiment.digest,
-        recipient=RECIPIENT,
-        sample_rate=privacy.sample_rate or 1.0,
-        steps=steps_of_round(experiment.learner, privacy) if sampled else 1,
-    )
-
-
-def _in_the_clear(site: Site, run: str, kind: str) -> Entry:
-    return Entry(
-        run=run,
-        experiment=site.experiment.digest,
-        recipient=RECIPIENT,
-        kind=kind,
-        unit="site",
-        relation="replace",
-        mechanism="unprotected",
-    )
 
 
 def _told(site: Site, result: TrainingResult, samples: int) -> Told:

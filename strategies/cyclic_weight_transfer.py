@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.strategies.base import RoundOutcome, RoundRequest
-from perennial.strategies.ring.chain import Serial
+from perennial.strategies.ring.serial import Serial
 
 
 class CyclicWeightTransfer(Serial):

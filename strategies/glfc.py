@@ -8,7 +8,7 @@ the learner: `classification: gradient_compensation` and `distillation: {form: a
 Symbols: k prototypes of one reply, n images made in this task.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.services import Services
-from perennial.strategies.round.site_settings import SameForAll, with_settings
+from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 
@@ -59,7 +59,6 @@ class Glfc(FedAvg):
         self.images, self.labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self.best: dict[str, Tensor] = {}
         self.best_score = -1.0
-        self._requests = SameForAll()
         self._services: Services | None = None
 
     def attach(self, services: Services) -> None:
@@ -73,17 +72,15 @@ class Glfc(FedAvg):
         self.images, self.labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self.best, self.best_score = {}, -1.0
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         order = {"noise": self.noise, "entropy_rise": self.entropy_rise}
-        made = self._requests.get(request)
-        return made or self._requests.put(request, with_settings(request, prototypes=order))
+        return dict.fromkeys(sites, with_settings(request, prototypes=order))
 
     def disclosures(self) -> Disclosures:
         return Disclosures(clear_uploads=("gradients of prototype samples",))
 
     def begin_round(self) -> None:
         super().begin_round()
-        self._requests.clear()
         self._arrived: dict[str, dict[str, Tensor]] = {}
 
     def fold(self, reply: Admitted) -> None:

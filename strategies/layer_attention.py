@@ -144,6 +144,11 @@ class LayerAttention(IncrementalStrategy):
         self._tell({layer: total.weights() for layer, total in self._sums.items()})
         return {name: new[name] for name in self.reference}
 
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of the accumulators of the last round."""
+        return sum(total.nbytes for total in self._sums.values())
+
     def summary_blocks(self) -> dict[str, Any]:
         """attention: layer -> site -> weight, mean over the rounds so far; an absent site counts as 0."""
         if not self._rounds:

@@ -5,7 +5,7 @@ undefined, is the timeliness of Xiao, Tang and Lu 2024 (doi 10.1109/TMLCN.2023.3
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -82,26 +82,18 @@ class MultiFactor(IncrementalStrategy):
         self.kappa, self.loss_floor, self.max_weight = kappa, loss_floor, max_weight
         self.timeliness, self.quality, self.staleness = timeliness, quality, staleness
         self.tell = self._measurements()
-        self._asking: list[tuple[TrainRequest, TrainRequest]] = []
 
     def disclosures(self) -> Disclosures:
         """Weights that sites influence by what they tell: no claim covers them."""
         return Disclosures(weights_use_metrics=bool(self.tell))
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
-        """The request, asking for the measurements that the weights need."""
-        if not self.tell:
-            return request
-        # one object for all sites that get the same message, so that a model is serialised once for a round
-        for plain, ours in self._asking:
-            if plain is request:
-                return ours
-        ours = replace(request, settings=asking(request.settings, self.tell))
-        self._asking = [*self._asking[-1:], (request, ours)]
-        return ours
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
+        """Requests that ask for the measurements which the weights need."""
+        if self.tell:
+            request = replace(request, settings=asking(request.settings, self.tell))
+        return dict.fromkeys(sites, request)
 
     def begin_round(self) -> None:
-        self._asking = []
         self._values: dict[str, Values] = {}
         self._told = {name: ExactSum(self.reference, self._grid(name)) for name in self.coefficients}
         self._untold: dict[str, ExactSum] = {}

@@ -257,9 +257,9 @@ def test_keys_out_of_range_are_named(keys: dict[str, Any], named: str) -> None:
 def test_sites_are_asked_for_what_the_weights_need_in_one_message_for_all() -> None:
     request = TrainRequest(**STAMP.stamp_fields, arrays=REFERENCE, settings='{"mu": 1}')  # type: ignore[arg-type]
     strategy = MultiFactor()
-    first, second = (strategy.personalise(site, request) for site in ("a", "b"))
+    first, second = strategy.requests(request, ["a", "b"]).values()
     assert first is second
     assert first.settings == '{"mu": 1, "tell": ["held_out_accuracy", "classification_loss"]}'
-    assert MultiFactor(gamma=0, delta=0).personalise("a", request) is request
+    assert MultiFactor(gamma=0, delta=0).requests(request, ["a"]) == {"a": request}
     literal = MultiFactor(quality="train", timeliness="coverage", delta=0)
     assert literal.tell == ["class_coverage", "train_accuracy"]

@@ -76,6 +76,13 @@ class Grouping:
         """Sites of a cluster, with those that are away."""
         return frozenset(s for s, label in {**self.away, **self.labels}.items() if label == cluster)
 
+    def by_cluster(self, sites: Sequence[str]) -> dict[int, list[str]]:
+        """These sites, by their clusters."""
+        found: dict[int, list[str]] = {}
+        for site in sites:
+            found.setdefault(self.labels[site], []).append(site)
+        return found
+
     def check_sites(self, sites: int | None) -> None:
         """Raises ConfigError when there cannot be that many clusters. sites: where the experiment says it."""
         if self._clusters != "auto" and sites is not None and self._clusters > sites:
@@ -156,7 +163,8 @@ class Grouping:
 
         if services.releases is not None:
             # one that refuses is counted too: its answer does not tell whether a vector had been charged
-            services.releases.asked(request.stamp.round, asked, [settings.charge(request.stamp)])
+            charge = settings.charge(services.experiment, request.stamp.run)
+            services.releases.asked(request.stamp.round, asked, [charge])
         found = ask_vectors(grid, exchange, request, asked, plan, settings, network, dropped)
         if self._channels is None and found:
             self._channels = list(plan.channels)

@@ -31,24 +31,18 @@ def complete_personal_models(
     common = {
         **request.stamp.stamp_fields,
         "personal": list(personal),
-        "previous": request.previous,
     }
-    previous = None if request.previous_arrays is None else Tensors(request.previous_arrays)
-
-    def message(cluster: int, held: bool) -> PersonalModelRequest:
-        return PersonalModelRequest(
-            **common, arrays=Tensors(models[cluster]), previous_arrays=None if held else previous
-        )
-
-    # one object for all sites that get the same message, so that it is serialised once
-    messages = {(cluster, held): message(cluster, held) for cluster in models for held in (True, False)}
+    messages: dict[str, PersonalModelRequest] = {}
+    for cluster, model in models.items():
+        members = [site for site, own in clusters.items() if own == cluster]
+        for sites, fields in request.previous.fields_for(members):
+            # one object for all sites that get the same message, so that it is serialised once
+            message = PersonalModelRequest(**common, arrays=Tensors(model), **fields)
+            messages |= dict.fromkeys(sites, message)
     replies = ask(
         grid,
         exchange,
-        [
-            (site, request.sites[site], messages[cluster, site in request.holders])
-            for site, cluster in clusters.items()
-        ],
+        [(site, request.sites[site], messages[site]) for site in clusters],
         PersonalModelReply,
         request.deadline,
         dropped,

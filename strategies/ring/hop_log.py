@@ -80,7 +80,7 @@ class RingLog:
         """
         key = json.dumps([stamp.stamp_fields, content_sha256(arrays)], sort_keys=True)
         log = cls(folder, key, arrays)
-        path = log._path
+        path = log.path
         if path is not None and path.exists():
             try:
                 with safe_open(path, framework="pt") as file:
@@ -97,8 +97,8 @@ class RingLog:
     def add(self, hop: Hop) -> None:
         """Keep one hop more."""
         self.hops.append(hop)
-        if time.monotonic() - self._saved >= SAVE_EVERY and self._path is not None:
-            self._save(self._path)
+        if time.monotonic() - self._saved >= SAVE_EVERY and self.path is not None:
+            self._save(self.path)
             self._saved = time.monotonic()
 
     @property
@@ -133,7 +133,8 @@ class RingLog:
         return list({hop.site: hop.reason for hop in self.hops if hop.kind == kind}.items())
 
     @property
-    def _path(self) -> Path | None:
+    def path(self) -> Path | None:
+        """Where the log lies; None where nothing is kept."""
         return None if self.folder is None else self.folder / FILE
 
     def _save(self, path: Path) -> None:

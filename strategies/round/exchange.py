@@ -89,12 +89,9 @@ class Exchange:
         Ends when every request has its reply or after deadline seconds. Replies to earlier requests are not
         among those yielded. meanwhile: what to do while the sites work.
         """
-        # one record for all sites that get the same message, so that a model is serialised once for a round
-        records = {
-            id(request): request.to_record() for request in {id(r): r for _, _, r in requests}.values()
-        }
+        # a request makes its record once, so that a model that goes to many sites is serialised once
         messages = [
-            Message(records[id(request)], node, request.message_type, ttl=2 * deadline)
+            Message(request.record, node, request.message_type, ttl=2 * deadline)
             for _, node, request in requests
         ]
         waiting: dict[str, str] = {}

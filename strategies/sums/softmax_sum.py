@@ -39,6 +39,11 @@ class SoftmaxSum:
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the accumulators that are held now."""
+        return sum(band.nbytes for band in self._bands.values())
+
     def add(self, site: str, update: Mapping[str, Tensor], score: float, norm: float) -> None:
         """Add one site's update. norm: its L2 norm.
 

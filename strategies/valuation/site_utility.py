@@ -5,7 +5,7 @@ from statistics import median
 from flwr.serverapp import Grid
 
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
-from perennial.protocol.tensors import Tensors, byte_count
+from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import Arrays, RoundRequest
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask, check_counts
@@ -28,10 +28,7 @@ class SiteJudge:
         requests = [
             (site, node, self._message(site, request, arrays)) for site, node in request.sites.items()
         ]
-        self.sent += sum(
-            byte_count(message.arrays) + byte_count(message.previous_arrays or {})
-            for _, _, message in requests
-        )
+        self.sent += sum(message.tensor_bytes for _, _, message in requests)
         replies = ask(
             grid,
             self._exchange,
@@ -45,10 +42,8 @@ class SiteJudge:
         return median(shares) if shares else None
 
     def _message(self, site: str, request: RoundRequest, arrays: Arrays) -> EvaluateRequest:
-        send = request.previous_arrays is not None and site not in request.holders
         return EvaluateRequest(
             **request.stamp.stamp_fields,
             arrays=Tensors(arrays),
-            previous=request.previous,
-            previous_arrays=Tensors(request.previous_arrays or {}) if send else None,
+            **request.previous.fields_of(site),
         )
