@@ -134,6 +134,12 @@ class Deployment:
             content[section] = {**content[section], **change} if merge else change
         path.write_text(yaml.safe_dump(content))
 
+    def open_site(self, name: str) -> None:
+        """The policy of a site that trusts its operator: what the template ships refuses plain training."""
+        answers = ["train", "evaluate", "digest", "sparsity"]
+        trusting = {"answers": answers, "min_samples": 1, "require_privacy": "none", "max_epsilon": None}
+        self.edit_site(name, policy=trusting)
+
     def start_superlink(self) -> None:
         """Start it and wait until it serves."""
         self._start("superlink", [], "deploy", "start", str(self.operator))
@@ -173,6 +179,7 @@ class Deployment:
         self.deploy("bundle", name)
         self.perennial("site", "open", self.operator / "bundles" / f"{name}.tar.gz", own)
         self.edit_site(name, connection={"runtime_port": self.ports[name], "any_app": not self.pinned})
+        self.open_site(name)
 
     def process_id(self, name: str) -> int:
         """Of a long-lived process; it leads a session of its own."""

@@ -30,11 +30,11 @@ def epsilon_command(
 def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
     """Print every release of a site, what they cost together, and where a run asked for it what they cost a
     typical record."""
-    from perennial.learning.bayesian_estimate import runs_with_typical, typical_of
+    from perennial.learning.bayesian_estimate import bayesian_figure_of, runs_with_bayesian_figure
     from perennial.privacy.composition import compose
 
     ledger = Ledger(state_dir)
-    if not ledger.path.exists():
+    if not ledger.started:
         raise StateError(
             f"{ledger.path}: no ledger here; allowed: the state_dir of a site that has released something"
         )
@@ -54,9 +54,9 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
         )
     console.print(table)
     cost = ledger.cost(delta)
-    console.print(f"{len(entries)} releases, epsilon {cost.epsilon:.4g} at delta {delta:g}", highlight=False)
-    for run in runs_with_typical(state_dir):
-        figure = typical_of(state_dir, run)
+    console.print(f"{cost.releases} releases, epsilon {cost.epsilon:.4g} at delta {delta:g}", highlight=False)
+    for run in runs_with_bayesian_figure(state_dir):
+        figure = bayesian_figure_of(state_dir, run)
         assert figure is not None
         worst = compose([entry for entry in entries if entry.run == run], figure.delta)
         text = f"epsilon {figure.epsilon:.4g}" if figure.epsilon is not None else f"none: {figure.void}"

@@ -80,10 +80,13 @@ def _answer_at_site(message: Message, context: Context, expected: type[WireMessa
     """Answer by `module:function` of this room, imported for this request alone; it takes the opened site."""
 
     def handle(identity: Identity, request: WireMessage) -> WireMessage:
+        from perennial.client.door import admitted
         from perennial.client.site import open_site
 
         module, _, function = answer.partition(":")
-        return getattr(import_module(f"perennial.client.{module}"), function)(open_site(identity), request)
+        site = open_site(identity)
+        with admitted(site, request):
+            return getattr(import_module(f"perennial.client.{module}"), function)(site, request)
 
     return _answer(message, context, expected, handle)
 

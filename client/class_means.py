@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perennial.client.floor import check_floor, withheld
 from perennial.client.policy import check_update
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
@@ -44,12 +45,14 @@ def own_class_means(site: Site, request: Stamp, model: IncrementalModel) -> Tens
 def release_class_sums(
     site: Site, request: FinishTaskRequest, model: IncrementalModel, kept: Tensor
 ) -> Tensors:
-    """What may leave about the exemplars at the indices kept: "sums" (M, d) and "counts" (M,).
+    """What may leave about the exemplars at the indices kept: "sums" (M, d) and "counts" (M,), both 0 for
+    classes that the floor keeps here.
 
     Under client_local every row is a mean direction instead, scaled so that all rows together have norm 1 at
     most; one site's whole data then moves the release by 2 at most, as the accountant takes it, and the
     counts are 1 whatever the site holds. Raises PolicyRefusal when the site demands a protection that the
-    experiment lacks, PrivacyError when the lifetime budget does not cover the release.
+    experiment lacks or no class is above the floor, PrivacyError when the lifetime budget does not cover the
+    release.
     """
     check_update(site.identity.policy, site.experiment)
     exemplars = site.samples(kept)
@@ -57,6 +60,11 @@ def release_class_sums(
     privacy, identity = site.experiment.privacy, site.identity
     if privacy.mode == "none":
         counts = exemplars.counts(model.num_classes).to(torch.float32)
+        stay = withheld(identity.policy, "class_means", [int(count) for count in counts.tolist()])
+        if len(stay) == len(counts):
+            check_floor(identity.policy, "class_means", 0)
+        for label in stay:
+            sums[label] = counts[label] = 0.0
         if not identity.deployed:
             return Tensors(sums=sums, counts=counts)
     elif privacy.mode == "client_local":

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.client.policy import check_digests, check_samples
+from perennial.client.floor import check_floor
+from perennial.client.policy import check_digests
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
 from perennial.config import charges
@@ -71,7 +72,7 @@ def digests_of(
     assert config is not None
     classes = site.process.registry.schedule.classes_of(task)
     indices = site.data.task_indices("train", classes.start, classes.stop)
-    check_samples(site.identity.policy, len(indices))
+    check_floor(site.identity.policy, "digest", len(indices))
     return make_digests(
         encode(site, encoder, indices),
         site.data.y[indices],

@@ -15,7 +15,7 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     policy = site.identity.policy
     check_answer(policy, "train")
     site.check_stamp(request)
-    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
+    previous = site.previous_model(request)
     arrays = with_own_layers(
         site, request.run, request.arrays, request.personal or [], before_round=request.round + 1
     )
@@ -23,5 +23,4 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     keep_own_model(site, model, own_class_means(site, request, model))
     if not site.experiment.evaluation.federated or "evaluate" not in policy.answers:
         return PersonalModelReply(**request.stamp_fields)
-    correct, total = held_out_counts(site, request, model)
-    return PersonalModelReply(**request.stamp_fields, correct=correct, total=total)
+    return PersonalModelReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))

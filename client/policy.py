@@ -10,8 +10,9 @@ before anything is computed.
 from dataclasses import dataclass
 from typing import Literal
 
-from perennial.config.claims import check_claim
+from perennial.client.floor import check_floor, samples_of_digest
 from perennial.config.experiment import Experiment
+from perennial.config.privacy_claim import check_claim
 from perennial.config.site import Answer, SitePolicy
 from perennial.config.turn import Turn
 from perennial.foundation.errors import PolicyRefusal
@@ -24,14 +25,6 @@ def check_answer(policy: SitePolicy, kind: Answer) -> None:
     if kind not in policy.answers:
         raise PolicyRefusal(
             f"policy.answers: {kind!r} is not answered here; answered: {', '.join(policy.answers) or 'none'}"
-        )
-
-
-def check_samples(policy: SitePolicy, found: int) -> None:
-    """Raises PolicyRefusal below the site's least number of samples; the number itself is not told."""
-    if found < policy.min_samples:
-        raise PolicyRefusal(
-            f"policy.min_samples: fewer than {policy.min_samples} samples to train on in this task"
         )
 
 
@@ -54,6 +47,9 @@ def check_update(policy: SitePolicy, experiment: Experiment, turn: Turn | None =
 def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestConfig) -> None:
     """Whether digests may leave; errors as check_update()."""
     check_claim(experiment)
+    if not digests.protects or digests.labels == "public":
+        # with noise on features and labels, what one sample adds is hidden by a proof
+        check_floor(policy, "digest", samples_of_digest(digests))
     if not digests.protects:
         protection = _Protection("none", f"digests.protection {digests.protection!r} proves nothing")
     elif digests.labels == "public":

@@ -13,6 +13,7 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
+from perennial.client.floor import check_single_samples
 from perennial.client.site import Site
 from perennial.config.learner import Part
 from perennial.foundation.errors import DataError, PrivacyError, ProtocolError
@@ -45,7 +46,8 @@ def prototype_gradients(
     request does not ask, or the site sees no transition.
 
     model: as received. new: (n,) indices of this task's own samples. Raises PrivacyError with any protection
-    on, DataError where samples are no 8-bit images, ProtocolError naming what is wrong with the order.
+    on, PolicyRefusal unless the policy names prototypes, DataError where samples are no 8-bit images,
+    ProtocolError naming what is wrong with the order.
     """
     settings = json.loads(request.settings)
     if "prototypes" not in settings:
@@ -55,6 +57,7 @@ def prototype_gradients(
             "prototypes: their gradients give back the samples, and no accountant covers them; allowed "
             "without privacy only"
         )
+    check_single_samples(site.identity.policy, "prototypes")
     try:
         order = PrototypeOrder.model_validate(settings["prototypes"])
     except ValidationError as error:

@@ -3,8 +3,6 @@ ledger."""
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 from torch import Tensor
 
@@ -78,7 +76,7 @@ def charge_entry(site: Site, entry: Entry) -> None:
         if policy.max_epsilon is None
         else Limit(policy.max_epsilon, policy.delta, accountant, policy.unit)
     )
-    _ledger(site.identity.state_dir).charge(entry, limit)
+    Ledger(site.identity.state_dir, site.identity.ledger_head).charge(entry, limit)
 
 
 def check_reply(site: Site, reply: TrainReply) -> TrainReply:
@@ -105,12 +103,6 @@ def noise_source(site: Site, round_number: int) -> NoiseSource:
     if site.experiment.privacy.noise_source == "secure":
         return SecureNoise()
     return SeededNoise(stream(site.experiment.seed, "dp-noise", site.name, round_number))
-
-
-@lru_cache(maxsize=1024)
-def _ledger(state_dir: Path) -> Ledger:
-    """The site's ledger as this process knows it, so that a round does not parse a life's releases again."""
-    return Ledger(state_dir)
 
 
 def _told(site: Site, result: TrainingResult, samples: int) -> Told:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.identity import Identity
+from perennial.client.quota import Quota
 from perennial.client.site_models import SiteModels
 from perennial.client.state import SiteState
 from perennial.config.experiment import Experiment
@@ -21,10 +22,19 @@ from perennial.data.site import SiteData
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
-from perennial.protocol.messages import Stamp
+from perennial.protocol.messages import (
+    EvaluateRequest,
+    FinishTaskRequest,
+    PersonalModelRequest,
+    SparsityRequest,
+    Stamp,
+    TrainRequest,
+)
 from perennial.protocol.tensors import content_sha256
 
 HELD_MODELS = 2
+Continued = TrainRequest | FinishTaskRequest | EvaluateRequest | SparsityRequest | PersonalModelRequest
+"""Requests that name the model of the task before."""
 
 
 @dataclass
@@ -75,7 +85,9 @@ class Site:
 
     def state(self, run: str) -> SiteState:
         """Durable records of one run."""
-        return SiteState(self.identity.state_dir / "runs" / run, self.name, self.identity.shared_models)
+        runs, limits = self.identity.state_dir / "runs", self.identity.limits
+        quota = Quota(runs, limits) if limits is not None else None
+        return SiteState(runs / run, self.name, self.identity.shared_models, quota)
 
     def exemplars(self, run: str) -> ExemplarStore:
         return ExemplarStore(self.state(run), self.data, self.process.registry.classes)
@@ -108,23 +120,33 @@ class Site:
                     f"{type(stamp).__name__}: {name}: found {found:.12}, this site has {value:.12}; "
                     "server and site must run the same experiment file and app"
                 )
+        tasks = self.process.registry.schedule.count
+        if stamp.task > tasks:
+            raise ProtocolError(f"{type(stamp).__name__}: task: found {stamp.task}, allowed 1 to {tasks}")
 
-    def previous_model(
-        self, run: str, sha256: str, arrays: dict[str, Tensor] | None
-    ) -> tuple[str, dict[str, Tensor]] | None:
+    def previous_model(self, request: Continued) -> tuple[str, dict[str, Tensor]] | None:
         """(hash, tensors) of the model of the task before, from the message or from this site's disk; None in
         task 1.
 
-        Raises ProtocolError when the tensors do not have the promised hash, or the site holds no such model.
+        What a message brings is written to the disk only once it is known to be a model of this experiment at
+        the end of the task before. Raises ProtocolError when it is not, when it does not have the promised
+        hash, or when the site holds no such model.
         """
+        sha256 = request.previous
         if not sha256:
             return None
         held = self.process.earlier_models
         if sha256 not in held:
-            tensors = arrays if arrays is not None else self.state(run).get_model(sha256)
+            if request.task == 1:
+                raise ProtocolError(f"previous: found {sha256:.12} in task 1, before which there is no model")
+            tensors = request.previous_arrays
+            if tensors is not None:
+                self.models.check_complete(tensors, self.task_range(request).start)
+            else:
+                tensors = self.state(request.run).get_model(sha256)
             if tensors is None:
                 raise ProtocolError(f"previous: this site does not hold model {sha256:.12}; send it along")
-            self.keep_model(run, sha256, tensors)
+            self.keep_model(request.run, sha256, tensors)
         return sha256, held[sha256]
 
     def keep_model(self, run: str, sha256: str, tensors: dict[str, Tensor]) -> None:

@@ -52,6 +52,13 @@ class SiteModels:
             raise ProtocolError(f"model received does not fit the experiment: {error}") from error
         return self._model, self._flat
 
+    def check_complete(self, tensors: Mapping[str, Tensor], num_classes: int) -> None:
+        """Raises ProtocolError naming the tensor unless tensors are a complete model of so many classes."""
+        try:
+            load_complete(self._built(num_classes), tensors)
+        except StateError as error:
+            raise ProtocolError(f"previous_arrays: not a model of this experiment: {error}") from error
+
     def teacher(self, previous: tuple[str, dict[str, Tensor]]) -> IncrementalModel:
         """The complete frozen model of the task before, in evaluation mode."""
         sha256, tensors = previous

@@ -9,7 +9,8 @@ from typing import get_args
 
 from torch import Tensor, nn
 
-from perennial.client.handlers import Previous, training_places
+from perennial.client.floor import check_floor
+from perennial.client.handlers import Previous, training_indices
 from perennial.client.policy import check_answer, check_sparsity
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
@@ -32,11 +33,12 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     check_sparsity(policy, site.experiment, noised=noised)
     site.check_stamp(request)
     plan = _plan(request)
-    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
-    indices, exemplars = training_places(site, request, previous)
+    previous = site.previous_model(request)
+    indices, exemplars = training_indices(site, request, previous)
     if noised:
         # which exemplars are kept can hang on one sample, and then one sample would move more than its share
         indices = indices[: len(indices) - exemplars]
+    check_floor(policy, "sparsity", len(indices))
     network = _network(site, request, previous)
     data = site.samples(indices)
     shares = zero_shares(network, _batches(data), plan.layers)

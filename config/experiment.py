@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.learner import LearnerConfig
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
+from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig, TasksConfig
 from perennial.foundation.errors import ConfigError, nearest
@@ -109,6 +111,8 @@ class Experiment(BaseModel):
     model: ModelConfig
     learner: LearnerConfig
     strategy: Annotated[StrategySpec, BeforeValidator(name_only)] = StrategySpec(name="fedavg")
+    bounds: BoundsConfig = BoundsConfig()
+    sums: SumsConfig = SumsConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     digests: DigestsConfig | None = None
     """What sites lend for the time when they are away; None: nothing."""
@@ -204,8 +208,8 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _typical_record_sees_every_release(self) -> "Experiment":
-        if self.learner.means == "global" and self.privacy.typical is not None:
+    def _bayesian_figure_sees_every_release(self) -> "Experiment":
+        if self.learner.means == "global" and self.privacy.bayesian_estimate is not None:
             raise ValueError(
                 "privacy.bayesian: sums for class means are a release whose distances nobody samples, so the "
                 "figure would leave it out; allowed with learner.means 'site'"

@@ -12,6 +12,10 @@ from perennial.privacy.config import Mode
 
 Answer = Literal["train", "evaluate", "digest", "sparsity"]
 ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "digest", "sparsity")
+Release = Literal["update", "evaluate", "class_means", "digest", "sparsity", "prototypes", "measurements"]
+"""What is computed from a site's data and leaves it."""
+Few = Literal["evaluate", "class_means", "digest", "sparsity", "prototypes", "measurements"]
+"""Those of them that a policy can let leave although they come from few samples."""
 
 
 class SitePolicy(BaseModel):
@@ -20,7 +24,11 @@ class SitePolicy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     answers: list[Answer] = ["train", "evaluate"]
     min_samples: int = Field(default=1, ge=1)
-    """Fewer samples to train on than this, and the site does not answer."""
+    """Whatever leaves and is computed from data is computed from at least so many samples: an update, a ring's
+    segment, a class's sum or count, a sparsity vector, a digest without a proven protection."""
+    below_floor: list[Few] = []
+    """Releases to which min_samples does not apply. Prototypes come from one sample each, so that they leave
+    only where they are named here."""
     require_privacy: Mode = "none"
     """What must hide everything that leaves: this one, since they hide different units from different
     adversaries."""
@@ -28,6 +36,28 @@ class SitePolicy(BaseModel):
     """Lifetime budget of this site, over all runs; None: no budget, which require_privacy other than none
     forbids."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
+    max_clip_norm: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    """Mode client_central: the largest norm of an update that reaches the server, which sees it in the
+    clear."""
+    min_noise_multiplier: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    """Mode client_central: the least noise that the server has to promise; no site can see whether it adds
+    it."""
+    max_epochs: int = Field(default=20, ge=1)
+    """Most local epochs in one round."""
+    max_steps: int = Field(default=20_000, ge=1)
+    """Most optimiser steps in one round."""
+    max_rounds: int = Field(default=2_000, ge=1)
+    """Most rounds of one experiment, all its tasks together."""
+    max_seconds: float = Field(default=3_600.0, gt=0, allow_inf_nan=False)
+    """Longest time for one request."""
+    max_bytes: int = Field(default=2**30, ge=1)
+    """Most bytes of tensors in one request."""
+    max_evaluations: int = Field(default=100, ge=0)
+    """Most answers with counts on held-out samples that one approved experiment gets, all its runs together."""
+    max_runs: int = Field(default=3, ge=1)
+    """Most runs of one approved experiment; a run that is resumed is the same run."""
+    max_repeats: int = Field(default=3, ge=0)
+    """How often a request of a round may be repeated, because a server that crashed asks again."""
 
     @model_validator(mode="after")
     def _protection_has_a_budget(self) -> "SitePolicy":
@@ -45,6 +75,18 @@ class SitePolicy(BaseModel):
         if self.require_privacy == "none":
             return None
         return "sample" if self.require_privacy == "sample" else "site"
+
+
+class StateLimits(BaseModel):
+    """How much of this site's disk its runs may take. The ledger is not part of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    runs: int = Field(default=20, ge=1)
+    """Most runs of which the site keeps exemplars and models; `perennial site clean` removes old ones."""
+    gigabytes_per_run: float = Field(default=8.0, gt=0, allow_inf_nan=False)
+    """Most that one run keeps, in units of 10^9 bytes."""
+    gigabytes: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    """Most that all runs keep together."""
 
 
 class Connection(BaseModel):
@@ -79,6 +121,13 @@ class SiteConfig(BaseModel):
     threads: int = Field(default=1, ge=1)
     """Processor threads for training; results repeat bit for bit with 1."""
     state_dir: Path
+    ledger_head: Path | None = None
+    """A file outside state_dir, best on another disk, in which the site notes how far its ledger went: a
+    ledger that was deleted, truncated or put back from an older copy is then noticed."""
+    state: StateLimits = StateLimits()
+    approvals: Path = Path("approvals")
+    """Folder of the records of approved experiments; nothing else is answered. The SuperNode's user must not
+    be able to write it."""
     policy: SitePolicy = SitePolicy()
     connection: Connection | None = None
 
@@ -90,7 +139,12 @@ def load_site_config(path: Path) -> SiteConfig:
     """
     site = validate(SiteConfig, read_yaml(path), str(path))
     folder = path.absolute().parent
-    found: dict[str, object] = {"state_dir": folder / site.state_dir.expanduser()}
+    found: dict[str, object] = {
+        "state_dir": folder / site.state_dir.expanduser(),
+        "approvals": folder / site.approvals.expanduser(),
+    }
+    if site.ledger_head is not None:
+        found["ledger_head"] = folder / site.ledger_head.expanduser()
     if site.data is not None and site.data.path is not None:
         found["data"] = site.data.model_copy(update={"path": str(folder / Path(site.data.path).expanduser())})
     return site.model_copy(update=found)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST_SEGMENTS = 10_000
+USUAL_SEGMENTS = 4
+"""Where an experiment names no number."""
 
 
 class FeatureNoise(BaseModel):

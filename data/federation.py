@@ -21,7 +21,7 @@ from perennial.data.schedule import TaskSchedule
 from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import LEAST_AT_SITE, LEAST_CENTRAL, Strata, joined
-from perennial.data.table import numeric_places
+from perennial.data.table import numeric_indices
 from perennial.foundation.errors import ConfigError, DataError, nearest
 from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 
@@ -78,7 +78,7 @@ class Federation:
         normalise: dict[str, object] = {"mean": mean, "std": std}
         found: dict[str, object] = {"classes": self.raw_classes}
         if self.columns is not None:
-            indices = numeric_places(self.columns)
+            indices = numeric_indices(self.columns)
             normalise = {
                 key: {name: values[place] for name, place in indices.items()}
                 for key, values in (("mean", mean), ("std", std))

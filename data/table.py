@@ -111,7 +111,7 @@ def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
     return sum(2 if isinstance(kind, str) else len(kind) + 1 for kind in columns.values())
 
 
-def numeric_places(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
+def numeric_indices(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
     """Numeric column -> place of its value among the D features of encode.
 
     By place, because the names that one would give to the features are not distinct: a category may be called
@@ -131,7 +131,7 @@ def table_constants(
     """(mean, std), each (D,): of numeric values those of the experiment, or NaN; 0 and 1 for indicators and
     one-hot codes."""
     mean, std = torch.zeros(feature_count(columns)), torch.ones(feature_count(columns))
-    numeric = numeric_places(columns)
+    numeric = numeric_indices(columns)
     given = config.normalise
     for values, chosen in ((mean, given and given.mean), (std, given and given.std)):
         named = chosen if isinstance(chosen, dict) else dict.fromkeys(numeric, float("nan"))

@@ -42,7 +42,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     bytes, so the same hash. Raises ConfigError for a bad experiment, or one too large to travel; StateError
     when apps/name holds another app already.
     """
-    from flwr.cli.build import build_fab_from_disk
+    from perennial.deploy.flower_seam import build_fab_from_disk
 
     resolved = load_experiment(experiment, overrides)
     name = name or resolved.name
@@ -81,7 +81,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
 
 def read_application(name: str, apps: Path) -> Application:
     """A staged app, as it was submitted. Raises StateError naming those there are."""
-    from flwr.cli.build import build_fab_from_disk
+    from perennial.deploy.flower_seam import build_fab_from_disk
 
     folder = apps / name
     if not (folder / "pyproject.toml").is_file():

@@ -1,7 +1,7 @@
 """The operator's folder: one federation, everything that the operator owns of it.
 
 deploy.yaml         name, hosts, how the SuperLink is reached
-authority/          the certificate authority; its key never leaves this folder
+authority/          the certificate authority, and the key that signs apps; keys never leave this folder
 certificates/       ca.crt (what sites trust), server.pem, server.key
 sites/NAME.pub      one site's public key; sites/NAME.yaml: whether it is registered
 apps/NAME/          each submitted experiment with the code that runs it; apps/*.fab: as sites get it
@@ -27,9 +27,11 @@ from perennial.deploy.certificates import (
     write_issued,
 )
 from perennial.deploy.keys import check_public_line, fingerprint
+from perennial.deploy.signing import make_publisher_key
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import SITE_NAME
+from perennial.foundation.registered import NODES, write_registered
 
 DEPLOY = "deploy.yaml"
 IN_CONTAINER = Path("/operator")
@@ -71,6 +73,8 @@ class OperatorFolder:
         self.federation = validate(Federation, read_yaml(path / DEPLOY), str(path / DEPLOY))
         self.authority_certificate = self.path / "authority" / "ca.crt"
         self.authority_key = self.path / "authority" / "ca.key"
+        self.publisher_key = self.path / "authority" / "publisher.key"
+        self.publisher_public = self.path / "authority" / "publisher.pub"
         self.certificates = self.path / "certificates"
         self.state = self.path / "state"
         self.apps = self.path / "apps"
@@ -111,6 +115,11 @@ class OperatorFolder:
         """Replace what is kept of one site."""
         text = yaml.safe_dump(record.model_dump(), sort_keys=False)
         replace_file(self.path / "sites" / f"{name}.yaml", text.encode(), mode=0o644)
+
+    def write_names(self) -> None:
+        """Tell the server which name belongs to which registered node: no node can say another's."""
+        registered = {site.node: name for name, site in self.sites().items() if site.state == "registered"}
+        write_registered(self.state / NODES, registered)
 
     def add_site(self, name: str, public_key: bytes) -> str:
         """Add a site, or give one that is not registered a new key; the key's fingerprint.
@@ -179,6 +188,7 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     _write_federation(path, federation)
     folder = OperatorFolder(path)
     folder.renew_server(days)
+    make_publisher_key(folder.publisher_key, folder.publisher_public)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
     give_to_owner(path, folder.state)
     return folder

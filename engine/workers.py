@@ -17,12 +17,18 @@ from threading import Thread
 from typing import Literal
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.message import make_message
-from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto, recorddict_from_proto, recorddict_to_proto
-from flwr.common.serde_utils import metadata_from_proto, metadata_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
 
+from perennial.deploy.flower_seam import (
+    ErrorCode,
+    ProtoMessage,
+    make_message,
+    message_from_proto,
+    message_to_proto,
+    metadata_from_proto,
+    metadata_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from perennial.engine.grid import Client, InProcessGrid, answered, set_task_identity
 from perennial.foundation.errors import StateError
 

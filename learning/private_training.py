@@ -44,11 +44,11 @@ def train_privately(
     first_class: int = 0,
     correction: GradientCorrection | None = None,
     extra: Extra | None = None,
-    typical: NeighbourDistances | None = None,
+    neighbours: NeighbourDistances | None = None,
 ) -> TrainingResult:
     """Train model in place by DP-SGD, and say what changed; its loss is private and stays at the site.
 
-    typical: sees at each step how far records drawn at random would move its sum.
+    neighbours: sees at each step how far records drawn at random would move its sum.
     correction: FedProx's pull alone, which is public. Raises PrivacyError when the model, a term of the loss
     or the correction has no gradient of one sample.
     """
@@ -84,9 +84,9 @@ def train_privately(
         PrivateGradient(model, privacy, expected_batch=config.batch_size, source=source) as private,
     ):
         for batch in poisson_batches(len(data), privacy.sample_rate, steps, source):
-            if typical is not None:
-                drawn = typical.records(len(data))
-                typical.see(private.clipped_norms(len(drawn), losses_of(drawn)))
+            if neighbours is not None:
+                drawn = neighbours.records(len(data))
+                neighbours.see(private.clipped_norms(len(drawn), losses_of(drawn)))
             mean = private.compute(len(batch), losses_of(batch))
             if correction is not None:
                 correction.apply(flat.gradient, flat.trainable, anchor)

@@ -14,7 +14,8 @@ Dwork and Roth 2014, theorems 2.2 and 3.16; Vadhan 2017, lemma 2.2 (group privac
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,34 +43,38 @@ class Cost:
         return vars(self) | {"epsilon": self.epsilon if math.isfinite(self.epsilon) else "infinite"}
 
 
-def common_unit(entries: Sequence[Entry]) -> Unit:
+def common_unit(entries: Iterable[Entry]) -> Unit:
     """The largest unit that every release still hides."""
     return "site" if all(entry.unit == "site" for entry in entries) else "sample"
 
 
 def compose(
-    entries: Sequence[Entry], delta: float, accountant: AccountantName = "prv", unit: Unit | None = None
+    entries: Sequence[Entry] | Mapping[Entry, int],
+    delta: float,
+    accountant: AccountantName = "prv",
+    unit: Unit | None = None,
 ) -> Cost:
-    """The cost of all entries together.
+    """The cost of all entries together. entries: a mapping says how often each was released.
 
     unit: None takes the largest unit that every release hides. The relation is add_remove where every entry
     covers it, and replace otherwise.
     """
-    unit = unit or common_unit(entries)
+    counts = entries if isinstance(entries, Mapping) else Counter(entries)
+    unit = unit or common_unit(counts)
     relation: Relation = (
-        "add_remove" if all(_covers_add_remove(entry, unit) for entry in entries) else "replace"
+        "add_remove" if all(_covers_add_remove(entry, unit) for entry in counts) else "replace"
     )
-    unprotected = sum(not entry.protected for entry in entries)
-    hidden = unprotected == 0 and (unit == "sample" or common_unit(entries) == "site")
+    unprotected = sum(count for entry, count in counts.items() if not entry.protected)
+    hidden = unprotected == 0 and (unit == "sample" or common_unit(counts) == "site")
     return Cost(
-        epsilon=_epsilon(entries, delta, accountant, unit, relation) if hidden else math.inf,
+        epsilon=_epsilon(counts, delta, accountant, unit, relation) if hidden else math.inf,
         delta=delta,
         unit=unit,
         relation=relation,
         accountant=accountant,
-        releases=len(entries),
+        releases=sum(counts.values()),
         unprotected=unprotected,
-        trusts_server=any(entry.trusts_server for entry in entries),
+        trusts_server=any(entry.trusts_server for entry in counts),
     )
 
 
@@ -84,21 +89,21 @@ def _needs_replacement(entry: Entry, unit: Unit, relation: Relation) -> bool:
 
 
 def _epsilon(
-    entries: Sequence[Entry], delta: float, accountant: AccountantName, unit: Unit, relation: Relation
+    counts: Mapping[Entry, int], delta: float, accountant: AccountantName, unit: Unit, relation: Relation
 ) -> float:
     direct, paired = make_accountant(accountant), make_accountant(accountant)
     epsilon, left = 0.0, delta
-    for entry in entries:
+    for entry, count in counts.items():
         twice = _needs_replacement(entry, unit, relation)
         if entry.epsilon is not None and entry.delta is not None:
-            epsilon += 2 * entry.epsilon if twice else entry.epsilon
-            left -= _group_delta(entry.epsilon, entry.delta) if twice else entry.delta
+            epsilon += count * (2 * entry.epsilon if twice else entry.epsilon)
+            left -= count * (_group_delta(entry.epsilon, entry.delta) if twice else entry.delta)
         elif entry.noise_multiplier is not None and entry.sample_rate is not None and entry.steps is not None:
             if twice and entry.sample_rate < 1:
-                paired.step(entry.noise_multiplier, entry.sample_rate, entry.steps)
+                paired.step(entry.noise_multiplier, entry.sample_rate, count * entry.steps)
             else:
                 noise = entry.noise_multiplier / 2 if twice else entry.noise_multiplier
-                direct.step(noise, entry.sample_rate, entry.steps)
+                direct.step(noise, entry.sample_rate, count * entry.steps)
     if not left > 0:
         return math.inf
     if not paired.history():

@@ -185,6 +185,9 @@ class EvaluateReply(Stamp):
     """Right answers of each class."""
     total: list[int] = bounded(0, MAX_EXAMPLES)
     """Held-out samples of each class."""
+    withheld: list[int] | None = bounded(0, MAX_CLASSES, default=None)
+    """Classes whose counts stay at the site, because they are below its floor or would give such counts away;
+    0 in both lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +276,8 @@ class PersonalModelReply(Stamp):
     """Right answers of each class on data held out from training; absent where sites do not evaluate."""
     total: list[int] | None = bounded(0, MAX_EXAMPLES, default=None)
     """Held-out samples of each class; absent where sites do not evaluate."""
+    withheld: list[int] | None = bounded(0, MAX_CLASSES, default=None)
+    """Classes whose counts stay at the site, as in EvaluateReply."""
 
 
 @dataclass(frozen=True, kw_only=True)

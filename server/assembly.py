@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
+from perennial.foundation.registered import NODES
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
 from perennial.models.saved import Inputs
@@ -74,5 +75,13 @@ def assemble(
             data.mean.to(device),
             data.std.to(device),
         )
-    curriculum = Curriculum(grid, experiment, facts.registry, model, strategy, folder, journal, test)
+    registered = path.parent.parent / NODES if engine == "grpc" else None
+    if registered is not None and not registered.exists():
+        journal.write(
+            "note", text=f"{registered}: missing, so sites' names are taken as their nodes say them"
+        )
+        registered = None
+    curriculum = Curriculum(
+        grid, experiment, facts.registry, model, strategy, folder, journal, test, registered
+    )
     return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs)

@@ -7,6 +7,7 @@ after each round; whatever else is here can be built again from the experiment.
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -29,7 +30,7 @@ from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from perennial.server.class_means import check_class_sums, global_means
-from perennial.server.evaluation import Counts, Judge, evaluate_centrally
+from perennial.server.evaluation import Counts, Judge, ToldCounts, evaluate_centrally, told_counts
 from perennial.server.global_model import GlobalModel
 from perennial.server.history import History
 from perennial.server.journal import Journal
@@ -51,7 +52,8 @@ Sites = Mapping[str, int]
 class Curriculum:
     """One run from where it stands to its end.
 
-    registry: class order and schedule. test: the server's test samples of all classes, or None.
+    registry: class order and schedule. test: the server's test samples of all classes, or None. registered:
+    the operator's record of nodes and names, or None.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Curriculum:
         folder: RunFolder,
         journal: Journal,
         test: TrainingSet | None,
+        registered: Path | None = None,
     ) -> None:
         self.experiment, self.registry, self.schedule = experiment, registry, registry.schedule
         self.model, self.strategy, self.folder, self.journal, self.test = (
@@ -81,10 +84,14 @@ class Curriculum:
         self._previous = PreviousModel()
         self.class_means: Tensor | None = None
         self._judgement: Judge | None = None
-        self.roster = Roster(grid, experiment.digest, lambda text: journal.write("note", text=text))
+        self.roster = Roster(
+            grid, experiment.digest, lambda text: journal.write("note", text=text), registered
+        )
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
         self.history = History(self.progress.history)
         self.releases = Releases(folder.path)
+        for each in (strategy, self._averaging):
+            each.bounds, each.sums = experiment.bounds, experiment.sums
         strategy.attach(self._services())
         self.central = CentralPrivacy.of(experiment.privacy, strategy, self.progress.privacy, experiment.seed)
         if folder.checkpoint is not None:
@@ -188,6 +195,7 @@ class Curriculum:
                 previous=self._needed_previous(),
                 clip_norm=self.central.sent_clip_norm if self.central else None,
                 resting=frozenset(sites) - asked.keys(),
+                known=len(self.history.known_sites),
             ),
         )
         if self.central is not None:
@@ -272,7 +280,7 @@ class Curriculum:
             check,
         )
 
-    def _federated_counts(self, sites: Sites, means: Tensor | None) -> dict[str, Counts]:
+    def _federated_counts(self, sites: Sites, means: Tensor | None) -> dict[str, ToldCounts]:
         class_means = None if means is None else Tensors(means=means)
         replies = ask(
             self._grid,
@@ -286,7 +294,12 @@ class Curriculum:
             self._note_drop,
             check_counts,
         )
-        return {site: (reply.correct, reply.total) for site, reply in replies.items()}
+        for site, reply in replies.items():
+            if reply.withheld:
+                self._note_drop(site, f"withholds the counts of {len(reply.withheld)} classes (its floor)")
+        return {
+            site: told_counts(reply.correct, reply.total, reply.withheld) for site, reply in replies.items()
+        }
 
     def _with_previous(self, site: str) -> dict[str, Any]:
         """Fields that finish-task and evaluate requests share; the previous model goes along only where it is

@@ -14,9 +14,9 @@ from perennial.foundation.errors import ConfigError
 from perennial.learning.objective import require_alone
 from perennial.models.factory import build_model
 from perennial.models.saved import Inputs
-from perennial.server.claims import check_privacy
 from perennial.server.dry_run import dry_run
 from perennial.server.global_model import GlobalModel
+from perennial.server.privacy_claim import check_privacy
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
 

@@ -9,7 +9,7 @@ from typing import Any
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.errors import StateError
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import make_folder, replace_file
 from perennial.models.saved import Inputs
 from perennial.protocol.messages import RUN_TOKEN
 from perennial.server.checkpoint import (
@@ -70,7 +70,7 @@ def open_run_folder(
         # killed before the first round was done: starting over loses nothing
         folder.note = "no round was finished before the stop: started over"
     try:
-        folder.checkpoint_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder.checkpoint_folder)
     except OSError as error:
         raise StateError(f"{folder.checkpoint_folder}: could not be made ({error.strerror})") from error
     replace_file(path / "experiment.yaml", experiment.to_yaml().encode(), mode=0o644)

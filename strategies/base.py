@@ -16,7 +16,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor
 
+from perennial.config.bounds import BoundsConfig
+from perennial.config.sums import SumsConfig
 from perennial.foundation.errors import PrivacyError
+from perennial.models.sum_grid import SumGrid
 from perennial.protocol.messages import Stamp, TrainRequest
 from perennial.protocol.tensors import Tensors, byte_count, pack, unpack
 from perennial.strategies.ring.turns import TakesTurns
@@ -57,6 +60,13 @@ class RoundRequest:
     """Sent to the sites under adaptive clipping."""
     resting: frozenset[str] = frozenset()
     """Sites that are there and are not asked in this round."""
+    known: int = 0
+    """Sites that have taken part in the run so far."""
+
+    @property
+    def most_replies(self) -> int:
+        """A public bound on the updates of this round: late ones and stand-ins come from known sites."""
+        return max(self.known, len(self.sites) + len(self.resting))
 
 
 @dataclass
@@ -99,9 +109,12 @@ class RoundPart:
     reference: Arrays
     outcome: RoundOutcome
     asked: int
+    most_replies: int
     stamp: Stamp | None
     names: Mapping[int, str]
     max_update_norm: float | None
+    bounds: BoundsConfig
+    sums: SumsConfig
 
 
 class IncrementalStrategy(FlowerFedAvg):
@@ -132,6 +145,10 @@ class IncrementalStrategy(FlowerFedAvg):
         """Sites asked in this round, whether or not they answer."""
         self.watchers: list[Watch] = []
         """See each reply that was folded, while its update is still there: for what wraps this strategy."""
+        self.bounds, self.sums = BoundsConfig(), SumsConfig()
+        """The experiment's; whoever assembles a run sets them."""
+        self.most_replies = 1024
+        """What the sums of this round have to hold, known before the first reply."""
         self.members: frozenset[str] | None = None
         """The sites of the group that this strategy serves; None: all."""
         self._quorum = 1
@@ -227,6 +244,10 @@ class IncrementalStrategy(FlowerFedAvg):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore state_dict()."""
 
+    def sum_grid(self, largest_weight: float = 1.0) -> SumGrid:
+        """The grid of this round's sums. largest_weight: by which an update may be multiplied."""
+        return self.sums.grid(self.most_replies, largest_weight)
+
     # a round under the curriculum
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
@@ -247,7 +268,7 @@ class IncrementalStrategy(FlowerFedAvg):
         asked = {site: node for site, node in request.sites.items() if not self._exchange.busy(site)}
         # a site that still works on an earlier round is not asked, and is named when its late reply comes
         self._names |= {node: site for site, node in request.sites.items()}
-        self.asked = len(asked)
+        self.asked, self.most_replies = len(asked), request.most_replies
         made: dict[str, TrainRequest] = {}
         for sites, fields in request.previous.fields_for(asked):
             made |= self.requests(replace(common, **fields), sites)
@@ -269,14 +290,25 @@ class IncrementalStrategy(FlowerFedAvg):
     def begin_round_of(self, inner: "IncrementalStrategy", reference: Arrays, outcome: RoundOutcome) -> None:
         """This round begins for a strategy inside this one, with its part of the model and of the outcome."""
         inner.begin_part(
-            RoundPart(reference, outcome, self.asked, self._stamp, self._names, self.max_update_norm)
+            RoundPart(
+                reference,
+                outcome,
+                self.asked,
+                self.most_replies,
+                self._stamp,
+                self._names,
+                self.max_update_norm,
+                self.bounds,
+                self.sums,
+            )
         )
 
     def begin_part(self, part: RoundPart) -> None:
         """A round begins in which this strategy works inside another one."""
-        self.reference, self.outcome, self.asked = part.reference, part.outcome, part.asked
+        self.reference, self.outcome = part.reference, part.outcome
+        self.asked, self.most_replies = part.asked, part.most_replies
         self._stamp, self._names = part.stamp, dict(part.names)
-        self.max_update_norm = part.max_update_norm
+        self.max_update_norm, self.bounds, self.sums = part.max_update_norm, part.bounds, part.sums
         self.begin_round()
 
     # Flower's own hooks
@@ -290,7 +322,9 @@ class IncrementalStrategy(FlowerFedAvg):
         }
         self._integers = {name: array for name, array in arrays.items() if name not in self.reference}
         self._stamp, self._quorum, self._names = None, 1, {}
-        return super().configure_train(server_round, arrays, config, grid)
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self.asked = self.most_replies = len(messages)
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -298,7 +332,9 @@ class IncrementalStrategy(FlowerFedAvg):
         """Gate and fold replies as they come; (None, None) when fewer than a quorum pass, and the model
         stays."""
         self.outcome = outcome = RoundOutcome()
-        gate = Gate(self.reference, self._stamp, self.max_update_norm, self.staleness)
+        gate = Gate(
+            self.reference, self._stamp, self.max_update_norm, self.staleness, self.bounds.max_samples
+        )
         self.begin_round()
         for message in replies:
             node = message.metadata.src_node_id
@@ -313,6 +349,7 @@ class IncrementalStrategy(FlowerFedAvg):
             except (Rejected, OverflowError) as rejection:
                 outcome.dropped.append((site, str(rejection)))
             else:
+                outcome.warnings += [f"site {site}: {note}" for note in reply.notes]
                 outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
                 # the update itself is not kept: memory must not grow with the number of sites
                 outcome.participants[site] = replace(reply, update={}, method={})

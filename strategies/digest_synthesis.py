@@ -256,7 +256,7 @@ class DigestSynthesis(Wrapper):
                 f"{self.max_update_norm:.4g}"
             )
             return
-        samples, now = lending.store.samples(site), request.stamp.round
+        samples, now = min(lending.store.samples(site), self.bounds.max_samples), request.stamp.round
         reply = Admitted(site, update, norm, samples, loss, steps, base_round=now, stand_in=True)
         try:
             self.base.fold(self._weighted(reply))

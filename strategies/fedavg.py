@@ -30,11 +30,15 @@ class FedAvg(IncrementalStrategy):
         self._fixed_weights = services.experiment.privacy.mode == "client_central"
 
     def begin_round(self) -> None:
-        self._sum = ExactSum(self.reference)
+        self._sum = ExactSum(self.reference, self.sum_grid(self.largest_sum_weight()))
 
     def weight(self, reply: Admitted) -> float:
         """How much one update counts; weights are divided by their sum."""
         return 1.0 if self._fixed_weights else float(reply.num_examples)
+
+    def largest_sum_weight(self) -> float:
+        """The most that weight() can be."""
+        return 1.0 if self._fixed_weights else float(self.bounds.max_samples)
 
     def fold(self, reply: Admitted) -> None:
         self._sum.add(reply.update, self.weight(reply), reply.norm)

@@ -84,16 +84,17 @@ class FedDisco(FedAvg):
         return Disclosures(clear_uploads=("label_counts",))
 
     def begin_round(self) -> None:
+        self._grid = self.sum_grid(self.most_replies)
         self._waiting = UpdateFile(self.reference)
         self._replies: dict[str, Admitted] = {}
         self._counts: dict[str, list[int]] = {}
-        self._room = ExactSum({})
 
     def fold(self, reply: Admitted) -> None:
         assert self._waiting is not None
-        counts = checked_counts(reply.metrics.get(LABEL_COUNTS)) if self._asked else []
-        # no weight is above 1, so that what has room here has room in the sum that is made later
-        self._room.add({}, 1.0, reply.norm)
+        told = reply.metrics.get(LABEL_COUNTS)
+        counts = checked_counts(told, reply.num_examples) if self._asked else []
+        if not self._grid.holds(self.most_replies, reply.norm):
+            raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
         if self._asked:
             self._counts[reply.site] = counts
         self._waiting.add(reply.site, reply.update)
@@ -103,12 +104,13 @@ class FedDisco(FedAvg):
         assert self._waiting is not None
         sites = sorted(self._replies)
         weights = dict(zip(sites, self._weights(sites).tolist(), strict=True))
-        total = ExactSum(self.reference)
+        # weights that sum to the number of sites: the grid's step is small beside them however many there are
+        total = ExactSum(self.reference, self._grid)
         for site, update in self._waiting:
-            total.add(update, weights[site], self._replies[site].norm)
+            total.add(update, weights[site] * len(sites), self._replies[site].norm)
         self._waiting = None
         self.outcome.details["weights"] = weights
-        return total.added_to(self.reference)
+        return total.added_to(self.reference, len(sites))
 
     def _weights(self, sites: Sequence[str]) -> NDArray[np.float64]:
         samples = [self._replies[site].num_examples for site in sites]
@@ -121,11 +123,20 @@ class FedDisco(FedAvg):
         return disco_weights(samples, discrepancies(counts, self.distance), self.a, self.b)
 
 
-def checked_counts(value: Any) -> list[int]:
-    """A site's label counts. Raises Rejected for anything but whole numbers, not all of them 0."""
+def checked_counts(value: Any, samples: int) -> list[int]:
+    """A site's label counts; what it withholds of them is spread evenly over the classes withheld. samples:
+    that it trained on.
+
+    Raises Rejected for anything but whole numbers and null, not all of them 0.
+    """
     numbers = isinstance(value, list) and all(
-        type(count) is int and 0 <= count <= MAX_EXAMPLES for count in value
+        count is None or (type(count) is int and 0 <= count <= MAX_EXAMPLES) for count in value
     )
-    if not numbers or not any(value):
+    if not numbers or not any(count is None or count for count in value):
         raise Rejected(f"label_counts: found {value!r:.60}, allowed whole numbers from 0, one above 0")
-    return value
+    untold = sum(count is None for count in value)
+    if not untold:
+        return value
+    # at least one sample each, so that a row is never empty
+    rest = max(untold, samples - sum(count or 0 for count in value))
+    return [rest // untold if count is None else count for count in value]

@@ -35,7 +35,7 @@ class FedDyn(Corrected):
         super().fold(reply)
         if reply.stand_in:
             # the absent site's own vector has not moved, and the server's must agree with it
-            self._stand_ins = self._stand_ins or ExactSum(self.reference)
+            self._stand_ins = self._stand_ins or ExactSum(self.reference, self.sum_grid())
             self._stand_ins.add(reply.update, 1.0, reply.norm)
 
     def finish_round(self) -> dict[str, Tensor]:

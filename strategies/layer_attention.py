@@ -80,7 +80,8 @@ class LayerAttention(IncrementalStrategy):
     def begin_round(self) -> None:
         self._layers = layers_of(self.reference, self.granularity)
         size = sum(tensor.numel() for tensor in self.reference.values())
-        self._sums = {layer: SoftmaxSum(like, size) for layer, like in self._layers.items()}
+        grid = self.sum_grid(LARGEST)
+        self._sums = {layer: SoftmaxSum(like, grid, size) for layer, like in self._layers.items()}
         sizes = {
             layer: sum(tensor.numel() for tensor in like.values()) for layer, like in self._layers.items()
         }
@@ -88,8 +89,8 @@ class LayerAttention(IncrementalStrategy):
         self._distances: dict[str, dict[str, float]] = {layer: {} for layer in self._layers}
         self._samples: dict[str, int] = {}
         self._norms: dict[str, float] = {}
-        self._room = ExactSum({})
-        self._head_mean = ExactSum({})
+        self._grid = grid
+        self._head_mean = ExactSum({}, grid)
         heads = _heads(self._layers)
         self._from_mean = set(heads if self.head_query == "client_mean" else ())
         self._late = [layer for layer in self._layers if self.scale == "mean" or layer in self._from_mean]
@@ -97,7 +98,9 @@ class LayerAttention(IncrementalStrategy):
         self._waiting = UpdateFile(late) if late else None
         if self.head_query == "client_mean":
             self.check_layers(self.reference)
-            self._head_mean = ExactSum({n: t for layer in heads for n, t in self._layers[layer].items()})
+            self._head_mean = ExactSum(
+                {n: t for layer in heads for n, t in self._layers[layer].items()}, grid
+            )
 
     def fold(self, reply: Admitted) -> None:
         site = reply.site
@@ -105,10 +108,9 @@ class LayerAttention(IncrementalStrategy):
         far = [layer for layer, distance in distances.items() if not math.isfinite(distance)]
         if far:
             raise Rejected(f"layer {far[0]!r}: its distance from the server's model is not finite")
-        # asked once, for the largest weight of all: a sum that is full half-way through the layers is no sum
-        if not self._room.holds(LARGEST, reply.norm):
+        # asked once, for the largest weight of all: an update is in the sums of all layers or of none
+        if not self._grid.holds(LARGEST, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
-        self._room.add({}, LARGEST, reply.norm)
         self._samples[site], self._norms[site] = reply.num_examples, reply.norm
         for layer, distance in distances.items():
             self._distances[layer][site] = distance

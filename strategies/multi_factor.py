@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from perennial.models.sum_grid import SumGrid
 from perennial.protocol.measurements import (
     CLASS_COVERAGE,
     CLASSIFICATION_LOSS,
@@ -94,7 +95,7 @@ class MultiFactor(IncrementalStrategy):
 
     def begin_round(self) -> None:
         self._values: dict[str, Values] = {}
-        self._told = {name: ExactSum(self.reference) for name in self.coefficients}
+        self._told = {name: ExactSum(self.reference, self._grid(name)) for name in self.coefficients}
         self._untold: dict[str, ExactSum] = {}
         self._heaviest = LargestWeights(int(1 / self.max_weight + 1e-9))
 
@@ -103,7 +104,7 @@ class MultiFactor(IncrementalStrategy):
         values = self._factors(reply)
         sums = {name: self._sum(name, value) for name, value in values.items()}
         # before any sum is touched: a reply is in all of them or in none
-        if not all(total.holds(values[name] or 1.0, reply.norm) for name, total in sums.items()):
+        if not all(total.grid.holds(values[name] or 1.0, reply.norm) for name, total in sums.items()):
             raise OverflowError(f"update of norm {reply.norm:.3g} does not fit the exact sum")
         for name, total in sums.items():
             total.add(reply.update, values[name] or 1.0, reply.norm)
@@ -165,7 +166,12 @@ class MultiFactor(IncrementalStrategy):
     def _sum(self, name: str, value: float | None) -> ExactSum:
         if value is not None:
             return self._told[name]
-        return self._untold.setdefault(name, ExactSum(self.reference))
+        return self._untold.setdefault(name, ExactSum(self.reference, self.sum_grid()))
+
+    def _grid(self, name: str) -> SumGrid:
+        """The grid for weights that are values of this factor."""
+        largest = {"size": self.bounds.max_samples, "inverse_loss": 1 / self.loss_floor}
+        return self.sum_grid(max(1.0, largest.get(name, 1.0)))
 
 
 def _told(reply: Admitted, name: str, highest: float, otherwise: float | None = None) -> float | None:

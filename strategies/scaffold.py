@@ -59,7 +59,8 @@ class Scaffold(Corrected):
     def begin_round(self) -> None:
         super().begin_round()
         # one sum for both, so that a reply is in both of them or in neither
-        self._sum = ExactSum({**self.reference, **prefixed(PER_STEP, parameter_zeros(self.reference))})
+        together = {**self.reference, **prefixed(PER_STEP, parameter_zeros(self.reference))}
+        self._sum = ExactSum(together, self.sum_grid())
         self._telling = 0
 
     def fold(self, reply: Admitted) -> None:

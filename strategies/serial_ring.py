@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.config.link import Link
-from perennial.config.turn import MOST_SEGMENTS, FeatureNoise, Turn
+from perennial.config.turn import MOST_SEGMENTS, USUAL_SEGMENTS, FeatureNoise, Turn
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.models.incremental import travelling
@@ -52,7 +52,7 @@ class SerialRing(IncrementalStrategy):
 
     def __init__(
         self,
-        segments: int = 4,
+        segments: int = USUAL_SEGMENTS,
         sizes: Literal["variable", "equal"] = "variable",
         least_segment: int | None = None,
         reshuffle: Literal["sweep", "round", "never"] = "sweep",
@@ -212,6 +212,7 @@ class SerialRing(IncrementalStrategy):
             settings=json.dumps({"turn": turn.model_dump()}),
             held=holds_previous,
             max_update_norm=self.max_update_norm,
+            max_samples=self.bounds.max_samples,
             meanwhile=meanwhile,
         )
         for name in frozen:

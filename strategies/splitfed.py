@@ -56,7 +56,9 @@ class SplitFed(Serial):
         ours = self.server_part(request.arrays)
         outcome = RoundOutcome()
         sites_part = {name: t for name, t in request.arrays.items() if name not in ours}
-        self._sites_sum = sites_sum = ExactSum(sites_part)
+        self._sites_sum = sites_sum = ExactSum(
+            sites_part, self.sums.grid(request.most_replies, self.largest_sum_weight())
+        )
         server: Mapping[str, Tensor] = {name: request.arrays[name] for name in ours}
         names = sorted(request.sites)
         order = stream(self._seed, "serial-order", request.stamp.round).permutation(len(names))

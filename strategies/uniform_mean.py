@@ -14,3 +14,6 @@ class UniformMean(FedAvg):
     def weight(self, reply: Admitted) -> float:
         """One for each site."""
         return 1.0
+
+    def largest_sum_weight(self) -> float:
+        return 1.0

@@ -45,6 +45,7 @@ class Wrapper(IncrementalStrategy):
     # before anything starts
 
     def attach(self, services: Services) -> None:
+        self.base.bounds, self.base.sums = self.bounds, self.sums
         self.base.attach(services)
 
     def begin_task(self, task: TaskStart) -> None:
@@ -69,6 +70,7 @@ class Wrapper(IncrementalStrategy):
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """The base's round, with what the gate is told here."""
         self.base.max_update_norm, self.base.members = self.max_update_norm, self.members
+        self.base.bounds, self.base.sums = self.bounds, self.sums
         outcome = self.base.train_round(grid, request)
         self.reference, self.outcome, self.asked = self.base.reference, outcome, self.base.asked
         return outcome

@@ -51,6 +51,7 @@ def federation() -> Iterator[Deployment]:
                 data={"path": str(deployment.folder / "data" / name)},
                 connection={"runtime_port": deployment.ports[name], "any_app": not deployment.pinned},
             )
+            deployment.open_site(name)
         deployment.start_superlink()
         yield deployment
 

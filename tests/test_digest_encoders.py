@@ -333,7 +333,7 @@ def test_the_file_travels_in_the_app_that_sites_approve(trained: Path, tmp_path:
     path = write(tmp_path, autoencoder(trained))
     staged = stage_application(path, [], "", tmp_path / "apps")
     home = tmp_path / "flower"
-    approve(staged.fab, home, staged.digest)
+    approve(staged.fab, home, staged.digest, tmp_path / "approvals")
     (installed,) = (home / "apps").iterdir()
     there = load_experiment(installed / "perennial" / "experiments" / "encoders.yaml")
     assert there.encoder.file == str(installed / "perennial" / "experiments" / "encoders.encoder.json")

@@ -1,5 +1,7 @@
 """The order of arrival changes no bit of the aggregate."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from perennial.models.sum_grid import FINEST, SumGrid
 from perennial.protocol.tensors import unpack
 from perennial.strategies.sums import exact_kernel, exact_sum
-from perennial.strategies.sums.exact_sum import GRID, ExactSum
+from perennial.strategies.sums.exact_sum import ExactSum
+
+COUNTS = SumGrid(updates=8, largest_weight=2.0**20)
+"""For a handful of sites that are weighted by samples."""
 
 
 def norm(update: dict[str, Tensor]) -> float:
@@ -29,7 +35,7 @@ def test_any_order_gives_the_same_bits_and_the_right_value(order: list[int], see
     weights = [float(1 + 37 * index) for index in range(7)]
     results = []
     for sequence in (range(7), order):
-        total = ExactSum(reference)
+        total = ExactSum(reference, COUNTS)
         for index in sequence:
             total.add(updates[index], weights[index], norm(updates[index]))
         results.append(total.added_to(reference))
@@ -39,10 +45,100 @@ def test_any_order_gives_the_same_bits_and_the_right_value(order: list[int], see
         assert torch.allclose(results[0][name].double(), tensor.double() + mean, rtol=1e-6, atol=1e-6)
 
 
-def test_a_sum_that_cannot_be_held_is_refused() -> None:
-    total = ExactSum({"a": torch.zeros(2)})
-    with pytest.raises(OverflowError, match="does not fit"):
-        total.add({"a": torch.full((2,), 1e9)}, 1e6, 1.5e9)
+def test_what_another_site_claims_decides_nothing_about_an_honest_one() -> None:
+    grid = SumGrid(updates=3, largest_weight=2.0**20)
+    honest, huge = {"a": torch.full((4,), 500.0)}, {"a": torch.full((4,), 1e9)}
+    for order in (("honest", "huge", "honest"), ("huge", "honest", "honest")):
+        total, refused = ExactSum(honest, grid), 0
+        for who in order:
+            update, weight = (honest, 1e6) if who == "honest" else (huge, 1e8)
+            try:
+                total.add(update, weight, norm(update))
+            except OverflowError as error:
+                assert "does not fit the sum" in str(error)
+                refused += 1
+        assert refused == 1 and len(total) == 2
+        assert torch.equal(total.added_to(honest)["a"], torch.full((4,), 1000.0))
+
+
+def test_five_thousand_sites_of_a_million_samples_have_the_same_bits_in_any_order() -> None:
+    """Norm 1,000 each, all in one direction: the worst case that the grid is made for."""
+    sites, width = 5000, 6
+    grid = SumGrid(updates=sites, largest_weight=2.0**20)
+    generator = torch.Generator().manual_seed(11)
+    updates = torch.rand(sites, width, generator=generator) + 0.5
+    updates *= 1000.0 / updates.norm(dim=1, keepdim=True)
+    weights = torch.randint(1, 1_000_001, (sites,), generator=generator)
+    weights[::2] = 1_000_000
+    reference = {"a": torch.zeros(width)}
+    means = []
+    for order in (
+        range(sites),
+        range(sites - 1, -1, -1),
+        torch.randperm(sites, generator=generator).tolist(),
+    ):
+        total = ExactSum(reference, grid)
+        for index in order:
+            total.add({"a": updates[index]}, float(weights[index]), 1000.0)
+        assert len(total) == sites
+        means.append(total.added_to(reference)["a"])
+    assert torch.equal(means[0], means[1]) and torch.equal(means[0], means[2])
+    expected = (updates.double() * weights[:, None]).sum(0) / weights.sum()
+    assert torch.allclose(means[0].double(), expected, rtol=1e-7, atol=0)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(1, 5000), st.lists(st.floats(1e-6, 2.0**20), min_size=1, max_size=12), st.integers(0, 1000)
+)
+def test_the_error_is_what_the_module_says(sites: int, weights: list[float], seed: int) -> None:
+    """Exact rational arithmetic beside it; weights far below 1 among them."""
+    grid = SumGrid(updates=max(sites, len(weights)), largest_weight=2.0**20)
+    generator = torch.Generator().manual_seed(seed)
+    updates = [
+        torch.randn(5, generator=generator) * 10 ** float(torch.rand((), generator=generator) * 4 - 2)
+        for _ in weights
+    ]
+    total = ExactSum({"a": updates[0]}, grid)
+    for update, weight in zip(updates, weights, strict=True):
+        total.add({"a": update}, weight, float(update.norm()))
+    found = total.value()["a"]
+    for position in range(5):
+        terms = [Fraction(w) * Fraction(float(u[position])) for w, u in zip(weights, updates, strict=True)]
+        bound = len(terms) * Fraction(grid.step) / 2 + sum(map(abs, terms), Fraction(0)) / 2**53
+        error = abs(Fraction(float(found[position])) - sum(terms, Fraction(0)))
+        # value() is a float64 itself
+        assert error <= bound + abs(sum(terms, Fraction(0))) / 2**53
+
+
+def test_a_thousand_weights_below_one_lose_no_more_than_half_a_step_each() -> None:
+    sites = 1000
+    grid = SumGrid(updates=sites)
+    total = ExactSum({"a": torch.zeros(1)}, grid)
+    for _ in range(sites):
+        total.add({"a": torch.tensor([1e-4])}, 1 / sites, 1e-4)
+    error = abs(float(total.value()["a"]) - float(torch.tensor(1e-4)))
+    # the bound grows with the sites where the weights do not sum to their number
+    assert error <= sites * grid.step / 2
+    assert grid.step == FINEST
+
+
+def test_integers_of_the_sites_add_up_to_the_sum_modulo_the_width() -> None:
+    generator = torch.Generator().manual_seed(5)
+    for grid in (SumGrid(updates=4, largest_weight=8.0, largest_norm=4.0, bits=32), SumGrid(4, 8.0, 4.0)):
+        updates = [{"a": torch.randn(7, generator=generator)} for _ in range(4)]
+        updates = [{"a": u["a"] * (4.0 / u["a"].norm())} for u in updates]
+        steps = [grid.integers(update, 7.0) for update in updates]
+        for update, step in zip(updates, steps, strict=True):
+            sent = grid.values(step)["a"]
+            assert bool((sent.abs() <= 7.0 * update["a"].double().abs()).all())
+        mask = torch.randint(-(2**62), 2**62, (7,), generator=generator)
+        masked = {"a": sum(step["a"] for step in steps[1:]) + steps[0]["a"] + mask}
+        opened = grid.values({"a": masked["a"] - mask})["a"]
+        exact = sum(7.0 * update["a"].double() for update in updates)
+        assert torch.allclose(opened, torch.as_tensor(exact), rtol=0, atol=4 * grid.step)
+    with pytest.raises(OverflowError, match="grid allows"):
+        SumGrid(4, 8.0, 4.0, bits=32).integers({"a": torch.full((7,), 1e3)}, 8.0)
 
 
 def test_the_compiled_loop_sums_as_the_small_models_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +149,7 @@ def test_the_compiled_loop_sums_as_the_small_models_do(monkeypatch: pytest.Monke
     weights = [1.0, 37.0, 2.5, 1000.0, 3.0]
 
     def total(order: list[int]) -> dict[str, Tensor]:
-        result = ExactSum(updates[0])
+        result = ExactSum(updates[0], COUNTS)
         for index in order:
             result.add(updates[index], weights[index], norm(updates[index]))
         return result.value()
@@ -62,7 +158,7 @@ def test_the_compiled_loop_sums_as_the_small_models_do(monkeypatch: pytest.Monke
     reference = {name: torch.ones(shape) for name, shape in shapes.items() if name != "matrix"}
 
     def mean() -> dict[str, Tensor]:
-        result = ExactSum(updates[0])
+        result = ExactSum(updates[0], COUNTS)
         for update, weight in zip(updates, weights, strict=True):
             result.add(update, weight, norm(update))
         return result.added_to(reference)
@@ -79,8 +175,10 @@ def test_the_compiled_loop_sums_as_the_small_models_do(monkeypatch: pytest.Monke
     for name in shapes:
         assert torch.equal(compiled[name], shuffled[name])
         exact = sum(w * u[name].double() for w, u in zip(weights, updates, strict=True))
-        assert torch.allclose(compiled[name], torch.as_tensor(exact), rtol=0, atol=5 * GRID / 2 + 1e-12)
-        assert torch.allclose(compiled[name], plain[name], rtol=0, atol=5 * GRID)
+        assert torch.allclose(
+            compiled[name], torch.as_tensor(exact), rtol=0, atol=5 * COUNTS.step / 2 + 1e-12
+        )
+        assert torch.allclose(compiled[name], plain[name], rtol=0, atol=5 * COUNTS.step)
 
 
 def test_what_arrives_from_the_wire_can_be_summed_by_the_compiled_loop(
@@ -88,7 +186,7 @@ def test_what_arrives_from_the_wire_can_be_summed_by_the_compiled_loop(
 ) -> None:
     monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
     arrived = unpack(ArrayRecord({"a": Array(np.ones((300, 300), dtype=np.float32))}), "update")
-    result = ExactSum(arrived)
+    result = ExactSum(arrived, COUNTS)
     result.add(arrived, 2.0, arrived.norm)
     assert arrived.norm == pytest.approx(300.0)
     assert torch.equal(result.value()["a"], torch.full((300, 300), 2.0, dtype=torch.float64))

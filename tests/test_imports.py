@@ -55,7 +55,7 @@ def modules_after(code: str, *arguments: str) -> set[str]:
 def command(*arguments: str) -> set[str]:
     code = (
         f"import sys; sys.argv = {['perennial', *arguments]!r}\n"
-        "from cli.main import main\n"
+        "from perennial.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as stop: assert not stop.code, stop.code"
     )

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
+from perennial.models.sum_grid import SumGrid
 from perennial.strategies.base import RoundOutcome
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.layer_attention import LayerAttention, dominance
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.sums import exact_sum
 from perennial.strategies.sums import layer_groups as bundle_module
-from perennial.strategies.sums.softmax_sum import KEPT_BANDS, SoftmaxSum
+from perennial.strategies.sums.softmax_sum import KEPT_BANDS, LARGEST, SoftmaxSum
 
 Arrays = dict[str, Tensor]
 
@@ -32,6 +33,7 @@ def aggregate(
     strategy: LayerAttention, reference: Arrays, updates: Sequence[Arrays], samples: Sequence[int] = ()
 ) -> Arrays:
     strategy.reference, strategy.outcome = reference, RoundOutcome()
+    strategy.most_replies = len(updates) or 1
     strategy.begin_round()
     for index, update in enumerate(updates):
         strategy.fold(reply(f"site-{index}", update, samples[index] if samples else 1))
@@ -47,6 +49,7 @@ def scalars(*values: float) -> list[Arrays]:
 
 
 ZERO = {"a": torch.zeros(1)}
+GRID = SumGrid(largest_weight=LARGEST)
 
 
 def random_updates(seed: int, count: int, scale: float = 1.0) -> tuple[Arrays, list[Arrays]]:
@@ -119,6 +122,7 @@ def test_any_order_of_arrival_gives_the_same_bits(
         for sequence in (range(6), order):
             strategy = LayerAttention(sign=sign, times_samples=True, **options)  # type: ignore[arg-type]
             strategy.reference, strategy.outcome = reference, RoundOutcome()
+            strategy.most_replies = len(updates)
             strategy.begin_round()
             for index in sequence:
                 strategy.fold(reply(f"site-{index}", updates[index], 1 + 7 * index))
@@ -133,7 +137,7 @@ def test_any_order_of_arrival_gives_the_same_bits(
 def test_softmax_weights_do_not_see_a_common_shift(scores: list[float], shift: float) -> None:
     found = []
     for offset in (0.0, shift):
-        total = SoftmaxSum(ZERO)
+        total = SoftmaxSum(ZERO, GRID)
         for index, score in enumerate(scores):
             total.add(f"site-{index}", ZERO, score + offset, 0.0)
         found.append(list(total.weights().values()))
@@ -173,7 +177,7 @@ def test_the_layers_of_a_large_model_are_summed_by_the_compiled_loop(
 
 
 def test_the_memory_is_that_of_a_few_sums_however_many_sites() -> None:
-    total = SoftmaxSum(ZERO)
+    total = SoftmaxSum(ZERO, GRID)
     for index in range(200):
         total.add(f"site-{index:03}", ZERO, 3.0 * index, 0.0)
         assert len(total._bands) <= KEPT_BANDS

@@ -105,7 +105,7 @@ def test_the_light_import_gives_the_figures_of_the_whole_of_opacus() -> None:
 
 def test_accounting_leaves_the_rest_of_opacus_alone() -> None:
     code = (
-        "import sys; from privacy.accountants import make_accountant; "
+        "import sys; from perennial.privacy.accountants import make_accountant; "
         "print(make_accountant('prv', [(4.0, 1.0, 50)]).epsilon(1e-5)); "
         "print('opacus' in sys.modules, 'torch.distributed.tensor' in sys.modules)"
     )

@@ -29,7 +29,7 @@ from perennial.privacy.noise import SecureNoise, SeededNoise
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors
 from perennial.server.central_privacy import CentralPrivacy, noised
-from perennial.server.claims import check_privacy
+from perennial.server.privacy_claim import check_privacy
 from perennial.server.releases import Releases
 from perennial.strategies.base import RoundOutcome
 from perennial.strategies.fedavg import FedAvg
@@ -161,16 +161,16 @@ def test_adaptive_clipping_moves_the_norm_and_survives_a_resume(tmp_path: Path) 
 def test_bayesian_stands_beside_the_worst_case(tmp_path: Path) -> None:
     bayesian = {"pairs": 6, "planned_rounds": 4}
     epsilon = run(tmp_path, privacy=CENTRAL | {"bayesian": bayesian})["epsilon"]
-    assert epsilon["typical"] > 0
+    assert epsilon["bayesian"] > 0
     assert epsilon["value"] == pytest.approx(make_accountant("prv", [(2.0, 1.0, 4)]).epsilon(1e-5))
-    assert epsilon["claim"]["typical_epsilon"] == epsilon["typical"]
+    assert epsilon["claim"]["bayesian_epsilon"] == epsilon["bayesian"]
 
 
 def test_too_few_sites_end_the_bayesian_figure_and_not_the_run(tmp_path: Path) -> None:
     data = SMALL["data"] | {"sites": 2}
     bayesian = {"pairs": 6, "planned_rounds": 4}
     epsilon = run(tmp_path, data=data, privacy=CENTRAL | {"bayesian": bayesian})["epsilon"]
-    assert epsilon["typical"] is None and epsilon["value"] > 0
+    assert epsilon["bayesian"] is None and epsilon["value"] > 0
 
 
 def test_more_rounds_than_planned_are_refused_before_the_run(tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ def test_a_round_that_was_repeated_counts_once(tmp_path: Path) -> None:
 def test_writing_a_report_imports_neither_torch_nor_plotlys_object_tree(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     program = (
-        "import sys; from pathlib import Path; from server.report import write_report; "
+        "import sys; from pathlib import Path; from perennial.server.report.write import write_report; "
         f"write_report(Path({str(folder)!r})); "
         "print(sorted({'torch', 'plotly.graph_objects', 'pandas', 'flwr'} & sys.modules.keys()))"
     )

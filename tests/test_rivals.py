@@ -177,7 +177,7 @@ def test_feddisco_weighs_the_updates_in_any_order() -> None:
 @pytest.mark.parametrize("counts", [None, [], [0, 0], [1.5], [True, 1], [-1, 3], "12", [10**12]])
 def test_label_counts_that_are_no_counts_are_rejected(counts: object) -> None:
     with pytest.raises(Rejected, match="label_counts"):
-        checked_counts(counts)
+        checked_counts(counts, 9)
 
 
 @pytest.mark.parametrize("steps", [0, 10**9])

@@ -11,6 +11,8 @@ from typing import Any, cast
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
+from perennial.config.bounds import BoundsConfig
+from perennial.config.sums import SumsConfig
 from perennial.foundation.errors import PrivacyError
 from perennial.strategies import base as base_module
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundPart
@@ -20,7 +22,11 @@ from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.wrapper import Wrapper
 
 ROOT = Path(__file__).parent.parent
-OF_THE_ROUND = {"begin_round_of": "hands a round to an inner strategy", "begin_part": "ends in begin_round"}
+OF_THE_ROUND = {
+    "begin_round_of": "hands a round to an inner strategy",
+    "begin_part": "ends in begin_round",
+    "sum_grid": "follows from the bounds that a part of a round brings",
+}
 """Methods of the base that no method changes: they are how hooks are called."""
 HOOKS = sorted(
     name
@@ -106,7 +112,7 @@ def test_a_part_of_a_round_reaches_the_innermost_strategy() -> None:
     outer = Wrapper(Wrapper(inner))
     outer.members = frozenset("ab")
     outcome = RoundOutcome()
-    outer.begin_part(RoundPart({}, outcome, 4, None, {1: "a"}, 2.0))
+    outer.begin_part(RoundPart({}, outcome, 4, 9, None, {1: "a"}, 2.0, BoundsConfig(), SumsConfig()))
     assert (inner.outcome, inner.asked, inner.max_update_norm) == (outcome, 4, 2.0)
     assert inner.members == frozenset("ab")
     assert outer.largest_weight() == 0.25

@@ -11,7 +11,7 @@ from perennial.protocol.messages import PersonalModelReply, PersonalModelRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import RoundRequest
 from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import ask
+from perennial.strategies.round.queries import ask, check_withheld
 
 
 def complete_personal_models(
@@ -97,3 +97,4 @@ def _check(reply: PersonalModelReply) -> None:
         raise ProtocolError(f"PersonalModelReply: correct, total: allowed {reply.num_classes} counts each")
     if any(right > samples for right, samples in zip(*told, strict=True)):
         raise ProtocolError("PersonalModelReply: more right answers than samples")
+    check_withheld(reply.withheld, told[1])

@@ -37,12 +37,13 @@ class Chain:
         settings: str = "{}",
         held: bool,
         max_update_norm: float | None,
+        max_samples: int,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Admitted:
         """The site's reply to arrays.
 
         settings: of the request. held: whether the site holds the model of the task before. meanwhile: what
-        to do while it works. Raises Refused, Rejected or Silent.
+        to do while it works. max_update_norm, max_samples: as in Gate. Raises Refused, Rejected or Silent.
         """
         self.sent = 0
         node = request.sites.get(site)
@@ -57,7 +58,7 @@ class Chain:
             **request.previous.fields(held=held),
         )
         self.sent = message.tensor_bytes
-        gate = Gate(arrays, request.stamp, max_update_norm)
+        gate = Gate(arrays, request.stamp, max_update_norm, max_samples=max_samples)
         # another site's late reply belongs to a model that has moved on
         self.exchange.late.clear()
         for _, reply in self.exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import make_folder, replace_file
 from perennial.protocol.messages import Stamp
 from perennial.protocol.tensors import content_sha256
 from perennial.strategies.base import RoundOutcome
@@ -141,7 +141,7 @@ class RingLog:
         facts = {"key": self.key, "route": self.route, "worth": self.worth}
         facts["hops"] = [asdict(hop) for hop in self.hops]
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in self.arrays.items()}
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path.parent)
         replace_file(path, save(tensors, {"log": json.dumps(facts)}))
 
 

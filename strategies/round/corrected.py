@@ -58,6 +58,9 @@ class Corrected(FedAvg):
     def weight(self, reply: Admitted) -> float:
         return 1.0
 
+    def largest_sum_weight(self) -> float:
+        return 1.0
+
     def fold(self, reply: Admitted) -> None:
         super().fold(reply)
         self.population.add(reply.site)

@@ -7,7 +7,7 @@ the rest.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flwr.app import Message
@@ -34,6 +34,8 @@ class Admitted:
     method: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     within_clip_norm: bool | None = None
+    notes: tuple[str, ...] = ()
+    """What was changed of it on its way in, for the journal."""
     stand_in: bool = False
     """Made at the server in place of an absent site: what is remembered of a site must not learn from it."""
 
@@ -53,13 +55,15 @@ class Gate:
     reference: the model that was sent. stamp: the round's; None under Flower's own start(), which stamps
     nothing.
     max_update_norm: L2 norm above which an update is dropped; None: no bound.
-    staleness: rounds by which a reply may be late.
+    staleness: rounds by which a reply may be late. max_samples: what a site counts as at most, whatever it
+    claims.
     """
 
     reference: Mapping[str, Tensor]
     stamp: Stamp | None
     max_update_norm: float | None = None
     staleness: int = 0
+    max_samples: int = MAX_EXAMPLES
 
     def __post_init__(self) -> None:
         self._seen: set[str] = set()
@@ -79,7 +83,10 @@ class Gate:
         if site in self._seen:
             raise Rejected("a second reply in the same round; the first one counts")
         self._seen.add(site)
-        return reply
+        if reply.num_examples <= self.max_samples:
+            return reply
+        note = f"claims {reply.num_examples} samples, and counts as {self.max_samples} (max_samples)"
+        return replace(reply, num_examples=self.max_samples, notes=(note,))
 
     def _ours(self, message: Message, site: str) -> Admitted:
         reply = TrainReply.from_record(message.content)

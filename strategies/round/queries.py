@@ -70,3 +70,13 @@ def check_counts(reply: EvaluateReply) -> None:
         )
     if any(right > samples for right, samples in zip(reply.correct, reply.total, strict=True)):
         raise ProtocolError("EvaluateReply: more right answers than samples")
+    check_withheld(reply.withheld, reply.total)
+
+
+def check_withheld(withheld: Sequence[int] | None, total: Sequence[int]) -> None:
+    """Raises ProtocolError when a class whose counts are withheld is none, or has counts all the same."""
+    for label in withheld or ():
+        if label >= len(total) or total[label]:
+            raise ProtocolError(
+                f"withheld: found class {label}; allowed a class of this task, without counts"
+            )

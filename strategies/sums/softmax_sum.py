@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from perennial.models.sum_grid import SumGrid
 from perennial.strategies.sums.exact_sum import ExactSum
 
 BAND_BITS = 8
@@ -26,11 +27,12 @@ class SoftmaxSum:
     """sum_k softmax_k(score) update_k over the updates of a round, in the memory of at most KEPT_BANDS sums.
 
     Scores that differ by less than 5.5, the usual case, need one or two of them. like: name -> tensor; the
-    shapes and device of every update to come; model_size: as in ExactSum.
+    shapes and device of every update to come; grid, for weights up to LARGEST, and model_size: as in
+    ExactSum.
     """
 
-    def __init__(self, like: Mapping[str, Tensor], model_size: int = 0) -> None:
-        self._like, self._model_size = like, model_size
+    def __init__(self, like: Mapping[str, Tensor], grid: SumGrid, model_size: int = 0) -> None:
+        self._like, self._grid, self._model_size = like, grid, model_size
         self._bands: dict[int, ExactSum] = {}
         self._places: dict[str, tuple[int, float]] = {}
 
@@ -50,7 +52,7 @@ class SoftmaxSum:
         band, weight = _place(score)
         if band > self._top - KEPT_BANDS:
             if band not in self._bands:
-                self._bands[band] = ExactSum(self._like, self._model_size)
+                self._bands[band] = ExactSum(self._like, self._grid, self._model_size)
             self._bands[band].add({name: update[name] for name in self._like}, weight, norm)
             for low in [held for held in self._bands if held <= self._top - KEPT_BANDS]:
                 del self._bands[low]

@@ -1,0 +1,21 @@
+"""How updates are added up: `sums:` of an experiment."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from perennial.models.sum_grid import SumGrid
+
+
+class SumsConfig(BaseModel):
+    """The public grid of a run's sums (models/sum_grid.py)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    bits: Literal[64, 32] = 64
+    """Of an integer in a sum. 32 halves a masked message; for clipped updates of equal weight."""
+    largest_norm: float = Field(default=1024.0, gt=0, lt=1e30)
+    """L2 norm that an update of the largest weight may have; at half the weight it may be twice that."""
+
+    def grid(self, updates: int, largest_weight: float) -> SumGrid:
+        """The grid of one round. updates: the most that the sum has to hold."""
+        return SumGrid(max(1, updates), largest_weight, self.largest_norm, self.bits)
