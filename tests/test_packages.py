@@ -1,4 +1,4 @@
-"""What is imported is declared, what is declared is installed in a version that is allowed, and Python too."""
+"""What is imported is declared, and what is tested with is allowed: packages, and versions of Python."""
 
 import ast
 import re
