@@ -41,8 +41,11 @@ def build(
                 f"{where}: unknown key {key!r}{nearest(key, keywords)}; {name} takes: {allowed}"
             )
         converted[key] = (convert or checked)(f"{where}.{key}", hints.get(key, Any), value)
-    empty = inspect.Parameter.empty
-    missing = [key for key, keyword in keywords.items() if keyword.default is empty and key not in converted]
+    missing = [
+        key
+        for key, keyword in keywords.items()
+        if keyword.default is inspect.Parameter.empty and key not in converted
+    ]
     if missing:
         raise ConfigError(f"{where}: {name} needs {', '.join(missing)}")
     try:

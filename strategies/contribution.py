@@ -45,6 +45,8 @@ class Contribution(Wrapper):
     sites.
     """
 
+    needs = "held-out samples at the server or the sites, on which models are valued"
+
     def __init__(
         self,
         base: IncrementalStrategy,

@@ -55,6 +55,8 @@ class DigestSynthesis(Wrapper):
     samples back before training on them; the paper does not.
     """
 
+    needs = "digests from the sites"
+
     def __init__(
         self,
         base: IncrementalStrategy,

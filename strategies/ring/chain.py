@@ -43,7 +43,7 @@ class Chain:
         """The site's reply to arrays.
 
         settings: of the request. held: whether the site holds the model of the task before. meanwhile: what
-        to do while it works. Raises Refused, Rejected or Silent.
+        to do while it works. max_update_norm, max_samples: as in Gate. Raises Refused, Rejected or Silent.
         """
         self.sent = 0
         node = request.sites.get(site)

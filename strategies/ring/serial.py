@@ -46,7 +46,8 @@ class Serial(FedAvg):
                 max_update_norm=self.max_update_norm,
                 max_samples=self.bounds.max_samples,
             )
-            step = ExactSum(arrays, self.sums.grid(1, self.largest_sum_weight()))
+            alone = replace(request, sites={site: request.sites[site]})
+            step = ExactSum(arrays, self.sums.grid(alone.most_replies, self.largest_sum_weight()))
             step.add(reply.update, self.weight(reply), reply.norm)
             self.admit_hop(reply)
             for watch in self.watchers:
@@ -59,6 +60,7 @@ class Serial(FedAvg):
             outcome.absent.append(site)
         else:
             outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
+            outcome.warnings += [f"site {site}: {note}" for note in reply.notes]
             outcome.participants[site] = replace(reply, update={}, method={})
             return step.added_to(arrays)
         finally:
