@@ -1,5 +1,4 @@
-"""What happens to an update before it leaves the site: protection first, then the charge to the site's
-ledger."""
+"""What happens to an update before it leaves the site: protection first, then the charge to the ledger."""
 
 import json
 from dataclasses import dataclass
@@ -34,11 +33,13 @@ class Told:
 
 
 def release_update(site: Site, request: TrainRequest, result: TrainingResult, samples: int) -> Told:
-    """Protect the update (P,) in place as the experiment says, and charge the ledger; when this returns, it
-    may leave, and what the answer tells may too.
+    """Protect the update (P,) in place as the experiment says, and charge the ledger.
 
-    A simulated site without protection keeps no ledger: nothing leaves anybody. Raises PrivacyError when the
-    site's lifetime budget does not cover the release, StateError when the ledger cannot be written.
+    When this returns, the update and the returned fields may leave. A simulated site without protection keeps
+    no ledger, because nobody's data leaves.
+
+    Raises PrivacyError when the site's lifetime budget does not cover the release, StateError when the ledger
+    cannot be written.
     """
     privacy = site.experiment.privacy
     told = _told(site, result, samples)
@@ -53,8 +54,10 @@ def release_update(site: Site, request: TrainRequest, result: TrainingResult, sa
 
 
 def charge(site: Site, run: str, *, of_update: bool) -> None:
-    """Record a release in the site's ledger, before it leaves: an update, with what the experiment lets leave
-    in the clear beside it, or else counts of an evaluation.
+    """Record a release in the site's ledger before it leaves.
+
+    A release is an update, with what the experiment lets leave in the clear beside it, or else the counts of
+    an evaluation.
 
     Raises PrivacyError when the lifetime budget does not cover it, StateError when it cannot be recorded.
     """
@@ -81,8 +84,9 @@ def charge_entry(site: Site, entry: Entry) -> None:
 
 
 def check_reply(site: Site, reply: TrainReply) -> TrainReply:
-    """The reply, unless it carries data-dependent values that no accountant covers: no tensors ever, and no
-    numbers unless the experiment allows them.
+    """The reply, unless it carries data-dependent values that no accountant covers.
+
+    Tensors never may; numbers may if the experiment allows them.
 
     Raises PrivacyError naming them; a strategy that asks for them does not go with this privacy mode.
     """

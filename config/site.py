@@ -70,8 +70,10 @@ class SitePolicy(BaseModel):
 
     @property
     def unit(self) -> Literal["site", "sample"] | None:
-        """What the budget must hide: the unit of the protection demanded; None: the largest that all
-        releases hide."""
+        """What the budget must hide: the unit of the protection that the site demands.
+
+        None stands for the largest unit that all releases hide.
+        """
         if self.require_privacy == "none":
             return None
         return "sample" if self.require_privacy == "sample" else "site"
@@ -90,13 +92,14 @@ class StateLimits(BaseModel):
 
 
 class Connection(BaseModel):
-    """How the SuperNode reaches the SuperLink; `perennial site start` reads it. Paths: from the file's
-    folder.
+    """How the SuperNode reaches the SuperLink; `perennial site start` reads it.
 
-    flower_home: Flower's folder; its apps/ holds the apps that may run here. any_app: run every app that the
-    operator sends, without approval. trusted_entities: Flower's list of publishers' keys, for apps from
-    Flower's hub. runtime_port: on loopback, with the next one for health checks; another for each SuperNode
-    on a machine.
+    Paths are relative to the folder of the file.
+
+    flower_home: Flower's folder; its apps/ holds the apps that may run here.
+    any_app: run every app that the operator sends, without approval.
+    trusted_entities: Flower's list of publishers' keys, for apps from Flower's hub.
+    runtime_port: on loopback; the next port serves health checks. Each SuperNode of a machine needs its own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

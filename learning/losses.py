@@ -1,5 +1,6 @@
-"""The loss terms of the local learner: classification, distillation, contrastive. Batch means, natural
-logarithms.
+"""The loss terms of the local learner: classification, distillation and contrastive.
+
+All are means over a batch, with natural logarithms.
 
 Shapes: logits (B, M) over all M classes seen so far, labels (B,) int64, features (B, d).
 """
@@ -12,13 +13,12 @@ from perennial.foundation.errors import ConfigError
 
 
 def log_prior(counts: Tensor, scale: float, sign: int) -> Tensor:
-    """What balanced softmax adds to the logits in training: scale * sign * log n_j, and -inf for a class
-    without samples.
+    """The term that balanced softmax adds to the logits in training: scale * sign * log n_j for class j.
 
-    counts: (M,) samples of each class in the site's own training set, exemplars included. Returns (M,)
-    float32.
-    A class that the site does not hold is left out of its softmax, so that the site cannot push that class
-    down (the limit of log n_j for n_j to 0; compare Li and Zhan 2021, FedRS).
+    counts: (M,) samples of each class in the site's own training set, exemplars included.
+    Returns (M,) float32.
+    A class that the site does not hold gets -inf, which leaves it out of the softmax, so that the site cannot
+    push that class down (the limit of log n_j for n_j to 0; compare Li and Zhan 2021, FedRS).
     Raises ConfigError for sign -1 with an empty class, whose prior would be +inf.
 
     Ren et al. 2020 (arXiv 2007.10740), equation 4: added in training, raw logits in testing.
@@ -77,10 +77,11 @@ def gradient_compensation(logits: Tensor, labels: Tensor, first_class: int) -> T
 
 
 def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None) -> Tensor:
-    """Binary cross entropy over all classes, mean over batch and classes; old columns aim at the previous
-    model's outputs.
+    """iCaRL's binary cross entropy, in which the old classes' targets are the previous model's outputs.
 
+    The mean over the batch and over all classes.
     old_logits: (B, M_old) of the previous task's global model, or None in task 1.
+
     Rebuffi et al. 2017 (arXiv 1611.07725), algorithm 3.
     """
     targets = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
@@ -105,11 +106,14 @@ def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tens
 
 
 def relation_distillation(logits: Tensor, labels: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
-    """T^2 * KL(target || this model) over all classes; the target is the one-hot label with the previous
-    model's probabilities in the old columns, divided by its sum.
+    """T^2 * KL(target || this model) over all classes.
 
-    logits: (B, M), old_logits: (B, M_old). Dong et al. 2022 (GLFC, arXiv 2203.14867), section 3.2, which
-    writes the divergence the other way round; the target has zeros, so that would be infinite.
+    The target is the one-hot label with the previous model's probabilities in the old columns, divided by its
+    sum.
+    logits: (B, M), old_logits: (B, M_old).
+
+    Dong et al. 2022 (GLFC, arXiv 2203.14867), section 3.2, which writes the divergence the other way round;
+    the target has zeros, so that would be infinite.
     """
     target = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
     target[:, : old_logits.shape[1]] = (old_logits / temperature).softmax(dim=1)
@@ -119,12 +123,13 @@ def relation_distillation(logits: Tensor, labels: Tensor, old_logits: Tensor, te
 
 
 def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float, form: str = "out") -> Tensor:
-    """Pulls features of one class together; mean over anchors that have another sample of their class in the
-    batch.
+    """Pulls features of one class together and pushes those of different classes apart.
 
-    Features are scaled to unit length. form "out" averages over positives outside the logarithm, "in" sums
-    them inside.
-    Without any such anchor the loss is 0 with zero gradient.
+    The mean over the samples that have another sample of their class in the batch; 0 with zero gradient if
+    there is none.
+    Features are scaled to unit length.
+    form: "out" averages over positives outside the logarithm, "in" sums them inside.
+
     Khosla et al. 2020 (arXiv 2004.11362), equations 2 and 3; the denominator leaves the anchor out.
     """
     unit = F.normalize(features, dim=1)

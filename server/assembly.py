@@ -78,8 +78,10 @@ def assemble(
     engine: str,
     listener: Callable[[dict[str, Any]], None] | None,
 ) -> ReadyRun:
-    """Check everything that can be checked before anything starts. Raises a PerennialError that says what is
-    wrong."""
+    """Check everything that can be checked before anything starts.
+
+    Raises a PerennialError that says what is wrong.
+    """
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     facts = data_facts(experiment)
     check_privacy(
