@@ -4,8 +4,6 @@ A mean feature describes a class's samples at this site, so it is a release of i
 is clipped, noised and charged to the ledger as an update is.
 """
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,12 +12,12 @@ from perennial.client.floor import check_floor, withheld
 from perennial.client.policy import check_update
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
+from perennial.config import charges
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel
-from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.noise import SecureNoise, SeededNoise
 from perennial.privacy.protection import protect_update
 from perennial.protocol.messages import FinishTaskRequest, Stamp
@@ -82,6 +80,5 @@ def release_class_sums(
         protect_update(sums.view(-1), 1.0, privacy.noise_multiplier, source)
     else:
         raise PrivacyError(f"learner.means global: not with privacy.mode {privacy.mode!r}")
-    entry = Entry.of_update(privacy, run=request.run, experiment=request.experiment, recipient=RECIPIENT)
-    charge_entry(site, replace(entry, kind="class_means"))
+    charge_entry(site, charges.class_means(site.experiment, request.run))
     return Tensors(sums=sums, counts=counts)

@@ -83,13 +83,13 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         result.update.zero_()
     if neighbours is not None:
         neighbours.keep()
-    told = release_update(site, request, result, len(indices))
+    released = release_update(site, request, result, len(indices))
     flat.clear_held(result.update)
     correction.remember(result.update, result.steps)
     reply = TrainReply(
         **request.stamp_fields,
         update=shared_update(update, own),
-        **vars(told),
+        **vars(released),
         method=prototypes,
         metrics=json.dumps({**measured(site, request, model, indices, result), **withdrawal(site)}),
     )

@@ -4,6 +4,7 @@ Simulated sites of one process share the data and the models, one after the othe
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +43,8 @@ Continued = TrainRequest | FinishTaskRequest | EvaluateRequest | SparsityRequest
 class Process:
     """What the sites of one process share for one experiment.
 
-    data: by site. earlier_models: at the end of earlier tasks, by content hash.
+    data: by site; x, y, mean and std are the same tensors for all of them. earlier_models: at the end of
+    earlier tasks, by content hash.
     """
 
     registry: Registry
@@ -50,15 +52,14 @@ class Process:
     sites: int
     models: SiteModels
     earlier_models: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    _placed: dict[int, Tensor] = field(default_factory=dict)
+    _placed: dict[str, Tensor] = field(default_factory=dict)
 
-    def on_device(self, tensor: Tensor) -> Tensor:
-        """tensor on the models' device, moved there once."""
-        if tensor.device.type == self.models.device.type:
-            return tensor
-        if id(tensor) not in self._placed:
-            self._placed[id(tensor)] = tensor.to(self.models.device)
-        return self._placed[id(tensor)]
+    def on_device(self, name: Literal["x", "y", "mean", "std"]) -> Tensor:
+        """A tensor that the sites of this process share, on the models' device, moved there once."""
+        if name not in self._placed:
+            shared: Tensor = getattr(next(iter(self.data.values())), name)
+            self._placed[name] = shared.to(self.models.device)
+        return self._placed[name]
 
 
 @dataclass
@@ -98,10 +99,10 @@ class Site:
         place = self.process.on_device
         indices = indices.to(self.models.device)
         return TrainingSet(
-            place(self.data.x)[indices],
-            place(self.data.y)[indices],
-            place(self.data.mean),
-            place(self.data.std),
+            place("x")[indices],
+            place("y")[indices],
+            place("mean"),
+            place("std"),
             exemplars,
             self.experiment.learner.channels_last,
         )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import operator
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +14,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.learner import LearnerConfig
+from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig, TasksConfig
-from perennial.foundation.errors import nearest
+from perennial.foundation.errors import ConfigError, nearest
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.privacy.config import PrivacyConfig
 
@@ -119,6 +121,28 @@ class Experiment(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     absence: list[AbsenceConfig] = []
     adversaries: list[AdversaryConfig] = []
+    plugins: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)
+    """Other people's methods in this experiment: `module:Class` -> SHA-256 of its source, written down when
+    the experiment is read."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plugins_are_known(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        try:
+            resolved, found = with_targets(content)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        recorded = content.get("plugins")
+        for target, sha256 in found.items():
+            known = recorded.get(target, sha256) if isinstance(recorded, dict) else sha256
+            if known != sha256:
+                raise ValueError(
+                    f"plugins: the source of {target} has SHA-256 {sha256:.12}, and this experiment was "
+                    f"written with {known:.12}; install that version, or leave the line out to begin anew"
+                )
+        return {**resolved, "plugins": found} if found else resolved
 
     @model_validator(mode="after")
     def _private_metrics(self) -> "Experiment":

@@ -13,6 +13,7 @@ from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
+from perennial.foundation.plugins import sources_of
 from perennial.models.encoder_file import TEXT_SUFFIX, as_text, content_of
 
 ROOMS = (
@@ -56,6 +57,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     for room in ROOMS:
         shutil.copytree(APP_ROOT / room, package / room, ignore=CACHES)
     shutil.copy(Path(perennial.__file__), package / "__init__.py")
+    _stage_plugins(resolved, staged)
     (package / "experiments").mkdir()
     inside = f"experiments/{name}.yaml"
     resolved = _with_encoder(resolved, package / "experiments" / f"{name}.encoder{TEXT_SUFFIX}")
@@ -93,6 +95,24 @@ def read_application(name: str, apps: Path) -> Application:
     return Application(
         folder, apps / f"{PUBLISHER}.{NAME}.{VERSION.replace('.', '-')}.{digest[:8]}.fab", digest
     )
+
+
+def _stage_plugins(experiment: Experiment, staged: Path) -> None:
+    """Put the source of other people's methods beside the package, so that sites approve it with the rest.
+
+    Raises ConfigError where a plug-in would take the place of code that the app has already.
+    """
+    for target in experiment.plugins:
+        for name, path in sources_of(target).items():
+            copy = staged / name
+            if name.startswith(f"{NAME}/"):
+                if copy.exists():
+                    continue  # a module of Perennial itself that travels already
+                raise ConfigError(
+                    f"{target}: is no part of the app; a method of one's own is a package of its own"
+                )
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
 
 
 def _with_encoder(experiment: Experiment, inside: Path) -> Experiment:

@@ -9,7 +9,7 @@ from typing import Any
 
 from perennial.client.door import bounds
 from perennial.client.plan import Plan
-from perennial.client.release import entry_of_update
+from perennial.config import charges
 from perennial.config.approval import Approval
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
@@ -18,21 +18,20 @@ from perennial.privacy.composition import compose
 from perennial.privacy.digest_entries import digest_entries
 from perennial.privacy.digests import guarantee_of
 from perennial.privacy.entries import RECIPIENT, Entry
-from perennial.server.charges import class_means_entry
 from perennial.server.continuation import registry_of
 
 WORDS = {
     "train": "updates of the model, computed from the training samples of the task and the exemplars kept",
     "finish_task": "at the end of a task: that it is over; exemplars are chosen and stay",
     "evaluate": "counts of right answers on held-out samples, by class",
-    "personal_model": "that the site's own model is kept, and counts of its right answers where sites evaluate",
+    "personal_model": "that the site's own model is kept; counts of its right answers where sites evaluate",
     "sparsity": "how often each channel of a network is silent, as a mean over the training samples",
     "digest": "mixtures of features of a few samples each, which the server keeps",
 }
 PROTECTED = {
     "none": "none: what leaves is not protected, and a server can compute samples back from it",
     "client_local": "noise at this site hides its whole data from the server",
-    "client_central": "the update is cut to clip_norm here; the SERVER adds the noise, and is trusted to do so",
+    "client_central": "the update is cut to clip_norm here; the SERVER adds the noise and is trusted to",
     "sample": "noise at this site hides each single training sample from the server",
 }
 
@@ -100,9 +99,9 @@ def _cost(plan: Plan) -> str:
 def _entries(plan: Plan) -> list[Entry]:
     """Everything that the whole run charges a site that takes part in all of it."""
     experiment, run = plan.experiment, ""
-    found = [entry_of_update(experiment, run)] * (plan.rounds * plan.segments)
+    found = [charges.update(experiment, run)] * (plan.rounds * plan.segments)
     if experiment.learner.means == "global":
-        found += [class_means_entry(experiment, run)] * len(plan.last_rounds)
+        found += [charges.class_means(experiment, run)] * len(plan.last_rounds)
     config = experiment.digests
     if config is not None:
         guarantee = guarantee_of(config, 1, config.largest or 1.0, 1.0)

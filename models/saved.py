@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from perennial.foundation.errors import StateError
+from perennial.foundation.errors import StateError, nearest
 from perennial.foundation.files import replace_file
 from perennial.models.class_means import NearestMean
 from perennial.models.config import EncoderConfig, ModelConfig
@@ -129,3 +129,21 @@ def load_saved(path: Path) -> SavedModel:
     if means is not None and tuple(means.shape) != expected:
         raise StateError(f"{path}: {CLASS_MEANS}: found {tuple(means.shape)}, allowed {expected}")
     return SavedModel(model.eval(), classes, inputs, settings, means)
+
+
+def model_file(folder: Path, site: str) -> Path:
+    """The model to use. folder: of a run, or a real site's state folder, which holds its own model alone.
+
+    Raises StateError when the site has no model of its own there.
+    """
+    if site:
+        path = folder / "sites" / site / PERSONAL_MODEL
+        if not path.exists():
+            found = [other.parent.name for other in folder.glob(f"sites/*/{PERSONAL_MODEL}")]
+            raise StateError(
+                f"{path}: missing; {len(found)} sites have their own model{nearest(site, found)}, which a "
+                "strategy that personalises makes at the end of a task"
+            )
+        return path
+    own = folder / PERSONAL_MODEL
+    return own if own.exists() else folder / GLOBAL_MODEL

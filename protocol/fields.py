@@ -11,7 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
@@ -116,6 +116,11 @@ class WireMessage:
         """Bytes of the values of all the tensors in this message."""
         fields = (getattr(self, name) for name, field in _layout(type(self)).items() if field.kind is Tensors)
         return sum(byte_count(tensors) for tensors in fields if tensors)
+
+    @cached_property
+    def record(self) -> RecordDict:
+        """to_record(), made once: for a message that goes to several sites."""
+        return self.to_record()
 
     def to_record(self) -> RecordDict:
         """The RecordDict that travels. Raises ProtocolError when a field is not what its type says."""

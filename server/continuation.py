@@ -13,7 +13,7 @@ from perennial.foundation.errors import ConfigError
 def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Registry:
     """The experiment's registry; earlier stays its prefix."""
     data = experiment.data
-    if data.source in ("folder", "csv", "npz") and data.path is None:
+    if data.only_at_sites:
         if data.classes is None:
             raise ConfigError(
                 "data.classes: missing; a server without data needs the registry of class names"

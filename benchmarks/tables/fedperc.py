@@ -38,7 +38,7 @@ def rivals(experiment: str, random_clusters: int) -> list[Row]:
     everything = ("strategy.personal=['*']",)
     return [
         Row("FedPerC", experiment),
-        Row("FedPerC, true groups", experiment, ("strategy.grouping=given",)),
+        Row("FedPerC, true groups", experiment, ("strategy.grouping=fixed",)),
         Row("FedPerC, random groups", experiment, random),
         Row("fine-tuning, equal budget", experiment, (*NO_CLUSTERS, *everything)),
         Row("FedPer", experiment, NO_CLUSTERS),
@@ -80,7 +80,7 @@ TABLES = {
         [
             Row("FedPerC, vector of the last ReLU layer", "fedperc_synth", LAST_LAYER),
             Row("FedPerC, as published", "fedperc_synth"),
-            Row("FedPerC, true groups", "fedperc_synth", ("strategy.grouping=given",)),
+            Row("FedPerC, true groups", "fedperc_synth", ("strategy.grouping=fixed",)),
             Row("fine-tuning, equal budget", "fedperc_synth", (*NO_CLUSTERS, "strategy.personal=['*']")),
             Row("FedPer", "fedperc_synth", NO_CLUSTERS),
             Row("FedPerC, random groups", "fedperc_synth", ("strategy.grouping=random",)),

@@ -50,7 +50,7 @@ def attack_run(folder: Path, victims: int = VICTIMS, steps: int = STEPS) -> list
     """
     saved = load_saved(folder / "model.safetensors")
     experiment = Experiment.model_validate(saved.settings)
-    if experiment.data.path is None and experiment.data.source in ("folder", "csv", "npz"):
+    if experiment.data.only_at_sites:
         raise DataError("data.path: missing; the attacks need the training samples, which stay at the sites")
     federation = simulated_federation(experiment)
     entries = [*membership(saved, federation)]

@@ -150,12 +150,12 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
             by_seed: dict[int, Run] = {}
             title = f"{name} ({settings})" if settings else name
             for run in group:
-                twin = by_seed.setdefault(run.summary.seed, run)
-                if twin is not run:
+                if twin := by_seed.get(run.summary.seed):
                     raise StateError(
                         f"{run.folder}: experiment {title!r} with seed {run.summary.seed} is also in "
                         f"{twin.folder}; compare one of them, or a run with another seed"
                     )
+                by_seed[run.summary.seed] = run
             rows.append(Row(title, dict(sorted(by_seed.items()))))
     return sorted(rows, key=_place)
 
