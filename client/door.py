@@ -1,8 +1,7 @@
-"""The door of a deployed site: a request comes in only if the approved experiment makes it and the policy
-bears its size.
+"""The first check of a deployed site: is this request one that the approved experiment makes?
 
-What the request would release is judged afterwards, by client/policy.py and client/floor.py, where it is
-computed.
+The policy must also bear its size. What the request would release is judged afterwards, by client/policy.py
+and client/floor.py, where it is computed.
 """
 
 import math
@@ -103,7 +102,10 @@ def check_clip_norm(policy: SitePolicy, experiment: Experiment, clip_norm: float
 
 
 def check_steps(policy: SitePolicy, experiment: Experiment, samples: int) -> None:
-    """Raises PolicyRefusal when training on so many samples takes too many steps; it does not tell how many."""
+    """Refuse training that would take more steps than the policy allows.
+
+    Raises PolicyRefusal, which does not say how many samples the site has.
+    """
     steps = experiment.learner.epochs * math.ceil(samples / experiment.learner.batch_size)
     if experiment.privacy.mode != "sample" and steps > policy.max_steps:
         raise PolicyRefusal(

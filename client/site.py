@@ -95,8 +95,7 @@ class Site:
         return ExemplarStore(self.state(run), self.data, self.process.registry.classes)
 
     def samples(self, indices: Tensor, exemplars: int = 0) -> TrainingSet:
-        """The samples at some indices of the site's data, on the device; the last `exemplars` of them are
-        exemplars."""
+        """The samples at some indices of the site's data, on the device; exemplars come last."""
         place = self.process.on_device
         indices = indices.to(self.models.device)
         return TrainingSet(
@@ -113,8 +112,11 @@ class Site:
         return self.process.registry.schedule.classes_of(stamp.task)
 
     def check_stamp(self, stamp: Stamp) -> None:
-        """Raises ProtocolError when a request is of another experiment or class order, or comes with another
-        key of the splits than the run's first request."""
+        """Check that a request belongs to this site's experiment, class order and splits.
+
+        Raises ProtocolError if it is of another experiment or class order, or comes with another key of the
+        splits than the run's first request.
+        """
         ours = {"experiment": self.experiment.digest, "class_order": self.process.registry.order_hash}
         for name, value in ours.items():
             found = getattr(stamp, name)
@@ -130,12 +132,11 @@ class Site:
             keep_split_key(self.state(stamp.run).folder, stamp.split_key)
 
     def previous_model(self, request: Continued) -> tuple[str, dict[str, Tensor]] | None:
-        """(hash, tensors) of the model of the task before, from the message or from this site's disk; None in
-        task 1.
+        """(hash, tensors) of the previous task's model, from the message or from this site's disk.
 
-        What a message brings is written to the disk only once it is known to be a model of this experiment at
-        the end of the task before. Raises ProtocolError when it is not, when it does not have the promised
-        hash, or when the site holds no such model.
+        None in task 1. What a message brings is written to the disk only once it is known to be a model of
+        this experiment at the end of the previous task. Raises ProtocolError when it is not, when it does not
+        have the promised hash, or when the site holds no such model.
         """
         sha256 = request.previous
         if not sha256:

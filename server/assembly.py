@@ -47,8 +47,10 @@ def assemble(
     engine: str,
     listener: Callable[[dict[str, Any]], None] | None,
 ) -> ReadyRun:
-    """Check everything that can be checked before anything starts. Raises a PerennialError that says what is
-    wrong."""
+    """Check everything that can be checked before anything starts.
+
+    Raises a PerennialError that says what is wrong.
+    """
     device = choose_device(settings.device if engine == "in-process" else "cpu")
     checked = preflight(experiment, device)
     facts, model, strategy = checked.facts, checked.model, checked.strategy
