@@ -103,7 +103,7 @@ def check_clip_norm(policy: SitePolicy, experiment: Experiment, clip_norm: float
 
 
 def check_steps(policy: SitePolicy, experiment: Experiment, samples: int) -> None:
-    """Raises PolicyRefusal when training on so many samples takes too many steps; it does not tell how many."""
+    """Raises PolicyRefusal when training on so many samples takes too many steps, not telling how many."""
     steps = experiment.learner.epochs * math.ceil(samples / experiment.learner.batch_size)
     if experiment.privacy.mode != "sample" and steps > policy.max_steps:
         raise PolicyRefusal(

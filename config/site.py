@@ -24,8 +24,8 @@ class SitePolicy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     answers: list[Answer] = ["train", "evaluate"]
     min_samples: int = Field(default=1, ge=1)
-    """Whatever leaves and is computed from data is computed from at least so many samples: an update, a ring's
-    segment, a class's sum or count, a sparsity vector, a digest without a proven protection."""
+    """Whatever leaves and is computed from data is computed from at least so many samples: an update, a
+    ring's segment, a class's sum or count, a sparsity vector, a digest without a proven protection."""
     below_floor: list[Few] = []
     """Releases to which min_samples does not apply. Prototypes come from one sample each, so that they leave
     only where they are named here."""
@@ -53,7 +53,8 @@ class SitePolicy(BaseModel):
     max_bytes: int = Field(default=2**30, ge=1)
     """Most bytes of tensors in one request."""
     max_evaluations: int = Field(default=100, ge=0)
-    """Most answers with counts on held-out samples that one approved experiment gets, all its runs together."""
+    """Most answers with counts on held-out samples that one approved experiment gets, all its runs
+    together."""
     max_runs: int = Field(default=3, ge=1)
     """Most runs of one approved experiment; a run that is resumed is the same run."""
     max_repeats: int = Field(default=3, ge=0)

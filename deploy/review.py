@@ -1,5 +1,5 @@
-"""What an app asks of a hospital, in words, before it is approved: data, protection, cost, what leaves and how
-often, and what that changes against the last approval."""
+"""What an app asks of a hospital, in words, before it is approved: data, protection, cost, what leaves and
+how often, and what that changes against the last approval."""
 
 import math
 from collections.abc import Iterator, Mapping
