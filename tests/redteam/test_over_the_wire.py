@@ -23,7 +23,7 @@ EXPERIMENT: dict[str, Any] = {
     "learner": {"optimizer": {"lr": 0.05}},
     "privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.2},
     "evaluation": {"federated": False},
-    "rounds": {"wait_for": 1, "join_timeout": 20, "deadline": 60},
+    "rounds": {"wait_for": 1, "join_timeout": 15, "deadline": 60},
 }
 
 
@@ -80,7 +80,7 @@ def test_an_approved_app_answers_with_the_settings_that_were_approved(federation
 def test_a_site_that_says_anothers_name_takes_no_part_and_is_named(federation: Deployment) -> None:
     if not federation.pinned:
         pytest.skip("root, and nothing to bind root by permissions with")
-    status, said = hostile_run(federation, "names")
+    status, said = hostile_run(federation, "guarded")
     assert status == "finished:failed"
     assert "it says it is site 'site-0', but its key is that of site 'graz'" in said, said
     assert "it says it is site 'site-0'" in federation.deploy("status")
