@@ -23,14 +23,14 @@ WORDS = {
     "train": "updates of the model, computed from the training samples of the task and the exemplars kept",
     "finish_task": "at the end of a task: that it is over; exemplars are chosen and stay",
     "evaluate": "counts of right answers on held-out samples, by class",
-    "personal_model": "that the site's own model is kept, and counts of its right answers where sites evaluate",
+    "personal_model": "that the site's own model is kept, and counts of its right answers if sites evaluate",
     "sparsity": "how often each channel of a network is silent, as a mean over the training samples",
     "digest": "mixtures of features of a few samples each, which the server keeps",
 }
 PROTECTED = {
     "none": "none: what leaves is not protected, and a server can compute samples back from it",
     "client_local": "noise at this site hides its whole data from the server",
-    "client_central": "the update is cut to clip_norm here; the SERVER adds the noise, and is trusted to do so",
+    "client_central": "the update is cut to clip_norm here; the SERVER adds the noise, and is trusted to",
     "sample": "noise at this site hides each single training sample from the server",
 }
 
@@ -127,9 +127,9 @@ def _times(plan: Plan, kind: str) -> int:
 
 def _told(plan: Plan) -> str:
     privacy = plan.experiment.privacy
-    told = list(plan.told)
+    told: list[str] = []
     if not privacy.enabled or privacy.allow_unaccounted_metrics:
-        told = ["number of samples", "training loss", "number of steps", *told]
+        told = ["number of samples", "training loss", "number of steps", *plan.told]
     if plan.experiment.learner.means == "global":
         told.append("at the end of a task, sums of the exemplars' features by class")
     if "glfc" in plan.strategies:

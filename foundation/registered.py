@@ -1,4 +1,5 @@
-"""Which site has which key, as the operator registered it: written by `perennial deploy`, read by the server."""
+"""Which site has which key, as the operator registered it; `perennial deploy` writes it, the server reads
+it."""
 
 import json
 from collections.abc import Mapping
