@@ -69,7 +69,11 @@ SHOWN = ("answers", "min_samples", "below_floor", "require_privacy", "max_epsilo
 
 def _cell(entry: dict[str, Any]) -> str:
     count = f"{entry['recovered']} of {entry['of']}"
-    return f"{count}: {entry['refusal'].split(': ')[1]}" if entry["refusal"] else count
+    if not entry["refusal"]:
+        return count
+    # the ledger's own words say how far over the budget a release would go
+    spent = "lifetime epsilon" in entry["refusal"]
+    return f"{count}: {'policy.max_epsilon' if spent else entry['refusal'].split(': ')[1]}"
 
 
 if __name__ == "__main__":

@@ -230,29 +230,32 @@ def class_means(hospital: Hospital) -> Outcome:
 
 
 def counted_pixels(hospital: Hospital) -> Outcome:
-    """A held-out image pixel by pixel: each model is right on class 0 where one pixel is above a level, so
-    that the count, where the class has one sample, is an answer about that pixel."""
+    """A held-out image pixel by pixel: each model is right on one class where one pixel is above a level, so
+    that the count, where the class has one sample, is an answer about that pixel. The first answer shows
+    which class that is."""
     data = hospital.site.data
-    part = "test" if len(hospital.images("test")) else "validation"
-    images, target = hospital.images(part), 0
+    images = torch.cat([hospital.images("test"), hospital.images("validation")])
     last = hospital.experiment.tasks.rounds
     assert isinstance(last, int)
+    mean, std = float(data.mean.flatten()[0]), float(data.std.flatten()[0])
+
+    def counts(pixel: int, level: float, target: int) -> EvaluateReply | None:
+        model = _threshold(hospital.arrays(), pixel, (level / LEVELS - mean) / std, target)
+        reply = hospital.ask(EvaluateRequest(**hospital.stamp(last), arrays=Tensors(model)))
+        return reply if isinstance(reply, EvaluateReply) else None
+
+    first = counts(0, 0.5, 0)
+    if first is None or 1 not in first.total:
+        return Outcome(0, 1, hospital.refusal or "policy.min_samples: no class with one sample is told")
+    target = first.total.index(1)
     image = torch.zeros(PIXELS)
     for pixel in range(PIXELS):
         low, high = 0, LEVELS
         while low < high:
             middle = (low + high) // 2
-            level = ((middle + 0.5) * 255 / LEVELS / 255 - float(data.mean.flatten()[0])) / float(
-                data.std.flatten()[0]
-            )
-            request = EvaluateRequest(
-                **hospital.stamp(last), arrays=Tensors(_threshold(hospital.arrays(), pixel, level, target))
-            )
-            reply = hospital.ask(request)
-            if not isinstance(reply, EvaluateReply) or target in (reply.withheld or ()):
-                return Outcome(
-                    0, 1, hospital.refusal or f"policy.min_samples: counts of class {target} withheld"
-                )
+            reply = counts(pixel, middle + 0.5, target)
+            if reply is None:
+                return Outcome(0, 1, hospital.refusal)
             low, high = (middle + 1, high) if reply.correct[target] else (low, middle)
         image[pixel] = low
     return Outcome(min(1, matched(image[None], images)), 1, hospital.refusal)
@@ -330,7 +333,7 @@ def replace_settings(hospital: Hospital, changed: str) -> Outcome:
     return imprint(Other())
 
 
-RING = {"name": "serial_ring", "segments": 90, "least_segment": 1, "relabel": "none"}
+RING = {"name": "serial_ring", "segments": 87, "least_segment": 1, "relabel": "none"}
 ONE_TASK = {"tasks": {"count": 1, "rounds": 2}}
 ATTACKS = {
     "settings of the run": Attack(
