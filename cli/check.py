@@ -86,8 +86,13 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
 
 def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[str]:
     """What the experiment asks of every site and this one would refuse, by its settings alone."""
+    from perennial.client.door import unmet
+    from perennial.client.plan import Plan
     from perennial.client.policy import check_answer, check_digests, check_evaluation, check_update
+    from perennial.server.continuation import registry_of
 
+    for words in unmet(policy, Plan(experiment, registry_of(experiment))):
+        yield f"would refuse the experiment: {words}"
     asked: dict[Answer, Callable[[], None]] = {"train": lambda: check_update(policy, experiment)}
     if experiment.evaluation.federated:
         asked["evaluate"] = lambda: check_evaluation(policy, experiment)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perennial.client.door import bounds
+from perennial.client.door import unmet
 from perennial.client.plan import Plan
 from perennial.config import charges
 from perennial.config.approval import Approval
@@ -54,11 +54,7 @@ def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval
             yield f"  {kind}, {times} times: {words}"
     if told := _told(plan):
         yield f"  beside each update: {told}"
-    broken = [str(bound) for bound in bounds(policy, experiment, plan.rounds) if not bound.holds]
-    if plan.evaluations() > policy.max_evaluations:
-        allowed = policy.max_evaluations
-        broken.append(f"policy.max_evaluations: asked {plan.evaluations()} times, allowed {allowed}")
-    for words in broken:
+    for words in unmet(policy, plan):
         yield f"this site would refuse it: {words}"
     yield from _changes(experiment, earlier)
 
@@ -116,9 +112,9 @@ def _times(plan: Plan, kind: str) -> int:
 
 def _told(plan: Plan) -> str:
     privacy = plan.experiment.privacy
-    told = list(plan.told)
+    told: list[str] = []
     if not privacy.enabled or privacy.allow_unaccounted_metrics:
-        told = ["number of samples", "training loss", "number of steps", *told]
+        told = ["number of samples", "training loss", "number of steps", *plan.told]
     if plan.experiment.learner.means == "global":
         told.append("at the end of a task, sums of the exemplars' features by class")
     if "glfc" in plan.strategies:
