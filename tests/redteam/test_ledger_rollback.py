@@ -121,7 +121,9 @@ def test_totals_in_a_head_are_believed_only_if_the_ledger_vouches_for_them(tmp_p
     ledger, _ = spent(tmp_path, elsewhere=False)
     head = Head.read(ledger.beside)
     assert head is not None and head.releases == 4
-    Head(head.mark, {next(iter(head.totals)): 1}, head.newest, head.checked).write(ledger.beside, durable=True)
+    Head(head.mark, {next(iter(head.totals)): 1}, head.newest, head.checked).write(
+        ledger.beside, durable=True
+    )
     with pytest.raises(PrivacyError, match="limit"):
         ledger.charge(update(), LIMIT)
 
