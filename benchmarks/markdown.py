@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perennial.benchmarks.claims import judge
+from perennial.benchmarks.paper_claims import judge
 from perennial.benchmarks.table import Row, Table
 
 Runs = Sequence[Mapping[str, Any]]

@@ -141,11 +141,13 @@ def _spans_without_behaviour(tree: ast.Module) -> list[Span]:
 
 
 def _without_behaviour(node: ast.AST) -> Iterator[ast.stmt | ast.expr]:
-    if isinstance(node, ast.AnnAssign) or (isinstance(node, ast.arg) and node.annotation is not None):
+    if isinstance(node, ast.AnnAssign):
         yield node.annotation
-    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+    if isinstance(node, ast.arg) and node.annotation is not None:
+        yield node.annotation
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
         yield node.returns
-    elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         yield node
 
 

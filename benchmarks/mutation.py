@@ -64,8 +64,9 @@ def make_map(
     files: Annotated[list[str] | None, typer.Argument(help="of tests; default: all")] = None,
 ) -> None:
     """Copy the tree, and measure which fast tests run which line."""
-    copy_tree()
-    measure(TREE, MAP, files or sorted(f"tests/{path.name}" for path in (TREE / "tests").glob("test_*.py")))
+    tree = WORK / "measured"
+    copy_tree(tree)
+    measure(tree, MAP, files or sorted(f"tests/{path.name}" for path in (tree / "tests").glob("test_*.py")))
 
 
 @app.command("run")

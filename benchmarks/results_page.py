@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from perennial.benchmarks.chart import chart, main_measure
-from perennial.benchmarks.claims import judge
 from perennial.benchmarks.grid import finished
 from perennial.benchmarks.markdown import claims, figures, listed, markdown
+from perennial.benchmarks.paper_claims import judge
 from perennial.benchmarks.paper_tables import coverage
 from perennial.benchmarks.table import RESULTS, ROOT, Table, tables
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, Literal
 
-from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.paper_claims import Claim
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.foundation.errors import ConfigError, nearest
 

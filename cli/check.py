@@ -27,9 +27,9 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
 
     from perennial.models.factory import build_model
     from perennial.server.assembly import data_facts
-    from perennial.server.claims import check_privacy
     from perennial.server.dry_run import dry_run
     from perennial.server.global_model import GlobalModel
+    from perennial.server.privacy_claim import check_privacy
     from perennial.strategies.factory import build_strategy
 
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
@@ -87,15 +87,21 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         console.print("data not read: give --experiment to read it as that experiment would")
     else:
         from perennial.data.deployed import load_site, site_config
+        from perennial.data.splits import simulation_key
         from perennial.server.continuation import registry_of
 
         registry = registry_of(experiment)
+        # the key of a run is drawn when it starts; its parts will be about as large as these
         data = load_site(
-            site_config(experiment.data, site.data), registry.classes, site.site, experiment.seed
+            site_config(experiment.data, site.data),
+            registry.classes,
+            site.site,
+            experiment.seed,
+            simulation_key(experiment.seed),
         )
         counts = data.counts("train", len(registry.classes)).tolist()
         for name, count in zip(registry.classes, counts, strict=True):
-            console.print(f"  {name}: {count} training samples")
+            console.print(f"  {name}: about {count} training samples")
         for note in data.notes:
             console.print(f"  note: {note}")
     console.print("ok")

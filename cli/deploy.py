@@ -182,13 +182,15 @@ def logs(
 ) -> None:
     """What the ServerApp of a run said."""
     from perennial.deploy.federation import OperatorFolder
-    from perennial.deploy.operations import last_run
+    from perennial.deploy.operations import last_run, require_started
     from perennial.deploy.superlink import CONNECTION
     from perennial.deploy.superlink import follow as run_on_terminal
 
     operator = OperatorFolder(folder)
+    run = last_run(operator, name)
+    require_started(operator, name, run)
     mode = "--stream" if follow else "--show"
-    raise typer.Exit(run_on_terminal(operator, "log", last_run(operator, name), CONNECTION, mode))
+    raise typer.Exit(run_on_terminal(operator, "log", run, CONNECTION, mode))
 
 
 @app.command()

@@ -30,7 +30,7 @@ def epsilon_command(
 def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
     """Print every release of a site, what they cost together, and where a run asked for it what they cost a
     typical record."""
-    from perennial.learning.bayesian_estimate import runs_with_typical, typical_of
+    from perennial.learning.bayesian_estimate import bayesian_figure_of, runs_with_bayesian_figure
     from perennial.privacy.composition import compose
 
     ledger = Ledger(state_dir)
@@ -55,8 +55,8 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
     console.print(table)
     cost = ledger.cost(delta)
     console.print(f"{cost.releases} releases, epsilon {cost.epsilon:.4g} at delta {delta:g}", highlight=False)
-    for run in runs_with_typical(state_dir):
-        figure = typical_of(state_dir, run)
+    for run in runs_with_bayesian_figure(state_dir):
+        figure = bayesian_figure_of(state_dir, run)
         assert figure is not None
         worst = compose([entry for entry in entries if entry.run == run], figure.delta)
         text = f"epsilon {figure.epsilon:.4g}" if figure.epsilon is not None else f"none: {figure.void}"

@@ -107,7 +107,7 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
     hostile server could get."""
     from perennial.client.exposure import in_words
     from perennial.deploy.handshake import check_handshake
-    from perennial.deploy.supernode import read_setup
+    from perennial.deploy.supernode import ports_in_words, read_setup
 
     setup = read_setup(path)
     typer.echo(f"site:        {setup.config.site}, key {setup.fingerprint}")
@@ -119,6 +119,7 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo("approved:    EVERY app that the operator sends (connection.any_app)")
     for line in in_words(setup.config.policy):
         typer.echo(line)
+    typer.echo(f"supernode:   {ports_in_words(setup.connection)}")
     check_handshake(setup.connection.superlink, setup.path(setup.connection.ca))
     typer.echo(f"superlink:   {setup.connection.superlink} answers with a certificate that this site trusts")
 

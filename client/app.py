@@ -34,6 +34,7 @@ from perennial.protocol.messages import (
     PersonalModelRequest,
     Refusal,
     SparsityRequest,
+    Stamp,
     TrainRequest,
 )
 
@@ -76,15 +77,15 @@ def _answer(
     return Message(record, reply_to=message)
 
 
-def _answer_at_site(message: Message, context: Context, expected: type[WireMessage], answer: str) -> Message:
+def _answer_at_site(message: Message, context: Context, expected: type[Stamp], answer: str) -> Message:
     """Answer by `module:function` of this room, imported for this request alone; it takes the opened site."""
 
-    def handle(identity: Identity, request: WireMessage) -> WireMessage:
+    def handle(identity: Identity, request: Stamp) -> WireMessage:
         from perennial.client.door import admitted
         from perennial.client.site import open_site
 
         module, _, function = answer.partition(":")
-        site = open_site(identity)
+        site = open_site(identity, request)
         with admitted(site, request):
             return getattr(import_module(f"perennial.client.{module}"), function)(site, request)
 

@@ -55,7 +55,6 @@ class ExemplarStore:
         features: dict[int, Tensor],
         members: dict[int, Tensor],
         version: int,
-        seed: int,
     ) -> None:
         """Keep exemplars of the task's classes, shorten the older lists to the quota, and store both as one
         record.
@@ -72,11 +71,11 @@ class ExemplarStore:
                 lists[label] = kept[labels == label][:quota]
         for label, indices in members.items():
             if memory.selection == "random":
-                hashes = [self._data.sample_hash(int(i)) for i in indices]
+                hashes = self._data.keyed.values("exemplars", indices.numpy())
                 chosen = (
-                    random_by_hash(hashes, quota, seed)
+                    random_by_hash(hashes, quota)
                     if memory.share is None
-                    else share_by_hash(hashes, memory.share, seed)
+                    else share_by_hash(hashes, memory.share)
                 )
             else:
                 select = herding if memory.selection == "herding" else nearest
@@ -91,8 +90,8 @@ class ExemplarStore:
             log.info("%s: below the quota of %d exemplars: %s", self._state.site, quota, ", ".join(short))
         order = [lists[label] for label in sorted(lists)]
         index = torch.cat(order) if order else torch.empty(0, dtype=torch.int64)
-        hashes = [self._data.sample_hash(int(i)) for i in index]
-        self._state.put(RECORD, version, {"index": index}, {"classes": self._classes, "hashes": hashes})
+        contents = [self._data.sample_hash(int(i)) for i in index]
+        self._state.put(RECORD, version, {"index": index}, {"classes": self._classes, "hashes": contents})
 
     def _located(self, index: Tensor, hashes: list[str]) -> Tensor:
         """index, corrected where the samples have moved since."""

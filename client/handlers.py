@@ -16,10 +16,10 @@ from perennial.client.exemplars import ExemplarStore
 from perennial.client.floor import check_floor, withheld
 from perennial.client.kept_model import keep_own_model
 from perennial.client.local_training import LocalTraining
-from perennial.client.measurements import tell
+from perennial.client.measurements import measured
 from perennial.client.own_layers import has_own_layers, keep_own_layers, shared_update, with_own_layers
 from perennial.client.policy import check_answer, check_evaluation, check_update
-from perennial.client.pretraining import task_places
+from perennial.client.pretraining import indices_left_for_training
 from perennial.client.prototypes import prototype_gradients
 from perennial.client.release import charge, check_reply, release_update
 from perennial.client.ring_turn import segment_of, turn_of
@@ -49,7 +49,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     check_update(site.identity.policy, site.experiment, turn)
     site.check_stamp(request)
     previous = site.previous_model(request)
-    indices, exemplars = training_places(site, request, previous)
+    indices, exemplars = training_indices(site, request, previous)
     if turn is not None:
         labels, seed = site.data.y[indices], site.experiment.seed
         indices, exemplars = segment_of(turn, indices, labels, exemplars, request, seed, site.name)
@@ -68,10 +68,10 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     if adversary == "label_flip":
         data = mislabelled(data, request.num_classes, site.experiment.seed, site.name)
     teacher = site.models.teacher(previous) if previous and site.experiment.learner.needs_previous else None
-    typical = NeighbourDistances.of(
+    neighbours = NeighbourDistances.of(
         site.experiment, site.identity.state_dir, site.name, request.run, request.round
     )
-    result = LocalTraining(site, request, model, flat, data, teacher, correction, turn, typical).run()
+    result = LocalTraining(site, request, model, flat, data, teacher, correction, turn, neighbours).run()
     update = flat.views(result.update)
     if own:
         layers = flat.views(flat.vector)
@@ -81,8 +81,8 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
             update[name].zero_()
     if adversary == "free_rider":
         result.update.zero_()
-    if typical is not None:
-        typical.keep()
+    if neighbours is not None:
+        neighbours.keep()
     told = release_update(site, request, result, len(indices))
     flat.clear_held(result.update)
     correction.remember(result.update, result.steps)
@@ -91,7 +91,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         update=shared_update(update, own),
         **vars(told),
         method=prototypes,
-        metrics=json.dumps({**tell(site, request, model, indices, result), **withdrawal(site)}),
+        metrics=json.dumps({**measured(site, request, model, indices, result), **withdrawal(site)}),
     )
     return check_reply(site, reply)
 
@@ -164,13 +164,13 @@ def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> Held
     )
 
 
-def training_places(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
+def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
     """Places of the samples to train on in this task, new ones first, and how many of them are exemplars.
 
     Raises DataError when there is none. What is computed from them asks the floor, after its own cuts.
     """
     classes = site.task_range(stamp)
-    new = task_places(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
+    new = indices_left_for_training(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
     old = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and stamp.task > 1:
         store = site.exemplars(stamp.run)
@@ -218,4 +218,4 @@ def _choose(
             members[label] = indices
             if memory.selection != "random":
                 features[label] = unit_features(model, site.samples(indices))
-    store.choose(memory, quota, features, members, version, site.experiment.seed)
+    store.choose(memory, quota, features, members, version)

@@ -26,8 +26,8 @@ from perennial.protocol.messages import TrainRequest
 class LocalTraining:
     """Trains model, whose parameters are flat's, in place.
 
-    teacher: frozen model of the task before, or None where no term needs it. turn: in a ring. typical: sees
-    what one record more would have changed.
+    teacher: frozen model of the task before, or None where no term needs it. turn: in a ring.
+    neighbours: sees what one record more would have changed.
     """
 
     site: Site
@@ -38,14 +38,14 @@ class LocalTraining:
     teacher: IncrementalModel | None
     correction: LocalCorrection
     turn: Turn | None
-    typical: NeighbourDistances | None
+    neighbours: NeighbourDistances | None
 
     def run(self) -> TrainingResult:
         """What training changed."""
         if self.site.experiment.privacy.mode == "sample":
             return self._by_private_steps()
-        if self.typical is not None:
-            self.typical.see_halves(self.data, self.flat, self.request.personal or [], self._by_epochs)
+        if self.neighbours is not None:
+            self.neighbours.see_halves(self.data, self.flat, self.request.personal or [], self._by_epochs)
         ring = [self.turn.sweep] if self.turn is not None and self.turn.segments > 1 else []
         batches = stream(self.site.experiment.seed, "batches", self.site.name, self.request.round, *ring)
         return self._by_epochs(self.data, batches)
@@ -63,7 +63,7 @@ class LocalTraining:
             teacher=self.teacher,
             augmentation=experiment.data.augmentation,
             progress=self.request.progress,
-            typical=self.typical,
+            neighbours=self.neighbours,
         )
 
     def _by_epochs(self, samples: TrainingSet, generator: np.random.Generator) -> TrainingResult:

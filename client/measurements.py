@@ -22,7 +22,7 @@ from perennial.protocol.measurements import (
 from perennial.protocol.messages import TrainRequest
 
 
-def tell(
+def measured(
     site: Site, request: TrainRequest, model: IncrementalModel, indices: Tensor, result: TrainingResult
 ) -> dict[str, Any]:
     """What request asks for. model: as trained. indices: of the samples that it was trained on.

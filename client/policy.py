@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perennial.client.floor import check_floor, samples_of_digest
-from perennial.config.claims import check_claim
 from perennial.config.experiment import Experiment
+from perennial.config.privacy_claim import check_claim
 from perennial.config.site import Answer, SitePolicy
 from perennial.config.turn import Turn
 from perennial.foundation.errors import PolicyRefusal

@@ -12,12 +12,14 @@ from perennial.client.exemplars import ExemplarStore
 from perennial.client.identity import Identity
 from perennial.client.quota import Quota
 from perennial.client.site_models import SiteModels
+from perennial.client.split_key import keep_split_key
 from perennial.client.state import SiteState
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
 from perennial.data.deployed import load_site, site_config
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
+from perennial.data.splits import simulation_key
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
@@ -110,7 +112,8 @@ class Site:
         return self.process.registry.schedule.classes_of(stamp.task)
 
     def check_stamp(self, stamp: Stamp) -> None:
-        """Raises ProtocolError when a request is of another experiment or class order."""
+        """Raises ProtocolError when a request is of another experiment or class order, or comes with another
+        key of the splits than the run's first request."""
         ours = {"experiment": self.experiment.digest, "class_order": self.process.registry.order_hash}
         for name, value in ours.items():
             found = getattr(stamp, name)
@@ -122,6 +125,8 @@ class Site:
         tasks = self.process.registry.schedule.count
         if stamp.task > tasks:
             raise ProtocolError(f"{type(stamp).__name__}: task: found {stamp.task}, allowed 1 to {tasks}")
+        if self.identity.own_data is not None:
+            keep_split_key(self.state(stamp.run).folder, stamp.split_key)
 
     def previous_model(self, request: Continued) -> tuple[str, dict[str, Tensor]] | None:
         """(hash, tensors) of the model of the task before, from the message or from this site's disk; None in
@@ -162,23 +167,32 @@ class Site:
         }
 
 
-_processes: dict[tuple[str, str, str], Process] = {}
+_processes: dict[tuple[str, str, str, str], Process] = {}
 
 
-def open_site(identity: Identity) -> Site:
-    """The site that identity names, with its data read and its models at hand (once per process)."""
+def open_site(identity: Identity, stamp: Stamp | None = None) -> Site:
+    """The site that identity names, with its data read and its models at hand (once per process).
+
+    stamp: of the request, whose run's key divides data of the site's own; None: a look at the data outside of
+    any run, by the key that a simulation has.
+    """
     torch.set_num_threads(identity.threads)
     device = choose_device(identity.device)
     own = identity.name if identity.own_data is not None else ""
-    key = (identity.experiment.digest, str(device), own)
+    split_key = stamp.split_key if stamp is not None and own else ""
+    if stamp is not None and own and not split_key:
+        raise ProtocolError(
+            f"{type(stamp).__name__}: split_key: missing; a site with data of its own divides them by it"
+        )
+    key = (identity.experiment.digest, str(device), own, split_key)
     if key not in _processes:
         # one experiment at a time: a continued run must not keep the data of the shorter class list in memory
         _processes.clear()
-        _processes[key] = _open_process(identity, device)
+        _processes[key] = _open_process(identity, device, bytes.fromhex(split_key))
     return Site(identity, _processes[key])
 
 
-def _open_process(identity: Identity, device: torch.device) -> Process:
+def _open_process(identity: Identity, device: torch.device, split_key: bytes) -> Process:
     experiment = identity.experiment
     if identity.own_data is None:
         federation = simulated_federation(experiment)
@@ -196,6 +210,7 @@ def _open_process(identity: Identity, device: torch.device) -> Process:
         registry = build_registry(experiment.data.classes, experiment.tasks, experiment.seed)
         config = site_config(experiment.data, identity.own_data)
         cache = identity.state_dir / "decoded"
-        own = load_site(config, registry.classes, identity.name, experiment.seed, cache)
+        split_key = split_key or simulation_key(experiment.seed)
+        own = load_site(config, registry.classes, identity.name, experiment.seed, split_key, cache)
         data, shape, sites = {identity.name: own}, own.input_shape, experiment.data.sites or 1
     return Process(registry, data, sites, SiteModels(experiment, shape, device))

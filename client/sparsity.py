@@ -10,7 +10,7 @@ from typing import Any, get_args
 from torch import Tensor, nn
 
 from perennial.client.floor import check_floor
-from perennial.client.handlers import Previous, training_places
+from perennial.client.handlers import Previous, training_indices
 from perennial.client.policy import check_answer, check_sparsity
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
@@ -34,7 +34,7 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     site.check_stamp(request)
     plan = _plan(request)
     previous = site.previous_model(request)
-    indices, exemplars = training_places(site, request, previous)
+    indices, exemplars = training_indices(site, request, previous)
     if noised:
         # which exemplars are kept can hang on one sample, and then one sample would move more than its share
         indices = indices[: len(indices) - exemplars]

@@ -184,8 +184,8 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _typical_record_sees_every_release(self) -> "Experiment":
-        if self.learner.means == "global" and self.privacy.typical is not None:
+    def _bayesian_figure_sees_every_release(self) -> "Experiment":
+        if self.learner.means == "global" and self.privacy.bayesian_estimate is not None:
             raise ValueError(
                 "privacy.bayesian: sums for class means are a release whose distances nobody samples, so the "
                 "figure would leave it out; allowed with learner.means 'site'"

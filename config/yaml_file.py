@@ -218,7 +218,8 @@ def _explain(model: type[BaseModel], fault: Any) -> str:
     found = fault.get("input")
     if fault["type"] == "extra_forbidden":
         allowed = sorted(_fields_at(model, location[:-1]))
-        return f"unknown key {key!r}{nearest(shown(str(location[-1])), allowed)}; allowed here: {', '.join(allowed)}"
+        close = nearest(shown(str(location[-1])), allowed)
+        return f"unknown key {key!r}{close}; allowed here: {', '.join(allowed)}"
     if fault["type"] == "missing":
         return f"key {key!r} is missing"
     message = shown(fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "), 2_000)

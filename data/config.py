@@ -62,6 +62,7 @@ def _distinct(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 Name = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_printable)]
 Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
+Cap = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
 Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
@@ -151,7 +152,10 @@ class DataConfig(_Strict):
     image_size, color: what images become; in arrays (npz) only 8-bit ones can, and others are refused.
     columns (csv): feature -> "numeric" or its categories; without it they are discovered, in simulation only.
     arrays (npz): role -> name of the array in the file, where it is not the role's own.
-    samples_limit, test_limit: stratified caps of the whole training and test part, for simulation on a CPU.
+    test_fraction, validation_fraction: of all records, and of those that are left: on average, since a keyed
+        hash of each record decides (data/splits.py).
+    samples_limit, test_limit: caps of the whole training and test part, for simulation on a CPU: a number of
+        samples (on average), or a share between 0 and 1.
     """
 
     source: SourceKind
@@ -171,8 +175,8 @@ class DataConfig(_Strict):
     test_fraction: float = Field(default=0.2, ge=0, lt=1)
     validation_fraction: float = Field(default=0.1, ge=0, lt=1)
     normalise: NormaliseConfig | None = None
-    samples_limit: PositiveInt | None = None
-    test_limit: PositiveInt | None = None
+    samples_limit: Cap | None = None
+    test_limit: Cap | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
 
     @property

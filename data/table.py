@@ -1,6 +1,7 @@
 """Tables: CSV files with numeric and categorical columns, missing values and a label column."""
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from perennial.data.config import DataConfig
 from perennial.data.labels import encode_labels
 from perennial.data.samples import Samples, Source
+from perennial.data.splits import text_groups
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
 MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
@@ -47,8 +49,15 @@ def load_table(config: DataConfig) -> Source:
             raise DataError(f"{path}, line {lines[int(np.argmin(index))]}: the {config.site_column} is empty")
         site, site_names = torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
     x = torch.from_numpy(encode(texts, columns, path, lines))
-    samples = Samples(x, torch.from_numpy(y), site, site_names)
+    samples = Samples(x, torch.from_numpy(y), site, site_names, groups=_groups(texts, columns))
     return Source(samples, None, classes, *table_constants(config, columns), columns=dict(columns))
+
+
+def _groups(texts: Mapping[str, np.ndarray], columns: Mapping[str, object]) -> np.ndarray:
+    """Of each row, from the texts of its features: how they are encoded can depend on other rows."""
+    names = sorted(columns)
+    rows = zip(*(texts[name].tolist() for name in names), strict=True)
+    return text_groups("content", [json.dumps([names, row]) for row in rows])
 
 
 def read_columns(path: Path) -> tuple[dict[str, np.ndarray], list[int]]:
@@ -111,7 +120,7 @@ def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
     return sum(2 if isinstance(kind, str) else len(kind) + 1 for kind in columns.values())
 
 
-def numeric_places(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
+def numeric_indices(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
     """Numeric column -> place of its value among the D features of encode.
 
     By place, because the names that one would give to the features are not distinct: a category may be called
@@ -131,7 +140,7 @@ def table_constants(
     """(mean, std), each (D,): of numeric values those of the experiment, or NaN; 0 and 1 for indicators and
     one-hot codes."""
     mean, std = torch.zeros(feature_count(columns)), torch.ones(feature_count(columns))
-    numeric = numeric_places(columns)
+    numeric = numeric_indices(columns)
     given = config.normalise
     for values, chosen in ((mean, given and given.mean), (std, given and given.std)):
         named = chosen if isinstance(chosen, dict) else dict.fromkeys(numeric, float("nan"))

@@ -91,6 +91,18 @@ def last_run(folder: OperatorFolder, name: str) -> str:
     return started[-1]
 
 
+def require_started(folder: OperatorFolder, name: str, run: str) -> None:
+    """Raises StateError while Flower has not started the ServerApp of a run, whose log would be waited for
+    without end."""
+    status = run_statuses(folder).get(run, "unknown")
+    if status == "pending":
+        raise StateError(
+            f"run {name!r}: pending (Flower's run {run}); its ServerApp has not started, so it has said "
+            "nothing yet. If this lasts more than a minute, look at the SuperLink's own log: without its "
+            "SuperExec it starts no app"
+        )
+
+
 def started_runs(folder: OperatorFolder) -> dict[str, list[str]]:
     """Flower's ids of every start of every run, oldest first."""
     names = sorted(path.name.removesuffix(".runs.json") for path in folder.apps.glob("*.runs.json"))

@@ -33,10 +33,11 @@ from perennial.privacy.bayesian import BayesianAccountant
 from perennial.privacy.clipping import clip
 
 FILE = "typical.json"
+"""The name on disk from earlier versions, so that a run in progress keeps what it has counted."""
 
 
 @dataclass(frozen=True)
-class Typical:
+class BayesianFigure:
     """The figure of one run as a site keeps it. epsilon: None where the bound is void, and why."""
 
     epsilon: float | None
@@ -62,11 +63,11 @@ class NeighbourDistances:
     ) -> Self | None:
         """None where the experiment asks for none, or where the server sees what it takes."""
         privacy = experiment.privacy
-        if privacy.typical is None or privacy.mode not in ("client_local", "sample"):
+        if privacy.bayesian_estimate is None or privacy.mode not in ("client_local", "sample"):
             return None
         generator = stream(experiment.seed, "typical-record", site, round_number)
         path = _path(state_dir, run)
-        return cls(path, experiment, privacy.typical.pairs, generator)
+        return cls(path, experiment, privacy.bayesian_estimate.pairs, generator)
 
     def records(self, samples: int) -> Tensor:
         """(pairs,) indices of records drawn at random, each on its own."""
@@ -131,10 +132,12 @@ class NeighbourDistances:
 
     def _new(self) -> BayesianAccountant:
         privacy = self.experiment.privacy
-        assert privacy.typical is not None
+        assert privacy.bayesian_estimate is not None
         rate = privacy.sample_rate
         steps = 1 if rate is None else math.ceil(self.experiment.learner.epochs / rate)
-        return BayesianAccountant(privacy.typical.planned_rounds * steps, privacy.typical.failure_probability)
+        return BayesianAccountant(
+            privacy.bayesian_estimate.planned_rounds * steps, privacy.bayesian_estimate.failure_probability
+        )
 
 
 def halves(data: TrainingSet, generator: np.random.Generator) -> list[TrainingSet]:
@@ -152,7 +155,7 @@ def halves(data: TrainingSet, generator: np.random.Generator) -> list[TrainingSe
     return parts
 
 
-def typical_of(state_dir: Path, run: str) -> Typical | None:
+def bayesian_figure_of(state_dir: Path, run: str) -> BayesianFigure | None:
     """What a site has estimated in a run; None where it has not. Raises StateError on a damaged file."""
     path = _path(state_dir, run)
     found = _read(path)
@@ -163,10 +166,10 @@ def typical_of(state_dir: Path, run: str) -> Typical | None:
         epsilon = None if void else accountant.epsilon(delta)
     except PrivacyError as error:
         epsilon, void = None, str(error)
-    return Typical(epsilon, delta, accountant.invocations, accountant.planned, void)
+    return BayesianFigure(epsilon, delta, accountant.invocations, accountant.planned, void)
 
 
-def runs_with_typical(state_dir: Path) -> list[str]:
+def runs_with_bayesian_figure(state_dir: Path) -> list[str]:
     """The runs of which a site has an estimate, by name."""
     return sorted(path.parent.name for path in state_dir.glob(f"runs/*/{FILE}"))
 

@@ -105,11 +105,11 @@ def train_privately(
     teacher: nn.Module | None = None,
     augmentation: AugmentationConfig,
     progress: float = 0.0,
-    typical: NeighbourDistances | None = None,
+    neighbours: NeighbourDistances | None = None,
 ) -> TrainingResult:
     """Train model in place by DP-SGD, and say what changed; its loss is private and stays at the site.
 
-    typical: sees at each step how far records drawn at random would move its sum.
+    neighbours: sees at each step how far records drawn at random would move its sum.
     Raises PrivacyError when the model or the learner has no gradient of one sample.
     """
     assert privacy.sample_rate is not None
@@ -139,9 +139,9 @@ def train_privately(
         PrivateGradient(model, privacy, expected_batch=config.batch_size, source=source) as private,
     ):
         for batch in poisson_batches(len(data), privacy.sample_rate, steps, source):
-            if typical is not None:
-                drawn = typical.records(len(data))
-                typical.see(private.clipped_norms(len(drawn), losses_of(drawn)))
+            if neighbours is not None:
+                drawn = neighbours.records(len(data))
+                neighbours.see(private.clipped_norms(len(drawn), losses_of(drawn)))
             mean = private.compute(len(batch), losses_of(batch))
             if pull:
                 flat.gradient.add_(flat.trainable - anchor, alpha=pull)

@@ -153,7 +153,7 @@ class PrivacyConfig(BaseModel):
         return self.mode != "none"
 
     @property
-    def typical(self) -> BayesianConfig | None:
+    def bayesian_estimate(self) -> BayesianConfig | None:
         """How the figure for a typical record is estimated; None where it is not asked for."""
         return self.bayesian if self.bayesian is not None and self.bayesian.enabled else None
 

@@ -36,7 +36,7 @@ _MECHANISM: dict[Mode, str] = {
 }
 _REPLACED_SAMPLE = "one training sample is replaced by another"
 """Where a sample is hidden by releases of which some know no addition or removal."""
-TYPICAL: dict[Mode, str] = {
+BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
     "none": "none",
     "client_local": "the data of one site is replaced by another draw from where it came from",
     "client_central": "one typical site is replaced by another",
@@ -65,8 +65,8 @@ _NEVER_COVERED = (
 
 @dataclass(frozen=True)
 class Statement:
-    """What may be claimed, and what not. epsilon is infinite without noise. typical_epsilon is Bayesian, for
-    the neighbours of typical_relation."""
+    """What may be claimed, and what not. epsilon is infinite without noise. bayesian_epsilon is Bayesian, for
+    the neighbours of bayesian_relation."""
 
     unit: str
     adversary: str
@@ -75,8 +75,8 @@ class Statement:
     accountant: str
     epsilon: float
     delta: float
-    typical_epsilon: float | None
-    typical_relation: str
+    bayesian_epsilon: float | None
+    bayesian_relation: str
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -89,10 +89,10 @@ class Statement:
             f"by: {self.mechanism}",
             f"epsilon: {figure} at delta {self.delta:g} ({self.accountant})",
         ]
-        if self.typical_epsilon is not None:
+        if self.bayesian_epsilon is not None:
             lines.append(
-                f"epsilon for a typical record: {self.typical_epsilon:.4g} (Bayesian; "
-                f"{self.typical_relation}; outliers are not covered, and it is not comparable with the "
+                f"epsilon for a typical record: {self.bayesian_epsilon:.4g} (Bayesian; "
+                f"{self.bayesian_relation}; outliers are not covered, and it is not comparable with the "
                 "figure above)"
             )
         lines += [f"not covered: {item}" for item in self.not_covered]
@@ -110,7 +110,7 @@ def describe(
     releases: Sequence[Entry],
     *,
     units: int | None = None,
-    typical_epsilon: float | None = None,
+    bayesian_epsilon: float | None = None,
     also_open: Sequence[str] = (),
 ) -> Statement:
     """The claim after one site's releases under one privacy block.
@@ -132,8 +132,8 @@ def describe(
         accountant=privacy.accountant,
         epsilon=math.inf if privacy.mode == "none" else cost.epsilon,
         delta=privacy.delta,
-        typical_epsilon=typical_epsilon,
-        typical_relation=TYPICAL[privacy.mode],
+        bayesian_epsilon=bayesian_epsilon,
+        bayesian_relation=BAYESIAN_NEIGHBOURS[privacy.mode],
         not_covered=(*_NOT_COVERED[privacy.mode], *also_open, *_NEVER_COVERED),
         warnings=tuple(_warnings(privacy, releases, units)),
     )

@@ -20,10 +20,11 @@ MAX_EXAMPLES = 100_000_000
 MAX_CHANNELS = 1_000_000
 MAX_LAYERS = 1_000
 RUN_TOKEN = 16
+SPLIT_KEY = 64
 SHA256 = 64
 """Hexadecimal digits. A run's token and a model's hash name files at the site, so nothing else may stand
 there."""
-STAMP_FIELDS = ("run", "experiment", "class_order", "task", "round", "num_classes")
+STAMP_FIELDS = ("run", "experiment", "class_order", "split_key", "task", "round", "num_classes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,9 @@ class Stamp(WireMessage):
     """SHA-256 of the experiment's resolved settings."""
     class_order: str = hexadecimal(SHA256)
     """SHA-256 of the class names in the order of the registry."""
+    split_key: str = hexadecimal(SPLIT_KEY, default="")
+    """Key of the run by which sites with data of their own divide them into training, validation and test
+    samples; drawn when the run was first started. Simulated sites take one that follows from the seed."""
     task: int = bounded(1, MAX_TASKS)
     """Task that the message belongs to, from 1."""
     round: int = bounded(0)

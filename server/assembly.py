@@ -19,11 +19,11 @@ from perennial.foundation.registered import NODES
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
 from perennial.models.saved import Inputs
-from perennial.server.claims import check_privacy
 from perennial.server.curriculum import Curriculum
 from perennial.server.dry_run import dry_run
 from perennial.server.global_model import GlobalModel
 from perennial.server.journal import Journal
+from perennial.server.privacy_claim import check_privacy
 from perennial.server.run_folder import RunFolder, open_run_folder
 from perennial.server.summary import write_results
 from perennial.strategies.factory import build_strategy
@@ -114,7 +114,7 @@ def assemble(
             data.mean.to(device),
             data.std.to(device),
         )
-    registered = path.parent.parent / NODES if engine == "grpc" else None
+    registered = path.parents[2] / NODES if engine == "grpc" else None
     if registered is not None and not registered.exists():
         journal.write(
             "note", text=f"{registered}: missing, so sites' names are taken as their nodes say them"

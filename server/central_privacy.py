@@ -88,7 +88,7 @@ class CentralPrivacy:
             self._state["clip_norm"] = self._adaptive.step(within, self._strategy.asked, source)
             self._strategy.max_update_norm = self._bound()
 
-    def typical_epsilon(self) -> float | None:
+    def bayesian_epsilon(self) -> float | None:
         """Bayesian epsilon for a typical site; None without such an accountant, or when its bound is void."""
         if self._pairs is None or self._pairs.void:
             return None

@@ -26,7 +26,7 @@ from perennial.protocol.tensors import content_sha256
 LATEST = "latest.safetensors"
 BEFORE = "before.safetensors"
 DAMAGED = "damaged.safetensors"
-SCHEMA = 2
+SCHEMA = 3
 CLASS_MEANS = "class_means"
 
 
@@ -35,6 +35,8 @@ class Progress:
     """Where a run stands. round: rounds done since the start; round_in_task: rounds done of this task."""
 
     run: str
+    split_key: str = ""
+    """By which sites divide their own data; hexadecimal, drawn once."""
     task: int = 1
     round: int = 0
     round_in_task: int = 0

@@ -11,7 +11,7 @@ from perennial.data.registry import Registry
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.models.saved import Inputs
-from perennial.protocol.messages import RUN_TOKEN
+from perennial.protocol.messages import RUN_TOKEN, SPLIT_KEY
 from perennial.server.checkpoint import (
     BEFORE,
     LATEST,
@@ -41,8 +41,13 @@ class RunFolder:
         return self.path / CHECKPOINT
 
     def first_progress(self) -> Progress:
-        """The progress of a run that has not begun; its token is drawn here, once."""
-        return Progress(run=secrets.token_hex(RUN_TOKEN // 2), inputs=self.inputs)
+        """The progress of a run that has not begun; its token and the key of its splits are drawn here,
+        once, from the operating system's secure source."""
+        return Progress(
+            run=secrets.token_hex(RUN_TOKEN // 2),
+            split_key=secrets.token_hex(SPLIT_KEY // 2),
+            inputs=self.inputs,
+        )
 
 
 def open_run_folder(

@@ -11,15 +11,15 @@ from importlib.metadata import version
 from typing import Any
 
 from perennial.foundation.files import replace_file
-from perennial.learning.bayesian_estimate import typical_of
+from perennial.learning.bayesian_estimate import bayesian_figure_of
 from perennial.models.saved import GLOBAL_MODEL, Inputs, save_model
 from perennial.privacy.entries import Entry
 from perennial.privacy.statement import Statement, describe
 from perennial.protocol.tensors import content_sha256
-from perennial.server.claims import open_channels
 from perennial.server.curriculum import Curriculum
 from perennial.server.journal import read_events
 from perennial.server.metrics import average_incremental_accuracy, backward_transfer, forgetting
+from perennial.server.privacy_claim import open_channels
 
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
 
@@ -96,7 +96,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
 def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     """What each site's releases may have cost in this run, worst case; None without protection.
 
-    value and per_site are null where no noise was added. typical: the Bayesian figure beside the worst case;
+    value and per_site are null where no noise was added. bayesian: the Bayesian figure beside the worst case;
     of the modes that noise at the sites only where their folders are here, as in simulation. claim: unit,
     adversary, relation, mechanism, and what is not covered.
     """
@@ -105,7 +105,7 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     if not privacy.enabled:
         return None
     charged = curriculum.releases.charged()
-    typical = _typical(curriculum, [site for site, entries in charged.items() if entries])
+    bayesian = _bayesian(curriculum, [site for site, entries in charged.items() if entries])
     sites = len(charged) if privacy.unit == "site" else None
 
     @cache
@@ -114,7 +114,7 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
             privacy,
             [entry for entry, times in sorted(releases, key=repr) for _ in range(times)],
             units=sites,
-            typical_epsilon=typical,
+            bayesian_epsilon=bayesian,
             also_open=open_channels(experiment),
         )
 
@@ -127,21 +127,21 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
         "delta": privacy.delta,
         "accountant": privacy.accountant,
         "per_site": {site: _finite(value) for site, value in per_site.items()},
-        "typical": typical,
+        "bayesian": bayesian,
         "claim": worst.to_json(),
     }
 
 
-def _typical(curriculum: Curriculum, sites: list[str]) -> float | None:
+def _bayesian(curriculum: Curriculum, sites: list[str]) -> float | None:
     """The largest of all sites; None where it is not asked for, or where one has none."""
-    if curriculum.experiment.privacy.typical is None:
+    if curriculum.experiment.privacy.bayesian_estimate is None:
         return None
     if curriculum.central is not None:
         # a repeated round released more than the Bayesian accountant saw
         repeated = curriculum.releases.repeated(curriculum.progress.round)
-        return None if repeated else curriculum.central.typical_epsilon()
+        return None if repeated else curriculum.central.bayesian_epsilon()
     folder = curriculum.folder.path / "sites"
-    found = [typical_of(folder / site, curriculum.progress.run) for site in sites]
+    found = [bayesian_figure_of(folder / site, curriculum.progress.run) for site in sites]
     values = [figure.epsilon for figure in found if figure is not None and figure.epsilon is not None]
     return max(values) if values and len(values) == len(sites) else None
 

@@ -17,6 +17,7 @@ from perennial.client.prototypes import (
 )
 from perennial.client.site import Site
 from perennial.client.state import SiteState
+from perennial.config.site import SitePolicy
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from perennial.learning.batches import TrainingSet
@@ -27,7 +28,6 @@ from perennial.protocol.messages import Stamp, TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import TaskStart
 from perennial.strategies.glfc import Glfc
-from perennial.config.site import SitePolicy
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.services import Services
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from perennial.foundation.errors import PrivacyError, StateError
-from perennial.privacy import ledger as ledger_module
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit

@@ -18,6 +18,7 @@ from perennial.client.state import KEPT_VERSIONS, SiteState
 from perennial.config.learner import Memory
 from perennial.config.run import RunSettings
 from perennial.data.federation import SiteData
+from perennial.data.splits import KeyedHash, content_groups
 from perennial.engine.grid import set_task_identity
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import RecordGone, StateError
@@ -106,11 +107,19 @@ def test_what_is_chosen_twice_after_one_round_is_kept_together(tmp_path: Path) -
     x = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
     rows, none = torch.arange(6), torch.empty(0, dtype=torch.int64)
     data = SiteData(
-        "graz", x, torch.tensor([0, 0, 0, 1, 1, 1]), rows, none, none, torch.zeros(1), torch.ones(1)
+        "graz",
+        x,
+        torch.tensor([0, 0, 0, 1, 1, 1]),
+        rows,
+        none,
+        none,
+        torch.zeros(1),
+        torch.ones(1),
+        KeyedHash(bytes(32), content_groups(x)),
     )
     store = ExemplarStore(SiteState(tmp_path, "graz"), data, ["cat", "dog"])
     for label, indices in ((1, rows[3:]), (0, rows[:3])):
-        store.choose(Memory(selection="random", per_class=3), 3, {}, {label: indices}, version=4, seed=1)
+        store.choose(Memory(selection="random", per_class=3), 3, {}, {label: indices}, version=4)
     assert sorted(store.indices(before_round=5).tolist()) == list(range(6))
 
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from perennial.benchmarks import grid
 from perennial.benchmarks.chart import chart
-from perennial.benchmarks.claims import Claim, judge
 from perennial.benchmarks.cost import cost, duration
 from perennial.benchmarks.grid import finished, read_results, run_table
 from perennial.benchmarks.markdown import markdown
+from perennial.benchmarks.paper_claims import Claim, judge
 from perennial.benchmarks.results_page import PAGE, PICTURES, Measured, measured, page, pictures
 from perennial.benchmarks.table import RESULTS, Row, Table, table_called, tables
 from perennial.cli.main import app

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.paper_claims import Claim
 from perennial.benchmarks.table import Row, Table
 
 

@@ -4,7 +4,7 @@ the paper's."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.paper_claims import Claim
 from perennial.benchmarks.table import STANDARD, Row, Table
 from perennial.server.metrics import average_incremental_accuracy
 

@@ -188,11 +188,11 @@ def _claim(epsilon: Epsilon, claim: Claim) -> Markup:
         ["from", claim.adversary],
         ["by", claim.mechanism],
     ]
-    if epsilon.typical is not None:
+    if epsilon.bayesian is not None:
         rows.append(
             [
                 "typical record",
-                f"ε = {decimal(epsilon.typical)} (Bayesian: {claim.typical_relation}; outliers are not "
+                f"ε = {decimal(epsilon.bayesian)} (Bayesian: {claim.bayesian_relation}; outliers are not "
                 "covered, and it does not compare with the figure above)",
             ]
         )

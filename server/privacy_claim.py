@@ -1,8 +1,8 @@
 """What a privacy claim of this experiment would have to be true: refused where it is not, and named where a
 channel stays open."""
 
-from perennial.config.claims import check_claim
 from perennial.config.experiment import Experiment
+from perennial.config.privacy_claim import check_claim
 from perennial.strategies.base import IncrementalStrategy
 
 
