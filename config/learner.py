@@ -12,7 +12,7 @@ from perennial.foundation.errors import ConfigError
 class Part(BaseModel):
     """Base of a named part; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Optimizer(Part):

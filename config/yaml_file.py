@@ -38,9 +38,11 @@ def _mapping_without_duplicates(
     loader: _UniqueKeyLoader, node: yaml.MappingNode, deep: bool = False
 ) -> dict[Any, Any]:
     keys = [loader.construct_object(key, deep=True) for key, _ in node.value]  # pyright: ignore[reportUnknownMemberType]
-    for index, key in enumerate(keys):
-        if key in keys[:index]:
+    seen: set[Any] = set()
+    for key in keys:
+        if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", node.start_mark)
+        seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=deep)
 
 
@@ -88,8 +90,9 @@ def _require_text_keys(content: dict[Any, Any], where: str, inside: str = "") ->
 
 def _parsed(text: str, where: str) -> Any:
     """The content of YAML text; its keys are text, numbers, or true and false."""
-    loader = _UniqueKeyLoader(text)
+    loader = None
     try:
+        loader = _UniqueKeyLoader(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -103,7 +106,8 @@ def _parsed(text: str, where: str) -> Any:
     except RecursionError:
         raise ConfigError(f"{where}: not valid YAML: nested too deeply") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 class _Sizes:
