@@ -142,10 +142,10 @@ class Site:
         sha256 = request.previous
         if not sha256:
             return None
+        if request.task == 1:
+            raise ProtocolError(f"previous: found {sha256:.12} in task 1, before which there is no model")
         held = self.process.earlier_models
         if sha256 not in held:
-            if request.task == 1:
-                raise ProtocolError(f"previous: found {sha256:.12} in task 1, before which there is no model")
             tensors = request.previous_arrays
             if tensors is not None:
                 self.models.check_complete(tensors, self.task_range(request).start)
