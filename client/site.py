@@ -100,8 +100,7 @@ class Site:
         return self.process.registry.schedule.classes_of(stamp.task)
 
     def check_stamp(self, stamp: Stamp) -> None:
-        """Raises ProtocolError when a request is of another experiment or class order, or comes with another
-        key of the splits than the run's first request."""
+        """Raises ProtocolError when a request is of another experiment or class order."""
         ours = {"experiment": self.experiment.digest, "class_order": self.process.registry.order_hash}
         for name, value in ours.items():
             found = getattr(stamp, name)
@@ -110,6 +109,10 @@ class Site:
                     f"{type(stamp).__name__}: {name}: found {found:.12}, this site has {value:.12}; "
                     "server and site must run the same experiment file and app"
                 )
+
+    def check_split_key(self, stamp: Stamp) -> None:
+        """Raises ProtocolError when data of the site's own were divided by another key than in the run's
+        first request."""
         if self.identity.own_data is not None:
             keep_split_key(self.state(stamp.run).folder, stamp.split_key)
 
