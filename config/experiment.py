@@ -164,7 +164,7 @@ class Experiment(BaseModel):
             raise ValueError(f"learner: missing; strategy {self.strategy.name} trains by gradients")
         if not self.strategy.trains and self.learner != NO_LEARNER:
             raise ValueError(
-                f"learner: found one, but under strategy {self.strategy.name} nothing is trained by gradients; "
+                f"learner: found one, but nothing is trained under strategy {self.strategy.name}; "
                 "leave it out"
             )
         return self

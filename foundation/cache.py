@@ -1,4 +1,4 @@
-"""Where this machine keeps what can be made again: weights that were converted, features of simulated data."""
+"""Where this machine keeps what can be made again: converted weights, features of simulated data."""
 
 import os
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Closed form on fixed features: sums of each task once, one solution, nothing forgotten.
 
 AFL (arXiv 2405.16240), ACIL (Zhuang et al., NeurIPS 2022), RanPAC (arXiv 2307.02251), FeCAM (arXiv
-2309.14062), Fed3R (Fani et al., ICML 2024). The sums are exact integers, so the head is the one of all data in
-one place, whatever the number of sites, the skew, the order of tasks, absence or workers.
+2309.14062), Fed3R (Fani et al., ICML 2024). The sums are exact integers, so the head is the one of all data
+in one place, whatever the number of sites, the skew, the order of tasks, absence or workers.
 """
 
 import math
@@ -111,8 +111,8 @@ class Analytic(IncrementalStrategy):
         if self.keep_sites and kept > WITHOUT_ASKING:
             raise ConfigError(
                 f"strategy.keep_sites: the sums of all sites and tasks would take {kept / 1e9:.0f} GB of the "
-                f"server's disk, more than {WITHOUT_ASKING / 1e9:.0f} GB; set it to false, and no site can be "
-                "withdrawn without its help"
+                f"server's disk, more than {WITHOUT_ASKING / 1e9:.0f} GB; set it to false, and no site can "
+                "be withdrawn without its help"
             )
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:

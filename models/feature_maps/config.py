@@ -14,6 +14,11 @@ class _Map(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def as_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """(height, width) of an image_size."""
+    return (size, size) if isinstance(size, int) else size
+
+
 class RandomMapConfig(_Map):
     """ReLU of a random projection of the input, drawn from a public seed."""
 
@@ -25,12 +30,15 @@ class RandomMapConfig(_Map):
 class PatchesConfig(_Map):
     """Whitened patches as filters, averaged over a coarse grid; nobody's training.
 
+    image_size: what larger images are averaged down to first; null keeps theirs.
+
     filters: K, of which come 2 K grid^2 features. size: side of a patch. threshold: what a response must
     exceed to count. seed: of which patches of two public photographs become filters.
     """
 
     name: Literal["patches"]
     filters: Size = 400
+    image_size: Size | tuple[Size, Size] | None = None
     size: int = Field(default=6, ge=2)
     grid: Size = 3
     threshold: float = Field(default=0.5, ge=0, allow_inf_nan=False)

@@ -4,8 +4,7 @@ Shapes: x (B, ...) normalised inputs, as every model takes them; features (B, d)
 1/sqrt(2). Each map's own features have length 1 before they are joined, so that none outweighs another.
 """
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,9 @@ from perennial.models.feature_maps.config import (
     PatchesConfig,
     PretrainedConfig,
     RandomMapConfig,
+    as_sides,
 )
+from perennial.models.feature_maps.content import content_of
 from perennial.models.feature_maps.patches import Patches, drawn_filters
 from perennial.models.feature_maps.pixels import Constants, Pixels
 from perennial.models.feature_maps.random_relu import RandomReLU
@@ -76,11 +77,12 @@ class FixedFeatures(nn.Module):
     def content(self) -> str:
         """SHA-256 of everything that decides what a sample's features are, but the machine."""
         behind = [] if self.expansion is None else [self.expansion]
-        return _content([*self.maps, self.pixels, *behind], f"{self._keep}")
+        parts = [*self.maps, self.pixels, *behind]
+        return content_of([(f"keep {self._keep}", {}), *map(_told, parts)])
 
     def maps_content(self, constants: str) -> str:
         """SHA-256 of what decides what `mapped` gives for a stored sample. constants: of the inputs."""
-        return _content([*self.maps, self.pixels], constants)
+        return content_of([(constants, {}), *map(_told, [*self.maps, self.pixels])])
 
     @property
     def costly(self) -> bool:
@@ -88,14 +90,8 @@ class FixedFeatures(nn.Module):
         return not all(isinstance(module, RandomReLU) for module in self.maps)
 
 
-def _content(modules: Sequence[nn.Module], about: str) -> str:
-    digest = hashlib.sha256(about.encode())
-    for module in modules:
-        digest.update(str(module).encode())
-        for name, tensor in sorted(module.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
+def _told(module: nn.Module) -> tuple[str, Mapping[str, Tensor]]:
+    return str(module.about), module.state_dict()
 
 
 def build_fixed_features(
@@ -136,15 +132,17 @@ def _build(
         drawn = f"drawn from the public seed {config.seed}"
         return RandomReLU(config.width, shape, config.seed, unit_length=False), {"weights": drawn}
     if isinstance(config, PatchesConfig):
-        cells = min(shape[1:]) - config.size + 1
+        sides = as_sides(config.image_size)
+        height, width = sides or shape[1:]
+        cells = min(height, width) - config.size + 1
         if cells < config.grid:
             raise ConfigError(
                 f"model.features: patches of size {config.size} fit {max(cells, 0)} times along images of "
-                f"{shape[1]}x{shape[2]} pixels; allowed grid {config.grid} times or more: a smaller size or grid"
+                f"{height}x{width} pixels; allowed {config.grid} (grid) or more: a smaller size or grid"
             )
         filters = drawn_filters(config.filters, config.size, shape[0], config.seed)
         taken = f"patches of two public photographs (CC BY 2.0), drawn from the public seed {config.seed}"
-        return Patches(filters, config.grid, config.threshold), {"weights": taken}
+        return Patches(filters, config.grid, config.threshold, sides), {"weights": taken}
     from perennial.models.feature_maps.pretrained import build_pretrained
 
     return build_pretrained(config, shape, with_weights)

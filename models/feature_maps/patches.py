@@ -79,18 +79,26 @@ def filters_of(images: Sequence[np.ndarray], count: int, size: int, seed: int) -
 class Patches(nn.Module):
     """(B, C, H, W) pixels in 0..255 -> (B, 2 K g^2), never negative."""
 
-    def __init__(self, filters: Filters, grid: int, threshold: float) -> None:
+    def __init__(
+        self, filters: Filters, grid: int, threshold: float, sides: tuple[int, int] | None = None
+    ) -> None:
+        """sides: (H, W) that images are averaged down to; None keeps theirs."""
         super().__init__()
+        self.sides = sides
         self.weight = nn.Parameter(filters.weight, requires_grad=False)
         self.offset = nn.Parameter(filters.offset, requires_grad=False)
         self.grid, self.threshold = grid, threshold
         self.width = 2 * len(filters.weight) * grid * grid
 
-    def extra_repr(self) -> str:
-        return f"grid={self.grid}, threshold={self.threshold}"
+    @property
+    def about(self) -> str:
+        """What its tensors do not say."""
+        return f"patches {self.grid} {self.threshold} {self.sides}"
 
     def forward(self, pixels: Tensor) -> Tensor:
         size = self.weight.shape[-1]
+        if self.sides is not None:
+            pixels = F.adaptive_avg_pool2d(pixels, self.sides)
         x = pixels - MIDDLE
         mean = F.avg_pool2d(x.mean(dim=1, keepdim=True), size, stride=1)
         square = F.avg_pool2d(x.square().mean(dim=1, keepdim=True), size, stride=1)

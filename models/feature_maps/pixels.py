@@ -21,5 +21,12 @@ class Pixels(nn.Module):
         self.mean = nn.Parameter(mean.float().reshape(shape).clone(), requires_grad=False)
         self.std = nn.Parameter(std.float().reshape(shape).clone(), requires_grad=False)
 
+    @property
+    def about(self) -> str:
+        """What its tensors do not say."""
+        return "pixels"
+
     def forward(self, x: Tensor) -> Tensor:
-        return torch.round((x * self.std + self.mean) * 255.0)
+        pixels = torch.round((x * self.std + self.mean) * 255.0)
+        # the layout in which convolutions are fastest
+        return pixels.contiguous(memory_format=torch.channels_last)

@@ -29,5 +29,10 @@ class RandomReLU(nn.Module):
         self.offset = nn.Parameter(offset.float(), requires_grad=False)
         self.width = width
 
+    @property
+    def about(self) -> str:
+        """What its tensors do not say."""
+        return "random ReLU"
+
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(F.linear(x.flatten(1), self.weight, self.offset))
