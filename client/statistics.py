@@ -8,9 +8,11 @@ import logging
 
 import torch
 
-from perennial.client.policy import check_answer, check_evaluation, check_samples, check_statistics
+from perennial.client.floor import check_floor, withheld
+from perennial.client.policy import check_answer, check_evaluation, check_statistics
 from perennial.client.release import charge, charge_entry
 from perennial.client.site import Site
+from perennial.config.site import Release
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.analytic.statistics import Collector, Statistics, weighted
 from perennial.learning.feature_bank import bank_of
@@ -31,7 +33,10 @@ log = logging.getLogger("perennial.site")
 
 
 def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
-    """The sums of one task. Raises PolicyRefusal where they may not leave, or over too few samples."""
+    """The sums of one task. Classes below the policy's floor are in none of them.
+
+    Raises PolicyRefusal where sums may not leave, or all classes are below the floor.
+    """
     policy = site.identity.policy
     check_answer(policy, "statistics")
     check_statistics(policy, site.experiment)
@@ -43,17 +48,16 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
         raise ProtocolError(
             f"StatisticsRequest: weights: found {len(weights)}, expected {len(classes)}, one a class"
         )
-    held = len(site.data.task_indices("train", classes.start, classes.stop))
-    if held:
-        check_samples(policy, held)
-    if 0 < held <= backbone.width and site.identity.deployed:
+    counts = _told_counts(site, classes, "statistics")
+    if 0 < sum(counts) <= backbone.width and site.identity.deployed:
         log.warning(
             "statistics of %d samples with %d features leave without noise: they tell the space that these "
             "samples' features lie in",
-            held,
+            sum(counts),
             backbone.width,
         )
-    sums = summed(site, backbone, classes, weights)
+    told = [label for label, count in zip(classes, counts, strict=True) if count]
+    sums = summed(site, backbone, classes, told, weights)
     _charge(site, request, "statistics")
     tensors = Tensors(gram=sums.gram, sums=sums.sums, counts=sums.counts)
     return StatisticsReply(
@@ -61,24 +65,39 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
     )
 
 
-def summed(site: Site, backbone: FixedFeatures, classes: range, weights: list[int] | None) -> Statistics:
-    """Exact sums over the site's training samples of some classes; weights: of each class."""
+def summed(
+    site: Site, backbone: FixedFeatures, classes: range, told: list[int], weights: list[int] | None
+) -> Statistics:
+    """Exact sums over the site's training samples of those of the classes that may be told. weights: of each
+    of the classes."""
     if weights is None:
-        return _collected(site, backbone, classes)
+        return _collected(site, backbone, classes, told)
     parts = (
-        (_collected(site, backbone, range(label, label + 1)), weight)
-        for label, weight in zip(classes, weights, strict=True)
+        (_collected(site, backbone, range(label, label + 1), [label]), weights[label - classes.start])
+        for label in told
     )
     return weighted(parts, backbone.width + 1, classes)
 
 
-def _collected(site: Site, backbone: FixedFeatures, classes: range) -> Statistics:
+def _collected(site: Site, backbone: FixedFeatures, classes: range, told: list[int]) -> Statistics:
     collector = Collector(backbone.width, classes)
-    data = site.samples(site.data.task_indices("train", classes.start, classes.stop))
+    indices = site.data.task_indices("train", classes.start, classes.stop)
+    data = site.samples(indices[torch.isin(site.data.y[indices], torch.tensor(told, dtype=torch.int64))])
     if len(data):
         for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):
             collector.add(features, labels)
     return collector.finish()
+
+
+def _told_counts(site: Site, classes: range, release: Release) -> list[int]:
+    """Training samples of each class, 0 for those that the policy keeps back: a class's sum over one sample
+    is that sample's features."""
+    indices = site.data.task_indices("train", classes.start, classes.stop)
+    counts = torch.bincount(site.data.y[indices] - classes.start, minlength=len(classes)).tolist()
+    stay = withheld(site.identity.policy, release, counts)
+    if len(stay) == len(classes):
+        check_floor(site.identity.policy, release, 0)
+    return [0 if place in stay else count for place, count in enumerate(counts)]
 
 
 def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsReply:
@@ -87,13 +106,9 @@ def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsR
     check_answer(policy, "statistics")
     check_statistics(policy, site.experiment)
     site.check_stamp(request)
-    classes = _classes(site, request)
-    indices = site.data.task_indices("train", classes.start, classes.stop)
-    if len(indices):
-        check_samples(policy, len(indices))
-    counts = torch.bincount(site.data.y[indices] - classes.start, minlength=len(classes))
+    counts = _told_counts(site, _classes(site, request), "class_counts")
     _charge(site, request, "class_counts")
-    return ClassCountsReply(**request.stamp_fields, of_task=request.of_task, counts=counts.tolist())
+    return ClassCountsReply(**request.stamp_fields, of_task=request.of_task, counts=counts)
 
 
 def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHeadsReply:
@@ -118,10 +133,13 @@ def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHea
             for head in range(count):
                 hits = (features @ weight[head].T + bias[head]).argmax(dim=1) == labels
                 correct[head] += torch.bincount(labels[hits], minlength=known).cpu()
+    total = data.counts(known).cpu()
+    stay = sorted(withheld(policy, "compare_heads", total.tolist()))
+    if len(stay) == known:
+        check_floor(policy, "compare_heads", 0)
+    correct[:, stay], total[stay] = 0, 0
     charge(site, request.run, of_update=False)
-    return CompareHeadsReply(
-        **request.stamp_fields, correct=correct.flatten().tolist(), total=data.counts(known).tolist()
-    )
+    return CompareHeadsReply(**request.stamp_fields, correct=correct.flatten().tolist(), total=total.tolist())
 
 
 def _maps(site: Site, features: str) -> FixedFeatures:

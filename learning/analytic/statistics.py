@@ -11,6 +11,7 @@ Shapes: D width of the features with the constant that is appended, C classes, n
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -206,10 +207,11 @@ def unpacked(triangle: Tensor, width: int) -> Tensor:
 
 def _add_products(gram: Tensor, phi: Tensor) -> None:
     """gram += phi^T phi, its upper triangle alone. gram (D, D), phi (n, D) float64, row-major."""
-    from scipy.linalg.blas import dsyrk
+    from scipy.linalg import get_blas_funcs
 
+    syrk: Any = get_blas_funcs("syrk", dtype="float64")
     # row-major memory is column-major memory of the transposed matrix: its lower triangle is our upper one
-    dsyrk(1.0, phi.numpy().T, 1.0, gram.numpy().T, lower=1, overwrite_c=1)
+    syrk(1.0, phi.numpy().T, 1.0, gram.numpy().T, lower=1, overwrite_c=1)
 
 
 def _alike(a: Statistics, b: Statistics) -> tuple[Statistics, Statistics]:

@@ -49,7 +49,7 @@ def build_pretrained(
     facts = {"network": config.network}
     if with_weights:
         package = PACKAGES.get(config.network)
-        weights = weights_of(config)
+        weights = weights_of(config.network, config.weights, config.sha256)
         network.load_state_dict(weights)
         with torch.no_grad():
             for name in ("mean", "std"):

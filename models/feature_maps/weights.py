@@ -35,8 +35,8 @@ class Package:
     file: str
     checkpoint: str
     licence: str = "Apache-2.0"
-    mean: tuple[float, float, float] = (127 / 255,) * 3
-    std: tuple[float, float, float] = (128 / 255,) * 3
+    mean: tuple[float, float, float] = (127 / 255, 127 / 255, 127 / 255)
+    std: tuple[float, float, float] = (128 / 255, 128 / 255, 128 / 255)
 
 
 PACKAGES = {
@@ -62,28 +62,30 @@ PACKAGES = {
 
 
 @lru_cache(maxsize=2)
-def weights_of(config: PretrainedConfig) -> dict[str, Tensor]:
-    """The network's tensors by timm's names, without a classifier. Raises ConfigError where they are not
-    here, damaged or others."""
-    if config.network in PACKAGES:
-        return _from_package(config.network)
-    assert config.sha256 is not None
-    kept = cache_folder() / "weights" / f"{config.sha256}.safetensors"
-    path = Path(config.weights) if config.weights is not None else kept
+def weights_of(network: str, weights: str | None = None, sha256: str | None = None) -> dict[str, Tensor]:
+    """The network's tensors by timm's names, without a classifier; arguments as in PretrainedConfig.
+
+    Raises ConfigError where they are not here, damaged or others.
+    """
+    if network in PACKAGES:
+        return _from_package(network)
+    assert sha256 is not None
+    kept = cache_folder() / "weights" / f"{sha256}.safetensors"
+    path = Path(weights) if weights is not None else kept
     if not path.is_file() and kept.is_file():
         path = kept
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"model.features: weights of {config.network}: {path}: cannot be read ({error.strerror}); give "
+            f"model.features: weights of {network}: {path}: cannot be read ({error.strerror}); give "
             f"the file, or put it at {kept}"
         ) from error
     found = hashlib.sha256(content).hexdigest()
-    if found != config.sha256:
+    if found != sha256:
         raise ConfigError(
-            f"model.features: weights of {config.network}: {path}: found SHA-256 {found:.12}, the experiment "
-            f"has {config.sha256:.12}"
+            f"model.features: weights of {network}: {path}: found SHA-256 {found:.12}, the experiment "
+            f"has {sha256:.12}"
         )
     return _tensors(content, path)
 
