@@ -131,7 +131,7 @@ class Plan:
         own = any(name in self.strategies for name in CLUSTERED)
         match kind:
             case "train":
-                return self.segments
+                return self.segments if experiment.strategy.trains else 0
             case "finish_task":
                 return int(last and experiment.needs_previous)
             case "evaluate":

@@ -12,12 +12,15 @@ from perennial.client.floor import check_floor, withheld
 from perennial.client.policy import check_answer, check_evaluation, check_statistics
 from perennial.client.release import charge, charge_entry
 from perennial.client.site import Site
+from perennial.config import charges
 from perennial.config.site import Release
-from perennial.foundation.errors import ConfigError, ProtocolError
-from perennial.learning.analytic.statistics import Collector, Statistics, weighted
+from perennial.foundation.errors import PrivacyError, ProtocolError
+from perennial.foundation.streams import stream
+from perennial.learning.analytic.statistics import PRODUCT, Collector, Statistics, weighted
 from perennial.learning.feature_bank import bank_of
 from perennial.models.feature_maps.fixed import FixedFeatures
-from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
+from perennial.privacy.noised_sums import add_noise_to_sums
 from perennial.protocol.messages import (
     ClassCountsReply,
     ClassCountsRequest,
@@ -48,8 +51,12 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
         raise ProtocolError(
             f"StatisticsRequest: weights: found {len(weights)}, expected {len(classes)}, one a class"
         )
-    counts = _told_counts(site, classes, "statistics")
-    if 0 < sum(counts) <= backbone.width and site.identity.deployed:
+    if (sent := _sent_before(site, request)) is not None:
+        return _reply(request, sent)
+    # under noise, which classes are left out would tell of their samples
+    noised = site.experiment.privacy.enabled
+    counts = _counts(site, classes) if noised else _told_counts(site, classes, "statistics")
+    if not noised and 0 < sum(counts) <= backbone.width and site.identity.deployed:
         log.warning(
             "statistics of %d samples with %d features leave without noise: they tell the space that these "
             "samples' features lie in",
@@ -58,11 +65,45 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
         )
     told = [label for label, count in zip(classes, counts, strict=True) if count]
     sums = summed(site, backbone, classes, told, weights)
-    _charge(site, request, "statistics")
-    tensors = Tensors(gram=sums.gram, sums=sums.sums, counts=sums.counts)
+    tensors = _released(site, request, sums)
+    return _reply(request, tensors)
+
+
+def _reply(request: StatisticsRequest, tensors: Tensors) -> StatisticsReply:
     return StatisticsReply(
         **request.stamp_fields, of_task=request.of_task, features=request.features, statistics=tensors
     )
+
+
+def _released(site: Site, request: StatisticsRequest, sums: Statistics) -> Tensors:
+    """The sums as they may leave, charged. Noise is added once: the same bytes are sent when asked again."""
+    privacy = site.experiment.privacy
+    clear = Tensors(gram=sums.gram, sums=sums.sums, counts=sums.counts)
+    if not privacy.enabled:
+        _charge(site, request, "statistics")
+        return clear
+    assert privacy.noise_multiplier is not None
+    state, name = site.state(request.run), _record(request.of_task)
+    secure = privacy.noise_source == "secure"
+    seeded = stream(site.experiment.seed, "sums-noise", site.name, request.of_task)
+    source = SecureWords() if secure else SeededWords(seeded)
+    gram, rows, counts = add_noise_to_sums(*clear.values(), PRODUCT, privacy.noise_multiplier, source)
+    charge_entry(site, charges.sums(site.experiment, request.run, request.of_task))
+    noised = Tensors(gram=gram, sums=rows, counts=counts)
+    state.put(name, 0, noised, {"features": request.features})
+    return noised
+
+
+def _sent_before(site: Site, request: StatisticsRequest) -> Tensors | None:
+    """What left with noise when this was asked for before; None where nothing did."""
+    if not site.experiment.privacy.enabled:
+        return None
+    kept = site.state(request.run).get(_record(request.of_task), before=1)
+    return None if kept is None else Tensors(kept[0])
+
+
+def _record(task: int) -> str:
+    return f"statistics-{task}"
 
 
 def summed(
@@ -92,12 +133,16 @@ def _collected(site: Site, backbone: FixedFeatures, classes: range, told: list[i
 def _told_counts(site: Site, classes: range, release: Release) -> list[int]:
     """Training samples of each class, 0 for those that the policy keeps back: a class's sum over one sample
     is that sample's features."""
-    indices = site.data.task_indices("train", classes.start, classes.stop)
-    counts = torch.bincount(site.data.y[indices] - classes.start, minlength=len(classes)).tolist()
+    counts = _counts(site, classes)
     stay = withheld(site.identity.policy, release, counts)
     if len(stay) == len(classes):
         check_floor(site.identity.policy, release, 0)
     return [0 if place in stay else count for place, count in enumerate(counts)]
+
+
+def _counts(site: Site, classes: range) -> list[int]:
+    indices = site.data.task_indices("train", classes.start, classes.stop)
+    return torch.bincount(site.data.y[indices] - classes.start, minlength=len(classes)).tolist()
 
 
 def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsReply:
@@ -163,17 +208,8 @@ def _classes(site: Site, request: StatisticsRequest | ClassCountsRequest) -> ran
 
 def _charge(site: Site, request: Stamp, kind: str) -> None:
     """A simulated site without protection keeps no ledger: nothing leaves anybody."""
+    if site.experiment.privacy.enabled:
+        raise PrivacyError(f"privacy.mode {site.experiment.privacy.mode}: no noise is added to {kind}")
     if not site.identity.deployed:
         return
-    if site.experiment.privacy.enabled:
-        raise ConfigError(f"privacy.mode {site.experiment.privacy.mode}: no noise is added to {kind}")
-    entry = Entry(
-        run=request.run,
-        experiment=request.experiment,
-        recipient=RECIPIENT,
-        kind=kind,
-        unit="site",
-        relation="replace",
-        mechanism="unprotected",
-    )
-    charge_entry(site, entry)
+    charge_entry(site, charges.in_the_clear(site.experiment, request.run, kind))

@@ -170,6 +170,21 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _release_is_what_leaves(self) -> "Experiment":
+        privacy = self.privacy
+        if privacy.enabled and not self.strategy.trains and privacy.release != "sums":
+            raise ValueError(
+                f"privacy: found mode {privacy.mode!r} with release 'updates', and strategy "
+                f"{self.strategy.name} sends sums of features; allowed: mode sample, release sums"
+            )
+        if privacy.release == "sums" and self.strategy.trains:
+            raise ValueError(
+                f"privacy.release: found 'sums', and strategy {self.strategy.name} sends updates; allowed "
+                f"with {', '.join(CLOSED_FORM)}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _private_metrics(self) -> "Experiment":
         if (
             self.privacy.mode != "none"

@@ -12,10 +12,13 @@ from typing import Annotated, Any, Literal
 from flwr.serverapp import Grid
 from pydantic import Field
 
+from perennial.config import charges
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, gaussian, gcv, ridge
 from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_width
 from perennial.models.feature_maps.fixed import FixedFeatures
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noised_sums import noise_std
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.services import Services
@@ -89,9 +92,26 @@ class Analytic(IncrementalStrategy):
                 "strategy.shrinkage: found 'validation' with data.validation_fraction 0; allowed a number"
                 + ("" if self.head == "gaussian" else ", or gcv")
             )
+        if experiment.privacy.enabled:
+            self._check_noised()
         self._services = services
         if self.keep_sites and services.folder is not None:
             self._plain.folder = services.folder.parent / FOLDER
+
+    def _check_noised(self) -> None:
+        """Raises ConfigError for what sums with noise do not allow."""
+        if self.head != "ridge":
+            why = (
+                "no bound on how much one sample moves weighted sums has been worked out"
+                if self.head == "balanced_ridge"
+                else "it divides by counts and differences that noise can turn around"
+            )
+            raise ConfigError(f"strategy.head: found {self.head!r} with privacy; {why}; allowed: ridge")
+        if isinstance(self.shrinkage, str) or self.standardise:
+            raise ConfigError(
+                "strategy.shrinkage, standardise: with privacy allowed: a number, which the noise's own size "
+                "exceeds where it must, and false; validation counts would be a release of their own"
+            )
 
     def begin_task(self, task: TaskStart) -> None:
         """Raises ConfigError where the model has no fixed features, or more than can be solved for."""
@@ -120,7 +140,8 @@ class Analytic(IncrementalStrategy):
         start = time.monotonic()
         self.outcome = outcome = RoundOutcome()
         self._exchange.bytes_up = self._exchange.bytes_down = 0
-        asking = Asking(grid, self._exchange, request, outcome, self._features, self._width)
+        noised = self._privacy.enabled
+        asking = Asking(grid, self._exchange, request, outcome, self._features, self._width, noised)
         task = request.stamp.task
         for earlier in range(task, 0, -1):
             if self.head == "balanced_ridge":
@@ -129,7 +150,8 @@ class Analytic(IncrementalStrategy):
                 self._collect(asking, earlier)
         for site in request.sites:
             if self._kept(task).has(task, site):
-                outcome.participants[site] = Admitted(site, {}, 0.0, max(1, self._samples(site)))
+                samples = 1 if noised else max(1, self._samples(site))
+                outcome.participants[site] = Admitted(site, {}, 0.0, samples)
         if len(outcome.participants) >= request.quorum:
             try:
                 head = self._solved(asking)
@@ -154,7 +176,9 @@ class Analytic(IncrementalStrategy):
                 "maps": self._facts,
                 "features": self._features,
                 "width": self._width,
-                "samples": sum(self._samples(site) for site in self._sites()),
+                "samples": None
+                if self._privacy.enabled
+                else sum(self._samples(site) for site in self._sites()),
                 "sums_sha256": None if total is None else total.sha256,
                 "shrinkage": {str(task): value for task, value in sorted(self._chosen.items())},
                 "message_bytes": 8 * values,
@@ -185,16 +209,31 @@ class Analytic(IncrementalStrategy):
         missing = [site for site in asking.request.sites if not self._plain.has(task, site)]
         if not missing:
             return
+        if self._privacy.enabled:
+            self._record(asking, missing, task)
         few = []
         for site, statistics in asking.statistics(missing, task, self._classes(task)):
             self._plain.add(task, site, statistics)
-            if 0 < statistics.samples < self._width:
+            if 0 < statistics.samples < self._width and not asking.noised:
                 few.append(site)
         if few:
             asking.outcome.warnings.append(
                 f"task {task}: without noise, sums over fewer samples than the {self._width} features tell "
                 f"the space that these lie in: {', '.join(sorted(few)[:5])}{', ...' if few[5:] else ''}"
             )
+
+    def _record(self, asking: Asking, sites: list[str], task: int) -> None:
+        """What sites are about to charge, on the disk before they are asked; sent again, it costs nothing."""
+        assert self._services is not None
+        stamp = asking.request.stamp
+        entry = charges.sums(self._services.experiment, stamp.run, task)
+        if self._services.releases is not None:
+            self._services.releases.asked(stamp.round, sites, [entry], once=f"statistics {task}")
+
+    @property
+    def _privacy(self) -> PrivacyConfig:
+        assert self._services is not None
+        return self._services.experiment.privacy
 
     def _collect_balanced(self, asking: Asking, task: int) -> None:
         """Every site again, once the number of a class's samples has changed, and only if all are there."""
@@ -266,7 +305,13 @@ class Analytic(IncrementalStrategy):
         samples = None
         if self.head == "balanced_ridge":
             samples = sum(self._samples(site) for site in self._sites())
-        sums = Sums.of(total.over(known), samples=samples)
+        if self._privacy.enabled:
+            assert self._privacy.noise_multiplier is not None
+            releases = sum(len(sites) for sites in self._plain.given.values())
+            std = math.sqrt(releases) * noise_std(self._privacy.noise_multiplier, self._width)
+            sums = Sums.of_noised(total.over(known), std)
+        else:
+            sums = Sums.of(total.over(known), samples=samples)
         shrinkage = self._shrinkage(asking, sums)
         self._chosen[task] = shrinkage
         asking.outcome.details = {"shrinkage": shrinkage, "sums_sha256": total.sha256}

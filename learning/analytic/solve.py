@@ -6,6 +6,7 @@ shared-covariance Gaussian is linear discriminant analysis, as FeCAM (arXiv 2309
 Shapes: D features with the appended constant, C classes.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +35,8 @@ class Sums:
     counts: Tensor
     constant: float = CONSTANT
     samples: int | None = None
+    noise: float = 0.0
+    """Standard deviation of the noise on gram's diagonal, on sums and on counts, all releases together."""
 
     @classmethod
     def of(cls, statistics: Statistics, *, samples: int | None = None) -> "Sums":
@@ -45,6 +48,21 @@ class Sums:
             statistics.counts.double() / unit,
             samples=samples,
         )
+
+    @classmethod
+    def of_noised(cls, statistics: Statistics, noise: float) -> "Sums":
+        """Of sums that left with noise, made into what sums can be: no negative eigenvalue, and a sample or
+        more of each class. noise: its standard deviation."""
+        gram = unpacked(statistics.gram, statistics.width)
+        values, vectors = torch.linalg.eigh(gram)
+        gram = (vectors * values.clamp(min=0)) @ vectors.T
+        counts = (statistics.counts.double() / GRID).clamp(min=1)
+        return cls((gram + gram.T) / 2, statistics.sums.double() / GRID, counts, noise=noise)
+
+    @property
+    def least_penalty(self) -> float:
+        """What ridge adds at least: about the largest eigenvalue of the noise."""
+        return math.sqrt(2 * len(self.gram)) * self.noise
 
     @property
     def total(self) -> float:
@@ -90,7 +108,7 @@ def ridge(sums: Sums, shrinkage: float, standardise: bool = False) -> LinearHead
     if standardise:
         return _standardised(sums).head(shrinkage)
     require_width(len(sums.gram))
-    penalty = shrinkage * float(sums.gram.trace()) / len(sums.gram)
+    penalty = max(shrinkage * float(sums.gram.trace()) / len(sums.gram), sums.least_penalty)
     solution = solve(_raised(sums.gram, penalty), sums.sums.T).T
     return _of_known(solution[:, :-1], solution[:, -1] * sums.constant, sums.counts)
 

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from perennial.models.feature_maps.packages import PACKAGES
+
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-PACKAGED = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
-"""Networks whose weights come with an ordinary package (models/feature_maps/weights.py)."""
 
 
 class _Map(BaseModel):
@@ -65,14 +65,14 @@ class PretrainedConfig(_Map):
 
     @model_validator(mode="after")
     def _weights_are_known(self) -> "PretrainedConfig":
-        packaged = self.network in PACKAGED
+        packaged = self.network in PACKAGES
         given = [key for key in ("weights", "mean", "std", "licence") if getattr(self, key) is not None]
         if packaged and given:
             raise ValueError(f"{given[0]}: {self.network} brings its own; allowed with another network")
         if not packaged and (self.sha256 is None or self.mean is None or self.std is None):
             raise ValueError(
                 f"network {self.network!r} comes without weights: give sha256 of a safetensors file, weights "
-                f"(where it lies), mean and std; allowed without: {', '.join(PACKAGED)}"
+                f"(where it lies), mean and std; allowed without: {', '.join(PACKAGES)}"
             )
         return self
 
@@ -85,6 +85,18 @@ FeatureMapConfig = Annotated[
     Annotated[RandomMapConfig | PatchesConfig | PretrainedConfig, Field(discriminator="name")],
     BeforeValidator(_named),
 ]
+
+
+def map_in_words(config: "RandomMapConfig | PatchesConfig | PretrainedConfig") -> str:
+    """What a map is and where its values come from, for who has to allow it."""
+    if isinstance(config, RandomMapConfig):
+        return f"a random projection of the public seed {config.seed}"
+    if isinstance(config, PatchesConfig):
+        return f"patches of two public photographs (CC BY 2.0), of the public seed {config.seed}"
+    package = PACKAGES.get(config.network)
+    licence = package.licence if package is not None else config.licence or "not stated"
+    sha256 = package.checkpoint if package is not None else config.sha256
+    return f"{config.network}, trained elsewhere; licence {licence}, weights SHA-256 {sha256}"
 
 
 class ExpansionConfig(_Map):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from perennial.foundation.errors import ConfigError
 from perennial.models.feature_maps.config import PretrainedConfig, as_sides
 from perennial.models.feature_maps.content import content_of
-from perennial.models.feature_maps.weights import PACKAGES, bare_network, network_name, weights_of
+from perennial.models.feature_maps.packages import PACKAGES
+from perennial.models.feature_maps.weights import bare_network, network_name, weights_of
 
 
 class Pretrained(nn.Module):

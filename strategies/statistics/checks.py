@@ -8,6 +8,8 @@ from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID
 from perennial.protocol.messages import MAX_EXAMPLES
 from perennial.protocol.tensors import Tensors
 
+MOST_NOISED = 1 << 56
+
 
 def read_statistics(tensors: Tensors, width: int, classes: range) -> Statistics:
     """The statistics in a reply. width: D.
@@ -49,6 +51,13 @@ def check_exact(found: Statistics, weight: list[int] | None = None) -> None:
     last = _diagonal_places(found.width) + torch.arange(found.width - 1, -1, -1)
     if not torch.equal(found.gram[last], found.sums.sum(dim=0) * CONSTANT_STEPS):
         raise _false("gram", "products with the constant that are not the sums times it")
+
+
+def check_range(found: Statistics) -> None:
+    """Raises ProtocolError when a million noised sums like these could leave 64-bit integers."""
+    for name in ("gram", "sums", "counts"):
+        if int(getattr(found, name).abs().max()) >= MOST_NOISED:
+            raise ProtocolError(f"StatisticsReply: statistics: {name}: found 2^56 steps or more")
 
 
 def _diagonal_places(width: int) -> torch.Tensor:
