@@ -81,6 +81,8 @@ class Analytic(IncrementalStrategy):
         self._counts: dict[int, dict[str, list[int]]] = {}
         self._chosen: dict[int, float] = {}
         self._facts: list[dict[str, str]] = []
+        self.withdrawn: dict[str, dict[str, Any]] = {}
+        """Sites whose sums were taken back, and what was said of it; they are asked no more."""
 
     # the life of a run
 
@@ -192,6 +194,7 @@ class Analytic(IncrementalStrategy):
             state |= kept.state(f"task-{task}")
         state["balanced"] = sorted(self._balanced)
         state["counts"] = {str(task): counts for task, counts in self._counts.items()}
+        state["withdrawn"] = self.withdrawn
         state["chosen"] = {str(task): value for task, value in self._chosen.items()}
         return state
 
@@ -201,12 +204,44 @@ class Analytic(IncrementalStrategy):
         for task, kept in self._balanced.items():
             kept.load(f"task-{task}", state)
         self._counts = {int(task): dict(counts) for task, counts in state["counts"].items()}
+        self.withdrawn = dict(state["withdrawn"])
         self._chosen = {int(task): float(value) for task, value in state["chosen"].items()}
+
+    # after the run: withdrawal and merging
+
+    @property
+    def kept_sums(self) -> KeptSums:
+        """Of heads that weigh every sample alike. Raises ConfigError with balanced_ridge."""
+        if self.head == "balanced_ridge":
+            raise ConfigError(
+                "strategy.head: balanced_ridge weighs every site's samples by the counts of all, so that "
+                "nothing can be subtracted or merged; allowed: gaussian, ridge"
+            )
+        return self._plain
+
+    def solved_again(self, classes: int, shrinkage: float | None = None) -> tuple[LinearHead, float]:
+        """The head of the sums as they are now, and its shrinkage, from nothing else.
+
+        shrinkage: None takes the experiment's number, or chooses by gcv. Raises ConfigError where validation
+        samples chose it, some of which may be the withdrawn site's.
+        """
+        total = self.kept_sums.total
+        assert total is not None
+        sums = Sums.of(total.over(range(classes)))
+        if shrinkage is None and self.shrinkage == "validation":
+            raise ConfigError(
+                "strategy.shrinkage: validation samples of all sites chose it, withdrawn ones too; give one "
+                "that nobody's samples chose, by --shrinkage"
+            )
+        if shrinkage is None:
+            shrinkage = self._by_gcv(sums) if self.shrinkage == "gcv" else float(self.shrinkage)
+        return self._head(sums, shrinkage), shrinkage
 
     # sums
 
     def _collect(self, asking: Asking, task: int) -> None:
-        missing = [site for site in asking.request.sites if not self._plain.has(task, site)]
+        there = [site for site in asking.request.sites if site not in self.withdrawn]
+        missing = [site for site in there if not self._plain.has(task, site)]
         if not missing:
             return
         if self._privacy.enabled:
@@ -322,13 +357,16 @@ class Analytic(IncrementalStrategy):
             return gaussian(sums, shrinkage, self.prior)
         return ridge(sums, shrinkage, self.standardise)
 
+    def _by_gcv(self, sums: Sums) -> float:
+        scores = gcv(sums, self.shrinkages, self.standardise)
+        return max(zip([-score for score in scores], self.shrinkages, strict=True))[1]
+
     def _shrinkage(self, asking: Asking, sums: Sums) -> float:
         """The given one, or the best of those to choose among; of equals the largest."""
         if not isinstance(self.shrinkage, str):
             return self.shrinkage
         if self.shrinkage == "gcv":
-            scores = gcv(sums, self.shrinkages, self.standardise)
-            return max(zip([-score for score in scores], self.shrinkages, strict=True))[1]
+            return self._by_gcv(sums)
         heads = [self._head(sums, shrinkage) for shrinkage in self.shrinkages]
         correct, total = asking.right_answers(heads)
         if not int(total.sum()):

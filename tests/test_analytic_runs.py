@@ -24,7 +24,7 @@ EXPERIMENT: dict[str, Any] = {
         "source": "digits",
         "sites": 4,
         "samples_limit": 600,
-        "validation_fraction": 0.0,
+        "validation_fraction": 0.1,
         "partition": {"kind": "dirichlet", "alpha": 0.5, "min_samples": 1},
     },
     "tasks": {"count": 5, "rounds": 1},
@@ -257,7 +257,10 @@ def test_each_sites_sums_are_kept_or_not(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"model": {"name": "mlp", "features": None}}, "allowed: features"),
-        ({"strategy": {"shrinkage": "validation"}}, "validation_fraction 0"),
+        (
+            {"strategy": {"shrinkage": "validation"}, "data": {"validation_fraction": 0.0}},
+            "validation_fraction 0",
+        ),
         ({"learner": {"optimizer": {"lr": 0.1}}}, "leave it out"),
         ({"strategy": {"name": "fedavg", "head": None}}, "learner: missing"),
     ],

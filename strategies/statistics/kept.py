@@ -40,6 +40,36 @@ class KeptSums:
         facts = {"sha256": statistics.sha256, "samples": statistics.samples}
         self.given.setdefault(task, {})[site] = facts
 
+    def take_back(self, site: str) -> Statistics:
+        """Subtract everything that a site gave, and forget that it did; returns what was subtracted.
+
+        Raises StateError where its own sums were not kept, or are not those that it gave.
+        """
+        gone = None
+        for task, facts in self.given_by(site).items():
+            statistics = self.kept(task, site)
+            if statistics.sha256 != facts["sha256"]:
+                raise StateError(f"{file_name(task, site)}: not the sums that {site} gave in task {task}")
+            gone = statistics if gone is None else gone + statistics
+        if gone is None or self.total is None:
+            raise StateError(f"site {site!r}: its sums are in no task of this run")
+        self.total = self.total - gone
+        self.given = {
+            task: {name: facts for name, facts in sites.items() if name != site}
+            for task, sites in self.given.items()
+        }
+        return gone
+
+    def given_by(self, site: str) -> dict[int, dict[str, Any]]:
+        """task -> {sha256, samples} of what a site gave."""
+        return {task: sites[site] for task, sites in sorted(self.given.items()) if site in sites}
+
+    def kept(self, task: int, site: str) -> Statistics:
+        """One site's own sums of one task. Raises StateError where they were not kept."""
+        if self.folder is None:
+            raise StateError("strategy.keep_sites is false: no site's own sums were kept")
+        return read_kept(self.folder / file_name(task, site))[0]
+
     def forget_task(self, task: int, total: Statistics | None) -> None:
         """What was given for a task no longer counts; total: of the others."""
         self.given.pop(task, None)
