@@ -61,7 +61,7 @@ class PrivacyConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: Mode = "none"
-    release: Literal["updates", "sums"] = "updates"
+    release: Literal["updates", "sums"] = Field(default="updates", exclude_if="updates".__eq__)
     clip_norm: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-5

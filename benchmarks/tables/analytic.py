@@ -1,7 +1,7 @@
 """Closed form on fixed features beside gradient learners: what it reaches, on how much data, and under noise.
 
-Heads and shrinkages were looked at on seeds 11 to 15, or are chosen inside each run by validation samples or by
-cross-validation from the sums; the tables are of other seeds.
+Shrinkages are chosen inside each run, by validation samples or by cross-validation from the sums; test samples
+decide nothing.
 """
 
 from perennial.benchmarks.table import STANDARD, Row, Table
@@ -19,7 +19,7 @@ HAM, LITE0, CIFAR, CIFAR_PATCHES = (
 SMALLER = "model={name: features, features: [{name: patches, filters: 100}]}"
 BALANCED_RIDGE = "strategy={name: analytic, head: balanced_ridge, shrinkage: gcv}"
 LITE0_ALONE = "model={name: features, features: [{name: pretrained}]}"
-MULTIPLIERS = {1: 3.7307, 2: 1.9939, 4: 1.0814, 8: 0.6000}
+MULTIPLIERS = {1: 3.7307, 2: 1.9939, 4: 1.0814, 8: 0.6003}
 """Epsilon at delta 1e-5 -> noise multiplier of one Gaussian release (Balle and Wang 2018)."""
 
 
@@ -51,16 +51,14 @@ TABLES = {
                 "analytic_digits",
                 "strategy={name: analytic, head: gaussian, shrinkage: validation}",
             ),
-            _row("class-balanced ridge on the same", "analytic_digits", BALANCED_RIDGE),
             _row("ridge, all classes in one task", "analytic_digits", _tasks(1)),
-            _row("ridge, 20 sites", "analytic_digits", "data.sites=20", "data.partition.min_samples=1"),
             _row("PP-FCIL", "pp_fcil_digits"),
         ],
         seeds=SEEDS,
         note=(
             "One exchange a task and no exemplars in the rows of closed form; 30 rounds and exemplars in "
-            "PP-FCIL's. What the row of one task has in the end is what five tasks have: forgetting beyond the "
-            "harder question is 0."
+            "PP-FCIL's. What one task has in the end is what five tasks have: forgetting beyond the harder "
+            "question is 0."
         ),
     ),
     "analytic_noise_digits": Table(
@@ -124,10 +122,10 @@ TABLES = {
         measures=STANDARD,
         scale="paper",
         note=(
-            "Lite0 was trained on ImageNet and is not comparable with networks from scratch; AFL has 58.56 and "
-            "SAFLe 70.61 with a pre-trained ResNet-18 and one round. Patches were trained by nobody; the best "
-            "published figures from scratch, with memory and 100 rounds a task, are 49.8 (5 tasks) and 46.5 "
-            "(10 tasks)."
+            "Lite0 was trained on ImageNet and is not comparable with networks from scratch; AFL has 58.56 "
+            "and SAFLe 70.61 with a pre-trained ResNet-18 and one round. Patches were trained by nobody; the "
+            "best published figures from scratch, with memory and 100 rounds a task, are 49.8 (5 tasks) and "
+            "46.5 (10 tasks)."
         ),
     ),
 }
