@@ -26,7 +26,7 @@ from perennial.client.ring_turn import segment_of, turn_of
 from perennial.client.site import Site
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.bayesian_estimate import NeighbourDistances
-from perennial.learning.evaluation import by_class_means, by_head, count_correct, unit_features
+from perennial.learning.evaluation import by_class_means, count_correct, head_counts, unit_features
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.protocol.messages import (
     EvaluateReply,
@@ -152,8 +152,10 @@ def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> Held
     data = site.samples(site.data.task_indices(part, 0, request.num_classes))
     sent = request.class_means if isinstance(request, EvaluateRequest) else None
     means = own_class_means(site, request, model) if sent is None else _means(model, sent)
-    predict = by_head(model) if means is None else by_class_means(model, means)
-    correct, total = count_correct(predict, data, request.num_classes)
+    if means is None:
+        correct, total = head_counts(model, data, request.num_classes, site.feature_folder)
+    else:
+        correct, total = count_correct(by_class_means(model, means), data, request.num_classes)
     policy = site.identity.policy
     stay = withheld(policy, "evaluate", total)
     if len(stay) == len(total):
