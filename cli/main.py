@@ -49,11 +49,12 @@ def check(
     experiment: Annotated[
         Path | None, typer.Option(help="for a site.yaml: the experiment it will take part in")
     ] = None,
+    memory: Annotated[float, typer.Option(help="most memory to take for it, in GiB")] = 8.0,
 ) -> None:
     """Validate a file and what it points at, and say what would happen."""
     from perennial.cli.check import check_command
 
-    check_command(path, experiment)
+    check_command(path, experiment, memory)
 
 
 @app.command()

@@ -32,7 +32,7 @@ def admitted(site: Site, request: WireMessage) -> Iterator[None]:
         yield
         return
     policy = site.identity.policy
-    site.check_stamp(request)
+    site.check_experiment(request)
     plan = Plan(site.experiment, site.process.registry)
     check_bytes(policy, request)
     check_bounds(policy, site.experiment, plan.rounds)
@@ -92,6 +92,16 @@ def check_bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> Non
     for bound in bounds(policy, experiment, rounds):
         if not bound.holds:
             raise PolicyRefusal(str(bound))
+
+
+def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:
+    """The bounds of a policy that an experiment as a whole does not keep, in words."""
+    yield from (str(bound) for bound in bounds(policy, plan.experiment, plan.rounds) if not bound.holds)
+    if plan.evaluations() > policy.max_evaluations:
+        yield (
+            f"policy.max_evaluations: the experiment asks for {plan.evaluations()} answers with counts, "
+            f"allowed {policy.max_evaluations}"
+        )
 
 
 def check_clip_norm(policy: SitePolicy, experiment: Experiment, clip_norm: float | None) -> None:

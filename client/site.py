@@ -111,12 +111,8 @@ class Site:
         """Labels of the classes that the stamp's task brings."""
         return self.process.registry.schedule.classes_of(stamp.task)
 
-    def check_stamp(self, stamp: Stamp) -> None:
-        """Check that a request belongs to this site's experiment, class order and splits.
-
-        Raises ProtocolError if it is of another experiment or class order, or comes with another key of the
-        splits than the run's first request.
-        """
+    def check_experiment(self, stamp: Stamp) -> None:
+        """Raises ProtocolError when a request is of another experiment or class order; writes nothing."""
         ours = {"experiment": self.experiment.digest, "class_order": self.process.registry.order_hash}
         for name, value in ours.items():
             found = getattr(stamp, name)
@@ -128,6 +124,11 @@ class Site:
         tasks = self.process.registry.schedule.count
         if stamp.task > tasks:
             raise ProtocolError(f"{type(stamp).__name__}: task: found {stamp.task}, allowed 1 to {tasks}")
+
+    def check_stamp(self, stamp: Stamp) -> None:
+        """Raises ProtocolError when a request is of another experiment or class order, or comes with another
+        key of the splits than the run's first request."""
+        self.check_experiment(stamp)
         if self.identity.own_data is not None:
             keep_split_key(self.state(stamp.run).folder, stamp.split_key)
 
@@ -141,10 +142,10 @@ class Site:
         sha256 = request.previous
         if not sha256:
             return None
+        if request.task == 1:
+            raise ProtocolError(f"previous: found {sha256:.12} in task 1, before which there is no model")
         held = self.process.earlier_models
         if sha256 not in held:
-            if request.task == 1:
-                raise ProtocolError(f"previous: found {sha256:.12} in task 1, before which there is no model")
             tensors = request.previous_arrays
             if tensors is not None:
                 self.models.check_complete(tensors, self.task_range(request).start)

@@ -16,7 +16,7 @@ CLASSIFICATIONS = ("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gr
 class Part(BaseModel):
     """Base of a named part; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Optimizer(Part):

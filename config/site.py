@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from perennial.config.yaml_file import read_yaml, validate
+from perennial.config.yaml_file import UsablePath, read_yaml, validate
 from perennial.data.config import DataConfig
 from perennial.foundation.names import SITE_NAME
 from perennial.privacy.config import Mode
@@ -104,11 +104,11 @@ class Connection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     superlink: str = Field(pattern=r"^.+:[0-9]+$")
-    ca: Path = Path("ca.crt")
-    key: Path = Path("node.key")
-    flower_home: Path = Path("flower")
+    ca: UsablePath = Path("ca.crt")
+    key: UsablePath = Path("node.key")
+    flower_home: UsablePath = Path("flower")
     any_app: bool = False
-    trusted_entities: Path | None = None
+    trusted_entities: UsablePath | None = None
     runtime_port: int = Field(default=9094, ge=1, lt=65535)
 
 
@@ -123,12 +123,12 @@ class SiteConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(default=1, ge=1)
     """Processor threads for training; results repeat bit for bit with 1."""
-    state_dir: Path
-    ledger_head: Path | None = None
+    state_dir: UsablePath
+    ledger_head: UsablePath | None = None
     """A file outside state_dir, best on another disk, in which the site notes how far its ledger went: a
     ledger that was deleted, truncated or put back from an older copy is then noticed."""
     state: StateLimits = StateLimits()
-    approvals: Path = Path("approvals")
+    approvals: UsablePath = Path("approvals")
     """Folder of the records of approved experiments; nothing else is answered. The SuperNode's user must not
     be able to write it."""
     policy: SitePolicy = SitePolicy()

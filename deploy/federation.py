@@ -119,7 +119,7 @@ class OperatorFolder:
     def write_names(self) -> None:
         """Tell the server which name belongs to which registered node: no node can say another's."""
         registered = {site.node: name for name, site in self.sites().items() if site.state == "registered"}
-        write_registered(self.state / NODES, registered)
+        write_registered(self.path / NODES, registered)
 
     def add_site(self, name: str, public_key: bytes) -> str:
         """Add a site, or give one that is not registered a new key; the key's fingerprint.

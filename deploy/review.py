@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perennial.client.door import bounds
+from perennial.client.door import unmet
 from perennial.client.plan import Plan
 from perennial.config import charges
 from perennial.config.approval import Approval
@@ -15,9 +15,8 @@ from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
 from perennial.privacy.composition import compose
-from perennial.privacy.digest_entries import digest_entries
 from perennial.privacy.digests import guarantee_of
-from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.entries import Entry
 from perennial.server.continuation import registry_of
 
 WORDS = {
@@ -55,11 +54,7 @@ def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval
             yield f"  {kind}, {times} times: {words}"
     if told := _told(plan):
         yield f"  beside each update: {told}"
-    broken = [str(bound) for bound in bounds(policy, experiment, plan.rounds) if not bound.holds]
-    if plan.evaluations() > policy.max_evaluations:
-        allowed = policy.max_evaluations
-        broken.append(f"policy.max_evaluations: asked {plan.evaluations()} times, allowed {allowed}")
-    for words in broken:
+    for words in unmet(policy, plan):
         yield f"this site would refuse it: {words}"
     yield from _changes(experiment, earlier)
 
@@ -105,19 +100,8 @@ def _entries(plan: Plan) -> list[Entry]:
     config = experiment.digests
     if config is not None:
         guarantee = guarantee_of(config, 1, config.largest or 1.0, 1.0)
-        lent = digest_entries(config, guarantee, run, experiment.digest, RECIPIENT)
-        found += [*lent] * len(plan.last_rounds)
-    clear: dict[str, Any] = {
-        "run": run,
-        "experiment": experiment.digest,
-        "recipient": RECIPIENT,
-        "unit": "site",
-        "relation": "replace",
-        "mechanism": "unprotected",
-    }
-    if plan.evaluations():
-        found += [Entry(**clear, kind="evaluation")] * plan.evaluations()
-    return found
+        found += charges.digests(experiment, run, config, guarantee) * len(plan.last_rounds)
+    return found + [charges.in_the_clear(experiment, run, "evaluation")] * plan.evaluations()
 
 
 def _times(plan: Plan, kind: str) -> int:
@@ -128,9 +112,9 @@ def _times(plan: Plan, kind: str) -> int:
 
 def _told(plan: Plan) -> str:
     privacy = plan.experiment.privacy
-    told = list(plan.told)
+    told: list[str] = []
     if not privacy.enabled or privacy.allow_unaccounted_metrics:
-        told = ["number of samples", "training loss", "number of steps", *told]
+        told = ["number of samples", "training loss", "number of steps", *plan.told]
     if plan.experiment.learner.means == "global":
         told.append("at the end of a task, sums of the exemplars' features by class")
     if "glfc" in plan.strategies:

@@ -49,6 +49,11 @@ class RecordGone(StateError):
     """
 
 
+def shown(text: str, longest: int = 200) -> str:
+    """text for an error message, cut to a length that a person can read."""
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
+
+
 def nearest(found: str, allowed: Iterable[str]) -> str:
     """' (did you mean X?)' for a misspelt word, or '' when nothing is close."""
     close = get_close_matches(found, list(allowed), n=1, cutoff=0.6)

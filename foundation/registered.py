@@ -7,8 +7,8 @@ from pathlib import Path
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
 
-NODES = "nodes.json"
-"""Beside the folder of run folders."""
+NODES = "sites/nodes.json"
+"""In the operator's folder, where the operator may write and the server may read."""
 
 
 def write_registered(path: Path, names: Mapping[str, str]) -> None:

@@ -77,7 +77,7 @@ def assemble(
             data.mean.to(device),
             data.std.to(device),
         )
-    registered = path.parent.parent / NODES if engine == "grpc" else None
+    registered = path.parents[2] / NODES if engine == "grpc" else None
     if registered is not None and not registered.exists():
         journal.write(
             "note", text=f"{registered}: missing, so sites' names are taken as their nodes say them"

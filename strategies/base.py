@@ -8,16 +8,18 @@ and under the curriculum, which calls `begin_task`, `train_round`, `state_dict` 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from logging import INFO, WARNING
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.sums import SumsConfig
-from perennial.foundation.errors import PrivacyError
+from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.models.sum_grid import SumGrid
 from perennial.protocol.messages import Stamp, TrainRequest
 from perennial.protocol.tensors import Tensors, byte_count, pack, unpack
@@ -136,6 +138,9 @@ class IncrementalStrategy(FlowerFedAvg):
     """Whether a round is one exchange with all sites, whose replies are folded; a ring has hops instead."""
     stands_in = False
     """Whether it makes updates in place of sites that do not answer."""
+    needs: str = ""
+    """What the method needs and Flower's own start() with other people's ClientApps does not give, in words;
+    without it another method would run under this one's name. '' where nothing is missing."""
 
     def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
         minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
@@ -237,6 +242,10 @@ class IncrementalStrategy(FlowerFedAvg):
         """What this method needs from the sites beside the update; default: nothing."""
         return Disclosures()
 
+    def group_models(self) -> dict[str, Arrays]:
+        """The models that the server keeps for groups of sites beside the global one; default: none."""
+        return {}
+
     def summary_blocks(self) -> dict[str, Any]:
         """Blocks of summary.json that this method fills, by name; see server/report/method_blocks.py."""
         return {}
@@ -317,10 +326,21 @@ class IncrementalStrategy(FlowerFedAvg):
 
     # Flower's own hooks
 
+    def require_flowers_round(self) -> None:
+        """Raises ConfigError where the method needs more than Flower's own start() gives it."""
+        if self.needs:
+            raise ConfigError(
+                f"strategy {type(self).__name__}: needs {self.needs}, which Flower's own start() with "
+                "another ClientApp does not give; it would run another method under this name. Run it with "
+                "`perennial run` or as a Perennial app; docs/interop.md lists the strategies that work here"
+            )
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's own round: remembers the model that goes out."""
+        """Flower's own round: remembers the model that goes out. Raises ConfigError where the method needs
+        more than Flower's own round has."""
+        self.require_flowers_round()
         self.reference = {
             name: tensor for name, tensor in unpack(arrays, "model").items() if tensor.is_floating_point()
         }
@@ -359,6 +379,8 @@ class IncrementalStrategy(FlowerFedAvg):
                 outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
                 # the update itself is not kept: memory must not grow with the number of sites
                 outcome.participants[site] = replace(reply, update={}, method={})
+        if self._stamp is None:
+            self._log_failures()
         if self.close_round() < self._quorum:
             return None, None
         record = pack(self.finish_round())
@@ -366,3 +388,11 @@ class IncrementalStrategy(FlowerFedAvg):
             record[name] = array
         loss = outcome.train_loss
         return record, MetricRecord({} if loss is None else {"train_loss": loss})
+
+    def _log_failures(self) -> None:
+        """In the words of Flower's own strategies, because under start() nobody reads the outcome."""
+        failures = [*self.outcome.dropped, *self.outcome.refused]
+        results = len(self.outcome.participants)
+        log(INFO, "aggregate_train: Received %s results and %s failures", results, len(failures))
+        for site, reason in failures:
+            log(WARNING, "\t> Dropped the reply of %s: %s", site, reason)

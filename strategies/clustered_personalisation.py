@@ -22,7 +22,7 @@ from perennial.models.layers import batch_norm_layers, select_layers
 from perennial.models.sparsity import Combine
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.clusters.aggregation import ClusterAggregation, Model
 from perennial.strategies.clusters.clustering import adjusted_rand, two_directions
 from perennial.strategies.clusters.grouping import Grouping, Rule
@@ -47,6 +47,8 @@ class ClusteredPersonalisation(Wrapper):
     channels, layers, combine, channel_choice, extractor: what a sparsity vector is made of (VectorSettings).
     sparsity_epsilon, sparsity_delta: of the noise on each vector; None: no noise, and no claim.
     """
+
+    needs = "sites that keep layers of their own, and sparsity vectors where groups are found by them"
 
     def __init__(
         self,
@@ -301,6 +303,9 @@ class ClusteredPersonalisation(Wrapper):
         return self._global_rounds[task - 1]
 
     # what is left
+
+    def group_models(self) -> dict[str, Arrays]:
+        return {str(cluster): model for cluster, model in self._clusters.models.items()}
 
     def summary_blocks(self) -> dict[str, Any]:
         """The blocks of summary.json about clusters and personal models.

@@ -57,6 +57,8 @@ class Contribution(Wrapper):
     on_flag: "exclude" no longer asks flagged sites.
     """
 
+    needs = "held-out samples at the server or the sites, on which models are valued"
+
     def __init__(
         self,
         base: IncrementalStrategy,

@@ -63,6 +63,8 @@ class DigestSynthesis(Wrapper):
     does not.
     """
 
+    needs = "digests from the sites"
+
     def __init__(
         self,
         base: IncrementalStrategy,

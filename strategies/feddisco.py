@@ -62,6 +62,8 @@ class FedDisco(FedAvg):
     Where no site was asked (Flower's own convention) the weights are FedAvg's.
     """
 
+    needs = "label counts from the sites"
+
     def __init__(
         self,
         a: float = 0.5,

@@ -20,6 +20,8 @@ class FedDyn(Corrected):
     decays, so a site that leaves for good keeps pulling: the method is known to diverge then.
     """
 
+    needs = "the dynamic regulariser in the sites' steps"
+
     def __init__(self, alpha: float = 0.1, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)
         if not alpha > 0:

@@ -64,6 +64,11 @@ class FedNova(FedAvg):
         self._work: list[float] = []
 
     def fold(self, reply: Admitted) -> None:
+        if self._stamp is None and not reply.steps:
+            raise ConfigError(
+                "strategy FedNova: needs the number of local steps, and a reply of another ClientApp tells "
+                "none; allowed: `num-steps` beside `num-examples` in its MetricRecord"
+            )
         if not 1 <= reply.steps <= MAX_STEPS:
             raise Rejected(f"steps: found {reply.steps}; fednova needs the number of local steps, from 1")
         work = accumulated_weight(reply.steps, self._momentum, self._pull)

@@ -46,6 +46,7 @@ class Glfc(FedAvg):
     task starts from.
     """
 
+    needs = "gradients of prototypes from the sites, and the server's model"
     serves_groups = False  # its choice is of one model, the old one of every site
 
     def __init__(

@@ -82,6 +82,11 @@ class MultiFactor(IncrementalStrategy):
         self.kappa, self.loss_floor, self.max_weight = kappa, loss_floor, max_weight
         self.timeliness, self.quality, self.staleness = timeliness, quality, staleness
         self.measurements = self._measurements()
+        measured = {CLASS_COVERAGE, HELD_OUT_ACCURACY, TRAIN_ACCURACY, CLASSIFICATION_LOSS} & {
+            *self.measurements
+        }
+        if measured:
+            self.needs = f"{', '.join(sorted(measured)).replace('_', ' ')}, measured at the sites"
 
     def disclosures(self) -> Disclosures:
         """Weights that sites influence by what they report: no claim covers them."""

@@ -30,6 +30,8 @@ class Scaffold(Corrected):
     A reply without its steps (Flower's own convention) counts in the mean and leaves c as it was.
     """
 
+    needs = "control variates in the sites' steps"
+
     def __init__(self, server_lr: float = 1.0, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)
         if not server_lr > 0:

@@ -3,10 +3,9 @@
 Thapa et al. 2022 (arXiv 2004.12088).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -41,6 +40,7 @@ class SplitFed(Serial):
         self.version, self.client_part = version, client_part
         if version == "v1":
             self.combines_replies = self.waits_for_busy_sites = True
+        self.needs = "a model that is cut between the sites and the server"
         self._seed = 0
         self._sites_sum: ExactSum | None = None
 
@@ -84,13 +84,3 @@ class SplitFed(Serial):
                 f"tensors: {', '.join(list(arrays)[:6])} ..."
             )
         return ours
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        if self.version == "v2":
-            raise ConfigError(
-                "strategy.version: v2 serves sites one after the other, which Flower's own start() cannot; "
-                "allowed there: v1"
-            )
-        return super().configure_train(server_round, arrays, config, grid)

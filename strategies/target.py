@@ -28,6 +28,8 @@ class Target(FedAvg):
     a function of a model that every site has seen; they travel to the sites in every round.
     """
 
+    needs = "the server's model, and distillation on made inputs at the sites"
+
     def __init__(
         self,
         samples: int = 256,

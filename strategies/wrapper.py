@@ -41,6 +41,7 @@ class Wrapper(IncrementalStrategy):
         self.staleness, self.serves_groups = base.staleness, base.serves_groups
         self.waits_for_busy_sites = base.waits_for_busy_sites
         self.combines_replies, self.stands_in = base.combines_replies, base.stands_in
+        self.needs = self.needs or base.needs
 
     # before anything starts
 
@@ -110,6 +111,9 @@ class Wrapper(IncrementalStrategy):
 
     # what stays
 
+    def group_models(self) -> dict[str, Arrays]:
+        return self.base.group_models()
+
     def summary_blocks(self) -> dict[str, Any]:
         return self.base.summary_blocks()
 
@@ -124,6 +128,7 @@ class Wrapper(IncrementalStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
+        self.require_flowers_round()
         return self.base.configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from personal_runs import EXPERIMENT, GROUPS, Run, equal, go, run
 from safetensors.torch import load_file
 from torch import Tensor
 
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, StateError
 from perennial.models.layers import select_layers, with_rows
@@ -221,22 +219,6 @@ def test_wildcards_and_modules_name_layers() -> None:
     assert select_layers([], keys) == ()
     strategy = build_strategy("clustered_personalisation", {"base": "fedavg", "global_rounds": [3, 1]})
     assert strategy.state_dict()["clusters"] == []
-
-
-def test_under_flowers_own_start_it_is_the_base_strategy() -> None:
-    def plus_one(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 2, "loss": 0.5})
-        if message.metadata.message_type == "evaluate":
-            return Message(RecordDict({"metrics": metrics}), reply_to=message)
-        arrays = message.content.array_records["arrays"]
-        moved = ArrayRecord([array.numpy() + 1.0 for array in arrays.values()])
-        named = ArrayRecord(dict(zip(arrays, moved.values(), strict=True)))
-        return Message(RecordDict({"arrays": named, "metrics": metrics}), reply_to=message)
-
-    strategy = build_strategy("clustered_personalisation", {"base": "fedavg", "global_rounds": 0})
-    start = ArrayRecord({"head.weight": torch.zeros(2, 2)})
-    result = strategy.start(InProcessGrid(plus_one, site_contexts(3, {})), start, num_rounds=2)
-    assert result.arrays["head.weight"].numpy().tolist() == [[2.0, 2.0], [2.0, 2.0]]
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 OF_THE_ROUND = {
     "begin_round_of": "hands a round to an inner strategy",
     "begin_part": "ends in begin_round",
+    "require_flowers_round": "asks a wrapper for itself; `needs` is the base's where it has none",
     "sum_grid": "follows from the bounds that a part of a round brings",
 }
 """Methods of the base that no method changes: they are how hooks are called."""
@@ -52,6 +53,7 @@ class Noted(FedAvg):
             "largest_weight": 0.125,
             "disclosures": Disclosures(clear_uploads=("steps",)),
             "summary_blocks": {"own": 1},
+            "group_models": {"0": {}},
             "state_dict": {"own": 2},
             "train_round": RoundOutcome(),
             "configure_train": [],
