@@ -126,8 +126,11 @@ class Site:
             raise ProtocolError(f"{type(stamp).__name__}: task: found {stamp.task}, allowed 1 to {tasks}")
 
     def check_stamp(self, stamp: Stamp) -> None:
-        """Raises ProtocolError when a request is of another experiment or class order, or comes with another
-        key of the splits than the run's first request."""
+        """Check that a request belongs to this site's experiment, class order and splits.
+
+        Raises ProtocolError if it is of another experiment or class order, or comes with another key of the
+        splits than the run's first request.
+        """
         self.check_experiment(stamp)
         if self.identity.own_data is not None:
             keep_split_key(self.state(stamp.run).folder, stamp.split_key)
