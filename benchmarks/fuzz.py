@@ -201,8 +201,10 @@ def _inside(name: str, runs: int, report: Path) -> None:
             raise Failure(f"input {data.hex()}: {type(error).__name__}: {error}") from error
         finally:
             signal.alarm(0)
-        if outcomes.total() == runs // 10:
+        if outcomes.total() == max(1, runs // 10):
             resident[0] = _resident()
+        if outcomes.total() == runs:
+            close()  # libFuzzer ends the process, and nothing that comes after it is run
 
     def close() -> None:
         grown = _resident() - resident[0]
@@ -219,7 +221,7 @@ def _inside(name: str, runs: int, report: Path) -> None:
         report.write_text(json.dumps(found))
 
     if guided:
-        _with_atheris(one, runs, close)
+        _with_atheris(one, runs)
     else:
         _with_hypothesis(one, runs)
         close()
@@ -253,12 +255,9 @@ def _random_bytes(seed: int) -> bytes:
     return np.random.default_rng(seed).bytes(LONGEST_INPUT)
 
 
-def _with_atheris(one: Callable[[bytes], None], runs: int, close: Callable[[], None]) -> None:
-    import atexit
-
+def _with_atheris(one: Callable[[bytes], None], runs: int) -> None:
     import atheris  # pyright: ignore[reportMissingImports]
 
-    atexit.register(close)
     options = [f"-runs={runs}", f"-max_len={LONGEST_INPUT}", "-seed=1", f"-timeout={SECONDS_FOR_ONE}"]
     options += [f"-rss_limit_mb={GIGABYTES * 1024}", "-len_control=0", "-print_final_stats=1"]
     atheris.Setup([sys.argv[0], *options], one)
@@ -279,9 +278,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.inside is not None:
         return _inside(given.targets[0], given.runs, given.inside)
-    found = [campaign(name, given.runs or RUNS[name]) for name in given.targets or TARGETS]
-    for campaigned in found:
-        print(json.dumps(campaigned))
+    found = []
+    for name in given.targets or TARGETS:
+        found.append(campaign(name, given.runs or RUNS[name]))
+        print(json.dumps(found[-1]), flush=True)
     if given.record:
         from perennial.benchmarks.environment import machine
 

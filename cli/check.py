@@ -53,36 +53,13 @@ def _bounded_memory(path: Path, gigabytes: float) -> Iterator[None]:
 def _check_experiment(console: Console, experiment: Experiment) -> None:
     import torch
 
-    from perennial.models.factory import build_model
-    from perennial.server.assembly import data_facts
-    from perennial.server.dry_run import dry_run
-    from perennial.server.global_model import GlobalModel
-    from perennial.server.privacy_claim import check_privacy
-    from perennial.strategies.factory import build_strategy
+    from perennial.server.preflight import preflight
 
-    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-    facts = data_facts(experiment)
-    schedule = facts.registry.schedule
-    check_privacy(
-        experiment, strategy, rounds=sum(schedule.rounds), estimated_constants=facts.estimated_constants
-    )
-    model = build_model(
-        experiment.model,
-        facts.inputs.shape,
-        schedule.num_classes(schedule.count),
-        experiment.seed,
-        experiment.encoder,
-    )
-    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    dry_run(
-        experiment,
-        schedule,
-        GlobalModel(experiment, facts.registry, facts.inputs.shape, torch.device("cpu")),
-        facts.measuring(experiment),
-    )
+    checked = preflight(experiment, torch.device("cpu"))
+    facts, schedule = checked.facts, checked.facts.registry.schedule
     console.print(
         f"{experiment.name}: {facts.sites} sites, inputs {facts.inputs.shape}, "
-        f"{parameters} trained parameters"
+        f"{checked.parameters} trained parameters"
     )
     for task in range(1, schedule.count + 1):
         names = ", ".join(facts.registry.classes[label] for label in schedule.classes_of(task))
@@ -137,8 +114,13 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
 
 def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[str]:
     """What the experiment asks of every site and this one would refuse, by its settings alone."""
+    from perennial.client.door import unmet
+    from perennial.client.plan import Plan
     from perennial.client.policy import check_answer, check_digests, check_evaluation, check_update
+    from perennial.server.continuation import registry_of
 
+    for words in unmet(policy, Plan(experiment, registry_of(experiment))):
+        yield f"would refuse the experiment: {words}"
     asked: dict[Answer, Callable[[], None]] = {"train": lambda: check_update(policy, experiment)}
     if experiment.evaluation.federated:
         asked["evaluate"] = lambda: check_evaluation(policy, experiment)

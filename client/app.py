@@ -1,7 +1,7 @@
-"""The ClientApp: one handler for each kind of request. A failure becomes a typed refusal, so the operator
-reads the reason.
+"""The ClientApp: one handler for each kind of request; a failure becomes a typed refusal.
 
-A site starts one process for each message, so nothing is imported here that a request may not need.
+The operator reads the reason in the refusal. A site starts one process for each message, so nothing is
+imported here that a request may not need.
 """
 
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TypeVar
 
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from perennial.client.identity import Identity, identify
@@ -23,7 +23,7 @@ from perennial.foundation.errors import (
     RecordGone,
     StateError,
 )
-from perennial.protocol.fields import WireMessage
+from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
     VERSION,
     DescribeReply,
@@ -51,6 +51,8 @@ KINDS: dict[type[PerennialError], str] = {
     ProtocolError: "protocol",
     ConfigError: "config",
 }
+RAISED = 2
+"""Flower's code for a ClientApp that could not answer (ErrorCode.CLIENT_APP_RAISED_EXCEPTION)."""
 TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)
 """Errors that speak of settings, messages and rounds only."""
 
@@ -61,7 +63,15 @@ def _answer(
     expected: type[Request],
     handle: Callable[[Identity, Request], WireMessage],
 ) -> Message:
-    """Validate, handle, reply; any error becomes a Refusal."""
+    """Validate, handle, reply; any error becomes a Refusal, or Flower's Error for a strategy that is not ours
+    and knows no Refusal."""
+    if not read_kind(message.content):
+        reason = (
+            f"this site runs Perennial and answers {expected.__name__}, but the message is of another app's "
+            "strategy; start a strategy of perennial.strategies through Perennial's ServerApp"
+        )
+        log.warning("refused: %s", reason)
+        return Message(Error(RAISED, reason), reply_to=message)
     site, deployed = "unknown", True
     try:
         identity = identify(context)
@@ -93,8 +103,11 @@ def _answer_at_site(message: Message, context: Context, expected: type[Stamp], a
 
 
 def _reason(error: Exception, deployed: bool) -> str:
-    """What the operator reads. A real site's data and disk errors can name files, and file names can name
-    patients."""
+    """The reason that the operator reads.
+
+    A real site's data and disk errors can name files, and file names can name patients, so they stay in the
+    site's own log.
+    """
     if deployed and not isinstance(error, TELLABLE):
         return f"{type(error).__name__}; the details are in this site's own log"
     return str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"

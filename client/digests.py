@@ -13,13 +13,12 @@ from perennial.client.floor import check_floor
 from perennial.client.policy import check_digests
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
+from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
 from perennial.privacy.digest_config import DigestConfig
-from perennial.privacy.digest_entries import digest_entries
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
-from perennial.privacy.entries import RECIPIENT
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from perennial.protocol.messages import DigestReply, DigestRequest
 from perennial.protocol.tensors import Tensors
@@ -94,8 +93,7 @@ def encode(site: Site, encoder: FeatureEncoder, indices: Tensor) -> Tensor:
 
 
 def withdrawal(site: Site) -> dict[str, Any]:
-    """What a training reply says when this site no longer lends digests in an experiment that asks for
-    them."""
+    """What a training reply says when this site has stopped lending digests to its experiment."""
     if site.experiment.digests is None or "digest" in site.identity.policy.answers:
         return {}
     return {"digests": "withdrawn"}
@@ -106,7 +104,7 @@ def _charge(site: Site, request: DigestRequest, config: DigestConfig, guarantee:
     identity = site.identity
     if not identity.deployed and not config.protects:
         return
-    for entry in digest_entries(config, guarantee, request.run, request.experiment, RECIPIENT):
+    for entry in charges.digests(site.experiment, request.run, config, guarantee):
         charge_entry(site, entry)
 
 

@@ -1,7 +1,6 @@
-"""A site's exemplars across tasks: chosen at the end of a task, found again in the site's own data ever
-after.
+"""A site's exemplars: chosen at the end of a task, and found again in the site's own data ever after.
 
-What is stored is which samples, not the samples: their place in the data, their label and a hash of their
+What is stored is which samples, not the samples: their index in the data, their label and a hash of their
 content, so that data that was moved or added to in between is noticed and followed.
 """
 
@@ -31,8 +30,9 @@ class ExemplarStore:
         self._classes = list(classes)
 
     def indices(self, before_round: int) -> Tensor:
-        """(k,) indices in the site's data of the exemplars chosen before a round; classes in order, lists in
-        order.
+        """(k,) indices in the site's data of the exemplars that were chosen before a round.
+
+        Classes come in order, and each class's list in order of importance.
 
         Raises StateError when the record is of another class order, DataError when a sample is gone.
         """
@@ -56,12 +56,11 @@ class ExemplarStore:
         members: dict[int, Tensor],
         version: int,
     ) -> None:
-        """Keep exemplars of the task's classes, shorten the older lists to the quota, and store both as one
-        record.
+        """Choose exemplars of the task's classes and shorten the older lists to the quota, in one record.
 
         features, members: for each new class, (n_c, d) features and the (n_c,) indices in the site's data.
-        version: the round after which this holds. A class with fewer samples than the quota keeps them all,
-        and the site's log says so.
+        version: the round after which this holds.
+        A class with fewer samples than the quota keeps them all, and the site's log says so.
         """
         kept = self.indices(before_round=version + 1)
         labels = self._data.y[kept]

@@ -1,6 +1,5 @@
 """A site's training in one round, by the learner that its experiment names and under its privacy mode."""
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,6 @@ from perennial.client.release import noise_source
 from perennial.client.ring_turn import features_as_asked
 from perennial.client.site import Site
 from perennial.config.turn import Turn
-from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import NeighbourDistances
@@ -51,7 +49,6 @@ class LocalTraining:
         return self._by_epochs(self.data, batches)
 
     def _by_private_steps(self) -> TrainingResult:
-        _require_no_extra_losses(self.request)
         experiment = self.site.experiment
         return train_privately(
             experiment.learner,
@@ -63,6 +60,9 @@ class LocalTraining:
             teacher=self.teacher,
             augmentation=experiment.data.augmentation,
             progress=self.request.progress,
+            first_class=self.site.task_range(self.request).start,
+            correction=self.correction.gradient,
+            extra=open_data_free_distillation(self.site, self.request, self.model),
             neighbours=self.neighbours,
         )
 
@@ -80,15 +80,5 @@ class LocalTraining:
                 progress=self.request.progress,
                 first_class=self.site.task_range(self.request).start,
                 correction=self.correction.gradient,
-                rehearsal=open_data_free_distillation(self.site, self.request, self.model),
-            )
-
-
-def _require_no_extra_losses(request: TrainRequest) -> None:
-    """Raises PrivacyError when the strategy asks for terms that have no form of one sample alone."""
-    for key in ("correction", "rehearsal"):
-        if key in json.loads(request.settings):
-            raise PrivacyError(
-                f"settings.{key}: has no form of one sample alone; privacy.mode sample takes strategies that "
-                "train by the learner's own losses"
+                extra=open_data_free_distillation(self.site, self.request, self.model),
             )

@@ -4,6 +4,7 @@ Simulated sites of one process share the data and the models, one after the othe
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +43,8 @@ Continued = TrainRequest | FinishTaskRequest | EvaluateRequest | SparsityRequest
 class Process:
     """What the sites of one process share for one experiment.
 
-    data: by site. earlier_models: at the end of earlier tasks, by content hash.
+    data: by site; x, y, mean and std are the same tensors for all of them. earlier_models: at the end of
+    earlier tasks, by content hash.
     """
 
     registry: Registry
@@ -50,15 +52,14 @@ class Process:
     sites: int
     models: SiteModels
     earlier_models: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    _placed: dict[int, Tensor] = field(default_factory=dict)
+    _placed: dict[str, Tensor] = field(default_factory=dict)
 
-    def on_device(self, tensor: Tensor) -> Tensor:
-        """tensor on the models' device, moved there once."""
-        if tensor.device.type == self.models.device.type:
-            return tensor
-        if id(tensor) not in self._placed:
-            self._placed[id(tensor)] = tensor.to(self.models.device)
-        return self._placed[id(tensor)]
+    def on_device(self, name: Literal["x", "y", "mean", "std"]) -> Tensor:
+        """A tensor that the sites of this process share, on the models' device, moved there once."""
+        if name not in self._placed:
+            shared: Tensor = getattr(next(iter(self.data.values())), name)
+            self._placed[name] = shared.to(self.models.device)
+        return self._placed[name]
 
 
 @dataclass
@@ -94,15 +95,14 @@ class Site:
         return ExemplarStore(self.state(run), self.data, self.process.registry.classes)
 
     def samples(self, indices: Tensor, exemplars: int = 0) -> TrainingSet:
-        """The samples at some indices of the site's data, on the device; the last `exemplars` of them are
-        exemplars."""
+        """The samples at some indices of the site's data, on the device; exemplars come last."""
         place = self.process.on_device
         indices = indices.to(self.models.device)
         return TrainingSet(
-            place(self.data.x)[indices],
-            place(self.data.y)[indices],
-            place(self.data.mean),
-            place(self.data.std),
+            place("x")[indices],
+            place("y")[indices],
+            place("mean"),
+            place("std"),
             exemplars,
             self.experiment.learner.channels_last,
         )
@@ -111,9 +111,8 @@ class Site:
         """Labels of the classes that the stamp's task brings."""
         return self.process.registry.schedule.classes_of(stamp.task)
 
-    def check_stamp(self, stamp: Stamp) -> None:
-        """Raises ProtocolError when a request is of another experiment or class order, or comes with another
-        key of the splits than the run's first request."""
+    def check_experiment(self, stamp: Stamp) -> None:
+        """Raises ProtocolError when a request is of another experiment or class order; writes nothing."""
         ours = {"experiment": self.experiment.digest, "class_order": self.process.registry.order_hash}
         for name, value in ours.items():
             found = getattr(stamp, name)
@@ -125,16 +124,20 @@ class Site:
         tasks = self.process.registry.schedule.count
         if stamp.task > tasks:
             raise ProtocolError(f"{type(stamp).__name__}: task: found {stamp.task}, allowed 1 to {tasks}")
+
+    def check_stamp(self, stamp: Stamp) -> None:
+        """Raises ProtocolError when a request is of another experiment or class order, or comes with another
+        key of the splits than the run's first request."""
+        self.check_experiment(stamp)
         if self.identity.own_data is not None:
             keep_split_key(self.state(stamp.run).folder, stamp.split_key)
 
     def previous_model(self, request: Continued) -> tuple[str, dict[str, Tensor]] | None:
-        """(hash, tensors) of the model of the task before, from the message or from this site's disk; None in
-        task 1.
+        """(hash, tensors) of the previous task's model, from the message or from this site's disk.
 
-        What a message brings is written to the disk only once it is known to be a model of this experiment at
-        the end of the task before. Raises ProtocolError when it is not, when it does not have the promised
-        hash, or when the site holds no such model.
+        None in task 1. What a message brings is written to the disk only once it is known to be a model of
+        this experiment at the end of the previous task. Raises ProtocolError when it is not, when it does not
+        have the promised hash, or when the site holds no such model.
         """
         sha256 = request.previous
         if not sha256:

@@ -5,7 +5,7 @@ then one Gaussian release hides the replacement of one sample (FedPerC's authors
 """
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 from torch import Tensor, nn
 
@@ -14,13 +14,13 @@ from perennial.client.handlers import Previous, training_indices
 from perennial.client.policy import check_answer, check_sparsity
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
+from perennial.config import charges
 from perennial.foundation.errors import ConfigError, DataError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, zero_shares
 from perennial.models.vgg_front import vgg11_front, with_weights
 from perennial.privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
-from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.noise import SecureNoise, SeededNoise, add_noise
 from perennial.protocol.messages import SparsityReply, SparsityRequest
 from perennial.protocol.tensors import Tensors, content_sha256
@@ -89,18 +89,9 @@ def _batches(data: TrainingSet) -> Iterator[Tensor]:
 def _release(site: Site, request: SparsityRequest, vector: Tensor, samples: int) -> None:
     """Add the noise asked for, in place, and charge the ledger; then the vector may leave."""
     identity, privacy = site.identity, site.experiment.privacy
-    place: dict[str, Any] = {
-        "run": request.run,
-        "experiment": request.experiment,
-        "recipient": RECIPIENT,
-        "kind": "sparsity",
-        "unit": "sample",
-        "relation": "replace",
-    }
     if request.epsilon is None or request.delta is None:
         if not identity.deployed:
             return
-        entry = Entry(**place, mechanism="unprotected")
     else:
         if samples == 0:
             raise DataError("sparsity: no new sample of this task, and a noised vector takes no exemplars")
@@ -109,12 +100,4 @@ def _release(site: Site, request: SparsityRequest, vector: Tensor, samples: int)
         std = noise_std(len(vector), samples, request.epsilon, request.delta)
         add_noise(vector, std, SecureNoise() if secure else SeededNoise(seeded))
         vector.clamp_(0.0, 1.0)
-        entry = Entry(
-            **place,
-            mechanism="gaussian",
-            noise_multiplier=gaussian_multiplier(request.epsilon, request.delta),
-            sample_rate=1.0,
-            steps=1,
-            seeded=not secure,
-        )
-    charge_entry(site, entry)
+    charge_entry(site, charges.sparsity(site.experiment, request.run, request.epsilon, request.delta))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import operator
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +14,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.learner import LearnerConfig
+from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig, TasksConfig
-from perennial.foundation.errors import nearest
+from perennial.foundation.errors import ConfigError, nearest
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.privacy.config import PrivacyConfig
 
@@ -119,6 +121,28 @@ class Experiment(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     absence: list[AbsenceConfig] = []
     adversaries: list[AdversaryConfig] = []
+    plugins: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)
+    """Other people's methods in this experiment: `module:Class` -> SHA-256 of its source, written down when
+    the experiment is read."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plugins_are_known(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        try:
+            resolved, found = with_targets(content)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        recorded = content.get("plugins")
+        for target, sha256 in found.items():
+            known = recorded.get(target, sha256) if isinstance(recorded, dict) else sha256
+            if known != sha256:
+                raise ValueError(
+                    f"plugins: the source of {target} has SHA-256 {sha256:.12}, and this experiment was "
+                    f"written with {known:.12}; install that version, or leave the line out to begin anew"
+                )
+        return {**resolved, "plugins": found} if found else resolved
 
     @model_validator(mode="after")
     def _private_metrics(self) -> "Experiment":
@@ -208,8 +232,10 @@ class Experiment(BaseModel):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the resolved settings: the experiment id on the wire. Where files lie on a disk is not
-        part of it."""
+        """SHA-256 of the resolved settings, which identifies the experiment in every message.
+
+        The paths of files on a disk are not part of it.
+        """
         settings = self.model_dump(mode="json", exclude=ON_DISK)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
@@ -220,8 +246,10 @@ class Experiment(BaseModel):
 
     @property
     def needs_previous(self) -> bool:
-        """Whether sites need the global model of the task before: to distil from it, to build on it, or to
-        choose exemplars."""
+        """Whether sites need the global model of the previous task.
+
+        They need it to distil from it, to build on it, or to choose exemplars.
+        """
         learner = self.learner
         model_needs = self.model.name == "dual_backbone" or self.model.freeze_old_rows
         return learner.needs_previous or learner.memory is not None or model_needs

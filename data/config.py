@@ -1,6 +1,7 @@
 """The `data` and `tasks` blocks of an experiment: what they may say, checked before anything is read."""
 
 import math
+import operator
 from collections import Counter
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -16,26 +17,19 @@ from pydantic import (
     model_validator,
 )
 
+from perennial.data.source_kinds import SOURCES, SourceKind, kind_of
 from perennial.foundation.errors import nearest
+from perennial.foundation.plugins import is_target, known
 
-SourceKind = Literal["digits", "folder", "csv", "npz", "pack", "torchvision", "synth_groups"]
 DatasetName = Literal["cifar10", "cifar100", "mnist", "fashion_mnist", "emnist"]
 PartitionKind = Literal["iid", "dirichlet", "class_subset", "quantity", "natural", "groups"]
 ArrayRole = Literal["x", "y", "site", "x_test", "y_test", "site_test", "classes", "site_names"]
 
 # Options that mean something to some sources or partitions only: elsewhere they would be ignored in silence.
-_SOURCES_OF: dict[str, tuple[SourceKind, ...]] = {
-    "path": ("folder", "csv", "npz", "pack", "torchvision"),
-    "dataset": ("torchvision",),
-    "download": ("torchvision",),
-    "labels": ("folder", "csv", "npz"),
-    "image_size": ("digits", "folder", "npz", "pack", "torchvision"),
-    "color": ("digits", "folder", "npz", "pack", "torchvision"),
-    "columns": ("csv",),
-    "label_column": ("csv",),
-    "site_column": ("csv",),
-    "arrays": ("npz",),
-}
+_OPTIONS = (
+    *("path", "dataset", "download", "labels", "image_size", "color"),
+    *("columns", "label_column", "site_column", "arrays", "options"),
+)
 _PARTITION_OF: dict[str, PartitionKind] = {
     "alpha": "dirichlet",
     "min_samples": "dirichlet",
@@ -68,6 +62,13 @@ Rounds = Annotated[int, Field(gt=0, le=1_000_000)]
 Pixels = Annotated[int, Field(gt=0, le=4_096)]
 Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 MOST_SITES = 10_000
+
+
+def _source(name: str) -> str:
+    if name not in SOURCES and not is_target(name):
+        allowed = known("source", SOURCES)
+        raise ValueError(f"allowed: {', '.join(allowed)}, or module:function{nearest(name, allowed)}")
+    return name
 
 
 class _Strict(BaseModel):
@@ -162,7 +163,7 @@ class DataConfig(_Strict):
         samples (on average), or a share between 0 and 1.
     """
 
-    source: SourceKind
+    source: Annotated[str, AfterValidator(_source)]
     path: str | None = None
     dataset: DatasetName | None = None
     download: bool = False
@@ -182,6 +183,13 @@ class DataConfig(_Strict):
     samples_limit: Cap | None = None
     test_limit: Cap | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
+    options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
+    """Keys of a source that is a plug-in: the keywords of its function after the first two."""
+
+    @property
+    def kind(self) -> SourceKind:
+        """What is known of this kind of source."""
+        return kind_of(self.source)
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -190,14 +198,16 @@ class DataConfig(_Strict):
 
     @model_validator(mode="after")
     def _options_fit_the_source(self) -> Self:
-        for key, sources in _SOURCES_OF.items():
-            if self._says(key) and self.source not in sources:
-                allowed = " or ".join(sources)
+        for key in _OPTIONS:
+            if self._says(key) and key not in self.kind.options:
+                sources = [name for name, kind in SOURCES.items() if key in kind.options]
+                allowed = " or ".join(sources) or "module:function"
                 raise ValueError(f"{key} belongs to source {allowed}; found source {self.source!r}")
         if self.source == "torchvision" and self.dataset is None:
             raise ValueError(f"source 'torchvision' needs dataset: {', '.join(get_args(DatasetName))}")
-        if self.path is None and self.source in ("pack", "torchvision"):
-            raise ValueError(f"source {self.source!r} needs path")
+        for key in self.kind.needs:
+            if not self._says(key):
+                raise ValueError(f"source {self.source!r} needs {key}")
         if self.only_at_sites and self.classes is None:
             raise ValueError(
                 f"source {self.source!r} needs path; an experiment without data of its own must list classes"
@@ -212,7 +222,7 @@ class DataConfig(_Strict):
     @property
     def only_at_sites(self) -> bool:
         """Whether the experiment has no data of its own, so that every site brings its own."""
-        return self.path is None and self.source in ("folder", "csv", "npz")
+        return self.path is None and self.kind.collected
 
     @model_validator(mode="after")
     def _columns_are_features(self) -> Self:
@@ -224,13 +234,13 @@ class DataConfig(_Strict):
     @model_validator(mode="after")
     def _partition_fits(self) -> Self:
         kind, ratios = self.partition.kind, self.partition.ratios
-        if kind == "natural" and self.source in ("digits", "torchvision"):
+        if kind == "natural" and self.kind.own_sites == "never":
             raise ValueError(f"partition.kind 'natural': source {self.source!r} has no sites of its own")
-        if kind == "natural" and self.source == "csv" and self.site_column is None:
-            raise ValueError("partition.kind 'natural' of source 'csv' needs site_column")
-        if kind != "natural" and self.source == "synth_groups":
+        if kind == "natural" and self.kind.own_sites == "by_column" and self.site_column is None:
+            raise ValueError(f"partition.kind 'natural' of source {self.source!r} needs site_column")
+        if kind != "natural" and self.kind.own_sites == "always":
             raise ValueError(
-                f"source 'synth_groups' makes its own sites: set partition.kind 'natural', not {kind!r}"
+                f"source {self.source!r} makes its own sites: set partition.kind 'natural', not {kind!r}"
             )
         if ratios is not None and self.sites is not None and len(ratios) != self.sites:
             raise ValueError(f"partition.ratios has {len(ratios)} entries for {self.sites} sites")

@@ -24,10 +24,9 @@ SITE_KEYS = ("source", "path", "dataset", "download", "labels", "label_column", 
 
 
 def site_config(experiment: DataConfig, site: DataConfig) -> DataConfig:
-    """The data block that a site works by: where its data lies, and how, as the site says; the rest as the
-    experiment says.
+    """The data block of one site: how its data is read as the site says, the rest as the experiment says.
 
-    Raises ConfigError where the site's block sets what the experiment decides, or the two do not fit.
+    Raises ConfigError if the site's block sets what the experiment decides, or if the two do not fit.
     """
     for key in sorted(site.model_fields_set - set(SITE_KEYS)):
         if getattr(site, key) not in (type(site).model_fields[key].get_default(), getattr(experiment, key)):

@@ -73,9 +73,10 @@ def partition(
 def share_out(
     labels: np.ndarray, rows: np.ndarray, held: np.ndarray, names: Sequence[str], seed: int
 ) -> list[np.ndarray]:
-    """The rows of a central test set, (n,) int64 with these labels, divided among N sites as their training
-    samples are; sorted.
+    """The rows of a central test set, divided among N sites as their training samples are; each sorted.
 
+    labels: (n,), internal.
+    rows: (n,) int64.
     held: (classes, N) training samples; a class that no site trains on is divided equally.
     """
     shares: list[list[np.ndarray]] = [[] for _ in range(held.shape[1])]

@@ -100,8 +100,10 @@ def constants(
 
 
 def stored_as(x: Tensor) -> Stored:
-    """In which numbers samples are held: 8-bit pixels, which are scaled to 0..1 before they are standardised,
-    or float32 in a scale of the data's own."""
+    """The number type in which samples are stored: uint8 pixels or float32 values.
+
+    Pixels are scaled to 0..1 before they are standardised; float32 values are in a scale of the data's own.
+    """
     return "uint8" if x.dtype == torch.uint8 else "float32"
 
 

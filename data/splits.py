@@ -89,8 +89,10 @@ class KeyedHash:
         return self.hold_out(rows, share, purpose)[0]
 
     def numbered(self, rows: Tensor) -> Tensor:
-        """(n,) int64: the groups of these records, numbered from 0; records with one number belong
-        together."""
+        """(n,) int64: the groups of these records, numbered from 0.
+
+        Records with the same number belong together.
+        """
         _, index = np.unique(self.groups[rows.numpy()], axis=0, return_inverse=True)
         return torch.from_numpy(index.astype(np.int64).reshape(-1))
 

@@ -22,10 +22,12 @@ Columns = dict[str, str | tuple[str, ...]]
 
 
 def load_table(config: DataConfig) -> Source:
-    """float32 (N, D): for each numeric column its value (NaN where missing) and a 0/1 missing indicator, for
-    each categorical one its one-hot code, the last place of which stands for unknown or missing.
+    """Read a CSV file as a float32 matrix (N, D).
 
-    Raises DataError naming the file, and the line where there is one.
+    Each numeric column gives its value (NaN if missing) and a 0/1 indicator of missing values. Each
+    categorical column gives its one-hot code, whose last entry stands for unknown or missing.
+
+    Raises DataError naming the file, and the line if there is one.
     """
     assert config.path is not None
     path = Path(config.path).expanduser()
@@ -137,8 +139,11 @@ def numeric_indices(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int
 def table_constants(
     config: DataConfig, columns: Mapping[str, str | Sequence[str]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mean, std), each (D,): of numeric values those of the experiment, or NaN; 0 and 1 for indicators and
-    one-hot codes."""
+    """(mean, std), each (D,), with which the columns of a table are standardised.
+
+    Numeric values take those of the experiment, or NaN if it has none; indicators and one-hot codes take 0
+    and 1.
+    """
     mean, std = torch.zeros(feature_count(columns)), torch.ones(feature_count(columns))
     numeric = numeric_indices(columns)
     given = config.normalise

@@ -99,8 +99,11 @@ def ports_in_words(connection: Connection) -> str:
 
 
 def start_supernode(path: Path) -> None:
-    """Become the SuperNode. Certificates and keys that cannot work are errors; a SuperLink that cannot
-    be reached now is tried again by the SuperNode for as long as it takes."""
+    """Become the SuperNode of this site.
+
+    Certificates and keys that cannot work are errors; a SuperLink that cannot be reached now is tried again
+    by the SuperNode for as long as it takes.
+    """
     setup = read_setup(path)
     connection = setup.connection
     for authority in setup.authorities:

@@ -53,7 +53,7 @@ class _Worker:
         crossed: RecordDict | None = None
         for message in messages:
             frame = ProtoMessage(metadata=metadata_to_proto(message.metadata))
-            if message.content is not crossed:
+            if message.content != crossed:
                 crossed = message.content
                 frame.content.CopyFrom(recorddict_to_proto(crossed))
             self.connection.send_bytes(frame.SerializeToString())
@@ -166,7 +166,7 @@ class WorkerGrid(InProcessGrid):
 
     def _bury(self, worker: _Worker) -> None:
         """A worker is gone: its messages come back as errors."""
-        self._alive = [other for other in self._alive if other is not worker]
+        self._alive = [other for other in self._alive if other.name != worker.name]
         worker.end()
         reason = _cause_of_death(worker)
         self._returned += [

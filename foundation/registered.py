@@ -1,4 +1,4 @@
-"""Which site has which key, as the operator registered it: written by `perennial deploy`, read by the server."""
+"""Which site has which key: the list that `perennial deploy` writes and the server reads."""
 
 import json
 from collections.abc import Mapping

@@ -54,10 +54,12 @@ def nearest(features: Tensor, budget: int) -> Tensor:
 
 
 def random_by_hash(hashes: np.ndarray, budget: int) -> Tensor:
-    """Indices of the samples with the smallest keyed hash: no property of the samples counts, but one more
-    sample can displace another.
+    """Indices of the samples with the smallest keyed hash.
 
-    hashes: (n,) uint64. Returns (min(budget, n),) int64, smallest hash first.
+    The choice does not depend on any property of a sample, but one more sample can displace another.
+
+    hashes: (n,) uint64.
+    Returns (min(budget, n),) int64, smallest hash first.
     Raises ValueError on an empty class or a budget below 1.
     """
     size = _checked(torch.empty(len(hashes), 0), budget)

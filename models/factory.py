@@ -4,9 +4,10 @@ from math import prod
 
 from torch import nn
 
+from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.models.config import CONVOLUTIONAL, EncoderConfig, ModelConfig
+from perennial.models.config import BACKBONES, CONVOLUTIONAL, EncoderConfig, ModelConfig
 from perennial.models.digest_encoders import build_encoder
 from perennial.models.digest_networks import DigestTwoBranchModel, TwoBranchBackbone
 from perennial.models.dual_backbone import DualBackboneModel
@@ -59,6 +60,8 @@ def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[
     name, norm = config.backbone_name, config.resolved_norm
     if name == "mlp":
         return MultilayerPerceptron(prod(input_shape), config.hidden, norm), config.hidden[-1]
+    if name not in BACKBONES:
+        return _plugin(config, input_shape)
     colours, height, width = input_shape
     image_shape = (colours, height, width)
     reduction = config.se_reduction if config.has_squeeze_excitation else None
@@ -69,6 +72,20 @@ def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[
     if name == "mobilenet_v2":
         return mobilenet_v2(image_shape, norm, reduction)
     return resnet(name, image_shape, norm, reduction)
+
+
+def _plugin(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """Somebody else's network, and its attribute `width`. Raises ConfigError when it is none."""
+    name = config.backbone_name
+    network = plugins.load("model", name, "model.name")
+    module = keywords.build(network, name, config.options, "model.options", first=(input_shape,))
+    width = getattr(module, "width", None)
+    if not isinstance(module, nn.Module) or not isinstance(width, int) or width < 1:
+        raise ConfigError(
+            f"model.name: {name} is no network for features; allowed: an nn.Module, made from the input "
+            "shape, whose attribute `width` is the number of features of one sample"
+        )
+    return module, width
 
 
 def _check_input(config: ModelConfig, input_shape: tuple[int, ...]) -> None:

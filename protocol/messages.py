@@ -29,8 +29,7 @@ STAMP_FIELDS = ("run", "experiment", "class_order", "split_key", "task", "round"
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp(WireMessage):
-    """What every request and reply about training repeats: whose message this is and which round it is
-    for."""
+    """What every request and reply about training repeats: run, experiment, task and round."""
 
     run: str = hexadecimal(RUN_TOKEN)
     """Token of the run, drawn when it was first started; a resumed run keeps it."""
@@ -49,8 +48,7 @@ class Stamp(WireMessage):
     """Classes known in this task: rows of the classifier."""
 
     def mismatch(self, other: "Stamp") -> str:
-        """'' when other belongs to the same round; otherwise the first field that differs, with both
-        values."""
+        """The first field in which another stamp differs, with both values; '' if none does."""
         theirs = other.stamp_fields
         for name, value in self.stamp_fields.items():
             if theirs[name] != value:
@@ -205,8 +203,10 @@ class DigestRequest(Stamp):
 
 @dataclass(frozen=True, kw_only=True)
 class DigestReply(Stamp):
-    """Site to server: mixed, noised features, once for each task; the server keeps them for when the site is
-    away."""
+    """From a site to the server, once for each task: mixed and noised features.
+
+    The server keeps them for the time when the site is away.
+    """
 
     message_type = "query.digest"
     encoder: str = hexadecimal(SHA256)
@@ -298,8 +298,10 @@ class Refusal(WireMessage):
 
 
 def require_same_round(expected: Stamp, found: Stamp) -> None:
-    """Raises ProtocolError naming the field when found is of another experiment, task, round or class
-    order."""
+    """Check that `found` has the experiment, task, round and class order of `expected`.
+
+    Raises ProtocolError naming the first field that differs.
+    """
     difference = expected.mismatch(found)
     if difference:
         raise ProtocolError(f"{type(found).__name__}: stale or foreign message: {difference}")

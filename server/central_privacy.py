@@ -47,7 +47,7 @@ class CentralPrivacy:
         self._within = 0
         strategy.asked = strategy.asked or 1
         strategy.largest_weight()
-        strategy.watch = self._see
+        strategy.watchers.append(self._see)
         self._strategy.max_update_norm = self._bound()
 
     @classmethod

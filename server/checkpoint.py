@@ -72,8 +72,10 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Replace the run's checkpoint. Raises StateError when it cannot be written; the one before stays
-    valid."""
+    """Replace the run's checkpoint.
+
+    Raises StateError when it cannot be written; the one before stays valid.
+    """
     tensors = {f"model/{name}": tensor for name, tensor in checkpoint.arrays.items()}
     values = {}
     for name, value in checkpoint.strategy.items():
@@ -128,10 +130,9 @@ def set_damaged_aside(folder: Path) -> None:
 
 
 def save_previous(folder: Path, sha256: str, arrays: Mapping[str, Tensor], still_named: str) -> None:
-    """Keep the complete model of a finished task under its content hash, and remove those that no checkpoint
-    names.
+    """Keep the complete model of a finished task under its content hash, and remove those no longer named.
 
-    still_named: the hash in the checkpoints written so far, which a run may yet have to go back to.
+    still_named: the hash in the checkpoints written so far, to which a run may have to go back.
     """
     path = _previous_path(folder, sha256)
     if not path.exists():

@@ -94,6 +94,8 @@ class Summary(_Record):
     task_end_bytes_down: int | None = None
     seconds: float
     model_sha256: str
+    group_models_sha256: dict[str, str] = {}
+    personal_models_sha256: dict[str, str] = {}
     sites: dict[str, SiteSummary]
     epsilon: Epsilon | None
     classes: list[str] = []

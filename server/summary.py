@@ -6,13 +6,17 @@ import json
 import math
 import platform
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file
 
 from perennial.foundation.files import replace_file
 from perennial.learning.bayesian_estimate import bayesian_figure_of
-from perennial.models.saved import GLOBAL_MODEL, Inputs, save_model
+from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, Inputs, save_model
 from perennial.privacy.entries import Entry
 from perennial.privacy.statement import Statement, describe
 from perennial.protocol.tensors import content_sha256
@@ -21,12 +25,15 @@ from perennial.server.journal import read_events
 from perennial.server.metrics import average_incremental_accuracy, backward_transfer, forgetting
 from perennial.server.privacy_claim import open_channels
 
+MODEL_HASHES = ("model_sha256", "group_models_sha256", "personal_models_sha256")
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
 
 
 def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[str, Any]:
-    """Write everything that a finished run leaves; returns the summary. inputs: of the model, to use it
-    alone."""
+    """Write everything that a finished run leaves; returns the summary.
+
+    inputs: what the model takes, so that its file can be used alone.
+    """
     folder = curriculum.folder.path
     summary = summarise(curriculum, engine)
     curriculum.journal.write(
@@ -50,11 +57,15 @@ def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[s
 
 
 def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
-    """summary.json as a dict; accuracies are central where the server has a test set, else the sites' pooled,
-    and null where nothing was measured.
+    """The content of summary.json.
 
-    bytes_up, bytes_down: of the rounds' tensors; task_end_bytes_up, task_end_bytes_down: of those at the ends
-    of tasks, beside them.
+    Accuracies are central if the server has a test set, otherwise the sites' pooled; null if nothing was
+    measured.
+    group_models_sha256: of the models of groups that the server keeps.
+    personal_models_sha256: of the sites' own models where their folders lie in the run's, as in simulation;
+    deployed sites keep theirs to themselves.
+    bytes_up, bytes_down: of the rounds' tensors.
+    task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
     history, schedule = curriculum.history.data, curriculum.schedule
     matrix, averages = history["central"], history["average"]
@@ -81,6 +92,11 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "task_end_bytes_down": history["task_end_bytes_down"],
         "seconds": round(curriculum.progress.seconds, 3),
         "model_sha256": content_sha256(curriculum.model.arrays),
+        "group_models_sha256": {
+            group: content_sha256(arrays)
+            for group, arrays in sorted(curriculum.strategy.group_models().items())
+        },
+        "personal_models_sha256": personal_hashes(curriculum.folder.path),
         "sites": history["sites"],
         "epsilon": epsilon(curriculum),
         "classes": list(classes),
@@ -91,6 +107,19 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "versions": {name: version(name) for name in ("flwr", "torch", "numpy")}
         | {"python": platform.python_version()},
     }
+
+
+def personal_hashes(folder: Path) -> dict[str, str]:
+    """site -> SHA-256 of the tensors of its own model, for the sites whose folders lie in a run's folder."""
+    return {
+        path.parent.name: content_sha256(load_file(path))
+        for path in sorted(folder.glob(f"sites/*/{PERSONAL_MODEL}"))
+    }
+
+
+def hashes_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a run's models are known by: equal for two runs when every model has the same bits."""
+    return {name: summary[name] for name in MODEL_HASHES}
 
 
 def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:

@@ -1,12 +1,14 @@
 """Hand-computed losses and exemplar choices."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.state import SiteState
@@ -14,17 +16,9 @@ from perennial.config.learner import LearnerConfig, Memory
 from perennial.data.site import SiteData
 from perennial.data.splits import KeyedHash, content_groups
 from perennial.foundation.errors import ConfigError
+from perennial.learning import losses
 from perennial.learning.exemplar_selection import herding, nearest, random_by_hash
-from perennial.learning.losses import (
-    balanced_softmax,
-    current_softmax,
-    distillation,
-    gradient_compensation,
-    icarl_bce,
-    log_prior,
-    relation_distillation,
-    supervised_contrastive,
-)
+from perennial.learning.losses import log_prior, supervised_contrastive
 
 
 @pytest.mark.parametrize(
@@ -42,6 +36,19 @@ def test_selection_by_hand(
     features = torch.tensor(values, dtype=torch.float64)[:, None]
     assert [values[i] for i in herding(features, budget)] == by_herding
     assert [values[i] for i in nearest(features, budget)] == by_nearest
+
+
+def averaged(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss of samples as the loss of a batch."""
+    return lambda *arguments, **keywords: loss(*arguments, **keywords).mean()
+
+
+balanced_softmax = averaged(losses.balanced_softmax)
+current_softmax = averaged(losses.current_softmax)
+distillation = averaged(losses.distillation)
+gradient_compensation = averaged(losses.gradient_compensation)
+icarl_bce = averaged(losses.icarl_bce)
+relation_distillation = averaged(losses.relation_distillation)
 
 
 def test_selection_of_all_and_of_nothing() -> None:

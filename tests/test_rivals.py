@@ -123,7 +123,7 @@ def test_adabest_forgets_by_the_rounds_that_a_site_was_away(tmp_path: Path) -> N
 def test_reductions_to_fedavg(strategy: IncrementalStrategy, uniform: bool, tmp_path: Path) -> None:
     samples = {"a": 1, "b": 1} if uniform else {"a": 3, "b": 1}
     if isinstance(strategy, FedDisco):
-        strategy.personalise = lambda site, request: request  # type: ignore[method-assign]
+        strategy.requests = lambda request, sites: dict.fromkeys(sites, request)  # type: ignore[method-assign]
     mine = federation(strategy, tmp_path / "mine", {"a": 3, "b": 3}, samples=samples).play()
     plain = federation(FedAvg(), tmp_path / "plain", {"a": 3, "b": 3}, samples=samples).play()
     assert mine == pytest.approx(plain, abs=1e-6)

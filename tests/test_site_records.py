@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 from flwr.app import Context, Message, RecordDict
 from safetensors.torch import save
 
-from perennial.client import handlers
+from perennial.client import door, handlers
 from perennial.client.app import app
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.state import KEPT_VERSIONS, SiteState
@@ -19,6 +20,7 @@ from perennial.config.learner import Memory
 from perennial.config.run import RunSettings
 from perennial.data.federation import SiteData
 from perennial.data.splits import KeyedHash, content_groups
+from perennial.deploy.approval import approve_installed
 from perennial.engine.grid import set_task_identity
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import RecordGone, StateError
@@ -167,6 +169,7 @@ def test_the_operator_reads_of_a_record_that_is_gone_and_not_of_a_damaged_file(
 ) -> None:
     site = tmp_path / "site.yaml"
     site.write_text(json.dumps({"site": "site-0", "state_dir": str(tmp_path / "state")}))
+    approve_installed(Path(settings(tmp_path).experiment), tmp_path / "approvals")
     config = {"experiment": settings(tmp_path).experiment, "runs": str(tmp_path), "device": "cpu"}
     ids: dict[str, Any] = {"run": "0" * 16, "experiment": "e" * 64, "class_order": "c" * 64}
     request = EvaluateRequest(**ids, task=1, round=1, num_classes=2, arrays=Tensors(w=torch.zeros(1)))
@@ -178,6 +181,7 @@ def test_the_operator_reads_of_a_record_that_is_gone_and_not_of_a_damaged_file(
             raise error
 
         monkeypatch.setattr(handlers, "answer_evaluate", fail)
+        monkeypatch.setattr(door, "admitted", lambda site, request: nullcontext())
         context = Context(1, 1, {"site": str(site)}, RecordDict(), dict(config))
         reply = app(Message(request.to_record(), 1, "evaluate"), context)
         fields = reply.content.config_records["fields"]

@@ -6,10 +6,10 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.models.digest_encoders import build_encoder, digest_shape, encoder_hash
-from perennial.privacy.digest_entries import digest_entries
-from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.entries import Entry
 from perennial.protocol.messages import DigestReply, Stamp
 from perennial.strategies.base import RoundRequest
 from perennial.strategies.digests.collection import collect
@@ -115,7 +115,7 @@ class DigestLending:
     def _charge(self, stamp: Stamp) -> list[Entry]:
         """What a site charges for the digests of one task."""
         guarantee = published_guarantee(self.digests, math.prod(digest_shape(self._services.input_shape)))
-        return digest_entries(self.digests, guarantee, stamp.run, stamp.experiment, RECIPIENT)
+        return charges.digests(self._services.experiment, stamp.run, self.digests, guarantee)
 
     @cached_property
     def _encoder(self) -> str:

@@ -1,6 +1,10 @@
-"""What SCAFFOLD, FedDyn and AdaBest share: sites count alike, each site corrects its gradients by a vector of
-its own, and the server keeps one vector of the model's shape across rounds."""
+"""What SCAFFOLD, FedDyn and AdaBest share: corrections at the sites, and one vector at the server.
 
+Sites count alike, each site corrects its gradients by a vector of its own, and the server keeps one vector of
+the model's shape across rounds.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +14,7 @@ from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import Arrays, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.site_settings import SameForAll, with_settings
+from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.sums.parameters import parameter_zeros, prefixed, unprefixed
 
 
@@ -25,7 +29,6 @@ class Corrected(FedAvg):
         super().__init__(max_update_norm, **flower)
         self.memory: dict[str, Tensor] = {}
         self.population: set[str] = set()
-        self._requests = SameForAll()
 
     # what a method changes
 
@@ -43,8 +46,8 @@ class Corrected(FedAvg):
         self.memory = grown(self.memory, self.beginning(task.reference))
         self.population |= set(task.sites)
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
-        return self._requests.get(request) or self._requests.put(request, self.ordered(request))
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
+        return dict.fromkeys(sites, self.ordered(request))
 
     def ordered(self, request: TrainRequest) -> TrainRequest:
         """The request with the order in it; the same for all sites."""
@@ -52,7 +55,6 @@ class Corrected(FedAvg):
 
     def begin_round(self) -> None:
         super().begin_round()
-        self._requests.clear()
         # under Flower's own start() no task begins
         self.memory = grown(self.memory, self.beginning(self.reference))
 

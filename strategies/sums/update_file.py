@@ -20,7 +20,7 @@ class UpdateFile:
         self._offsets: dict[str, int] = {}
 
     def add(self, site: str, update: Mapping[str, Tensor]) -> None:
-        """Keep one site's update."""
+        """Keep one site's update. Raises OSError when the disk is full."""
         self._offsets[site] = self._file.seek(0, 2)
         for name in self._like:
             update[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tofile(self._file)

@@ -20,6 +20,7 @@ import yaml
 from perennial.benchmarks.loopback import digit_folders, free_ports
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
+from perennial.server.summary import hashes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,6 +108,12 @@ class Federation:
         self.deploy("add-site", name, "--public-key", folder / "node.key.pub")
         self.deploy("bundle", name)
         self.perennial("site", "open", self.operator / "bundles" / f"{name}.tar.gz", folder)
+        site = folder / "site.yaml"
+        content = yaml.safe_load(site.read_text())
+        # this hospital trusts its operator: what the template ships refuses plain training
+        trusting = {"answers": ["train", "evaluate"], "min_samples": 1, "require_privacy": "none"}
+        content["policy"] |= trusting | {"max_epsilon": None}
+        site.write_text(yaml.safe_dump(content))
         settings = folder / ".env"
         text = pinned(settings.read_text(), "site")
         settings.write_text(text.replace("DATA=./data", f"DATA={self.folder / 'data' / name}"))
@@ -208,7 +215,7 @@ def test_a_run_with_a_site_cut_off_gives_the_result_of_the_in_process_engine(fed
     simulated = federation.folder / "simulated.yaml"
     simulated.write_text(yaml.safe_dump({**EXPERIMENT, "data": data}))
     here = run_in_process(RunSettings(str(simulated), runs=str(federation.folder / "here")))
-    assert there["model_sha256"] == here["model_sha256"]
+    assert hashes_of(there) == hashes_of(here)
     for name in SITES:
         ledger = (federation.folder / name / "state" / "ledger.jsonl").read_text().splitlines()
         kinds = [json.loads(line)["kind"] for line in ledger]
