@@ -184,7 +184,7 @@ def _inside(name: str, runs: int, report: Path) -> None:
     made = {**TARGETS, "planted": planted_target}[name]
     guided = engine() == "atheris"
     if guided:
-        import atheris  # pyright: ignore[reportMissingImports]
+        atheris = importlib.import_module("atheris")
 
         with atheris.instrument_imports(include=["perennial"]):
             target = made(folder)
@@ -256,7 +256,7 @@ def _random_bytes(seed: int) -> bytes:
 
 
 def _with_atheris(one: Callable[[bytes], None], runs: int) -> None:
-    import atheris  # pyright: ignore[reportMissingImports]
+    atheris = importlib.import_module("atheris")
 
     options = [f"-runs={runs}", f"-max_len={LONGEST_INPUT}", "-seed=1", f"-timeout={SECONDS_FOR_ONE}"]
     options += [f"-rss_limit_mb={GIGABYTES * 1024}", "-len_control=0", "-print_final_stats=1"]

@@ -43,7 +43,7 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
     policy = site.identity.policy
     check_answer(policy, "statistics")
     check_statistics(policy, site.experiment)
-    site.check_stamp(request)
+    site.check_experiment(request)
     backbone = _maps(site, request.features)
     classes = _classes(site, request)
     weights = request.weights
@@ -87,7 +87,9 @@ def _released(site: Site, request: StatisticsRequest, sums: Statistics) -> Tenso
     secure = privacy.noise_source == "secure"
     seeded = stream(site.experiment.seed, "sums-noise", site.name, request.of_task)
     source = SecureWords() if secure else SeededWords(seeded)
-    gram, rows, counts = add_noise_to_sums(*clear.values(), PRODUCT, privacy.noise_multiplier, source)
+    gram, rows, counts = add_noise_to_sums(
+        sums.gram, sums.sums, sums.counts, PRODUCT, privacy.noise_multiplier, source
+    )
     charge_entry(site, charges.sums(site.experiment, request.run, request.of_task))
     noised = Tensors(gram=gram, sums=rows, counts=counts)
     state.put(name, 0, noised, {"features": request.features})
@@ -150,7 +152,7 @@ def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsR
     policy = site.identity.policy
     check_answer(policy, "statistics")
     check_statistics(policy, site.experiment)
-    site.check_stamp(request)
+    site.check_experiment(request)
     counts = _told_counts(site, _classes(site, request), "class_counts")
     _charge(site, request, "class_counts")
     return ClassCountsReply(**request.stamp_fields, of_task=request.of_task, counts=counts)
@@ -161,7 +163,7 @@ def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHea
     policy = site.identity.policy
     check_answer(policy, "evaluate")
     check_evaluation(policy, site.experiment)
-    site.check_stamp(request)
+    site.check_experiment(request)
     backbone, known = _maps(site, request.features), request.num_classes
     heads = request.heads
     count = len(heads["bias"]) if "bias" in heads else 0
