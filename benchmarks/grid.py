@@ -1,5 +1,4 @@
-"""Running a table: its missing runs, one after the other or several at a time, each kept as soon as it is
-done."""
+"""Runs a table's missing runs, one after the other or in parallel, and keeps each as it is done."""
 
 import hashlib
 import json
@@ -31,8 +30,10 @@ class Job:
 
 
 def settings_hash(experiment: Experiment) -> str:
-    """SHA-256 of what the experiment's file and changes say, without what they leave to defaults: a setting
-    that is new to the program does not make old results out of date."""
+    """SHA-256 of what the experiment's file and changes say, without what they leave to defaults.
+
+    So a setting that is new to the program does not make old results out of date.
+    """
     said = experiment.model_dump(mode="json", exclude_unset=True, exclude=ON_DISK)
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -53,8 +54,10 @@ def read_results(path: Path) -> list[Result]:
 
 
 def finished(table: Table, path: Path) -> dict[Job, Result]:
-    """Results of a file that belong to the table as it is now, under its present labels, in its order: those
-    of the settings that its experiment files and rows say today."""
+    """The results in a file that belong to the table as it is now, under its present labels and in its order.
+
+    Those are the ones whose settings the table's experiment files and rows say today.
+    """
     by_settings = {
         run.get("settings"): run
         for run in read_results(path)

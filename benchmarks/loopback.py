@@ -154,9 +154,11 @@ class Deployment:
         self._start(name, self._prefix, "site", "start", str(self.site_file(name)))
 
     def restart_site(self, name: str, seconds: float = 180) -> None:
-        """SIGKILL, then what a service manager does: start it again, ten seconds after each time it ended,
-        until it is in. The SuperLink lets nobody in whom it believes to be there, which takes it two missed
-        heartbeats to doubt."""
+        """Kill a site and start it again, ten seconds after each time it ended, until it is connected.
+
+        That is what a service manager does. The SuperLink admits nobody whom it believes to be connected, and
+        it takes two missed heartbeats to doubt that.
+        """
         before = self.log(name).count(ENTERED)
         until = time.monotonic() + seconds
         self.kill(name)

@@ -5,9 +5,9 @@
 stratified by file, each against the fast tests that run its line; a later call goes on where one stopped.
 `... report` states the share noticed with its 95 % interval. None of it is part of the tests.
 
-The code is changed in a copy below `build/mutation`, never in the checkout: the copy keeps the code with
-which the campaign began, and gets the tests of today. Each mutant runs in a process forked from one that has
-imported the libraries but nothing of ours, so it costs the time of its tests and little more.
+The code is changed in a copy below `build/mutation`, never in the checkout. The copy keeps the code with
+which the campaign began, and gets the tests of today when asked. Each mutant runs in a process forked from
+one that has imported the libraries but nothing of ours, so it costs the time of its tests and little more.
 
 mutmut 3 cannot be used: it names a mutated function by the path of its file, and our folders are packages
 below another name (`learning/` is `perennial.learning`). Cosmic Ray supplies the changes; the rest is here.
@@ -37,7 +37,7 @@ from perennial.foundation.files import replace_file
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 WORK = ROOT / "build" / "mutation"
-TREE, MAP = WORK / "tree", WORK / "map.json"
+TREE, MAP = WORK / "mutated", WORK / "map.json"
 """The copy that is changed, and what `map` found in a copy of its own."""
 SEED, COUNT = 18, 420
 LIBRARIES = (
@@ -73,10 +73,14 @@ def make_map(
 def run(
     count: Annotated[int, typer.Option(help="mutants in the sample")] = COUNT,
     only: Annotated[str, typer.Option(help="try those again whose key begins so, or 'survivors'")] = "",
+    today: Annotated[bool, typer.Option(help="take the tests of today into the copy")] = False,
+    covered: Annotated[bool, typer.Option(help="leave mutants that no test runs for a later call")] = False,
 ) -> None:
     """Try the mutants of the sample that have no result yet."""
-    copy_tree(TREE, only="tests" if TREE.exists() else "")
-    tests = CoveringTests.read(MAP)
+    if not TREE.exists():
+        copy_tree(TREE)
+    elif today:
+        copy_tree(TREE, only="tests")
     mutants = sample(TREE, count, SEED)
     done = results()
     load_libraries()
@@ -88,6 +92,9 @@ def run(
             and (not earlier["noticed"] if only == "survivors" else mutant.key.startswith(only))
         )
         if (earlier is not None and not again) or (only and not again):
+            continue
+        tests = CoveringTests.read(MAP)
+        if covered and not tests.of(mutant.file, mutant.statement, mutant.line):
             continue
         result = try_mutant(mutant, tests)
         done[mutant.key] = result

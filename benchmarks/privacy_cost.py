@@ -65,8 +65,11 @@ def main(kind: Kind) -> None:
 
 
 def _site(unprotected: str, protecting: str) -> dict[str, Any]:
-    """ratios: by the clock, disk and all; cpu_ratios: processor time of all threads, noise drawn meanwhile
-    too."""
+    """What protection costs at a site, relative to none.
+
+    ratios: by the clock, disk and all.
+    cpu_ratios: processor time of all threads, the drawing of noise included.
+    """
     wall, cpu = [], []
     with tempfile.TemporaryDirectory() as folder:
         plain, private = (_Sites(name, Path(folder)) for name in (unprotected, protecting))

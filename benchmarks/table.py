@@ -25,8 +25,10 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: an experiment file with changes (KEY=VALUE), and the paper's figures by measure,
-    in per cent."""
+    """One line of a table: an experiment file with changes (KEY=VALUE), and the paper's figures.
+
+    The paper's figures are by measure, in per cent.
+    """
 
     label: str
     experiment: str
@@ -60,9 +62,13 @@ STANDARD: Mapping[str, Measure] = {
 
 @dataclass(frozen=True)
 class Table:
-    """rows x measures, over seeds. note: what a reader must know, in Markdown. claims: what papers say of its
-    rows. scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for. plain:
-    measures that are no shares, and are printed as they are; infinity as a sign."""
+    """Rows and measures of one table, over seeds.
+
+    note: what a reader must know, in Markdown.
+    claims: what papers say of its rows.
+    scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for.
+    plain: measures that are no shares and are printed as they are; infinity as a sign.
+    """
 
     title: str
     rows: Sequence[Row]

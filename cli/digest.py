@@ -29,8 +29,12 @@ LARGEST_SIDE = 96
 
 @dataclass(frozen=True)
 class Pictures:
-    """For each digest shown: its samples (S, C, H, W), the guidance (C, H, W), and what an attacker gets back
-    (S, C, H, W); all in [0, 1]. similarity: SSIM of the attacker's best picture of any sample."""
+    """Pictures of each digest shown, with values in [0, 1].
+
+    For each digest: its samples (S, C, H, W), the guidance (C, H, W), and what an attacker gets back (S, C,
+    H, W).
+    similarity: SSIM of the attacker's best picture of any sample.
+    """
 
     samples: "list[Tensor]"
     guidance: "list[Tensor]"

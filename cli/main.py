@@ -49,11 +49,12 @@ def check(
     experiment: Annotated[
         Path | None, typer.Option(help="for a site.yaml: the experiment it will take part in")
     ] = None,
+    memory: Annotated[float, typer.Option(help="most memory to take for it, in GiB")] = 8.0,
 ) -> None:
     """Validate a file and what it points at, and say what would happen."""
     from perennial.cli.check import check_command
 
-    check_command(path, experiment)
+    check_command(path, experiment, memory)
 
 
 @app.command()
@@ -151,8 +152,7 @@ def attack(
     victims: Annotated[int, typer.Option(min=1, help="images to reconstruct")] = 6,
     steps: Annotated[int, typer.Option(min=1, help="of each reconstruction")] = 400,
 ) -> None:
-    """Attack a run: membership inference, gradient inversion, and what else applies, with pictures in the
-    report."""
+    """Attack a run, by membership inference and others, and add pictures to its report."""
     from perennial.cli.privacy import attack_command
 
     attack_command(run, victims, steps)
@@ -186,8 +186,7 @@ def train_encoder(
     output: Annotated[Path, typer.Argument(help="file to write, .safetensors")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, e.g. seed=2")] = None,
 ) -> None:
-    """Train an encoder of digests on public data. Its weights hold something of that data, and travel to
-    every site: use none that anybody wants hidden."""
+    """Train an encoder of digests on public data; its weights reveal something of that data to every site."""
     from perennial.cli.encoder import train_encoder_command
 
     typer.echo(train_encoder_command(settings, output, overrides or [], typer.echo))

@@ -28,8 +28,7 @@ def epsilon_command(
 
 
 def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
-    """Print every release of a site, what they cost together, and where a run asked for it what they cost a
-    typical record."""
+    """Print every release of a site, what they cost together, and any Bayesian figures."""
     from perennial.learning.bayesian_estimate import bayesian_figure_of, runs_with_bayesian_figure
     from perennial.privacy.composition import compose
 

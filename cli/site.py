@@ -58,8 +58,7 @@ def approve(
     sha256: Annotated[str, typer.Argument(help="its SHA-256, as the operator told it by another way")],
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
-    """Say what an app asks, and let it run here: the code and the experiment that have this hash, signed by
-    the publisher."""
+    """Say what an app asks for, and let exactly this signed code and experiment run here."""
     from perennial.config.site import load_site_config
     from perennial.deploy.approval import approve as approve_app
     from perennial.deploy.signing import check_signature
@@ -103,8 +102,7 @@ def withdraw(
 
 @app.command()
 def check(path: SiteFile = Path("site.yaml")) -> None:
-    """Check key, certificates, approvals and the way to the SuperLink; say what would happen, and what a
-    hostile server could get."""
+    """Check key, certificates, approvals and connection; say what a hostile server could get."""
     from perennial.client.exposure import in_words
     from perennial.deploy.handshake import check_handshake
     from perennial.deploy.supernode import ports_in_words, read_setup

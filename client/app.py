@@ -1,7 +1,7 @@
-"""The ClientApp: one handler for each kind of request. A failure becomes a typed refusal, so the operator
-reads the reason.
+"""The ClientApp: one handler for each kind of request; a failure becomes a typed refusal.
 
-A site starts one process for each message, so nothing is imported here that a request may not need.
+The operator reads the reason in the refusal. A site starts one process for each message, so nothing is
+imported here that a request may not need.
 """
 
 import logging
@@ -34,6 +34,7 @@ from perennial.protocol.messages import (
     PersonalModelRequest,
     Refusal,
     SparsityRequest,
+    Stamp,
     TrainRequest,
 )
 
@@ -86,15 +87,15 @@ def _answer(
     return Message(record, reply_to=message)
 
 
-def _answer_at_site(message: Message, context: Context, expected: type[WireMessage], answer: str) -> Message:
+def _answer_at_site(message: Message, context: Context, expected: type[Stamp], answer: str) -> Message:
     """Answer by `module:function` of this room, imported for this request alone; it takes the opened site."""
 
-    def handle(identity: Identity, request: WireMessage) -> WireMessage:
+    def handle(identity: Identity, request: Stamp) -> WireMessage:
         from perennial.client.door import admitted
         from perennial.client.site import open_site
 
         module, _, function = answer.partition(":")
-        site = open_site(identity)
+        site = open_site(identity, request)
         with admitted(site, request):
             return getattr(import_module(f"perennial.client.{module}"), function)(site, request)
 
@@ -102,8 +103,11 @@ def _answer_at_site(message: Message, context: Context, expected: type[WireMessa
 
 
 def _reason(error: Exception, deployed: bool) -> str:
-    """What the operator reads. A real site's data and disk errors can name files, and file names can name
-    patients."""
+    """The reason that the operator reads.
+
+    A real site's data and disk errors can name files, and file names can name patients, so they stay in the
+    site's own log.
+    """
     if deployed and not isinstance(error, TELLABLE):
         return f"{type(error).__name__}; the details are in this site's own log"
     return str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"

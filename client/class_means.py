@@ -34,8 +34,11 @@ def class_sums(model: IncrementalModel, exemplars: TrainingSet) -> Tensor:
 
 
 def own_class_means(site: Site, request: Stamp, model: IncrementalModel) -> Tensor | None:
-    """(M, d) unit means of the site's own exemplars as they are after the request's round, a row of zeros
-    without any; None where the experiment classifies by the head, or the site has no exemplar at all."""
+    """(M, d) unit means of the site's own exemplars after the request's round.
+
+    A class without exemplars has a row of zeros. Returns None if the experiment classifies by the head, or if
+    the site has no exemplar at all.
+    """
     if site.experiment.learner.classifier != "nearest_mean":
         return None
     kept = site.exemplars(request.run).indices(before_round=request.round + 1)
@@ -45,14 +48,14 @@ def own_class_means(site: Site, request: Stamp, model: IncrementalModel) -> Tens
 def release_class_sums(
     site: Site, request: FinishTaskRequest, model: IncrementalModel, kept: Tensor
 ) -> Tensors:
-    """What may leave about the exemplars at the indices kept: "sums" (M, d) and "counts" (M,), both 0 for
-    classes that the floor keeps here.
+    """What may leave about the exemplars at the indices kept: "sums" (M, d) and "counts" (M,).
 
-    Under client_local every row is a mean direction instead, scaled so that all rows together have norm 1 at
-    most; one site's whole data then moves the release by 2 at most, as the accountant takes it, and the
-    counts are 1 whatever the site holds. Raises PolicyRefusal when the site demands a protection that the
-    experiment lacks or no class is above the floor, PrivacyError when the lifetime budget does not cover the
-    release.
+    Both are 0 for classes that the floor keeps here. Under client_local every row is a mean direction
+    instead, scaled so that all rows together have norm 1 at most; one site's whole data then moves the
+    release by 2 at most, as the accountant takes it, and the counts are 1 whatever the site holds.
+
+    Raises PolicyRefusal when the site demands a protection that the experiment lacks or no class is above the
+    floor, PrivacyError when the lifetime budget does not cover the release.
     """
     check_update(site.identity.policy, site.experiment)
     exemplars = site.samples(kept)

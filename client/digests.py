@@ -93,8 +93,7 @@ def encode(site: Site, encoder: FeatureEncoder, indices: Tensor) -> Tensor:
 
 
 def withdrawal(site: Site) -> dict[str, Any]:
-    """What a training reply says when this site no longer lends digests in an experiment that asks for
-    them."""
+    """What a training reply says when this site has stopped lending digests to its experiment."""
     if site.experiment.digests is None or "digest" in site.identity.policy.answers:
         return {}
     return {"digests": "withdrawn"}

@@ -1,8 +1,7 @@
-"""The door of a deployed site: a request comes in only if the approved experiment makes it and the policy
-bears its size.
+"""The first check of a deployed site: is this request one that the approved experiment makes?
 
-What the request would release is judged afterwards, by client/policy.py and client/floor.py, where it is
-computed.
+The policy must also bear its size. What the request would release is judged afterwards, by client/policy.py
+and client/floor.py, where it is computed.
 """
 
 import math
@@ -33,7 +32,7 @@ def admitted(site: Site, request: WireMessage) -> Iterator[None]:
         yield
         return
     policy = site.identity.policy
-    site.check_stamp(request)
+    site.check_experiment(request)
     plan = Plan(site.experiment, site.process.registry)
     check_bytes(policy, request)
     check_bounds(policy, site.experiment, plan.rounds)
@@ -95,6 +94,16 @@ def check_bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> Non
             raise PolicyRefusal(str(bound))
 
 
+def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:
+    """The bounds of a policy that an experiment as a whole does not keep, in words."""
+    yield from (str(bound) for bound in bounds(policy, plan.experiment, plan.rounds) if not bound.holds)
+    if plan.evaluations() > policy.max_evaluations:
+        yield (
+            f"policy.max_evaluations: the experiment asks for {plan.evaluations()} answers with counts, "
+            f"allowed {policy.max_evaluations}"
+        )
+
+
 def check_clip_norm(policy: SitePolicy, experiment: Experiment, clip_norm: float | None) -> None:
     """Raises PolicyRefusal when adaptive clipping has driven the norm above the policy's largest."""
     bound = Bound("max_clip_norm", "clip_norm of the request", clip_norm or 0.0, policy.max_clip_norm)
@@ -103,7 +112,10 @@ def check_clip_norm(policy: SitePolicy, experiment: Experiment, clip_norm: float
 
 
 def check_steps(policy: SitePolicy, experiment: Experiment, samples: int) -> None:
-    """Raises PolicyRefusal when training on so many samples takes too many steps; it does not tell how many."""
+    """Refuse training that would take more steps than the policy allows.
+
+    Raises PolicyRefusal, which does not say how many samples the site has.
+    """
     steps = experiment.learner.epochs * math.ceil(samples / experiment.learner.batch_size)
     if experiment.privacy.mode != "sample" and steps > policy.max_steps:
         raise PolicyRefusal(

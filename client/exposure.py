@@ -1,8 +1,8 @@
-"""What a hostile server could get out of a site under a policy: whether it can recover single images, channel
-by channel, computed from the policy alone.
+"""What a hostile server could get out of a site under a policy, channel by channel.
 
-The server is taken at its worst: it sends any model, in the requests of any experiment that the hospital
-approves. tests/redteam runs an attack on each channel and holds these answers against what it recovers.
+For each channel: whether the server can recover single images, computed from the policy alone. The server is
+taken at its worst: it sends any model, in the requests of any experiment that the hospital approves.
+tests/redteam runs an attack on each channel and holds these answers against what it recovers.
 """
 
 from collections.abc import Iterator

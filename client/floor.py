@@ -45,11 +45,11 @@ def check_single_samples(policy: SitePolicy, release: Release) -> None:
 
 
 def withheld(policy: SitePolicy, release: Release, cells: Sequence[int]) -> set[int]:
-    """Which cells of a table of counts stay at the site: those below the floor, empty ones too, and further
-    ones, smallest first, until those that stay have two cells and the floor's number of samples between them.
+    """Which cells of a table of counts stay at the site because they are below the floor.
 
-    So a total that is known from elsewhere gives none of them back, and nobody learns whether a class has no
-    sample or a few. A floor of 1 holds nothing back.
+    Empty cells stay too, and further ones, smallest first, until those that stay have two cells and the
+    floor's number of samples between them. So a total that is known from elsewhere gives none of them back,
+    and nobody learns whether a class has no sample or a few. A floor of 1 holds nothing back.
     """
     if policy.min_samples == 1 or exempt(policy, release):
         return set()

@@ -83,13 +83,13 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
         result.update.zero_()
     if neighbours is not None:
         neighbours.keep()
-    told = release_update(site, request, result, len(indices))
+    released = release_update(site, request, result, len(indices))
     flat.clear_held(result.update)
     correction.remember(result.update, result.steps)
     reply = TrainReply(
         **request.stamp_fields,
         update=shared_update(update, own),
-        **vars(told),
+        **vars(released),
         method=prototypes,
         metrics=json.dumps({**measured(site, request, model, indices, result), **withdrawal(site)}),
     )
@@ -130,8 +130,10 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
 
 @dataclass(frozen=True)
 class HeldOutCounts:
-    """Right answers and samples of each class. withheld: classes whose counts stay here, 0 in both; None:
-    none."""
+    """Right answers and samples of each class.
+
+    withheld: classes whose counts stay here, which are 0 in both lists; None if there are none.
+    """
 
     correct: list[int]
     total: list[int]
@@ -191,8 +193,7 @@ def _means(model: IncrementalModel, tensors: Tensors) -> Tensor:
 
 
 def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:
-    """A site that was away when tasks ended chooses their exemplars now, with the model of the task
-    before."""
+    """Choose the exemplars of tasks that ended while the site was away, with the previous task's model."""
     if previous is None:
         return
     held = set(site.data.y[store.indices(before_round=request.round)].tolist())
@@ -218,4 +219,4 @@ def _choose(
             members[label] = indices
             if memory.selection != "random":
                 features[label] = unit_features(model, site.samples(indices))
-    store.choose(memory, quota, features, members, version, site.experiment.seed)
+    store.choose(memory, quota, features, members, version)

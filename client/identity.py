@@ -1,5 +1,4 @@
-"""Who this process answers as, found out from the node's and the run's configuration without reading any
-data."""
+"""Finds out which site this process answers for, from its configuration and without reading any data."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,11 +16,12 @@ from perennial.foundation.errors import ConfigError, PolicyRefusal
 
 @dataclass(frozen=True)
 class Identity:
-    """A site's name and machine. own_data: a deployed site's data block; None: a share of the experiment's
-    data.
+    """A site's name, data and machine.
 
-    shared_models: folder that simulated sites share for the models of earlier tasks; None: in the site's own
-    state. ledger_head, limits: as site.yaml says; a simulated site has neither.
+    own_data: a deployed site's data block; None for a share of the experiment's data.
+    shared_models: folder that simulated sites share for the models of earlier tasks; None for a folder in the
+    site's own state.
+    ledger_head, limits: as site.yaml says; a simulated site has neither.
     """
 
     name: str

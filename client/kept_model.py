@@ -10,8 +10,10 @@ from perennial.models.saved import PERSONAL_MODEL, Inputs, save_model
 
 
 def keep_own_model(site: Site, model: IncrementalModel, class_means: Tensor | None) -> None:
-    """Replace the site's model file. class_means: (M, d), where the site classifies by the nearest of its
-    own."""
+    """Replace the site's model file.
+
+    class_means: (M, d), if the site classifies by the nearest mean of its own exemplars.
+    """
     folder = site.identity.state_dir
     make_folder(folder)
     data = site.data

@@ -1,4 +1,4 @@
-"""The measurements that a site tells beside its update, where a strategy asks for them."""
+"""The measurements that a site reports beside its update, where a strategy asks for them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -68,5 +68,5 @@ def measured(
         CLASS_COVERAGE: coverage,
         LABEL_COUNTS: counts,
     }
-    told = {name: measure[name]() for name in names}
-    return {name: value for name, value in told.items() if value is not None}
+    found = {name: measure[name]() for name in names}
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,5 +1,4 @@
-"""A site's own model: the shared layers of its cluster and its own layers, kept as a file that can be
-served."""
+"""A site's own model: the shared layers of its cluster and its own layers, in a file that can be served."""
 
 from perennial.client.class_means import own_class_means
 from perennial.client.handlers import held_out_counts

@@ -104,7 +104,7 @@ class Plan:
         return 1 if ring is None else int(ring.get("segments", USUAL_SEGMENTS))
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def measurements(self) -> tuple[str, ...]:
         """The measurements that the experiment may ask for."""
         return tuple(name for strategy in self.strategies for name in TOLD.get(strategy, ()))
 
@@ -173,7 +173,7 @@ class Plan:
                     f"settings.{key}: the approved experiment's strategy ({names}) does not use it"
                 )
         for name in asked(request.settings):
-            if name not in self.told:
+            if name not in self.measurements:
                 raise PolicyRefusal(
                     f"settings.tell: {name!r}: the approved experiment's strategy ({names}) does not ask "
                     "for it"

@@ -1,10 +1,9 @@
-"""What this site answers, and what may leave it. The policy is the hospital's; nothing in a message can widen
-it.
+"""What this site answers, and what may leave it.
 
-A release is judged by what really hides it, which the experiment's privacy.mode alone does not say: the mode
-must be the one that the hospital demands, its claim must be true of these settings, its noise must be unknown
-to the server, and nothing may leave beside it. Each kind of release has its one check here, which is made
-before anything is computed.
+The policy is the hospital's; nothing in a message can widen it. A release is judged by what really hides it,
+which the experiment's privacy.mode alone does not say: the mode must be the one that the hospital demands,
+its claim must be true of these settings, its noise must be unknown to the server, and nothing may leave
+beside it. Each kind of release has its one check here, which is made before anything is computed.
 """
 
 from dataclasses import dataclass

@@ -13,12 +13,14 @@ from perennial.client.exemplars import ExemplarStore
 from perennial.client.identity import Identity
 from perennial.client.quota import Quota
 from perennial.client.site_models import SiteModels
+from perennial.client.split_key import keep_split_key
 from perennial.client.state import SiteState
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
 from perennial.data.deployed import load_site, site_config
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
+from perennial.data.splits import simulation_key
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
@@ -93,8 +95,7 @@ class Site:
         return ExemplarStore(self.state(run), self.data, self.process.registry.classes)
 
     def samples(self, indices: Tensor, exemplars: int = 0) -> TrainingSet:
-        """The samples at some indices of the site's data, on the device; the last `exemplars` of them are
-        exemplars."""
+        """The samples at some indices of the site's data, on the device; exemplars come last."""
         place = self.process.on_device
         indices = indices.to(self.models.device)
         return TrainingSet(
@@ -110,8 +111,8 @@ class Site:
         """Labels of the classes that the stamp's task brings."""
         return self.process.registry.schedule.classes_of(stamp.task)
 
-    def check_stamp(self, stamp: Stamp) -> None:
-        """Raises ProtocolError when a request is of another experiment or class order."""
+    def check_experiment(self, stamp: Stamp) -> None:
+        """Raises ProtocolError when a request is of another experiment or class order; writes nothing."""
         ours = {"experiment": self.experiment.digest, "class_order": self.process.registry.order_hash}
         for name, value in ours.items():
             found = getattr(stamp, name)
@@ -124,21 +125,27 @@ class Site:
         if stamp.task > tasks:
             raise ProtocolError(f"{type(stamp).__name__}: task: found {stamp.task}, allowed 1 to {tasks}")
 
-    def previous_model(self, request: Continued) -> tuple[str, dict[str, Tensor]] | None:
-        """(hash, tensors) of the model of the task before, from the message or from this site's disk; None in
-        task 1.
+    def check_stamp(self, stamp: Stamp) -> None:
+        """Raises ProtocolError when a request is of another experiment or class order, or comes with another
+        key of the splits than the run's first request."""
+        self.check_experiment(stamp)
+        if self.identity.own_data is not None:
+            keep_split_key(self.state(stamp.run).folder, stamp.split_key)
 
-        What a message brings is written to the disk only once it is known to be a model of this experiment at
-        the end of the task before. Raises ProtocolError when it is not, when it does not have the promised
-        hash, or when the site holds no such model.
+    def previous_model(self, request: Continued) -> tuple[str, dict[str, Tensor]] | None:
+        """(hash, tensors) of the previous task's model, from the message or from this site's disk.
+
+        None in task 1. What a message brings is written to the disk only once it is known to be a model of
+        this experiment at the end of the previous task. Raises ProtocolError when it is not, when it does not
+        have the promised hash, or when the site holds no such model.
         """
         sha256 = request.previous
         if not sha256:
             return None
+        if request.task == 1:
+            raise ProtocolError(f"previous: found {sha256:.12} in task 1, before which there is no model")
         held = self.process.earlier_models
         if sha256 not in held:
-            if request.task == 1:
-                raise ProtocolError(f"previous: found {sha256:.12} in task 1, before which there is no model")
             tensors = request.previous_arrays
             if tensors is not None:
                 self.models.check_complete(tensors, self.task_range(request).start)
@@ -163,23 +170,32 @@ class Site:
         }
 
 
-_processes: dict[tuple[str, str, str], Process] = {}
+_processes: dict[tuple[str, str, str, str], Process] = {}
 
 
-def open_site(identity: Identity) -> Site:
-    """The site that identity names, with its data read and its models at hand (once per process)."""
+def open_site(identity: Identity, stamp: Stamp | None = None) -> Site:
+    """The site that identity names, with its data read and its models at hand (once per process).
+
+    stamp: of the request, whose run's key divides data of the site's own; None: a look at the data outside of
+    any run, by the key that a simulation has.
+    """
     torch.set_num_threads(identity.threads)
     device = choose_device(identity.device)
     own = identity.name if identity.own_data is not None else ""
-    key = (identity.experiment.digest, str(device), own)
+    split_key = stamp.split_key if stamp is not None and own else ""
+    if stamp is not None and own and not split_key:
+        raise ProtocolError(
+            f"{type(stamp).__name__}: split_key: missing; a site with data of its own divides them by it"
+        )
+    key = (identity.experiment.digest, str(device), own, split_key)
     if key not in _processes:
         # one experiment at a time: a continued run must not keep the data of the shorter class list in memory
         _processes.clear()
-        _processes[key] = _open_process(identity, device)
+        _processes[key] = _open_process(identity, device, bytes.fromhex(split_key))
     return Site(identity, _processes[key])
 
 
-def _open_process(identity: Identity, device: torch.device) -> Process:
+def _open_process(identity: Identity, device: torch.device, split_key: bytes) -> Process:
     experiment = identity.experiment
     if identity.own_data is None:
         federation = simulated_federation(experiment)
@@ -197,6 +213,7 @@ def _open_process(identity: Identity, device: torch.device) -> Process:
         registry = build_registry(experiment.data.classes, experiment.tasks, experiment.seed)
         config = site_config(experiment.data, identity.own_data)
         cache = identity.state_dir / "decoded"
-        own = load_site(config, registry.classes, identity.name, experiment.seed, cache)
+        split_key = split_key or simulation_key(experiment.seed)
+        own = load_site(config, registry.classes, identity.name, experiment.seed, split_key, cache)
         data, shape, sites = {identity.name: own}, own.input_shape, experiment.data.sites or 1
     return Process(registry, data, sites, SiteModels(experiment, shape, device))

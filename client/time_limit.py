@@ -25,12 +25,15 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     if threading.current_thread() is threading.main_thread():
         before = signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
+            if left:
+                # somebody else's alarm, at its own time
+                signal.setitimer(signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - start)))
     else:
         yield
     if time.monotonic() - start > seconds:

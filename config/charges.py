@@ -1,5 +1,6 @@
-"""What each release of a site is charged as: one function for each kind, which the site's ledger and the
-server's record of what it asked both call.
+"""What each release of a site is charged as: one function for each kind of release.
+
+The site's ledger and the server's record of what it asked both call it.
 
 run, experiment: identifiers of the run and of the experiment (`Experiment.digest`).
 """

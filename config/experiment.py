@@ -232,8 +232,10 @@ class Experiment(BaseModel):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the resolved settings: the experiment id on the wire. Where files lie on a disk is not
-        part of it."""
+        """SHA-256 of the resolved settings, which identifies the experiment in every message.
+
+        The paths of files on a disk are not part of it.
+        """
         settings = self.model_dump(mode="json", exclude=ON_DISK)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
@@ -244,8 +246,10 @@ class Experiment(BaseModel):
 
     @property
     def needs_previous(self) -> bool:
-        """Whether sites need the global model of the task before: to distil from it, to build on it, or to
-        choose exemplars."""
+        """Whether sites need the global model of the previous task.
+
+        They need it to distil from it, to build on it, or to choose exemplars.
+        """
         learner = self.learner
         model_needs = self.model.name == "dual_backbone" or self.model.freeze_old_rows
         return learner.needs_previous or learner.memory is not None or model_needs

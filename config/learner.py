@@ -16,7 +16,7 @@ CLASSIFICATIONS = ("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gr
 class Part(BaseModel):
     """Base of a named part; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Optimizer(Part):
@@ -77,8 +77,10 @@ class Classification(Part):
 
 
 class Distillation(Part):
-    """Keeps the logits of old classes close to the previous task's global model (Li and Hoiem 2016, arXiv
-    1606.09282)."""
+    """Keeps the logits of old classes close to those of the previous task's global model.
+
+    Li and Hoiem 2016 (arXiv 1606.09282).
+    """
 
     weight: float = Field(default=1.0, gt=0)
     temperature: float = Field(default=2.0, gt=0)

@@ -32,11 +32,13 @@ STRATEGIES = {
 
 
 def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """(the content of an experiment file with other people's methods as `module:Class`, SHA-256 of each one's
-    source).
+    """An experiment's content with other people's methods as `module:Class`, and SHA-256 of each one's
+    source.
 
     Written so, the resolved experiment means the same where the package's entry points are unknown, as inside
-    an app bundle. Raises ConfigError when a plug-in is not there.
+    a FAB.
+
+    Raises ConfigError when a plug-in is not there.
     """
     found: dict[str, str] = {}
 

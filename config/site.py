@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from perennial.config.yaml_file import read_yaml, validate
+from perennial.config.yaml_file import UsablePath, read_yaml, validate
 from perennial.data.config import DataConfig
 from perennial.foundation.names import SITE_NAME
 from perennial.privacy.config import Mode
@@ -24,8 +24,8 @@ class SitePolicy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     answers: list[Answer] = ["train", "evaluate"]
     min_samples: int = Field(default=1, ge=1)
-    """Whatever leaves and is computed from data is computed from at least so many samples: an update, a ring's
-    segment, a class's sum or count, a sparsity vector, a digest without a proven protection."""
+    """Whatever leaves and is computed from data is computed from at least so many samples: an update, a
+    ring's segment, a class's sum or count, a sparsity vector, a digest without a proven protection."""
     below_floor: list[Few] = []
     """Releases to which min_samples does not apply. Prototypes come from one sample each, so that they leave
     only where they are named here."""
@@ -53,7 +53,7 @@ class SitePolicy(BaseModel):
     max_bytes: int = Field(default=2**30, ge=1)
     """Most bytes of tensors in one request."""
     max_evaluations: int = Field(default=100, ge=0)
-    """Most answers with counts on held-out samples that one approved experiment gets, all its runs together."""
+    """Most answers with counts on held-out samples that one approved experiment gets in all its runs."""
     max_runs: int = Field(default=3, ge=1)
     """Most runs of one approved experiment; a run that is resumed is the same run."""
     max_repeats: int = Field(default=3, ge=0)
@@ -70,8 +70,10 @@ class SitePolicy(BaseModel):
 
     @property
     def unit(self) -> Literal["site", "sample"] | None:
-        """What the budget must hide: the unit of the protection demanded; None: the largest that all
-        releases hide."""
+        """What the budget must hide: the unit of the protection that the site demands.
+
+        None stands for the largest unit that all releases hide.
+        """
         if self.require_privacy == "none":
             return None
         return "sample" if self.require_privacy == "sample" else "site"
@@ -90,22 +92,23 @@ class StateLimits(BaseModel):
 
 
 class Connection(BaseModel):
-    """How the SuperNode reaches the SuperLink; `perennial site start` reads it. Paths: from the file's
-    folder.
+    """How the SuperNode reaches the SuperLink; `perennial site start` reads it.
 
-    flower_home: Flower's folder; its apps/ holds the apps that may run here. any_app: run every app that the
-    operator sends, without approval. trusted_entities: Flower's list of publishers' keys, for apps from
-    Flower's hub. runtime_port: on loopback, with the next one for health checks; another for each SuperNode
-    on a machine.
+    Paths are relative to the folder of the file.
+
+    flower_home: Flower's folder; its apps/ holds the apps that may run here.
+    any_app: run every app that the operator sends, without approval.
+    trusted_entities: Flower's list of publishers' keys, for apps from Flower's hub.
+    runtime_port: on loopback; the next port serves health checks. Each SuperNode of a machine needs its own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     superlink: str = Field(pattern=r"^.+:[0-9]+$")
-    ca: Path = Path("ca.crt")
-    key: Path = Path("node.key")
-    flower_home: Path = Path("flower")
+    ca: UsablePath = Path("ca.crt")
+    key: UsablePath = Path("node.key")
+    flower_home: UsablePath = Path("flower")
     any_app: bool = False
-    trusted_entities: Path | None = None
+    trusted_entities: UsablePath | None = None
     runtime_port: int = Field(default=9094, ge=1, lt=65535)
 
 
@@ -120,12 +123,12 @@ class SiteConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(default=1, ge=1)
     """Processor threads for training; results repeat bit for bit with 1."""
-    state_dir: Path
-    ledger_head: Path | None = None
+    state_dir: UsablePath
+    ledger_head: UsablePath | None = None
     """A file outside state_dir, best on another disk, in which the site notes how far its ledger went: a
     ledger that was deleted, truncated or put back from an older copy is then noticed."""
     state: StateLimits = StateLimits()
-    approvals: Path = Path("approvals")
+    approvals: UsablePath = Path("approvals")
     """Folder of the records of approved experiments; nothing else is answered. The SuperNode's user must not
     be able to write it."""
     policy: SitePolicy = SitePolicy()

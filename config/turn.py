@@ -1,5 +1,4 @@
-"""What the server of a ring says to the site whose turn it is: which part of its data, and what to leave as
-it is."""
+"""What the server of a ring tells the site whose turn it is: which data to use, and what to freeze."""
 
 from typing import Annotated, Literal
 

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections import Counter
 from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
@@ -48,7 +49,7 @@ def _printable(name: str) -> str:
 
 
 def _distinct(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    twice = sorted({name for name in names or () if (names or ()).count(name) > 1})
+    twice = sorted(name for name, count in Counter(names or ()).items() if count > 1)
     if twice:
         raise ValueError(f"listed more than once: {', '.join(twice)}")
     return names
@@ -56,7 +57,11 @@ def _distinct(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 Name = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_printable)]
 Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
+Cap = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
+Rounds = Annotated[int, Field(gt=0, le=1_000_000)]
+Pixels = Annotated[int, Field(gt=0, le=4_096)]
 Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+MOST_SITES = 10_000
 
 
 def _source(name: str) -> str:
@@ -152,7 +157,10 @@ class DataConfig(_Strict):
     image_size, color: what images become; in arrays (npz) only 8-bit ones can, and others are refused.
     columns (csv): feature -> "numeric" or its categories; without it they are discovered, in simulation only.
     arrays (npz): role -> name of the array in the file, where it is not the role's own.
-    samples_limit, test_limit: stratified caps of the whole training and test part, for simulation on a CPU.
+    test_fraction, validation_fraction: of all records, and of those that are left: on average, since a keyed
+        hash of each record decides (data/splits.py).
+    samples_limit, test_limit: caps of the whole training and test part, for simulation on a CPU: a number of
+        samples (on average), or a share between 0 and 1.
     """
 
     source: Annotated[str, AfterValidator(_source)]
@@ -161,19 +169,19 @@ class DataConfig(_Strict):
     download: bool = False
     classes: Names | None = None
     labels: dict[Name, Name] | None = None
-    image_size: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None
+    image_size: Pixels | tuple[Pixels, Pixels] | None = None
     color: Literal["rgb", "gray"] | None = None
     columns: dict[str, Literal["numeric"] | Names] | None = None
     label_column: str = "label"
     site_column: str | None = None
     arrays: dict[ArrayRole, str] = Field(default_factory=dict)
-    sites: PositiveInt | None = None
+    sites: int | None = Field(default=None, gt=0, le=MOST_SITES)
     partition: PartitionConfig = PartitionConfig()
     test_fraction: float = Field(default=0.2, ge=0, lt=1)
     validation_fraction: float = Field(default=0.1, ge=0, lt=1)
     normalise: NormaliseConfig | None = None
-    samples_limit: PositiveInt | None = None
-    test_limit: PositiveInt | None = None
+    samples_limit: Cap | None = None
+    test_limit: Cap | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
     options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
     """Keys of a source that is a plug-in: the keywords of its function after the first two."""
@@ -264,7 +272,7 @@ class TasksConfig(_Strict):
     increments: PositiveInt | Sizes | None = None
     base_classes: int = Field(default=0, ge=0)
     order: Annotated[Literal["seeded", "natural", "1993"] | Names, BeforeValidator(_order)] = "seeded"
-    rounds: PositiveInt | Sizes
+    rounds: Rounds | Annotated[tuple[Rounds, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _one_way_to_cut(self) -> Self:

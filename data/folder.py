@@ -178,10 +178,10 @@ def _is_text(name: str) -> bool:
 
 
 def _files(folder: Path, listing: _Listing) -> Iterator[Path]:
-    """Files inside folder, at any depth, in a fixed order: first those of its own, then those of linked
-    folders, each folder once.
+    """Yield the files inside a folder, at any depth, in a fixed order and each folder once.
 
-    A link to a folder that holds it would bring in other classes: it is put in listing.looped.
+    A folder's own files come first, then those of linked folders. A link to a folder that contains the link
+    would bring in other classes; it is added to listing.looped instead.
     """
 
     def refuse(error: OSError) -> None:

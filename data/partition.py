@@ -70,6 +70,26 @@ def partition(
     return Partition([np.sort(np.concatenate(share)) for share in shares], tuple(notes))
 
 
+def share_out(
+    labels: np.ndarray, rows: np.ndarray, held: np.ndarray, names: Sequence[str], seed: int
+) -> list[np.ndarray]:
+    """The rows of a central test set, divided among N sites as their training samples are; each sorted.
+
+    labels: (n,), internal.
+    rows: (n,) int64.
+    held: (classes, N) training samples; a class that no site trains on is divided equally.
+    """
+    shares: list[list[np.ndarray]] = [[] for _ in range(held.shape[1])]
+    for label in map(int, np.unique(labels)):
+        group = rows[labels == label]
+        weights = held[label] if held[label].any() else np.ones(held.shape[1], dtype=np.int64)
+        counts = apportion(np.array([len(group)]), weights[None])[0]
+        shuffled = stream(seed, "test-share", names[label]).permutation(group)
+        for share, part in zip(shares, np.split(shuffled, np.cumsum(counts)[:-1]), strict=True):
+            share.append(part)
+    return [np.sort(np.concatenate(share)) if share else rows[:0] for share in shares]
+
+
 def _counts(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:
     """(C, N) samples of each class of one task at each site; row c sums to totals[c], (C,)."""
     match config.kind:

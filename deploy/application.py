@@ -27,8 +27,12 @@ PUBLISHER, NAME, VERSION = "perennial", "perennial", "0.1.0"
 
 @dataclass(frozen=True)
 class Application:
-    """A staged app. folder: what `flwr run` takes. fab: the bundle, named as Flower names it. digest: its
-    SHA-256."""
+    """An app that is ready to be sent.
+
+    folder: what `flwr run` takes.
+    fab: the Flower App Bundle (FAB), named as Flower names it.
+    digest: the FAB's SHA-256.
+    """
 
     folder: Path
     fab: Path
@@ -112,8 +116,10 @@ def _stage_plugins(experiment: Experiment, staged: Path) -> None:
 
 
 def _with_encoder(experiment: Experiment, inside: Path) -> Experiment:
-    """The experiment, reading its encoder from inside, where the file is put: as text, because Flower's
-    bundles hold nothing else."""
+    """The experiment, changed to read its encoder from a file inside the app.
+
+    The file is written as text, because Flower's FABs hold nothing else.
+    """
     encoder, digests = experiment.encoder, experiment.digests
     if digests is None or encoder.file is None or encoder.sha256 is None:
         return experiment

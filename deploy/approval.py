@@ -58,8 +58,10 @@ def prepare_apps(flower_home: Path, approvals: Path) -> None:
 
 
 def offered_experiments(fab: Path) -> dict[str, Experiment]:
-    """The experiments inside an app bundle, resolved, by their file inside the app; nothing of it is run or
-    kept. Raises ConfigError when it is not an app bundle or an experiment is not valid."""
+    """The experiments inside a FAB, resolved, by their file inside the app; nothing is run or kept.
+
+    Raises ConfigError when the file is no FAB or an experiment is not valid.
+    """
     try:
         with zipfile.ZipFile(fab) as archive, tempfile.TemporaryDirectory() as folder:
             inside = [item for item in archive.infolist() if item.filename.startswith(EXPERIMENTS)]
@@ -140,8 +142,10 @@ def approved_apps(flower_home: Path) -> list[ApprovedApp]:
 
 
 def require_read_only(flower_home: Path, approvals: Path) -> None:
-    """Raises StateError when the SuperNode's user could add an app or an approval: then nothing would be
-    pinned."""
+    """Check that the SuperNode's user can add neither an app nor an approval.
+
+    Raises StateError otherwise, because nothing would be pinned.
+    """
     apps = flower_home / "apps"
     for folder in (apps, approvals):
         if not folder.is_dir():

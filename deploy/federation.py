@@ -119,7 +119,7 @@ class OperatorFolder:
     def write_names(self) -> None:
         """Tell the server which name belongs to which registered node: no node can say another's."""
         registered = {site.node: name for name, site in self.sites().items() if site.state == "registered"}
-        write_registered(self.state / NODES, registered)
+        write_registered(self.path / NODES, registered)
 
     def add_site(self, name: str, public_key: bytes) -> str:
         """Add a site, or give one that is not registered a new key; the key's fingerprint.
@@ -143,8 +143,10 @@ class OperatorFolder:
         return fingerprint(line)
 
     def renew_server(self, days: int) -> int:
-        """A new server certificate from the present authority, which ends a change of authority: from now on
-        ca.crt holds no other. Returns how many others it held."""
+        """Issue a new server certificate from the present authority, which ends a change of authority.
+
+        From now on ca.crt holds no other authority. Returns how many others it held.
+        """
         authority = Issued(self.authority_certificate.read_bytes(), self.authority_key.read_bytes())
         issued = make_server(authority, self.federation.hosts, days)
         folder = self.certificates
@@ -156,8 +158,10 @@ class OperatorFolder:
         return len(before - {found.fingerprint for found in read_validity(trusted)})
 
     def renew_authority(self) -> None:
-        """A new authority beside the one that the server's certificate is from: sites trust both until that
-        is renewed."""
+        """Create a new authority beside the one that issued the server's certificate.
+
+        Sites trust both until the server's certificate is renewed.
+        """
         server = (self.certificates / "server.pem").read_bytes()
         old = signers_of(server, (self.certificates / "ca.crt").read_bytes())
         authority = make_authority(self.federation.name)
@@ -172,8 +176,10 @@ class OperatorFolder:
 
 
 def create_operator_folder(path: Path, federation: Federation, days: int) -> OperatorFolder:
-    """Make path a new federation: authority, server certificate, settings. Raises StateError when it is no
-    folder or not empty."""
+    """Create a new federation at path: authority, server certificate and settings.
+
+    Raises StateError when path is no folder or is not empty.
+    """
     authority = make_authority(federation.name)
     make_server(authority, federation.hosts, days)  # refuses bad hosts before anything is written
     make_folder(path, mode=0o777)
@@ -195,8 +201,10 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
 
 
 def keep_out_of_git(folder: Path) -> None:
-    """Where folder lies in a repository, adding everything to that adds no key; a .gitignore that is there
-    already stays."""
+    """Write a .gitignore so that a repository around the folder does not take the keys in.
+
+    A .gitignore that is there already stays.
+    """
     if not (folder / ".gitignore").exists():
         replace_file(folder / ".gitignore", b"*\n", mode=0o644)
 

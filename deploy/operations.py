@@ -1,5 +1,4 @@
-"""What an operator does with a running federation: register and revoke sites, submit, watch, stop and resume
-runs."""
+"""What an operator does with a running federation: register and revoke sites; submit, watch and stop runs."""
 
 import json
 from dataclasses import dataclass
@@ -54,8 +53,10 @@ def submit(
 
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
-    """Stage an experiment without running it, so that sites can approve it first; signed where the
-    publisher's key is."""
+    """Stage an experiment without running it, so that sites can approve it first.
+
+    It is signed if the publisher's key is there.
+    """
     application = stage_application(experiment, overrides, name, folder.apps)
     if folder.publisher_key.exists():
         sign_app(application.fab, folder.publisher_key)
@@ -92,8 +93,10 @@ def last_run(folder: OperatorFolder, name: str) -> str:
 
 
 def require_started(folder: OperatorFolder, name: str, run: str) -> None:
-    """Raises StateError while Flower has not started the ServerApp of a run, whose log would be waited for
-    without end."""
+    """Check that Flower has started the ServerApp of a run, for whose log a command would wait without end.
+
+    Raises StateError otherwise.
+    """
     status = run_statuses(folder).get(run, "unknown")
     if status == "pending":
         raise StateError(

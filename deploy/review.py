@@ -1,11 +1,13 @@
-"""What an app asks of a hospital, in words, before it is approved: data, protection, cost, what leaves and how
-often, and what that changes against the last approval."""
+"""What an app asks of a hospital, in words, before the hospital approves it.
+
+That is: data, protection, cost, what leaves and how often, and what changes against the last approval.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perennial.client.door import bounds
+from perennial.client.door import unmet
 from perennial.client.plan import Plan
 from perennial.config import charges
 from perennial.config.approval import Approval
@@ -13,23 +15,22 @@ from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
 from perennial.privacy.composition import compose
-from perennial.privacy.digest_entries import digest_entries
 from perennial.privacy.digests import guarantee_of
-from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.entries import Entry
 from perennial.server.continuation import registry_of
 
 WORDS = {
     "train": "updates of the model, computed from the training samples of the task and the exemplars kept",
     "finish_task": "at the end of a task: that it is over; exemplars are chosen and stay",
     "evaluate": "counts of right answers on held-out samples, by class",
-    "personal_model": "that the site's own model is kept, and counts of its right answers where sites evaluate",
+    "personal_model": "that the site's own model is kept; counts of its right answers where sites evaluate",
     "sparsity": "how often each channel of a network is silent, as a mean over the training samples",
     "digest": "mixtures of features of a few samples each, which the server keeps",
 }
 PROTECTED = {
     "none": "none: what leaves is not protected, and a server can compute samples back from it",
     "client_local": "noise at this site hides its whole data from the server",
-    "client_central": "the update is cut to clip_norm here; the SERVER adds the noise, and is trusted to do so",
+    "client_central": "the update is cut to clip_norm here; the SERVER adds the noise and is trusted to",
     "sample": "noise at this site hides each single training sample from the server",
 }
 
@@ -53,11 +54,7 @@ def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval
             yield f"  {kind}, {times} times: {words}"
     if told := _told(plan):
         yield f"  beside each update: {told}"
-    broken = [str(bound) for bound in bounds(policy, experiment, plan.rounds) if not bound.holds]
-    if plan.evaluations() > policy.max_evaluations:
-        allowed = policy.max_evaluations
-        broken.append(f"policy.max_evaluations: asked {plan.evaluations()} times, allowed {allowed}")
-    for words in broken:
+    for words in unmet(policy, plan):
         yield f"this site would refuse it: {words}"
     yield from _changes(experiment, earlier)
 
@@ -103,19 +100,8 @@ def _entries(plan: Plan) -> list[Entry]:
     config = experiment.digests
     if config is not None:
         guarantee = guarantee_of(config, 1, config.largest or 1.0, 1.0)
-        lent = digest_entries(config, guarantee, run, experiment.digest, RECIPIENT)
-        found += [*lent] * len(plan.last_rounds)
-    clear: dict[str, Any] = {
-        "run": run,
-        "experiment": experiment.digest,
-        "recipient": RECIPIENT,
-        "unit": "site",
-        "relation": "replace",
-        "mechanism": "unprotected",
-    }
-    if plan.evaluations():
-        found += [Entry(**clear, kind="evaluation")] * plan.evaluations()
-    return found
+        found += charges.digests(experiment, run, config, guarantee) * len(plan.last_rounds)
+    return found + [charges.in_the_clear(experiment, run, "evaluation")] * plan.evaluations()
 
 
 def _times(plan: Plan, kind: str) -> int:
@@ -126,9 +112,9 @@ def _times(plan: Plan, kind: str) -> int:
 
 def _told(plan: Plan) -> str:
     privacy = plan.experiment.privacy
-    told = list(plan.told)
+    told: list[str] = []
     if not privacy.enabled or privacy.allow_unaccounted_metrics:
-        told = ["number of samples", "training loss", "number of steps", *told]
+        told = ["number of samples", "training loss", "number of steps", *plan.told]
     if plan.experiment.learner.means == "global":
         told.append("at the end of a task, sums of the exemplars' features by class")
     if "glfc" in plan.strategies:

@@ -75,14 +75,16 @@ def require_free_ports(connection: Connection) -> None:
             except OSError as error:
                 raise StateError(
                     f"connection.runtime_port: {connection.runtime_port} and the next port are needed on "
-                    f"loopback, and {port} is in use ({error.strerror}); is this site running already? A second "
-                    "SuperNode on this machine needs another runtime_port in its site.yaml"
+                    f"loopback, and {port} is in use ({error.strerror}); is this site running already? A "
+                    "second SuperNode on this machine needs another runtime_port in its site.yaml"
                 ) from error
 
 
 def ports_in_words(connection: Connection) -> str:
-    """Whether this site's SuperNode runs already, or could start. Raises StateError when something else has its
-    ports."""
+    """Whether this site's SuperNode runs already, or could start.
+
+    Raises StateError when something else has its ports.
+    """
     try:
         require_free_ports(connection)
     except StateError:
@@ -97,8 +99,11 @@ def ports_in_words(connection: Connection) -> str:
 
 
 def start_supernode(path: Path) -> None:
-    """Become the SuperNode. Certificates and keys that cannot work are errors; a SuperLink that cannot
-    be reached now is tried again by the SuperNode for as long as it takes."""
+    """Become the SuperNode of this site.
+
+    Certificates and keys that cannot work are errors; a SuperLink that cannot be reached now is tried again
+    by the SuperNode for as long as it takes.
+    """
     setup = read_setup(path)
     connection = setup.connection
     for authority in setup.authorities:

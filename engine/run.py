@@ -18,10 +18,10 @@ RESUMED = "experiment.resumed.yaml"
 def run_in_process(
     settings: RunSettings, workers: int = 1, listener: Listener | None = None
 ) -> dict[str, object]:
-    """Run (or resume) to the end; returns the summary. settings.experiment must be an absolute path or in the
-    app.
+    """Run an experiment to the end, or resume it; returns the summary.
 
-    workers: processes that the sites are spread over; the result is the same for any number.
+    settings.experiment: an absolute path, or one inside the app.
+    workers: number of processes over which the sites are spread; the result is the same for any number.
     """
     from perennial.server.app import serve
 

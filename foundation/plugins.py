@@ -1,5 +1,4 @@
-"""Other people's strategies, data sources, models and losses: found by name among Python's entry points, or
-named as `module:Class`.
+"""Other people's strategies, data sources, models and losses: entry points, or `module:Class`.
 
 A plug-in is known by the SHA-256 of its source, which is part of an experiment's identity, so that server and
 sites that run other versions of it notice.

@@ -1,4 +1,4 @@
-"""Which site has which key, as the operator registered it: written by `perennial deploy`, read by the server."""
+"""Which site has which key: the list that `perennial deploy` writes and the server reads."""
 
 import json
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from pathlib import Path
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
 
-NODES = "nodes.json"
-"""Beside the folder of run folders."""
+NODES = "sites/nodes.json"
+"""In the operator's folder, where the operator may write and the server may read."""
 
 
 def write_registered(path: Path, names: Mapping[str, str]) -> None:

@@ -84,10 +84,12 @@ class NeighbourDistances:
         own: Sequence[str],
         train: Callable[[TrainingSet, np.random.Generator], TrainingResult],
     ) -> None:
-        """One invocation of client_local. train: trains the model of flat in place, which is put back after.
-        own: tensors that do not leave the site.
+        """Measure one invocation of client_local by training on two halves of the site's data.
 
-        A single sample has no halves, which ends the figure.
+        train: trains the model of flat in place; the model is restored afterwards.
+        own: names of tensors that do not leave the site.
+
+        A single sample cannot be halved, which makes the figure void.
         """
         clip_norm = self.experiment.privacy.clip_norm
         assert clip_norm is not None

@@ -1,5 +1,7 @@
-"""Losses over the labels, by name: each says what every sample of a batch costs, and whether that follows
-from the sample alone."""
+"""Losses over the labels, by name.
+
+Each says what every sample of a batch costs, and whether that follows from the sample alone.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,5 +1,4 @@
-"""Measuring a model: right answers and samples of each class, by the head or by the nearest class
-mean."""
+"""Counts a model's right answers for each class, by its head or by the nearest class mean."""
 
 from collections.abc import Callable
 
@@ -16,8 +15,10 @@ from perennial.models.incremental import IncrementalModel
 def count_correct(
     predict: Callable[[Tensor], Tensor], data: TrainingSet, num_classes: int
 ) -> tuple[list[int], list[int]]:
-    """(correct, total), each num_classes long. predict: (B, ...) inputs -> (B,) classes. Empty data gives
-    zeros."""
+    """(correct, total) for each class; both have num_classes entries, all 0 for empty data.
+
+    predict: maps inputs (B, ...) to classes (B,).
+    """
     correct = torch.zeros(num_classes, dtype=torch.int64, device=data.y.device)
     for start in range(0, len(data), EVALUATION_BATCH):
         rows = slice(start, start + EVALUATION_BATCH)

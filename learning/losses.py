@@ -1,7 +1,7 @@
-"""The loss terms of the local learner: classification, distillation, contrastive. Natural logarithms.
+"""The loss terms of the local learner: classification, distillation and contrastive.
 
 Each loss gives values of samples, (B,) or (B, M), whose mean is the loss of the batch: ordinary training
-averages them, DP-SGD clips each sample's own (learning/objective.py).
+averages them, DP-SGD clips each sample's own (learning/objective.py). Natural logarithms.
 Shapes: logits (B, M) over all M classes seen so far, labels (B,) int64, features (B, d).
 """
 
@@ -13,13 +13,12 @@ from perennial.foundation.errors import ConfigError
 
 
 def log_prior(counts: Tensor, scale: float, sign: int) -> Tensor:
-    """What balanced softmax adds to the logits in training: scale * sign * log n_j, and -inf for a class
-    without samples.
+    """The term that balanced softmax adds to the logits in training: scale * sign * log n_j for class j.
 
-    counts: (M,) samples of each class in the site's own training set, exemplars included. Returns (M,)
-    float32.
-    A class that the site does not hold is left out of its softmax, so that the site cannot push that class
-    down (the limit of log n_j for n_j to 0; compare Li and Zhan 2021, FedRS).
+    counts: (M,) samples of each class in the site's own training set, exemplars included.
+    Returns (M,) float32.
+    A class that the site does not hold gets -inf, which leaves it out of the softmax, so that the site cannot
+    push that class down (the limit of log n_j for n_j to 0; compare Li and Zhan 2021, FedRS).
     Raises ConfigError for sign -1 with an empty class, whose prior would be +inf.
 
     Ren et al. 2020 (arXiv 2007.10740), equation 4: added in training, raw logits in testing.
@@ -78,11 +77,11 @@ def gradient_compensation(logits: Tensor, labels: Tensor, first_class: int) -> T
 
 
 def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None, reduction: str = "none") -> Tensor:
-    """(B, M) binary cross entropies; old columns aim at the previous model's outputs.
-
-    reduction: "mean" for one number, which PyTorch divides after its gradient and not before.
+    """(B, M) binary cross entropies of iCaRL, whose targets for old classes are the previous model's outputs.
 
     old_logits: (B, M_old) of the previous task's global model, or None in task 1.
+    reduction: "mean" for one number, which PyTorch divides after its gradient and not before.
+
     Rebuffi et al. 2017 (arXiv 1611.07725), algorithm 3.
     """
     targets = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
@@ -109,11 +108,14 @@ def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tens
 
 
 def relation_distillation(logits: Tensor, labels: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
-    """(B,) KL(target || this model) over all classes; the target is the one-hot label with the previous
-    model's probabilities in the old columns, divided by its sum. The loss is T^2 times their mean.
+    """(B,) KL(target || this model) over all classes; the loss is T^2 times their mean.
 
-    logits: (B, M), old_logits: (B, M_old). Dong et al. 2022 (GLFC, arXiv 2203.14867), section 3.2, which
-    writes the divergence the other way round; the target has zeros, so that would be infinite.
+    The target is the one-hot label with the previous model's probabilities in the old columns, divided by its
+    sum.
+    logits: (B, M), old_logits: (B, M_old).
+
+    Dong et al. 2022 (GLFC, arXiv 2203.14867), section 3.2, which writes the divergence the other way round;
+    the target has zeros, so that would be infinite.
     """
     target = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
     target[:, : old_logits.shape[1]] = (old_logits / temperature).softmax(dim=1)
@@ -123,12 +125,13 @@ def relation_distillation(logits: Tensor, labels: Tensor, old_logits: Tensor, te
 
 
 def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float, form: str = "out") -> Tensor:
-    """Pulls features of one class together; mean over anchors that have another sample of their class in the
-    batch. One number: samples of a batch have no values of their own here.
+    """Pulls features of one class together and pushes those of different classes apart.
 
-    Features are scaled to unit length. form "out" averages over positives outside the logarithm, "in" sums
-    them inside.
-    Without any such anchor the loss is 0 with zero gradient.
+    The mean over the samples that have another sample of their class in the batch; 0 with zero gradient if
+    there is none. One number: the samples of a batch have no values of their own here.
+    Features are scaled to unit length.
+    form: "out" averages over positives outside the logarithm, "in" sums them inside.
+
     Khosla et al. 2020 (arXiv 2004.11362), equations 2 and 3; the denominator leaves the anchor out.
     """
     unit = F.normalize(features, dim=1)

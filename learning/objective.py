@@ -21,8 +21,11 @@ Extra = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Term:
-    """values: (B,) or (B, M) of the samples of a batch, or one number for all of them. factors: what
-    multiplies their mean, one after the other."""
+    """One term of the objective.
+
+    values: (B,) or (B, M) of the samples of a batch, or one number for all of them.
+    factors: what multiplies their mean, one after the other.
+    """
 
     values: Tensor
     factors: tuple[float, ...] = ()

@@ -1,5 +1,4 @@
-"""Local training under mode sample: Poisson batches and one private gradient for each, in place of batches
-and backward().
+"""Local training in mode sample: Poisson batches, each with one clipped and noised gradient.
 
 The rate, the number of steps and the divisor of a batch's gradient are public settings. None follows the
 number of samples, which one sample changes: a site with fewer takes smaller steps, as a weighted mean would.
@@ -98,8 +97,11 @@ def train_privately(
 
 
 def secret_generator(source: NoiseSource) -> np.random.Generator:
-    """For augmentation and dropout: their draws depend on who is in the batch, so a seed that others know
-    would let one sample change what happens to the next."""
+    """The generator for augmentation and dropout, seeded by a secret.
+
+    What they draw depends on who is in the batch, so with a seed that others know one sample could change
+    what happens to the next.
+    """
     if source.name == "secure":
         return np.random.Generator(np.random.PCG64(int.from_bytes(os.urandom(16))))
     return np.random.Generator(np.random.PCG64(int(source.uniform(1) * 2**53)))

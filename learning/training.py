@@ -105,8 +105,10 @@ def train(
 
 @contextmanager
 def seeded_dropout(model: nn.Module, generator: np.random.Generator) -> Iterator[None]:
-    """Dropout layers draw from PyTorch's global generator; here they get a stream of their own, and leave it
-    as it was."""
+    """Give dropout layers a random stream of their own while training lasts.
+
+    They draw from PyTorch's global generator, which is restored afterwards.
+    """
     if not any(
         isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules()
     ):

@@ -9,7 +9,7 @@ from perennial.foundation.errors import nearest
 from perennial.foundation.plugins import is_target, known
 
 Norm = Literal["none", "group", "batch"]
-Size = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(gt=0, le=65_536)]
 
 CONVOLUTIONAL = ("small_cnn", "se_cnn", "resnet18", "resnet34", "mobilenet_v2")
 TORCHVISION = ("resnet18", "resnet34", "mobilenet_v2")
@@ -50,7 +50,7 @@ class ModelConfig(BaseModel):
     name: Annotated[str, AfterValidator(_network)]
     backbone: Annotated[str, AfterValidator(_backbone)] | None = None
     """The network inside dual_backbone and digest_two_branch."""
-    hidden: tuple[Size, ...] = Field((64,), min_length=1)
+    hidden: tuple[Size, ...] = Field((64,), min_length=1, max_length=64)
     """mlp: widths of the hidden layers; the last one is the feature width."""
     channels: tuple[Size, Size] = (16, 32)
     """small_cnn: channels of the two convolutions."""

@@ -75,8 +75,10 @@ class SavedModel:
 
     @property
     def classifier(self) -> nn.Module:
-        """(B, ...) inputs -> (B, M) logits, as the experiment judged the model: the head's, or the nearest
-        mean's."""
+        """The module that turns inputs (B, ...) into logits (B, M), as the experiment judged the model.
+
+        It is the model with its head, or the nearest class mean if the file holds class means.
+        """
         return self.model if self.class_means is None else NearestMean(self.model, self.class_means).eval()
 
 
@@ -88,8 +90,11 @@ def save_model(
     experiment: str,
     class_means: Tensor | None = None,
 ) -> None:
-    """Write a complete model, whole or not at all, with mode 0600. experiment: as JSON. class_means: as in
-    SavedModel."""
+    """Write a complete model to a file, whole or not at all, with mode 0600.
+
+    experiment: as JSON.
+    class_means: as in SavedModel.
+    """
     metadata = {
         "experiment": experiment,
         "classes": json.dumps(classes),
@@ -102,8 +107,10 @@ def save_model(
 
 
 def load_saved(path: Path) -> SavedModel:
-    """The model in a model.safetensors. Raises StateError naming the file when it is missing, damaged or
-    incomplete."""
+    """Load a model from a model.safetensors.
+
+    Raises StateError naming the file when it is missing, damaged or incomplete.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -99,8 +99,10 @@ class Run:
 
     @property
     def accuracy_matrix(self) -> "np.ndarray":
-        """(T, T) float64: row t, column i is the accuracy on the classes of task i after task t; NaN where
-        nothing was measured."""
+        """(T, T) float64: row t, column i is the accuracy on the classes of task i after task t.
+
+        NaN if nothing was measured.
+        """
         import numpy as np
 
         rows = self.summary["accuracy_matrix"]

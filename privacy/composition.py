@@ -26,8 +26,11 @@ from perennial.privacy.entries import Entry, Relation, Unit
 
 @dataclass(frozen=True)
 class Cost:
-    """A guarantee over a set of releases. epsilon is infinite when one of them left without protection, to
-    which seeded noise belongs; unprotected counts those."""
+    """A privacy guarantee over a set of releases.
+
+    epsilon: infinite when one of the releases left without protection; seeded noise is no protection.
+    unprotected: how many such releases there are.
+    """
 
     epsilon: float
     delta: float

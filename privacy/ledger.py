@@ -189,8 +189,10 @@ class Ledger:
         return [self.beside] if self.elsewhere is None else [self.beside, self.elsewhere]
 
     def _contents(self, descriptor: int) -> Contents:
-        """What the ledger holds, from the newest head on. Raises StateError when it lacks what a head noted,
-        or when the second head is missing."""
+        """What the ledger holds, from the newest head on.
+
+        Raises StateError when the ledger lacks what a head noted, or when the second head is missing.
+        """
         try:
             found = Head.read(self.beside)
         except StateError:

@@ -132,8 +132,10 @@ class PrivateGradient:
         return loss / batch if batch else float("nan")
 
     def clipped_norms(self, batch: int, losses: Losses) -> Tensor:
-        """(B,) L2 norms of the samples' clipped gradients: how far each moves the sum. Private; the model's
-        gradients stay as they were. Arguments as of compute."""
+        """(B,) L2 norms of the samples' clipped gradients: how far each sample moves the sum.
+
+        The norms are private. The model's gradients stay as they were. Arguments as in compute.
+        """
         homes = [parameter.grad for parameter in self._parameters]
         try:
             self._forget_gradients()
@@ -205,8 +207,10 @@ class PrivateGradient:
             parameter.grad = None
 
     def _clipped_sum(self, loss: Tensor) -> Tensor:
-        """(P,), the sum of the clipped gradients after backward(); 0 for a parameter that the loss does not
-        use."""
+        """(P,), the sum of the clipped gradients after backward().
+
+        A parameter that the loss does not use gets 0.
+        """
         gradients = self._ghost_sums(loss) if self._ghost else self._direct_sums()
         return torch.cat(
             [

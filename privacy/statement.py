@@ -65,8 +65,11 @@ _NEVER_COVERED = (
 
 @dataclass(frozen=True)
 class Statement:
-    """What may be claimed, and what not. epsilon is infinite without noise. bayesian_epsilon is Bayesian, for
-    the neighbours of bayesian_relation."""
+    """What may be claimed about a run's privacy, and what may not.
+
+    epsilon: infinite without noise.
+    bayesian_epsilon: the Bayesian figure, for the neighbours that bayesian_relation describes.
+    """
 
     unit: str
     adversary: str

@@ -1,5 +1,4 @@
-"""The page docs/what_leaves_a_site.md, generated from the messages themselves: `python -m
-protocol.document`."""
+"""Writes docs/what_leaves_a_site.md from the messages: `python -m perennial.protocol.document`."""
 
 import ast
 import dataclasses

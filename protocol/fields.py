@@ -104,8 +104,10 @@ def _check(cls: type, field: _Field, value: Any) -> Any:
 
 
 class WireMessage:
-    """Base of every message; a subclass is a frozen dataclass and declares the Flower message type it travels
-    as."""
+    """Base class of every message.
+
+    A subclass is a frozen dataclass and declares the Flower message type under which it travels.
+    """
 
     message_type: ClassVar[str]
 
@@ -139,8 +141,10 @@ class WireMessage:
 
     @classmethod
     def from_record(cls, record: RecordDict) -> Self:
-        """The message in record. Raises ProtocolError naming the first unknown, missing, mistyped or
-        non-finite field."""
+        """Read the message from a record.
+
+        Raises ProtocolError naming the first unknown, missing, mistyped or non-finite field.
+        """
         layout = _layout(cls)
         found = read_kind(record)
         if found != cls.__name__:

@@ -20,16 +20,16 @@ MAX_EXAMPLES = 100_000_000
 MAX_CHANNELS = 1_000_000
 MAX_LAYERS = 1_000
 RUN_TOKEN = 16
+SPLIT_KEY = 64
 SHA256 = 64
 """Hexadecimal digits. A run's token and a model's hash name files at the site, so nothing else may stand
 there."""
-STAMP_FIELDS = ("run", "experiment", "class_order", "task", "round", "num_classes")
+STAMP_FIELDS = ("run", "experiment", "class_order", "split_key", "task", "round", "num_classes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp(WireMessage):
-    """What every request and reply about training repeats: whose message this is and which round it is
-    for."""
+    """What every request and reply about training repeats: run, experiment, task and round."""
 
     run: str = hexadecimal(RUN_TOKEN)
     """Token of the run, drawn when it was first started; a resumed run keeps it."""
@@ -37,6 +37,9 @@ class Stamp(WireMessage):
     """SHA-256 of the experiment's resolved settings."""
     class_order: str = hexadecimal(SHA256)
     """SHA-256 of the class names in the order of the registry."""
+    split_key: str = hexadecimal(SPLIT_KEY, default="")
+    """Key of the run by which sites with data of their own divide them into training, validation and test
+    samples; drawn when the run was first started. Simulated sites take one that follows from the seed."""
     task: int = bounded(1, MAX_TASKS)
     """Task that the message belongs to, from 1."""
     round: int = bounded(0)
@@ -45,8 +48,7 @@ class Stamp(WireMessage):
     """Classes known in this task: rows of the classifier."""
 
     def mismatch(self, other: "Stamp") -> str:
-        """'' when other belongs to the same round; otherwise the first field that differs, with both
-        values."""
+        """The first field in which another stamp differs, with both values; '' if none does."""
         theirs = other.stamp_fields
         for name, value in self.stamp_fields.items():
             if theirs[name] != value:
@@ -201,8 +203,10 @@ class DigestRequest(Stamp):
 
 @dataclass(frozen=True, kw_only=True)
 class DigestReply(Stamp):
-    """Site to server: mixed, noised features, once for each task; the server keeps them for when the site is
-    away."""
+    """From a site to the server, once for each task: mixed and noised features.
+
+    The server keeps them for the time when the site is away.
+    """
 
     message_type = "query.digest"
     encoder: str = hexadecimal(SHA256)
@@ -294,8 +298,10 @@ class Refusal(WireMessage):
 
 
 def require_same_round(expected: Stamp, found: Stamp) -> None:
-    """Raises ProtocolError naming the field when found is of another experiment, task, round or class
-    order."""
+    """Check that `found` has the experiment, task, round and class order of `expected`.
+
+    Raises ProtocolError naming the first field that differs.
+    """
     difference = expected.mismatch(found)
     if difference:
         raise ProtocolError(f"{type(found).__name__}: stale or foreign message: {difference}")

@@ -47,8 +47,10 @@ def assemble(
     engine: str,
     listener: Callable[[dict[str, Any]], None] | None,
 ) -> ReadyRun:
-    """Check everything that can be checked before anything starts. Raises a PerennialError that says what is
-    wrong."""
+    """Check everything that can be checked before anything starts.
+
+    Raises a PerennialError that says what is wrong.
+    """
     device = choose_device(settings.device if engine == "in-process" else "cpu")
     checked = preflight(experiment, device)
     facts, model, strategy = checked.facts, checked.model, checked.strategy
@@ -75,7 +77,7 @@ def assemble(
             data.mean.to(device),
             data.std.to(device),
         )
-    registered = path.parent.parent / NODES if engine == "grpc" else None
+    registered = path.parents[2] / NODES if engine == "grpc" else None
     if registered is not None and not registered.exists():
         journal.write(
             "note", text=f"{registered}: missing, so sites' names are taken as their nodes say them"

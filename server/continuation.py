@@ -23,8 +23,10 @@ def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Regi
 
 
 def continued(old: Experiment, new: Experiment) -> Experiment:
-    """new with its class order and schedule written out, the old ones first. Raises ConfigError when they do
-    not fit."""
+    """The new experiment with its class order and schedule written out, the old ones first.
+
+    Raises ConfigError when the two do not fit.
+    """
     registry = registry_of(new, registry_of(old))
     content = new.model_dump(mode="json") | {"tasks": registry.as_tasks().model_dump(mode="json")}
     return Experiment.model_validate(content)

@@ -98,8 +98,7 @@ class Curriculum:
             self._restore(folder.checkpoint)
 
     def run(self, expected_sites: int) -> None:
-        """Go on until every task of the schedule is learnt. A stop at any moment loses at most the round in
-        progress.
+        """Train until every task of the schedule is learnt; a stop loses at most the round in progress.
 
         Raises StateError when too few sites connect, or when rounds.max_skipped rounds in a row had no
         quorum.
@@ -232,8 +231,7 @@ class Curriculum:
         return self.strategy
 
     def _finish_task(self, task: int) -> None:
-        """Freeze the model, let sites choose exemplars, measure, and step to the next task in one
-        checkpoint."""
+        """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""
         progress, exchange = self.progress, self._exchange
         exchange.bytes_up = exchange.bytes_down = 0
         arrays = self.model.frozen()
@@ -302,8 +300,10 @@ class Curriculum:
         }
 
     def _with_previous(self, site: str) -> dict[str, Any]:
-        """Fields that finish-task and evaluate requests share; the previous model goes along only where it is
-        not held."""
+        """Fields that finish-task and evaluate requests share.
+
+        The previous model is sent only to a site that does not hold it.
+        """
         return {
             **self._stamp(self.progress.round).stamp_fields,
             "arrays": Tensors(self.model.arrays),
@@ -333,8 +333,7 @@ class Curriculum:
         )
 
     def _available(self, number: int) -> dict[str, int]:
-        """Connected sites that the experiment does not declare absent in this round; waits for a quorum of
-        them."""
+        """The connected sites that the experiment does not declare absent; waits for a quorum."""
         rounds = self.experiment.rounds
         away = {
             a.site for a in self.experiment.absence if a.first_round <= number <= (a.last_round or number)
@@ -361,8 +360,7 @@ class Curriculum:
         return evaluate_centrally(self.model.loaded(), self.test, self.schedule.num_classes(task), means)
 
     def _update_holders(self, outcome: RoundOutcome) -> None:
-        """A site that trained holds the previous model; one that failed may have lost it, and gets it
-        again."""
+        """Note who holds the previous model: a site that trained does; one that failed gets it again."""
         failed = {site for site, _ in (*outcome.dropped, *outcome.refused)}
         self.progress.holders = sorted(({*self.progress.holders} | {*outcome.participants}) - failed)
 

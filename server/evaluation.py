@@ -33,10 +33,9 @@ def evaluate_centrally(
 
 
 class Judge:
-    """Accuracy and loss on a fixed draw of the test samples of the classes seen so far, at most `samples` of
-    them.
+    """Accuracy and loss on a fixed draw of at most `samples` test samples of the classes seen so far.
 
-    The inputs are made ready once, because a model is judged after every turn of a ring. Raises ConfigError
+    The inputs are converted once, because a model is judged after every turn of a ring. Raises ConfigError
     when there is no such sample.
     """
 

@@ -1,5 +1,7 @@
-"""The global model at the server: begun, grown, measured, frozen. Between rounds it is its travelling
-arrays."""
+"""The global model at the server: built, grown, measured and frozen.
+
+Between rounds it is the dictionary of arrays that travel.
+"""
 
 from collections.abc import Mapping
 
@@ -55,8 +57,7 @@ class GlobalModel:
         self._adopt(self._complete(complete).to(self.device))
 
     def frozen(self) -> dict[str, Tensor]:
-        """Every tensor of the model as it is now, its own frozen parts too: the previous model of the next
-        task."""
+        """Every tensor of the model, its frozen parts too: the previous model of the next task."""
         return {name: tensor.detach().clone() for name, tensor in complete_state(self.loaded()).items()}
 
     def loaded(self) -> IncrementalModel:

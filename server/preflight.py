@@ -54,8 +54,10 @@ class Checked:
 
 
 def preflight(experiment: Experiment, device: torch.device) -> Checked:
-    """Everything that can be checked before anything starts. Raises a PerennialError that says what is
-    wrong."""
+    """Check everything that can be checked before anything starts.
+
+    Raises a PerennialError that says what is wrong.
+    """
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     facts = data_facts(experiment)
     schedule = facts.registry.schedule

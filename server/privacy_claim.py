@@ -1,5 +1,4 @@
-"""What a privacy claim of this experiment would have to be true: refused where it is not, and named where a
-channel stays open."""
+"""Refuses a privacy claim that the strategy or the data would make false, and names open channels."""
 
 from perennial.config.experiment import Experiment
 from perennial.config.privacy_claim import check_claim

@@ -38,8 +38,11 @@ def canonical(name: str) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class _Resting:
-    """A node that could not say its name, or said that of another: why, and when it is asked again (monotonic
-    clock). behind: the node that has its name; 0: none."""
+    """A node that could not say its name, or said that of another; it is asked again later.
+
+    ask_at: when, by the monotonic clock.
+    behind: the node that has its name; 0 for none.
+    """
 
     reason: str
     pause: float
@@ -92,8 +95,10 @@ class Roster:
         return {name: sites[name] for name in sorted(sites, key=canonical)}
 
     def wait(self, count: int, timeout: float) -> dict[str, int]:
-        """connected(), once at least count sites are. Raises StateError naming who is there after timeout
-        seconds."""
+        """Wait until at least `count` sites are connected, and return them as connected() does.
+
+        Raises StateError after timeout seconds, naming who is there.
+        """
         deadline = time.monotonic() + timeout
         while len(sites := self.connected()) < count:
             if time.monotonic() >= deadline:

@@ -30,8 +30,10 @@ METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", 
 
 
 def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[str, Any]:
-    """Write everything that a finished run leaves; returns the summary. inputs: of the model, to use it
-    alone."""
+    """Write everything that a finished run leaves; returns the summary.
+
+    inputs: what the model takes, so that its file can be used alone.
+    """
     folder = curriculum.folder.path
     summary = summarise(curriculum, engine)
     curriculum.journal.write(
@@ -55,14 +57,15 @@ def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[s
 
 
 def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
-    """summary.json as a dict; accuracies are central where the server has a test set, else the sites' pooled,
-    and null where nothing was measured.
+    """The content of summary.json.
 
-    group_models_sha256, personal_models_sha256: of the models of groups that the server keeps, and of the
-    sites' own models where their folders lie in the run's, as in simulation; deployed sites keep theirs to
-    themselves.
-    bytes_up, bytes_down: of the rounds' tensors; task_end_bytes_up, task_end_bytes_down: of those at the ends
-    of tasks, beside them.
+    Accuracies are central if the server has a test set, otherwise the sites' pooled; null if nothing was
+    measured.
+    group_models_sha256: of the models of groups that the server keeps.
+    personal_models_sha256: of the sites' own models where their folders lie in the run's, as in simulation;
+    deployed sites keep theirs to themselves.
+    bytes_up, bytes_down: of the rounds' tensors.
+    task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
     history, schedule = curriculum.history.data, curriculum.schedule
     matrix, averages = history["central"], history["average"]

@@ -1,5 +1,4 @@
-"""What every strategy of Perennial shares: the gate, streaming aggregation, hooks for tasks, and durable
-state.
+"""What every strategy of Perennial shares: the gate, streaming aggregation, hooks for tasks, durable state.
 
 A method is a subclass that says what it does with one admitted reply (`fold`) and what the round comes to
 (`finish_round`). It works under Flower's own `start()` with any ClientApp that follows Flower's convention,
@@ -94,19 +93,22 @@ class RoundOutcome:
 
     @property
     def train_loss(self) -> float | None:
-        """Mean of the sites' losses, weighted by samples; None when no site told one."""
-        told = [
+        """Mean of the sites' losses, weighted by samples; None when no site reported one."""
+        reported = [
             (r.train_loss, r.num_examples)
             for _, r in sorted(self.participants.items())
             if r.train_loss is not None
         ]
-        return sum(loss * n for loss, n in told) / sum(n for _, n in told) if told else None
+        return sum(loss * n for loss, n in reported) / sum(n for _, n in reported) if reported else None
 
 
 @dataclass(frozen=True)
 class RoundPart:
-    """What a strategy hands to one inside it when a round begins. reference, outcome: the inner one's part of
-    the model and of the outcome; the rest is the round's own."""
+    """What a strategy hands to one inside it when a round begins.
+
+    reference, outcome: the inner strategy's part of the model and of the outcome; the rest is the round's
+    own.
+    """
 
     reference: Arrays
     outcome: RoundOutcome
@@ -223,11 +225,13 @@ class IncrementalStrategy(FlowerFedAvg):
         raise NotImplementedError
 
     def largest_weight(self) -> float:
-        """The most by which one site's update is multiplied on its way into the new model of this round,
-        whatever the sites report and whoever answers; noise at the server is sized by it.
+        """The largest factor by which one site's update can enter the new model of this round.
 
-        The bound must hold with every other site's weight unchanged by that site: weights fixed in public,
-        over a public divisor. Raises PrivacyError where the method has no such bound, which is the default.
+        It holds whatever the sites report and whoever answers; noise at the server is sized by it. The bound
+        must hold with every other site's weight unchanged by that site: weights fixed in public, over a
+        public divisor.
+
+        Raises PrivacyError if the method has no such bound, which is the default.
         """
         raise PrivacyError(
             f"strategy: {type(self).__name__} does not bound the weight of one site, so noise at the server "
@@ -349,8 +353,10 @@ class IncrementalStrategy(FlowerFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Gate and fold replies as they come; (None, None) when fewer than a quorum pass, and the model
-        stays."""
+        """Gate and fold replies as they come.
+
+        Returns (None, None) when fewer than a quorum pass; the model then stays.
+        """
         self.outcome = outcome = RoundOutcome()
         gate = Gate(
             self.reference, self._stamp, self.max_update_norm, self.staleness, self.bounds.max_samples

@@ -39,7 +39,7 @@ class ClusteredPersonalisation(Wrapper):
     """base aggregates: all sites in the global rounds, then the shared layers of each cluster.
 
     global_rounds: of each task, or one number for all; the task's other rounds are personal.
-    clusters: how many, or auto. grouping: by sparsity vectors (k-means, or PFA's threshold), random, or given
+    clusters: how many, or auto. grouping: by sparsity vectors (k-means, or PFA's threshold), random, or fixed
     as groups, lists of site names; groups beside another rule only measure how well it finds them.
     standardise: entries of the vectors count by how much they differ between sites.
     personal: layers that stay at the sites: modules, tensors or wildcards; none is PFA, all is fine-tuning.
@@ -256,8 +256,9 @@ class ClusteredPersonalisation(Wrapper):
         return sorted(notes)
 
     def _begin_phase(self, task: int, classes: range, before: Mapping[str, int]) -> None:
-        """Shared layers start from the global model, or, in a task without global rounds, from the task
-        before."""
+        """Start the shared layers from the global model, or from the previous task's without global
+        rounds.
+        """
         assert self._services is not None
         start = TaskStart(
             task, classes.stop, classes, self._shared(self._global), tuple(self._grouping.labels)
@@ -306,8 +307,12 @@ class ClusteredPersonalisation(Wrapper):
         return {str(cluster): model for cluster, model in self._clusters.models.items()}
 
     def summary_blocks(self) -> dict[str, Any]:
-        """clusters: where sites lie and in which cluster; personalised_accuracy: of each site after each
-        task; personalisation: figures of the whole run."""
+        """The blocks of summary.json about clusters and personal models.
+
+        clusters: each site's vector and cluster.
+        personalised_accuracy: of each site after each task.
+        personalisation: figures of the whole run.
+        """
         labels, vectors = self._grouping.labels, self._grouping.vectors
         blocks: dict[str, Any] = super().summary_blocks()
         if len(vectors) > 1:
@@ -316,8 +321,8 @@ class ClusteredPersonalisation(Wrapper):
                 for site, (x, y) in two_directions(vectors).items()
                 if site in labels
             }
-        told = self._accuracy.told
-        if told:
+        reported = self._accuracy.reported
+        if reported:
             blocks["personalised_accuracy"] = dict(sorted(self._accuracy.by_site.items()))
         if labels:
             truth = self._grouping.truth
@@ -325,8 +330,8 @@ class ClusteredPersonalisation(Wrapper):
                 "clusters": len(set(labels.values())),
                 "members": dict(sorted(labels.items())),
                 "adjusted_rand": adjusted_rand(labels, truth) if truth else None,
-                "accuracy": told[-1] if told else None,
-                "best_accuracy": max(told, default=None),
+                "accuracy": reported[-1] if reported else None,
+                "best_accuracy": max(reported, default=None),
                 "rounds": self._accuracy.by_round,
                 "sparsity_epsilon": self._vectors.epsilon if self._grouping.needs_vectors else None,
                 "personal": list(self._personal),

@@ -22,27 +22,39 @@ from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome,
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.services import Services
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
-from perennial.strategies.valuation.shapley import MOST_EXACT, Value, drawn_orders, exact, over_orders, shares
+from perennial.strategies.valuation.shapley import (
+    MOST_EXACT,
+    Value,
+    drawn_permutations,
+    exact,
+    over_permutations,
+    shares,
+)
 from perennial.strategies.valuation.site_utility import SiteJudge
 from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic
-"""What the cost of a valuation is told by."""
+"""What the cost of a valuation is stated in."""
 NULL_UPDATE = 1e-8
 """Norm of an update as a share of the model's, below which a site has returned what it was sent."""
 
 
 class Contribution(Wrapper):
-    """base, with the contribution of each site measured on the server's held-out samples; with "online", and
-    where the server has none, on those of the sites.
+    """Wraps a strategy and measures the contribution of each site on held-out samples.
+
+    The samples are the server's; with "online", and if the server has none, they are the sites'.
 
     estimator: "online" takes a ring's sweeps as they happen for orders of joining; "reconstruct" puts models
     together from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
-    names. utility: what a model is worth; samples: on how many held-out samples. permutations: orders drawn
-    at most; None: the larger of 30 and three times the sites. exact: all coalitions instead. every: rounds,
-    or with "online" sweeps, from one valuation to the next. threshold: part of an equal share below which
-    the whole interval of a flagged site lies, after least_sweeps. on_flag "exclude" no longer asks flagged
-    sites.
+    names.
+    utility: what a model is worth.
+    samples: on how many held-out samples.
+    permutations: orders drawn at most; None: the larger of 30 and three times the sites.
+    exact: all coalitions instead.
+    every: rounds, or with "online" sweeps, from one valuation to the next.
+    threshold: part of an equal share below which the whole interval of a flagged site lies, after
+    least_sweeps.
+    on_flag: "exclude" no longer asks flagged sites.
     """
 
     needs = "held-out samples at the server or the sites, on which models are valued"
@@ -204,8 +216,8 @@ class Contribution(Wrapper):
             return exact(players, value)
         assert self._services is not None
         count = self.permutations or max(30, 3 * players)
-        orders = drawn_orders(players, count, stream(self._services.experiment.seed, "shapley", *ids))
-        return over_orders(players, value, orders, truncation=1e-3, stop=0.05)
+        orders = drawn_permutations(players, count, stream(self._services.experiment.seed, "shapley", *ids))
+        return over_permutations(players, value, orders, truncation=1e-3, stop=0.05)
 
     # who is flagged
 
@@ -245,7 +257,7 @@ class Contribution(Wrapper):
         if self.on_flag == "exclude":
             self._excluded = sorted(flags)
 
-    # what stays, and what is told
+    # what stays, and what is reported
 
     def summary_blocks(self) -> dict[str, Any]:
         """contribution: site -> share, low, high, flag. valuation: how it was measured and what it cost."""

@@ -1,5 +1,7 @@
-"""Cyclic weight transfer: the model goes round, one site training it after the other (Chang et al. 2018,
-JAMIA 25(8); cyclic institutional incremental learning of Sheller et al. 2019)."""
+"""Cyclic weight transfer: one site trains the model after the other.
+
+Chang et al. 2018 (JAMIA 25(8)); cyclic institutional incremental learning of Sheller et al. 2019.
+"""
 
 from collections.abc import Iterable, Mapping
 

@@ -35,8 +35,12 @@ from perennial.strategies.wrapper import Wrapper
 
 @dataclass(frozen=True)
 class Heritage:
-    """What a strategy of digests hands on. guidance: the producer's tensors. own: the server's own layers.
-    velocity: of the producer."""
+    """What a strategy of digests hands on to its successor.
+
+    guidance: the producer's tensors.
+    own: the server's own layers.
+    velocity: of the producer.
+    """
 
     lending: DigestLending
     guidance: dict[str, Tensor]
@@ -46,13 +50,17 @@ class Heritage:
 
 
 class DigestSynthesis(Wrapper):
-    """base: what combines the updates. recall_epochs: over an absent site's digests. server_epochs: over all
-    digests, after aggregation; 0 leaves the aggregate and the guidance as they are.
+    """FedDig: wraps a strategy, and lets the digests of absent sites stand in for them.
 
+    base: what combines the updates.
+    recall_epochs: over an absent site's digests.
+    server_epochs: over all digests, after aggregation; 0 leaves the aggregate and the guidance as they are.
     weights: "uniform" counts every site alike, absent or not; "samples" by what it trains on, an absent one
-    by the samples in its digests. server_lr: of the model, None takes the learner's; guidance_lr: of the
-    guidance producer, None takes server_lr's. spread: give digests of one class the variance of single
-    samples back before training on them; the paper does not.
+    by the samples in its digests.
+    server_lr: of the model; None takes the learner's.
+    guidance_lr: of the guidance producer; None takes server_lr's.
+    spread: give digests of one class the variance of single samples back before training on them; the paper
+    does not.
     """
 
     needs = "digests from the sites"
@@ -125,8 +133,10 @@ class DigestSynthesis(Wrapper):
         super().attach(services)
 
     def serve_group(self, whole: Any, own: Arrays, former: Any) -> None:
-        """The group's digests are among those that `whole` has borrowed, and its guidance begins as theirs;
-        where it goes on from a former one, guidance and the server's own layers do too.
+        """Begin as the strategy of one group of sites, with the digests that `whole` has borrowed.
+
+        Its guidance begins as that of `whole`. If it continues a former group, it takes that one's guidance
+        and the server's own layers.
 
         own: what the server's own copy of the sites' layers begins as, and its rows of new classes.
         """

@@ -18,8 +18,10 @@ __all__ = ["STRATEGIES", "build_strategy"]
 
 
 def build_strategy(name: str, parameters: Mapping[str, Any], where: str = "strategy") -> IncrementalStrategy:
-    """The strategy `name` with its keys. Raises ConfigError naming the key, what was found and what is
-    allowed."""
+    """Build the strategy of that name with its keys.
+
+    Raises ConfigError naming the key, what was found and what is allowed.
+    """
     target = STRATEGIES.get(name) or plugins.target_of("strategy", name)
     if target is None:
         raise plugins.refuse_unknown("strategy", name, STRATEGIES, f"{where}.name")

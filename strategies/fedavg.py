@@ -11,8 +11,9 @@ from perennial.strategies.sums.exact_sum import ExactSum
 
 
 class FedAvg(IncrementalStrategy):
-    """theta + sum_k n_k update_k / sum_k n_k, in the memory of one accumulator and in any order of
-    arrival.
+    """The mean of the sites' updates, weighted by samples: theta + sum_k n_k update_k / sum_k n_k.
+
+    It takes the memory of one accumulator, and any order of arrival gives the same bits.
 
     Under privacy mode client_central: theta + sum_k update_k / (sites asked), as McMahan et al. 2018 (arXiv
     1710.06963) bound the sensitivity of the mean: no report and no absence changes the weight of the others.

@@ -1,5 +1,7 @@
-"""FedDisco: a site counts less the further its labels are from balanced (Ye et al. 2023, arXiv
-2305.19229)."""
+"""FedDisco: a site counts less the further its labels are from balanced.
+
+Ye et al. 2023 (arXiv 2305.19229).
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,11 +24,11 @@ Distance = Literal["kl", "l1", "l2", "cosine"]
 
 
 def discrepancies(counts: NDArray[np.int64], distance: Distance) -> NDArray[np.float64]:
-    """(K,) distances of K sites' label distributions from the uniform one over the classes that any of them
-    holds.
+    """(K,) distances of K sites' label distributions from the uniform one.
 
-    counts: (K, M) samples of each class at each site, no row empty. KL (natural logarithm) is divided by its
-    sum over the sites, as the authors' code does.
+    Uniform is over the classes that any of the sites holds.
+    counts: (K, M) samples of each class at each site, no row empty.
+    KL (natural logarithm) is divided by its sum over the sites, as the authors' code does.
     """
     held = counts[:, counts.sum(axis=0) > 0].astype(np.float64)
     share = held / held.sum(axis=1, keepdims=True)
@@ -93,8 +95,8 @@ class FedDisco(FedAvg):
 
     def fold(self, reply: Admitted) -> None:
         assert self._waiting is not None
-        told = reply.metrics.get(LABEL_COUNTS)
-        counts = checked_counts(told, reply.num_examples) if self._asked else []
+        reported = reply.metrics.get(LABEL_COUNTS)
+        counts = checked_counts(reported, reply.num_examples) if self._asked else []
         if not self._grid.holds(self.most_replies, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
         if self._asked:
@@ -126,9 +128,9 @@ class FedDisco(FedAvg):
 
 
 def checked_counts(value: Any, samples: int) -> list[int]:
-    """A site's label counts; what it withholds of them is spread evenly over the classes withheld. samples:
-    that it trained on.
+    """A site's label counts; what it withholds is spread evenly over the classes that it withholds.
 
+    samples: on which it trained.
     Raises Rejected for anything but whole numbers and null, not all of them 0.
     """
     numbers = isinstance(value, list) and all(

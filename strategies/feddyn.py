@@ -1,5 +1,7 @@
-"""FedDyn: every site's objective is bent so that the sites' optima agree with the federation's (Acar et al.
-2021, arXiv 2111.04263)."""
+"""FedDyn: bends every site's objective so that the sites' optima agree with the federation's.
+
+Acar et al. 2021 (arXiv 2111.04263).
+"""
 
 from typing import Any
 

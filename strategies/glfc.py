@@ -1,6 +1,8 @@
-"""GLFC's proxy server: sites that notice new classes send gradients of perturbed prototypes; the server makes
-images of them, and by these chooses which of a task's models is the old model of the next (Dong et al. 2022,
-CVPR, arXiv 2203.14867).
+"""GLFC's proxy server: chooses the best of a task's models by images made from the sites' gradients.
+
+Sites that notice new classes send gradients of perturbed prototypes; the server makes images of them, and by
+these chooses which of a task's models is the old model of the next. Dong et al. 2022 (CVPR, arXiv
+2203.14867).
 
 The other half, class-aware gradient compensation and class-semantic relation distillation, is two parts of
 the learner: `classification: gradient_compensation` and `distillation: {form: all_classes}`.
@@ -30,14 +32,18 @@ from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 
 class Glfc(FedAvg):
-    """FedAvg whose model at the end of a task is the best of the task by the made images, the latest of equal
-    ones.
+    """FedAvg that ends a task with the best model of the task, judged by the made images.
 
-    noise: on a prototype, in deviations of its class's pixels. entropy_rise: nats from one round to the next
-    that a site takes for new classes (the paper: 1.2, with a hundred classes). per_class: images of a class
-    at most, of the first sites by name. steps: of the search for an image.
-    The paper sends the best model as the old one only; here it ends the task, so it is also what the
-    next task starts from.
+    Of equal models the latest counts.
+
+    noise: on a prototype, in deviations of its class's pixels.
+    entropy_rise: nats from one round to the next that a site takes for new classes (the paper: 1.2, with a
+    hundred classes).
+    per_class: images of a class at most, of the first sites by name.
+    steps: of the search for an image.
+
+    The paper sends the best model as the old one only; here it ends the task, so it is also what the next
+    task starts from.
     """
 
     needs = "gradients of prototypes from the sites, and the server's model"

@@ -145,8 +145,10 @@ class SerialRing(IncrementalStrategy):
         self._weighing, self._weigh_first = weigh, first
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
-        """One round: segments sweeps over all sites, one message at a time; a stopped one goes on at its
-        hop."""
+        """Run one round: `segments` sweeps over all sites, one message at a time.
+
+        A round that was stopped goes on at its hop.
+        """
         start = time.monotonic()
         assert self._services is not None
         log = RingLog.open(self._services.folder, request.stamp, request.arrays)
@@ -271,8 +273,7 @@ class SerialRing(IncrementalStrategy):
         return {name: tensor.clone() for name, tensor in travelling(model).items()}
 
     def _first_model(self, arrays: Arrays) -> Arrays:
-        """The model that the round starts from: perturbed once, before the first round that comes to
-        anything."""
+        """The model that the round starts from, perturbed once before the first round that succeeds."""
         if self._cost.rounds or not self.init_noise_std:
             return arrays
         return perturbed(arrays, self.init_noise_std, self.init_noise_layers, self._seed)
@@ -282,8 +283,7 @@ class SerialRing(IncrementalStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send all hops but the last one round, and give Flower the last, whose reply is the round's
-        model."""
+        """Send all hops but the last one, and give Flower the last, whose reply is the round's model."""
         messages = sorted(
             super().configure_train(server_round, arrays, config, grid),
             key=lambda message: message.metadata.dst_node_id,

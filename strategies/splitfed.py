@@ -1,5 +1,7 @@
-"""SplitFed: the first layers are the sites', the rest is the server's (Thapa et al. 2022, arXiv
-2004.12088)."""
+"""SplitFed: the first layers belong to the sites, the rest to the server.
+
+Thapa et al. 2022 (arXiv 2004.12088).
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal

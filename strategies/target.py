@@ -1,5 +1,7 @@
-"""TARGET: old classes are kept alive by inputs that the server makes from the old model alone, and nobody
-keeps exemplars (Zhang et al. 2023, ICCV, arXiv 2303.06937)."""
+"""TARGET: inputs that the server makes from the old model keep old classes alive, without exemplars.
+
+Zhang et al. 2023 (ICCV, arXiv 2303.06937).
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

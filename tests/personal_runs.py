@@ -38,7 +38,7 @@ EXPERIMENT = {
     "learner": {"optimizer": {"lr": 0.1}, "batch_size": 16},
     "strategy": STRATEGY,
 }
-GROUPS = {"grouping": "given", "groups": [["site-0", "site-1"], ["site-2", "site-3"]]}
+GROUPS = {"grouping": "fixed", "groups": [["site-0", "site-1"], ["site-2", "site-3"]]}
 Change = Callable[[str, TrainReply], TrainReply]
 
 

@@ -39,7 +39,8 @@ VECTORS = {
         "channels": 4,
         "layers": 2,
         "sparsity_epsilon": 2.0,
-    }
+    },
+    "privacy": {**SETTINGS["privacy"], "mode": "sample", "sample_rate": 0.2},
 }
 MEANS = {
     "learner": {
@@ -65,9 +66,8 @@ def test_ledger_and_record_have_the_same_entries(changes: dict[str, Any], kind: 
     }
     assert recorded
     for site in ("site-0", "site-2"):
-        entries = [
-            entry.to_json() for entry in Ledger(folder / "sites" / site).entries() if entry.kind == kind
-        ]
+        ledger = Ledger(folder / "sites" / site)
+        entries = [entry.to_json() for entry in ledger.entries() if entry.kind == kind]
         charged = {json.dumps({k: v for k, v in e.items() if k != "time"}, sort_keys=True) for e in entries}
         assert charged == recorded
         assert all(json.loads(entry).get("seeded") for entry in charged)

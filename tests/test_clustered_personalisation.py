@@ -89,7 +89,7 @@ def test_one_cluster_that_shares_everything_is_the_base_strategy(tmp_path: Path)
 
 
 def test_singletons_are_local_training_and_so_is_keeping_every_layer(tmp_path: Path) -> None:
-    singletons = {"grouping": "given", "groups": [[f"site-{i}"] for i in range(4)]}
+    singletons = {"grouping": "fixed", "groups": [[f"site-{i}"] for i in range(4)]}
     alone = run(tmp_path / "alone", strategy=singletons)
     local = run(
         tmp_path / "local", strategy={"grouping": "random", "clusters": 1, "personal": ["backbone", "head"]}
@@ -174,7 +174,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ({"personal": ["haed"]}, "'haed' names no tensor of the model .did you mean 'head'"),
         ({"global_rounds": 4}, "global_rounds: found 4 in task 1"),
         ({"global_rounds": -1}, "global_rounds"),
-        ({"grouping": "given"}, "groups: missing"),
+        ({"grouping": "fixed"}, "groups: missing"),
         ({"sparsity_epsilon": 0.0}, "sparsity_epsilon, sparsity_delta: found 0.0"),
         ({"grouping": "random", "clusters": "auto"}, "random groups need their number"),
         ({"groups": [["site-0"], ["site-0"]]}, "site-0 listed more than once"),
@@ -182,7 +182,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigError, match=reason):
             run(tmp_path / reason[:9].replace(" ", "-").replace(":", ""), strategy=setting)
-    nobody = {"grouping": "given", "groups": [["nobody"]]}
+    nobody = {"grouping": "fixed", "groups": [["nobody"]]}
     with pytest.raises(StateError, match="2 rounds in a row"):
         run(tmp_path / "strangers", strategy=nobody, rounds={"max_skipped": 2})
 

@@ -1,4 +1,4 @@
-"""What is imported is declared, and what is tested with is allowed: packages, and versions of Python."""
+"""What is imported is declared, and what is declared is installed in an allowed version, Python too."""
 
 import ast
 import re

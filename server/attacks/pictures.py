@@ -1,5 +1,4 @@
-"""What attacks on images share: whom they attack, the model as a function of pixels, and the picture of what
-came of it."""
+"""What attacks on images share: the victims, the model as a function of pixels, and the picture."""
 
 import io
 from pathlib import Path

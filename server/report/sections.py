@@ -209,8 +209,7 @@ def cost(run: Run) -> Section | None:
 
 
 def origin(run: Run) -> Section:
-    """What it takes to run this again: the experiment file, versions, the model's hash; and the journal's
-    notes."""
+    """What it takes to repeat this run: experiment, versions, model hash; and the journal's notes."""
     code = element("pre", element("code", run.experiment_text))
     parts: list[Figure | Markup] = []
     if run.notes:

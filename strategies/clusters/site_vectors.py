@@ -112,8 +112,10 @@ def ask_vectors(
     network: nn.Module,
     dropped: Callable[[str, str], None],
 ) -> dict[str, np.ndarray]:
-    """(plan.length,) float64 of each site that gave a valid vector of the network, which is request.arrays
-    or settings' own."""
+    """Ask sites for their sparsity vectors; (plan.length,) float64 of each site with a valid one.
+
+    They are vectors of the network, which is request.arrays or the settings' own.
+    """
     own = isinstance(network, VggFront)
     arrays = Tensors(network.state_dict() if own else request.arrays)
     common: dict[str, Any] = {

@@ -61,8 +61,13 @@ class Hop:
 
 @dataclass
 class RingLog:
-    """route: sites by sweep, in order. arrays: the model that goes on. worth: of that model, once somebody
-    has asked. folder: None keeps nothing on disk."""
+    """How far a ring's round has come, kept on disk after each hop.
+
+    route: sites by sweep, in order.
+    arrays: the model that goes on.
+    worth: of that model, once somebody has asked.
+    folder: None keeps nothing on disk.
+    """
 
     folder: Path | None
     key: str
@@ -148,8 +153,8 @@ class RingLog:
 def _together(site: str, hops: list[Hop]) -> Admitted:
     """A site's turns of one round as one reply: samples and steps added, losses weighted by samples."""
     own = [hop for hop in hops if hop.site == site]
-    told = [(hop.train_loss, hop.num_examples) for hop in own if hop.train_loss is not None]
-    loss = sum(value * n for value, n in told) / sum(n for _, n in told) if told else None
+    reported = [(hop.train_loss, hop.num_examples) for hop in own if hop.train_loss is not None]
+    loss = sum(value * n for value, n in reported) / sum(n for _, n in reported) if reported else None
     return Admitted(
         site,
         {},

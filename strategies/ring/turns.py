@@ -15,9 +15,13 @@ Weigh = Callable[[Mapping[str, Tensor]], float | None]
 
 
 class TakesTurns(Protocol):
-    """segments: sweeps of a round. freeze: modules that no turn changes, counted from the input. relabel:
-    "none", or how neurons are renamed between turns. weighed: sweeps of the coming round before, in and after
-    which models are weighed."""
+    """A strategy whose sites take turns with one model.
+
+    segments: sweeps of a round.
+    freeze: modules that no turn changes, counted from the input.
+    relabel: "none", or how neurons are renamed between turns.
+    weighed: sweeps of the coming round before, in and after which models are weighed.
+    """
 
     segments: int
     freeze: int

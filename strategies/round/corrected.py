@@ -1,5 +1,8 @@
-"""What SCAFFOLD, FedDyn and AdaBest share: sites count alike, each site corrects its gradients by a vector of
-its own, and the server keeps one vector of the model's shape across rounds."""
+"""What SCAFFOLD, FedDyn and AdaBest share: corrections at the sites, and one vector at the server.
+
+Sites count alike, each site corrects its gradients by a vector of its own, and the server keeps one vector of
+the model's shape across rounds.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -11,8 +11,11 @@ from perennial.protocol.tensors import Tensors
 
 @dataclass(frozen=True)
 class PreviousModel:
-    """sha256, arrays: of the complete model at the end of the task before; empty in task 1, and where no site
-    needs it. holders: names of the sites that are known to hold it."""
+    """The previous task's model, and who holds it.
+
+    sha256, arrays: of the complete model; empty in task 1, and if no site needs it.
+    holders: names of the sites that are known to hold it.
+    """
 
     sha256: str = ""
     arrays: Mapping[str, Tensor] | None = None

@@ -12,10 +12,12 @@ from perennial.strategies.round.queries import ask, check_counts
 
 
 class SiteJudge:
-    """Asks all sites of a round, and takes the median of their accuracies: a site that lies, or a few, cannot
-    move it far.
+    """Asks all sites of a round to measure a model, and takes the median of their accuracies.
 
-    sent: bytes of the models that were sent. failed: site -> why it did not measure, of the latest round.
+    So a site that lies, or a few, cannot move it far.
+
+    sent: bytes of the models that were sent.
+    failed: site -> why it did not measure, of the latest round.
     """
 
     def __init__(self) -> None:

@@ -5,16 +5,26 @@ import stat
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from perennial.benchmarks.deployed_site import RUN, DeployedSite
 from perennial.client.quota import clean, size_of
 from perennial.client.state import SiteState
 from perennial.foundation.files import make_folder, one_at_a_time, sole_owner
 from perennial.privacy.ledger import Ledger
-from tests.redteam.deployed_site import deployed_site
+from perennial.protocol.messages import FinishTaskRequest, Refusal, TrainRequest
 from tests.redteam.test_ledger_rollback import update
+
+
+def train(site: DeployedSite, number: int = 1, run: str = RUN, previous: Any = None) -> Refusal | None:
+    return site.ask(site.request(TrainRequest, number, run, previous))
+
+
+def finish(site: DeployedSite, run: str = RUN) -> Refusal | None:
+    return site.ask(site.request(FinishTaskRequest, 1, run))
 
 
 def state_bytes(folder: Path) -> int:
@@ -22,39 +32,45 @@ def state_bytes(folder: Path) -> int:
 
 
 def test_a_previous_model_of_another_shape_is_never_written(tmp_path: Path) -> None:
-    door = deployed_site(tmp_path)
-    door.train(round=1)
+    site = DeployedSite(tmp_path, policy={"max_repeats": 100})
+    assert train(site) is None
     before = state_bytes(tmp_path)
     for number in range(6):
         huge = {"head.weight": torch.full((5_000, 1_000), float(number))}
-        refusal = door.refused("train", round=2, previous_model=huge)
+        refusal = train(site, 2, previous=huge)
         assert (
-            refusal.kind == "protocol" and "previous_arrays: not a model of this experiment" in refusal.reason
+            refusal is not None
+            and refusal.kind == "protocol"
+            and "previous_arrays: not a model of this experiment" in refusal.reason
         )
     assert state_bytes(tmp_path) == before
     assert not list((tmp_path / "state").rglob("models/*"))
 
 
 def test_a_model_of_the_task_before_is_kept_once_it_is_one(tmp_path: Path) -> None:
-    door = deployed_site(tmp_path)
-    door.train(round=1)
-    door.train(round=2, previous_model=door.model(task=1))
+    site = DeployedSite(tmp_path)
+    assert train(site) is None
+    assert train(site, 2, previous=site.model(task=1)) is None
     assert len(list((tmp_path / "state").rglob("models/*.safetensors"))) == 1
 
 
 def test_no_model_comes_before_the_first_task(tmp_path: Path) -> None:
-    door = deployed_site(tmp_path)
-    refusal = door.refused("train", round=1, previous_model=door.model(task=1))
-    assert refusal.kind == "protocol" and "before which there is no model" in refusal.reason
+    site = DeployedSite(tmp_path)
+    refusal = train(site, 1, previous=site.model(task=1))
+    assert (
+        refusal is not None
+        and refusal.kind == "protocol"
+        and "before which there is no model" in refusal.reason
+    )
 
 
 def test_new_run_tokens_do_not_fill_the_disk(tmp_path: Path) -> None:
-    door = deployed_site(tmp_path, state={"runs": 2}, policy={"max_runs": 100})
+    site = DeployedSite(tmp_path, state={"runs": 2}, policy={"max_runs": 100})
     for token in ("1" * 16, "2" * 16):
-        door.train(round=1, run=token)
-        door.finish(round=1, run=token)
-    refusal = door.refused("train.finish_task", round=1, run="3" * 16)
-    assert refusal.kind == "policy" and refusal.reason.startswith("state.runs: ")
+        assert train(site, 1, token) is None
+        assert finish(site, token) is None
+    refusal = finish(site, "3" * 16)
+    assert refusal is not None and refusal.kind == "policy" and refusal.reason.startswith("state.runs: ")
     assert sorted(path.name for path in (tmp_path / "state" / "runs").iterdir()) == ["1" * 16, "2" * 16]
 
 
@@ -62,17 +78,17 @@ def test_new_run_tokens_do_not_fill_the_disk(tmp_path: Path) -> None:
 def test_a_run_that_needs_more_than_the_site_gives_is_refused_before_anything_is_written(
     tmp_path: Path, key: str
 ) -> None:
-    door = deployed_site(tmp_path, state={key: 1e-6})
-    refusal = door.refused("train.finish_task", round=1)
-    assert refusal.kind == "policy" and refusal.reason.startswith(f"state.{key}: ")
+    site = DeployedSite(tmp_path, state={key: 1e-6})
+    refusal = finish(site)
+    assert refusal is not None and refusal.kind == "policy" and refusal.reason.startswith(f"state.{key}: ")
     assert not (tmp_path / "state" / "runs").exists()
 
 
 def test_cleaning_removes_old_runs_and_keeps_the_ledger(tmp_path: Path) -> None:
-    door = deployed_site(tmp_path)
+    site = DeployedSite(tmp_path)
     for token in ("1" * 16, "2" * 16):
-        door.train(round=1, run=token)
-        door.finish(round=1, run=token)
+        assert train(site, 1, token) is None
+        assert finish(site, token) is None
     old = tmp_path / "state" / "runs" / ("1" * 16)
     long_ago = time.time() - 40 * 86_400
     for path in (old, *old.rglob("*")):
@@ -91,10 +107,10 @@ def test_the_clean_command_says_what_it_removed(tmp_path: Path) -> None:
 
     from perennial.cli.main import app
 
-    door = deployed_site(tmp_path)
-    door.train(round=1)
-    door.finish(round=1)
-    done = CliRunner().invoke(app, ["site", "clean", str(door.file), "--days", "0"])
+    site = DeployedSite(tmp_path)
+    assert train(site) is None
+    assert finish(site) is None
+    done = CliRunner().invoke(app, ["site", "clean", str(site.file), "--days", "0"])
     assert done.exit_code == 0, done.output
     assert "1 runs removed; the ledger" in done.output
     assert not list((tmp_path / "state" / "runs").iterdir())
