@@ -39,8 +39,8 @@ _MECHANISM: dict[Kind, str] = {
     "client_central": "update clipped to L2 norm C at the site; N(0, (sigma C w)^2) added once to the "
     "weighted sum at the server, w the largest weight that the strategy may give",
     "sample": "DP-SGD: each sample's gradient clipped to L2 norm C, N(0, (sigma C)^2) on the sum of a batch",
-    "patient": "DP-SGD over patients: patients are drawn, the sum of a patient's gradients is clipped to L2 norm "
-    "C, N(0, (sigma C)^2) on the sum of a batch",
+    "patient": "DP-SGD over patients: patients are drawn, the sum of a patient's gradients is clipped to L2 "
+    "norm C, N(0, (sigma C)^2) on the sum of a batch",
 }
 _REPLACED: dict[Kind, str] = {
     "sample": "one training sample is replaced by another",
