@@ -96,7 +96,8 @@ def audit_command(path: Path, canaries: int, others: int, results: Path | None) 
     audit = audit_experiment(experiment, canaries, others)
     found = audit.found
     Console(highlight=False, markup=False).print(
-        f"claim: epsilon {audit.claim:.4g} for one {audit.unit} at delta {found.delta:g} (mode {audit.mode})\n"
+        f"claim: epsilon {audit.claim:.4g} for one {audit.unit} at delta {found.delta:g} "
+        f"(mode {audit.mode})\n"
         f"floor: epsilon {found.epsilon_floor:.4g} at {found.confidence:.0%} confidence, from one run with "
         f"{found.canaries} canaries: {found.right} of {found.guesses} guesses right",
         soft_wrap=True,
@@ -113,6 +114,6 @@ def audit_command(path: Path, canaries: int, others: int, results: Path | None) 
             file.write(json.dumps(line) + "\n")
     if not audit.holds:
         raise PrivacyError(
-            f"the floor {found.epsilon_floor:.4g} is above the claim {audit.claim:.4g}: something that is not "
-            "accounted moves the release"
+            f"the floor {found.epsilon_floor:.4g} is above the claim {audit.claim:.4g}: something that is "
+            "not accounted moves the release"
         )

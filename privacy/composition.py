@@ -52,7 +52,7 @@ class Cost:
 def common_unit(entries: Iterable[Entry]) -> Unit:
     """The largest unit that every release still hides."""
     units: list[Unit] = [entry.unit for entry in entries]
-    return max(units, key=_UNITS.index, default="site")
+    return _UNITS[max((_UNITS.index(unit) for unit in units), default=0)]
 
 
 def compose(
