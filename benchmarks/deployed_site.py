@@ -132,7 +132,7 @@ class DeployedSite:
 
     @staticmethod
     def outcome(answer: RecordDict) -> str:
-        """What an answer is, in a word. foreign: refused by an error of Flower's, as another app's message."""
+        """What an answer is, in a word. foreign: refused as another app's message."""
         if not answer:
             return "refused: foreign"
         return "refused" if read_kind(answer) == "Refusal" else "answered"
