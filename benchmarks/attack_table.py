@@ -1,5 +1,6 @@
-"""The attack table: what a hostile server got back, by channel and policy. `python -m
-perennial.benchmarks.attack_table` runs every attack and writes results/attack_table.json and .md.
+"""The attack table: what a hostile server got back, by channel and policy.
+
+`python -m perennial.benchmarks.attack_table` runs every attack and writes results/attack_table.json and .md.
 """
 
 import json

@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -35,7 +37,7 @@ class CoveringTests:
         here = self.lines.get(file, {})
         lines = here if first == 0 else map(str, range(first, line + 1))
         tests = {test for other in lines for test in here.get(other, [])}
-        return sorted(tests, key=lambda test: (self._lines_of(test) * self.seconds.get(test, 1.0), test))
+        return sorted(tests, key=lambda test: (self._line_counts[test] * self.seconds.get(test, 1.0), test))
 
     def replace(self, file: str, lines: Lines, seconds: dict[str, float]) -> None:
         """Forget what is known of one test file, and hold this instead."""
@@ -47,15 +49,12 @@ class CoveringTests:
             for line, tests in found.items():
                 here[line] = [*here.get(line, []), *tests]
         self.seconds.update(seconds)
+        self.__dict__.pop("_line_counts", None)
 
-    def _lines_of(self, test: str) -> int:
-        counts: dict[str, int] = self.__dict__.setdefault("_counts", {})
-        if not counts:
-            for lines in self.lines.values():
-                for tests in lines.values():
-                    for name in tests:
-                        counts[name] = counts.get(name, 0) + 1
-        return counts[test]
+    @cached_property
+    def _line_counts(self) -> Counter[str]:
+        """How many lines each test runs."""
+        return Counter(test for lines in self.lines.values() for tests in lines.values() for test in tests)
 
 
 def measure(root: Path, out: Path, files: Sequence[str]) -> None:

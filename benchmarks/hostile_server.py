@@ -230,9 +230,11 @@ def class_means(hospital: Hospital) -> Outcome:
 
 
 def counted_pixels(hospital: Hospital) -> Outcome:
-    """A held-out image pixel by pixel: each model is right on one class where one pixel is above a level, so
-    that the count, where the class has one sample, is an answer about that pixel. The first answer shows
-    which class that is."""
+    """Reconstructs a held-out image pixel by pixel from counts of right answers.
+
+    Each model is right on one class if one pixel is above a level, so that the count, when the class has one
+    sample, is an answer about that pixel. The first answer shows which class that is.
+    """
     data = hospital.site.data
     images = torch.cat([hospital.images("test"), hospital.images("validation")])
     last = hospital.experiment.tasks.rounds

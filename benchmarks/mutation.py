@@ -18,6 +18,7 @@ import importlib
 import json
 import math
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -37,7 +38,7 @@ from perennial.foundation.files import replace_file
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 WORK = ROOT / "build" / "mutation"
-TREE, MAP = WORK / "mutated", WORK / "map.json"
+TREE, MAP, ASIDE = WORK / "mutated", WORK / "map.json", WORK / "aside"
 """The copy that is changed, and what `map` found in a copy of its own."""
 SEED, COUNT = 18, 420
 LIBRARIES = (
@@ -54,7 +55,9 @@ LIBRARIES += ("sklearn.datasets", "safetensors.torch", "scipy.stats", "typer", "
 FIRST_SECONDS = 40.0
 """Seconds of tests that a mutant meets at first; who survives meets all the others too."""
 PATIENCE = 8.0
-"""A mutant whose tests take this many times as long as usual, and a minute, is noticed: it hangs."""
+"""A mutant whose tests take this many times the usual processor time, and a minute, is noticed: it hangs."""
+STANDSTILL = 1800.0
+"""Seconds by the clock after which a mutant hangs that takes no processor time; a busy machine is no hang."""
 
 app = typer.Typer(add_completion=False)
 
@@ -81,7 +84,8 @@ def run(
         copy_tree(TREE)
     elif today:
         copy_tree(TREE, only="tests")
-    mutants = sample(TREE, count, SEED)
+    put_back()
+    mutants = drawn(count)
     done = results()
     load_libraries()
     for number, mutant in enumerate(mutants, start=1):
@@ -110,6 +114,15 @@ def report() -> None:
     notes = RESULTS / "mutation_survivors.yaml"
     reasons = yaml.safe_load(notes.read_text()) if notes.exists() else {}
     replace_file(RESULTS / "mutation.md", page(list(results().values()), reasons).encode())
+
+
+def drawn(count: int) -> list[Mutant]:
+    """The sample, which takes a minute to draw, so it is kept beside the tree that it is of."""
+    path = WORK / f"sample-{count}-{SEED}.json"
+    if not path.exists():
+        found = [mutant.facts() for mutant in sample(TREE, count, SEED)]
+        replace_file(path, json.dumps(found).encode())
+    return [Mutant(**facts) for facts in json.loads(path.read_text())]
 
 
 def copy_tree(to: Path, only: str = "") -> None:
@@ -180,15 +193,23 @@ def in_two(chosen: Sequence[str], tests: CoveringTests) -> Iterator[Sequence[str
 def changed(mutant: Mutant) -> Iterator[None]:
     """The tree with one file changed, and as it was afterwards, to the time stamp."""
     path = TREE / mutant.file
-    before, times = path.read_bytes(), path.stat()
     text = mutant.source(TREE)
     shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
+    ASIDE.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(path, ASIDE / "content")
+    (ASIDE / "path").write_text(mutant.file)
     try:
         path.write_text(text)
         yield
     finally:
-        path.write_bytes(before)
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        put_back()
+
+
+def put_back() -> None:
+    """Undo the change in the tree, also one that a program left which was killed."""
+    if (ASIDE / "path").exists():
+        shutil.copy2(ASIDE / "content", TREE / (ASIDE / "path").read_text())
+        (ASIDE / "path").unlink()
 
 
 def run_tests(tests: Sequence[str], usual: float) -> tuple[str, str]:
@@ -197,11 +218,15 @@ def run_tests(tests: Sequence[str], usual: float) -> tuple[str, str]:
     verdict.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
+        seconds = int(60 + PATIENCE * usual)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 10))
         _be_pytest(tests, verdict)
-    limit = time.monotonic() + 60 + PATIENCE * usual
+    limit = time.monotonic() + STANDSTILL
     while True:
-        ended, _ = os.waitpid(child, os.WNOHANG)
+        ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
+                return "hung", ""
             break
         if time.monotonic() > limit:
             os.killpg(child, signal.SIGKILL)

@@ -66,8 +66,10 @@ def _answer(
     expected: type[Request],
     handle: Callable[[Identity, Request], WireMessage],
 ) -> Message:
-    """Validate, handle, reply; any error becomes a Refusal, or Flower's Error for a strategy that is not ours
-    and knows no Refusal."""
+    """Validate a request, handle it, and reply; any error becomes a Refusal.
+
+    A strategy that is not ours knows no Refusal, and gets Flower's Error.
+    """
     if not read_kind(message.content):
         reason = (
             f"this site runs Perennial and answers {expected.__name__}, but the message is of another app's "

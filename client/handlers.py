@@ -47,7 +47,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     check_answer(site.identity.policy, "train")
     turn = turn_of(request)
     check_update(site.identity.policy, site.experiment, turn)
-    site.check_stamp(request)
+    site.check_experiment(request)
     previous = site.previous_model(request)
     indices, exemplars = training_indices(site, request, previous)
     if turn is not None:
@@ -99,7 +99,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
 def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply:
     """Keep the finished task's model, and choose exemplars with it. Doing it twice gives the same as once."""
     check_answer(site.identity.policy, "train")
-    site.check_stamp(request)
+    site.check_experiment(request)
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     finished = {name: tensor.detach().clone() for name, tensor in complete_state(model).items()}
@@ -122,7 +122,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
 def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Count right answers on the site's test samples, or where it has none on its validation samples."""
     check_answer(site.identity.policy, "evaluate")
-    site.check_stamp(request)
+    site.check_experiment(request)
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     return EvaluateReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))

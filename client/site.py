@@ -132,10 +132,8 @@ class Site:
         if stamp.task > tasks:
             raise ProtocolError(f"{type(stamp).__name__}: task: found {stamp.task}, allowed 1 to {tasks}")
 
-    def check_stamp(self, stamp: Stamp) -> None:
-        """Raises ProtocolError when a request is of another experiment or class order, or comes with another
-        key of the splits than the run's first request."""
-        self.check_experiment(stamp)
+    def check_split_key(self, stamp: Stamp) -> None:
+        """Raises ProtocolError when the run's first request divided the site's data by another key."""
         if self.identity.own_data is not None:
             keep_split_key(self.state(stamp.run).folder, stamp.split_key)
 

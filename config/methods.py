@@ -33,11 +33,10 @@ STRATEGIES = {
 
 
 def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """An experiment's content with other people's methods as `module:Class`, and SHA-256 of each one's
-    source.
+    """An experiment's content with other people's methods as `module:Class`, and the SHA-256 of each.
 
-    Written so, the resolved experiment means the same where the package's entry points are unknown, as inside
-    a FAB.
+    The hash is of the method's source. Written so, the resolved experiment means the same where the package's
+    entry points are unknown, as inside a FAB.
 
     Raises ConfigError when a plug-in is not there.
     """

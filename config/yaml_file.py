@@ -76,8 +76,11 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
 
 
 def _require_text_keys(content: dict[Any, Any], where: str, inside: str = "") -> None:
-    """Raises ConfigError for a block with a key that is no text, which no setting has. Names of classes and
-    columns may be numbers; they stand below `data`, whose own fields say so."""
+    """Refuse a block with a key that is no text, because no setting has such a key.
+
+    Names of classes and columns may be numbers; they stand below `data`, whose own fields say so.
+    Raises ConfigError.
+    """
     for key, value in content.items():
         name = f"{inside}{key}"
         if not isinstance(key, str) and not inside.startswith("data."):

@@ -129,7 +129,7 @@ def _told(plan: Plan) -> str:
     privacy = plan.experiment.privacy
     told: list[str] = []
     if not privacy.enabled or privacy.allow_unaccounted_metrics:
-        told = ["number of samples", "training loss", "number of steps", *plan.told]
+        told = ["number of samples", "training loss", "number of steps", *plan.measurements]
     if plan.experiment.learner.means == "global":
         told.append("at the end of a task, sums of the exemplars' features by class")
     if "glfc" in plan.strategies:

@@ -66,7 +66,9 @@ def check_signature(fab: Path, public: Path) -> None:
     if not isinstance(key, Ed25519PublicKey):
         raise ConfigError(f"{public}: found {type(key).__name__}, allowed an Ed25519 key")
     try:
-        key.verify(base64.b64decode(signature.read_bytes().strip(), validate=True), _PURPOSE + fab.read_bytes())
+        key.verify(
+            base64.b64decode(signature.read_bytes().strip(), validate=True), _PURPOSE + fab.read_bytes()
+        )
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from error
     except (InvalidSignature, binascii.Error, ValueError):

@@ -338,8 +338,10 @@ class IncrementalStrategy(FlowerFedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's own round: remembers the model that goes out. Raises ConfigError where the method needs
-        more than Flower's own round has."""
+        """Flower's own round: remembers the model that goes out.
+
+        Raises ConfigError if the method needs more than Flower's own round has.
+        """
         self.require_flowers_round()
         self.reference = {
             name: tensor for name, tensor in unpack(arrays, "model").items() if tensor.is_floating_point()

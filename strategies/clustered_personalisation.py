@@ -256,8 +256,9 @@ class ClusteredPersonalisation(Wrapper):
         return sorted(notes)
 
     def _begin_phase(self, task: int, classes: range, before: Mapping[str, int]) -> None:
-        """Start the shared layers from the global model, or from the previous task's without global
-        rounds.
+        """Start the shared layers from the global model, or else from the previous task's.
+
+        The latter in a task without global rounds.
         """
         assert self._services is not None
         start = TaskStart(

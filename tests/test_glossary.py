@@ -40,7 +40,7 @@ def test_only_the_first_use_in_prose_is_linked() -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["PastOutputs", "Workbench", "bayesian_epsilon", "training_indices", "grouping: given", "grouping=given"],
+    ["PastOutputs", "Workbench", "typical_epsilon", "training_places", "grouping: given", "grouping=given"],
 )
 def test_old_names_are_gone(word: str) -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
