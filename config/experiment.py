@@ -160,7 +160,7 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _learner_where_sites_train(self) -> "Experiment":
-        if self.strategy.trains and self.learner is NO_LEARNER:
+        if self.strategy.trains and "learner" not in self.model_fields_set:
             raise ValueError(f"learner: missing; strategy {self.strategy.name} trains by gradients")
         if not self.strategy.trains and self.learner != NO_LEARNER:
             raise ValueError(
