@@ -23,6 +23,14 @@ EXPERIMENTS = ROOT / "experiments"
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+RESULTS_REVISION = 2
+"""Raised by a change that makes earlier results another experiment's, though the settings are the same."""
+OLD_REVISIONS: Mapping[int, str] = {
+    1: "made before the keyed split, when a permutation of each class decided what was held out"
+}
+"""Results without a revision are of the first."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of a table: an experiment file with changes (KEY=VALUE), and the paper's figures.

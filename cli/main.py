@@ -58,6 +58,43 @@ def check(
 
 
 @app.command()
+def forget(
+    run: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
+    site: Annotated[str, typer.Option(help="whose sums are subtracted")],
+    shrinkage: Annotated[
+        float | None, typer.Option(help="of the new head, where validation samples chose the old one")
+    ] = None,
+) -> None:
+    """Withdraw a site from a closed-form model, exactly, and write a certificate."""
+    from perennial.server.withdrawal import forget as forget_site
+
+    typer.echo(forget_site(run, site, shrinkage))
+
+
+@app.command()
+def merge(
+    first: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
+    second: Annotated[Path, typer.Argument(help="another, on other data")],
+    output: Annotated[Path, typer.Option(help="folder for the model of both")] = Path("merged"),
+) -> None:
+    """Make one closed-form model of two runs on disjoint data."""
+    from perennial.server.withdrawal import merge as merge_runs
+
+    typer.echo(merge_runs(first, second, output))
+
+
+@app.command()
+def verify(
+    certificate: Annotated[Path, typer.Argument(help="of forget or merge, where it was written")],
+) -> None:
+    """Check a certificate against the folder that it lies in."""
+    from perennial.server.withdrawal import verify as verify_certificate
+
+    for line in verify_certificate(certificate):
+        typer.echo(line)
+
+
+@app.command()
 def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     """Write report.html of a run again."""
     from perennial.server.report.write import write_report

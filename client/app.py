@@ -26,6 +26,8 @@ from perennial.foundation.errors import (
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
     VERSION,
+    ClassCountsRequest,
+    CompareHeadsRequest,
     DescribeReply,
     DescribeRequest,
     DigestRequest,
@@ -35,6 +37,7 @@ from perennial.protocol.messages import (
     Refusal,
     SparsityRequest,
     Stamp,
+    StatisticsRequest,
     TrainRequest,
 )
 
@@ -171,3 +174,24 @@ def personal_model(message: Message, context: Context) -> Message:
     """Keep, and measure, the site's own model."""
 
     return _answer_at_site(message, context, PersonalModelRequest, "own_model:answer_personal_model")
+
+
+@app.query("statistics")
+def statistics(message: Message, context: Context) -> Message:
+    """Add up the fixed features of one task's samples."""
+
+    return _answer_at_site(message, context, StatisticsRequest, "statistics:answer_statistics")
+
+
+@app.query("class_counts")
+def class_counts(message: Message, context: Context) -> Message:
+    """Count the training samples of each class of one task."""
+
+    return _answer_at_site(message, context, ClassCountsRequest, "statistics:answer_class_counts")
+
+
+@app.query("compare_heads")
+def compare_heads(message: Message, context: Context) -> Message:
+    """Measure several heads on validation samples."""
+
+    return _answer_at_site(message, context, CompareHeadsRequest, "statistics:answer_compare_heads")

@@ -34,7 +34,7 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
     not cover them, or the experiment's claim would be false.
     """
     policy = site.identity.policy
-    site.check_stamp(request)
+    site.check_experiment(request)
     config = site.experiment.digests
     if config is None:
         raise ConfigError("digests: missing; the experiment does not say how digests are made")

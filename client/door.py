@@ -40,6 +40,7 @@ def admitted(site: Site, request: WireMessage) -> Iterator[None]:
     if isinstance(request, TrainRequest):
         check_clip_norm(policy, site.experiment, request.clip_norm)
     RequestCount(site.identity.state_dir).take(policy, plan, kind, request)
+    site.check_split_key(request)
     with time_limit(policy.max_seconds):
         yield
 

@@ -35,6 +35,7 @@ def channels(policy: SitePolicy) -> Iterator[Channel]:
     yield _digests(policy)
     yield _sparsity(policy)
     yield _prototypes(policy)
+    yield _statistics(policy)
 
 
 def in_words(policy: SitePolicy) -> Iterator[str]:
@@ -154,3 +155,17 @@ def _prototypes(policy: SitePolicy) -> Channel:
     if exempt(policy, "prototypes"):
         return Channel(name, True, "policy.below_floor lists 'prototypes', each of which is one sample")
     return Channel(name, False, "policy.below_floor does not list 'prototypes'")
+
+
+def _statistics(policy: SitePolicy) -> Channel:
+    name = "sums of features"
+    if shut := _shut(policy, name, "statistics"):
+        return shut
+    if budget := _budget(policy):
+        return Channel(name, False, budget)
+    return Channel(
+        name,
+        True,
+        "policy.require_privacy 'none': sums over fewer samples than features tell the space that these lie "
+        "in, and features can be turned back into images",
+    )

@@ -18,6 +18,9 @@ RELEASES: dict[Release, str] = {
     "sparsity": "a sparsity vector",
     "prototypes": "gradients of prototypes",
     "measurements": "a measurement",
+    "statistics": "sums of features",
+    "class_counts": "counts of samples",
+    "compare_heads": "counts of right answers",
 }
 
 

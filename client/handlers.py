@@ -26,7 +26,7 @@ from perennial.client.ring_turn import segment_of, turn_of
 from perennial.client.site import Site
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.bayesian_estimate import NeighbourDistances
-from perennial.learning.evaluation import by_class_means, by_head, count_correct, unit_features
+from perennial.learning.evaluation import by_class_means, count_correct, head_counts, unit_features
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.protocol.messages import (
     EvaluateReply,
@@ -47,7 +47,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     check_answer(site.identity.policy, "train")
     turn = turn_of(request)
     check_update(site.identity.policy, site.experiment, turn)
-    site.check_stamp(request)
+    site.check_experiment(request)
     previous = site.previous_model(request)
     indices, exemplars = training_indices(site, request, previous)
     if turn is not None:
@@ -99,7 +99,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
 def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply:
     """Keep the finished task's model, and choose exemplars with it. Doing it twice gives the same as once."""
     check_answer(site.identity.policy, "train")
-    site.check_stamp(request)
+    site.check_experiment(request)
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     finished = {name: tensor.detach().clone() for name, tensor in complete_state(model).items()}
@@ -122,7 +122,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
 def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Count right answers on the site's test samples, or where it has none on its validation samples."""
     check_answer(site.identity.policy, "evaluate")
-    site.check_stamp(request)
+    site.check_experiment(request)
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     return EvaluateReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))
@@ -152,8 +152,10 @@ def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> Held
     data = site.samples(site.data.task_indices(part, 0, request.num_classes))
     sent = request.class_means if isinstance(request, EvaluateRequest) else None
     means = own_class_means(site, request, model) if sent is None else _means(model, sent)
-    predict = by_head(model) if means is None else by_class_means(model, means)
-    correct, total = count_correct(predict, data, request.num_classes)
+    if means is None:
+        correct, total = head_counts(model, data, request.num_classes, site.feature_folder)
+    else:
+        correct, total = count_correct(by_class_means(model, means), data, request.num_classes)
     policy = site.identity.policy
     stay = withheld(policy, "evaluate", total)
     if len(stay) == len(total):

@@ -13,7 +13,7 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     """Keep the personalised model in the state folder; tell how good it is only where sites evaluate."""
     policy = site.identity.policy
     check_answer(policy, "train")
-    site.check_stamp(request)
+    site.check_experiment(request)
     previous = site.previous_model(request)
     arrays = with_own_layers(
         site, request.run, request.arrays, request.personal or [], before_round=request.round + 1

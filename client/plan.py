@@ -25,12 +25,15 @@ from perennial.protocol.measurements import (
     asked,
 )
 from perennial.protocol.messages import (
+    ClassCountsRequest,
+    CompareHeadsRequest,
     DigestRequest,
     EvaluateRequest,
     FinishTaskRequest,
     PersonalModelRequest,
     SparsityRequest,
     Stamp,
+    StatisticsRequest,
     TrainRequest,
 )
 
@@ -59,6 +62,9 @@ KINDS: dict[type[Stamp], str] = {
     PersonalModelRequest: "personal_model",
     DigestRequest: "digest",
     SparsityRequest: "sparsity",
+    StatisticsRequest: "statistics",
+    ClassCountsRequest: "class_counts",
+    CompareHeadsRequest: "compare_heads",
 }
 
 
@@ -125,13 +131,20 @@ class Plan:
         own = any(name in self.strategies for name in CLUSTERED)
         match kind:
             case "train":
-                return self.segments
+                return self.segments if experiment.strategy.trains else 0
             case "finish_task":
                 return int(last and experiment.needs_previous)
             case "evaluate":
                 return int(last and experiment.evaluation.federated) + self.judged
             case "personal_model":
                 return int(own and (last or experiment.evaluation.every == "round"))
+            case "statistics" | "class_counts":
+                # of this task, and of earlier ones that the site was away for
+                tasks = 1 + sum(number > last for last in self.last_rounds)
+                needed = kind == "statistics" or self._head == "balanced_ridge"
+                return tasks if "analytic" in self.strategies and needed else 0
+            case "compare_heads":
+                return int(self.strategies.get("analytic", {}).get("shrinkage") == "validation")
             case "sparsity":
                 return int(bool({"clustered_personalisation", "pfa"} & self.strategies.keys()))
             case _:
@@ -139,7 +152,9 @@ class Plan:
 
     def evaluations(self) -> int:
         """Answers with counts on held-out samples in the whole run."""
-        counted = ("evaluate", "personal_model") if self.experiment.evaluation.federated else ("evaluate",)
+        counted = ["evaluate", "compare_heads"]
+        if self.experiment.evaluation.federated:
+            counted.append("personal_model")
         return sum(self.most(kind, number) for kind in counted for number in range(1, self.rounds + 1))
 
     def check(self, request: Stamp) -> str:
@@ -162,7 +177,15 @@ class Plan:
             )
         if isinstance(request, TrainRequest):
             self._check_settings(request)
+        if isinstance(request, StatisticsRequest) and (request.weights is None) != (
+            self._head != "balanced_ridge"
+        ):
+            raise PolicyRefusal("weights: the approved experiment has them with head balanced_ridge alone")
         return kind
+
+    @property
+    def _head(self) -> str:
+        return str(self.strategies.get("analytic", {}).get("head", "gaussian"))
 
     def _check_settings(self, request: TrainRequest) -> None:
         allowed = {key for name in self.strategies for key in SETTINGS.get(name, ())}

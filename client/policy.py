@@ -70,6 +70,18 @@ def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) 
         _demand(policy, _Protection("none", "a sparsity vector without noise hides nothing"))
 
 
+def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
+    """Whether sums of features may leave; errors as check_update()."""
+    check_claim(experiment)
+    privacy = experiment.privacy
+    why = (
+        "sums of features leave with the experiment's noise"
+        if privacy.enabled
+        else "sums of features leave without noise"
+    )
+    _demand(policy, _Protection(privacy.mode, why, privacy.noise_source))
+
+
 def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
     """Whether counts of right answers, which have no noise, may leave. Raises PolicyRefusal when not."""
     _demand(policy, _Protection("none", "counts of right answers leave without noise"))

@@ -22,7 +22,7 @@ OF_A_TASK = ("sparsity",)
 """Kinds that an experiment asks for once in a task, in whichever round; others are counted by round."""
 UNCOUNTED = ("digest",)
 """Made once and sent again bit for bit, so that asking often gives nothing more."""
-COUNTS = ("evaluate", "personal_model")
+COUNTS = ("evaluate", "personal_model", "compare_heads")
 """Kinds that answer with counts on held-out samples."""
 
 

@@ -4,6 +4,7 @@ Simulated sites of one process share the data and the models, one after the othe
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -21,6 +22,7 @@ from perennial.data.deployed import load_site, site_config
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.data.splits import simulation_key
+from perennial.foundation.cache import cache_folder
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
@@ -107,6 +109,11 @@ class Site:
             self.experiment.learner.channels_last,
         )
 
+    @property
+    def feature_folder(self) -> Path:
+        """Where features of this site's samples may be kept; simulated sites share the machine's cache."""
+        return (self.identity.state_dir if self.identity.deployed else cache_folder()) / "features"
+
     def task_range(self, stamp: Stamp) -> range:
         """Labels of the classes that the stamp's task brings."""
         return self.process.registry.schedule.classes_of(stamp.task)
@@ -125,13 +132,8 @@ class Site:
         if stamp.task > tasks:
             raise ProtocolError(f"{type(stamp).__name__}: task: found {stamp.task}, allowed 1 to {tasks}")
 
-    def check_stamp(self, stamp: Stamp) -> None:
-        """Check that a request belongs to this site's experiment, class order and splits.
-
-        Raises ProtocolError if it is of another experiment or class order, or comes with another key of the
-        splits than the run's first request.
-        """
-        self.check_experiment(stamp)
+    def check_split_key(self, stamp: Stamp) -> None:
+        """Raises ProtocolError when the run's first request divided the site's data by another key."""
         if self.identity.own_data is not None:
             keep_split_key(self.state(stamp.run).folder, stamp.split_key)
 
@@ -203,7 +205,7 @@ def _open_process(identity: Identity, device: torch.device, split_key: bytes) ->
     if identity.own_data is None:
         federation = simulated_federation(experiment)
         registry, data, shape = federation.registry, federation.sites, federation.input_shape
-        sites = len(data)
+        sites, constants = len(data), (federation.mean, federation.std)
         if identity.name not in data:
             raise ConfigError(
                 f"site {identity.name!r} holds no training sample in this experiment and takes no part"
@@ -219,4 +221,5 @@ def _open_process(identity: Identity, device: torch.device, split_key: bytes) ->
         split_key = split_key or simulation_key(experiment.seed)
         own = load_site(config, registry.classes, identity.name, experiment.seed, split_key, cache)
         data, shape, sites = {identity.name: own}, own.input_shape, experiment.data.sites or 1
-    return Process(registry, data, sites, SiteModels(experiment, shape, device))
+        constants = own.mean, own.std
+    return Process(registry, data, sites, SiteModels(experiment, shape, device, constants))

@@ -31,7 +31,7 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     policy, noised = site.identity.policy, request.epsilon is not None
     check_answer(policy, "sparsity")
     check_sparsity(policy, site.experiment, noised=noised)
-    site.check_stamp(request)
+    site.check_experiment(request)
     plan = _plan(request)
     previous = site.previous_model(request)
     indices, exemplars = training_indices(site, request, previous)

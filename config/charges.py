@@ -45,6 +45,14 @@ def class_means(experiment: Experiment, run: str) -> Entry:
     return replace(entry, kind="class_means")
 
 
+def sums(experiment: Experiment, run: str, task: int) -> Entry:
+    """One task's sums of features: one release, of the samples of the task alone."""
+    privacy = experiment.privacy
+    if not privacy.enabled:
+        return in_the_clear(experiment, run, "statistics")
+    return Entry.of_sums(privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT, task=task)
+
+
 def sparsity(experiment: Experiment, run: str, epsilon: float | None, delta: float | None) -> Entry:
     """One sparsity vector, with noise for (epsilon, delta) of one sample replaced; None: without noise."""
     place = _place(experiment, run, "sparsity", unit="sample")

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
-from perennial.config.learner import LearnerConfig
+from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
 from perennial.config.sums import SumsConfig
@@ -27,6 +27,14 @@ ON_DISK: Any = {"data": {"path"}, "digests": {"encoder": {"file"}}}
 """Settings that say where something lies on a disk, and nothing about what it is."""
 
 
+NO_LEARNER = LearnerConfig(optimizer=Optimizer(lr=1.0))
+"""What stands in the place of `learner` where nothing is trained by gradients, and is not used."""
+
+
+CLOSED_FORM = ("analytic",)
+"""Strategies under which no site trains."""
+
+
 class StrategySpec(BaseModel):
     """A strategy's name and its own keys; a strategy that takes another one has it under `base`.
 
@@ -35,6 +43,12 @@ class StrategySpec(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+
+    @property
+    def trains(self) -> bool:
+        """Whether sites train by gradients, under this strategy or the one that it wraps."""
+        base = (self.model_extra or {}).get("base", self.name)
+        return (base.get("name") if isinstance(base, dict) else base) not in CLOSED_FORM
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -109,7 +123,7 @@ class Experiment(BaseModel):
     data: DataConfig
     tasks: TasksConfig
     model: ModelConfig
-    learner: LearnerConfig
+    learner: LearnerConfig = NO_LEARNER
     strategy: Annotated[StrategySpec, BeforeValidator(name_only)] = StrategySpec(name="fedavg")
     bounds: BoundsConfig = BoundsConfig()
     sums: SumsConfig = SumsConfig()
@@ -143,6 +157,32 @@ class Experiment(BaseModel):
                     f"written with {known:.12}; install that version, or leave the line out to begin anew"
                 )
         return {**resolved, "plugins": found} if found else resolved
+
+    @model_validator(mode="after")
+    def _learner_where_sites_train(self) -> "Experiment":
+        if self.strategy.trains and self.learner is NO_LEARNER:
+            raise ValueError(f"learner: missing; strategy {self.strategy.name} trains by gradients")
+        if not self.strategy.trains and self.learner != NO_LEARNER:
+            raise ValueError(
+                f"learner: found one, but nothing is trained under strategy {self.strategy.name}; "
+                "leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _release_is_what_leaves(self) -> "Experiment":
+        privacy = self.privacy
+        if privacy.enabled and not self.strategy.trains and privacy.release != "sums":
+            raise ValueError(
+                f"privacy: found mode {privacy.mode!r} with release 'updates', and strategy "
+                f"{self.strategy.name} sends sums of features; allowed: mode sample, release sums"
+            )
+        if privacy.release == "sums" and self.strategy.trains:
+            raise ValueError(
+                f"privacy.release: found 'sums', and strategy {self.strategy.name} sends updates; allowed "
+                f"with {', '.join(CLOSED_FORM)}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _private_metrics(self) -> "Experiment":

@@ -13,6 +13,7 @@ STRATEGIES = {
     "clustered_personalisation": "perennial.strategies.clustered_personalisation:ClusteredPersonalisation",
     "fedper": "perennial.strategies.fedper:FedPer",
     "pfa": "perennial.strategies.pfa:PFA",
+    "analytic": "perennial.strategies.analytic:Analytic",
     "fedavg": "perennial.strategies.fedavg:FedAvg",
     "adabest": "perennial.strategies.adabest:AdaBest",
     "cyclic_weight_transfer": "perennial.strategies.cyclic_weight_transfer:CyclicWeightTransfer",

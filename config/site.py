@@ -10,9 +10,20 @@ from perennial.data.config import DataConfig
 from perennial.foundation.names import SITE_NAME
 from perennial.privacy.config import Mode
 
-Answer = Literal["train", "evaluate", "digest", "sparsity"]
-ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "digest", "sparsity")
-Release = Literal["update", "evaluate", "class_means", "digest", "sparsity", "prototypes", "measurements"]
+Answer = Literal["train", "evaluate", "digest", "sparsity", "statistics"]
+ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "digest", "sparsity", "statistics")
+Release = Literal[
+    "update",
+    "evaluate",
+    "class_means",
+    "digest",
+    "sparsity",
+    "prototypes",
+    "measurements",
+    "statistics",
+    "class_counts",
+    "compare_heads",
+]
 """What is computed from a site's data and leaves it."""
 Few = Literal["evaluate", "class_means", "digest", "sparsity", "prototypes", "measurements"]
 """Those of them that a policy can let leave although they come from few samples."""

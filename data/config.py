@@ -2,6 +2,7 @@
 
 import math
 import operator
+import re
 from collections import Counter
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -23,12 +24,14 @@ from perennial.foundation.plugins import is_target, known
 
 DatasetName = Literal["cifar10", "cifar100", "mnist", "fashion_mnist", "emnist"]
 PartitionKind = Literal["iid", "dirichlet", "class_subset", "quantity", "natural", "groups"]
-ArrayRole = Literal["x", "y", "site", "x_test", "y_test", "site_test", "classes", "site_names"]
+ArrayRole = Literal[
+    "x", "y", "site", "patient", "x_test", "y_test", "site_test", "patient_test", "classes", "site_names"
+]
 
 # Options that mean something to some sources or partitions only: elsewhere they would be ignored in silence.
 _OPTIONS = (
     *("path", "dataset", "download", "labels", "image_size", "color"),
-    *("columns", "label_column", "site_column", "arrays", "options"),
+    *("columns", "label_column", "site_column", "arrays", "options", "patient"),
 )
 _PARTITION_OF: dict[str, PartitionKind] = {
     "alpha": "dirichlet",
@@ -53,6 +56,17 @@ def _distinct(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
     if twice:
         raise ValueError(f"listed more than once: {', '.join(twice)}")
     return names
+
+
+def patient_pattern(text: str) -> re.Pattern[str]:
+    """The regular expression that finds a patient in a file's name. Raises ValueError on a faulty one."""
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise ValueError(f"patient: {text!r} is no regular expression ({error})") from None
+    if pattern.groups != 1:
+        raise ValueError(f"patient: {text!r} has {pattern.groups} groups; allowed: one, which is the patient")
+    return pattern
 
 
 Name = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_printable)]
@@ -157,6 +171,9 @@ class DataConfig(_Strict):
     image_size, color: what images become; in arrays (npz) only 8-bit ones can, and others are refused.
     columns (csv): feature -> "numeric" or its categories; without it they are discovered, in simulation only.
     arrays (npz): role -> name of the array in the file, where it is not the role's own.
+    patient: where the data says whose each sample is: the column of a table or manifest, the array of a pack
+        or npz file (the one that goes with x), or for images in class folders a regular expression with one
+        group, searched in the file's name. All samples of a patient are in one part and at one site.
     test_fraction, validation_fraction: of all records, and of those that are left: on average, since a keyed
         hash of each record decides (data/splits.py).
     samples_limit, test_limit: caps of the whole training and test part, for simulation on a CPU: a number of
@@ -175,6 +192,7 @@ class DataConfig(_Strict):
     label_column: str = "label"
     site_column: str | None = None
     arrays: dict[ArrayRole, str] = Field(default_factory=dict)
+    patient: str | None = None
     sites: int | None = Field(default=None, gt=0, le=MOST_SITES)
     partition: PartitionConfig = PartitionConfig()
     test_fraction: float = Field(default=0.2, ge=0, lt=1)
@@ -219,6 +237,15 @@ class DataConfig(_Strict):
             raise ValueError("normalise names columns for source 'csv', and only there")
         return self
 
+    @model_validator(mode="after")
+    def _patient_is_found_by_a_pattern(self) -> Self:
+        in_names = self.source == "folder" and self.patient is not None and self.path is not None
+        if in_names and not str(self.path).lower().endswith(".csv"):
+            patient_pattern(str(self.patient))
+        if self.patient is not None and {"patient"} & self.arrays.keys():
+            raise ValueError("patient and arrays.patient both name the array; give one")
+        return self
+
     @property
     def only_at_sites(self) -> bool:
         """Whether the experiment has no data of its own, so that every site brings its own."""
@@ -226,7 +253,7 @@ class DataConfig(_Strict):
 
     @model_validator(mode="after")
     def _columns_are_features(self) -> Self:
-        for key in ("label_column", "site_column"):
+        for key in ("label_column", "site_column", "patient"):
             if getattr(self, key) in (self.columns or {}):
                 raise ValueError(f"columns lists {getattr(self, key)!r}, which is the {key}")
         return self

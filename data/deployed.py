@@ -19,7 +19,17 @@ from perennial.data.splits import KeyedHash
 from perennial.data.table import feature_count, table_constants
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
-SITE_KEYS = ("source", "path", "dataset", "download", "labels", "label_column", "site_column", "arrays")
+SITE_KEYS = (
+    "source",
+    "path",
+    "dataset",
+    "download",
+    "labels",
+    "label_column",
+    "site_column",
+    "arrays",
+    "patient",
+)
 """What a site says about its own data; everything else is the experiment's to say."""
 
 

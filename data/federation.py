@@ -197,6 +197,10 @@ class _Builder:
         rows = np.arange(len(self.labels))
         if self.official:
             train, test = np.split(rows, [len(self.source.train)])
+            if self.source.train.patients and (both := self.keyed.shared(train, test)):
+                self.notes.append(
+                    f"{both} patients have samples on both sides of the data's own test split, which is kept"
+                )
             return train, test
         test, train = self.keyed.hold_out(rows, self.config.test_fraction, "test")
         return train, test
@@ -248,6 +252,7 @@ class _Builder:
             self.registry.schedule.boundaries,
             names=self.registry.classes,
             site_of=self.site_of[train] if self.natural and self.site_of is not None else None,
+            patients=self._patients(train),
         )
         self.notes += divided.notes
         return [train[indices] for indices in divided.indices]
@@ -257,7 +262,15 @@ class _Builder:
             return [test[self.site_of[test] == index] for index in range(len(shares))]
         classes = len(self.registry.classes)
         held = np.stack([np.bincount(self.labels[share], minlength=classes) for share in shares], axis=1)
-        return share_out(self.labels[test], test, held, self.registry.classes, self.seed)
+        return share_out(
+            self.labels[test], test, held, self.registry.classes, self.seed, self._patients(test)
+        )
+
+    def _patients(self, rows: np.ndarray) -> np.ndarray | None:
+        """(n,) int64 whose each row is; None where the data names no patients."""
+        if not self.source.train.patients:
+            return None
+        return self.keyed.numbered(torch.from_numpy(rows)).numpy()
 
     def _standardised(self, train: np.ndarray) -> tuple[Tensor, Tensor]:
         """Constants, those that nobody has said taken from the training rows; fills missing numbers in x."""

@@ -23,7 +23,7 @@ class Samples:
 
     site: (N,) int64 index into site_names, where the data says who holds it. keys: what the source calls each
     sample (a path, say), where it calls them anything. groups: (N, 32) uint8, what decides the part that a
-    sample falls into (data/splits.py), where that is not its x.
+    sample falls into (data/splits.py), where that is not its x. patients: whether groups are patients.
     """
 
     x: Tensor
@@ -32,6 +32,7 @@ class Samples:
     site_names: tuple[str, ...] = ()
     keys: tuple[str, ...] | None = None
     groups: np.ndarray | None = None
+    patients: bool = False
 
     def __len__(self) -> int:
         return len(self.y)

@@ -5,6 +5,7 @@ from typing import Literal
 
 IMAGES = ("image_size", "color")
 TABLE = ("columns", "label_column", "site_column")
+COLLECTED = ("path", "labels", "patient")
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,19 @@ class SourceKind:
 SOURCES: dict[str, SourceKind] = {
     "digits": SourceKind("perennial.data.digits:load_digits", IMAGES, own_sites="never"),
     "folder": SourceKind(
-        "perennial.data.folder:load_folder", ("path", "labels", *IMAGES), takes=("cache",), collected=True
+        "perennial.data.folder:load_folder",
+        (*COLLECTED, *IMAGES),
+        takes=("cache",),
+        collected=True,
     ),
     "csv": SourceKind(
-        "perennial.data.table:load_table", ("path", "labels", *TABLE), collected=True, own_sites="by_column"
+        "perennial.data.table:load_table",
+        (*COLLECTED, *TABLE),
+        collected=True,
+        own_sites="by_column",
     ),
-    "npz": SourceKind("perennial.data.npz:load_npz", ("path", "labels", "arrays", *IMAGES), collected=True),
-    "pack": SourceKind("perennial.data.pack:load_pack", ("path", *IMAGES), needs=("path",)),
+    "npz": SourceKind("perennial.data.npz:load_npz", (*COLLECTED, "arrays", *IMAGES), collected=True),
+    "pack": SourceKind("perennial.data.pack:load_pack", ("path", "patient", *IMAGES), needs=("path",)),
     "torchvision": SourceKind(
         "perennial.data.torchvision_source:load_torchvision",
         ("path", "dataset", "download", *IMAGES),
@@ -45,7 +52,7 @@ SOURCES: dict[str, SourceKind] = {
         "perennial.data.synth_groups:load_synth_groups", takes=("seed",), own_sites="always"
     ),
 }
-PLUGIN_OPTIONS = ("path", "labels", "options", *IMAGES, *TABLE, "arrays", "dataset")
+PLUGIN_OPTIONS = ("path", "labels", "options", "patient", *IMAGES, *TABLE, "arrays", "dataset")
 """Keys that a plug-in may read from the data block."""
 
 

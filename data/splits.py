@@ -12,13 +12,15 @@ which the server draws once their data are fixed: nobody can make records that f
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from perennial.foundation.errors import DataError
 
 Purpose = Literal["test", "validation", "samples-limit", "test-limit", "exemplars"]
 """What a hash decides. Two purposes never share one, so that neither choice says anything of the other."""
@@ -45,6 +47,16 @@ def content_groups(x: Tensor) -> np.ndarray:
 def text_groups(kind: Literal["content", "patient"], texts: Sequence[str]) -> np.ndarray:
     """(N, 32) uint8: the group of each row of a table, from its text, or of each patient, from the name."""
     return _digests(kind, (text.encode() for text in texts), len(texts))
+
+
+def patient_groups(names: Sequence[str], where: Callable[[int], str]) -> np.ndarray:
+    """(N, 32) uint8: the group of each sample of a patient. where: the place of a row, for errors.
+
+    Raises DataError on a sample without a patient.
+    """
+    if "" in names:
+        raise DataError(f"{where(names.index(''))}: the patient is empty; every sample needs one")
+    return text_groups("patient", names)
 
 
 def _digests(kind: str, contents: Iterator[bytes | memoryview], count: int) -> np.ndarray:
@@ -87,6 +99,11 @@ class KeyedHash:
         """
         share = limit if isinstance(limit, float) else min(1.0, limit / max(len(rows), 1))
         return self.hold_out(rows, share, purpose)[0]
+
+    def shared(self, rows: np.ndarray, others: np.ndarray) -> int:
+        """How many groups have records both in rows and in others."""
+        found, more = ({group.tobytes() for group in self.groups[part]} for part in (rows, others))
+        return len(found & more)
 
     def numbered(self, rows: Tensor) -> Tensor:
         """(n,) int64: the groups of these records, numbered from 0.

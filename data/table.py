@@ -11,7 +11,7 @@ import torch
 from perennial.data.config import DataConfig
 from perennial.data.labels import encode_labels
 from perennial.data.samples import Samples, Source
-from perennial.data.splits import text_groups
+from perennial.data.splits import patient_groups, text_groups
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
 MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
@@ -32,7 +32,7 @@ def load_table(config: DataConfig) -> Source:
     assert config.path is not None
     path = Path(config.path).expanduser()
     texts, lines = read_columns(path)
-    for name in filter(None, (config.label_column, config.site_column)):
+    for name in filter(None, (config.label_column, config.site_column, config.patient)):
         if name not in texts:
             raise DataError(f"{path}: no column {name!r}{nearest(name, texts)}; found {', '.join(texts)}")
     y, classes = encode_labels(
@@ -42,7 +42,7 @@ def load_table(config: DataConfig) -> Source:
         lambda row: f"{path}, line {lines[row]}",
         MISSING,
     )
-    apart = {config.label_column, config.site_column}
+    apart = {config.label_column, config.site_column, config.patient}
     columns = config.columns or _discover({name: c for name, c in texts.items() if name not in apart}, path)
     site, site_names = None, ()
     if config.site_column is not None:
@@ -51,7 +51,14 @@ def load_table(config: DataConfig) -> Source:
             raise DataError(f"{path}, line {lines[int(np.argmin(index))]}: the {config.site_column} is empty")
         site, site_names = torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
     x = torch.from_numpy(encode(texts, columns, path, lines))
-    samples = Samples(x, torch.from_numpy(y), site, site_names, groups=_groups(texts, columns))
+    if config.patient is None:
+        groups = _groups(texts, columns)
+    else:
+        groups = patient_groups(
+            texts[config.patient].tolist(), lambda row: f"{path}, line {lines[row]}, {config.patient}"
+        )
+    patients = config.patient is not None
+    samples = Samples(x, torch.from_numpy(y), site, site_names, groups=groups, patients=patients)
     return Source(samples, None, classes, *table_constants(config, columns), columns=dict(columns))
 
 

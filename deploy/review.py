@@ -14,6 +14,7 @@ from perennial.config.approval import Approval
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
+from perennial.models.feature_maps.config import map_in_words
 from perennial.privacy.composition import compose
 from perennial.privacy.digests import guarantee_of
 from perennial.privacy.entries import Entry
@@ -25,6 +26,9 @@ WORDS = {
     "evaluate": "counts of right answers on held-out samples, by class",
     "personal_model": "that the site's own model is kept; counts of its right answers where sites evaluate",
     "sparsity": "how often each channel of a network is silent, as a mean over the training samples",
+    "statistics": "sums of fixed features of the training samples, and of products of every two features",
+    "class_counts": "the number of training samples of each class",
+    "compare_heads": "counts of right answers of several classifiers on validation samples, by class",
     "digest": "mixtures of features of a few samples each, which the server keeps",
 }
 PROTECTED = {
@@ -69,9 +73,16 @@ def _data(data: DataConfig) -> str:
 
 
 def _training(experiment: Experiment) -> str:
+    if experiment.model.features is not None:
+        maps = "; ".join(map_in_words(features) for features in experiment.model.features)
+        maps = f"fixed maps, which nobody trains here: {maps}"
+        if not experiment.strategy.trains:
+            return f"none: sums alone; {maps}"
+    else:
+        maps = ""
     learner, memory = experiment.learner, experiment.learner.memory
     kept = "no exemplars kept" if memory is None else f"exemplars kept here by {memory.selection}"
-    model = experiment.model.name
+    model = f"{experiment.model.name} ({maps})" if maps else experiment.model.name
     return f"model {model}, {learner.epochs} epochs a round in batches of {learner.batch_size}; {kept}"
 
 
@@ -94,7 +105,11 @@ def _cost(plan: Plan) -> str:
 def _entries(plan: Plan) -> list[Entry]:
     """Everything that the whole run charges a site that takes part in all of it."""
     experiment, run = plan.experiment, ""
-    found = [charges.update(experiment, run)] * (plan.rounds * plan.segments)
+    found: list[Entry] = []
+    if experiment.strategy.trains:
+        found += [charges.update(experiment, run)] * (plan.rounds * plan.segments)
+    else:
+        found += [charges.sums(experiment, run, task) for task in range(1, len(plan.last_rounds) + 1)]
     if experiment.learner.means == "global":
         found += [charges.class_means(experiment, run)] * len(plan.last_rounds)
     config = experiment.digests
@@ -114,7 +129,7 @@ def _told(plan: Plan) -> str:
     privacy = plan.experiment.privacy
     told: list[str] = []
     if not privacy.enabled or privacy.allow_unaccounted_metrics:
-        told = ["number of samples", "training loss", "number of steps", *plan.told]
+        told = ["number of samples", "training loss", "number of steps", *plan.measurements]
     if plan.experiment.learner.means == "global":
         told.append("at the end of a task, sums of the exemplars' features by class")
     if "glfc" in plan.strategies:

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from perennial.foundation.errors import nearest
 from perennial.foundation.plugins import is_target, known
+from perennial.models.feature_maps.config import ExpansionConfig, FeatureMapConfig
 
 Norm = Literal["none", "group", "batch"]
 Size = Annotated[int, Field(gt=0, le=65_536)]
@@ -15,7 +16,8 @@ CONVOLUTIONAL = ("small_cnn", "se_cnn", "resnet18", "resnet34", "mobilenet_v2")
 TORCHVISION = ("resnet18", "resnet34", "mobilenet_v2")
 COMPOSITE = ("dual_backbone", "digest_two_branch")
 BACKBONES = ("mlp", *CONVOLUTIONAL)
-NETWORKS = (*BACKBONES, *COMPOSITE)
+NETWORKS = (*BACKBONES, *COMPOSITE, "features")
+"""features: a linear head on fixed maps, which nobody trains."""
 FIRST_CHANNELS = {"se_cnn": 16, "resnet18": 64, "resnet34": 64, "mobilenet_v2": 32}
 """Channels after the first convolution; small_cnn takes them from `channels`."""
 
@@ -38,7 +40,7 @@ def _network(name: str) -> str:
 
 
 def _backbone(name: str) -> str:
-    if name in COMPOSITE:
+    if name in (*COMPOSITE, "features"):
         raise ValueError(f"allowed: {', '.join(known('model', BACKBONES))}, or module:Class")
     return _network(name)
 
@@ -66,6 +68,12 @@ class ModelConfig(BaseModel):
     it, and no other network."""
     se_reduction: Size = 2
     """Channels divided by this are the hidden width of the channel attention."""
+    features: Annotated[tuple[FeatureMapConfig, ...], Field(min_length=1)] | None = Field(
+        default=None, exclude_if=operator.not_
+    )
+    """features: the maps, side by side."""
+    expansion: ExpansionConfig | None = Field(default=None, exclude_if=operator.not_)
+    """features: random ReLU features behind the maps."""
     freeze_old_rows: bool = False
     """Keeps the head's rows of earlier tasks at their values while a task is learnt."""
     options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
@@ -95,6 +103,15 @@ class ModelConfig(BaseModel):
                 f"key 'backbone': found {self.backbone!r}, but {self.name} is a backbone itself; "
                 f"allowed with {' and '.join(COMPOSITE)}{nearest(self.name, COMPOSITE)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _maps_of_features(self) -> "ModelConfig":
+        if self.name == "features" and self.features is None:
+            raise ValueError("key 'features' is missing; allowed: random, patches, pretrained, or several")
+        for key in ("features", "expansion"):
+            if self.name != "features" and getattr(self, key) is not None:
+                raise ValueError(f"key {key!r}: {self.name} does not take it; allowed with name features")
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,8 @@ from perennial.models.config import BACKBONES, CONVOLUTIONAL, EncoderConfig, Mod
 from perennial.models.digest_encoders import build_encoder
 from perennial.models.digest_networks import DigestTwoBranchModel, TwoBranchBackbone
 from perennial.models.dual_backbone import DualBackboneModel
+from perennial.models.feature_maps.fixed import build_fixed_features
+from perennial.models.feature_maps.pixels import Constants
 from perennial.models.incremental import IncrementalModel
 from perennial.models.initialisation import seeded_initialisation
 from perennial.models.se_cnn import FEATURE_WIDTH, SECNN
@@ -26,17 +28,33 @@ def build_model(
     num_classes: int,
     seed: int,
     encoder: EncoderConfig | None = None,
+    constants: Constants | None = None,
+    *,
+    with_weights: bool = True,
 ) -> IncrementalModel:
     """A model with its first values, on the CPU.
 
     input_shape: (C, H, W) of images or (D,) of tables, without the batch. num_classes: rows of the head, at
-    least 1. encoder: of digest_two_branch; None: a random one.
+    least 1. encoder: of digest_two_branch; None: a random one. constants: mean and std of the inputs, which
+    fixed maps of pixels undo; None, and with_weights False: for a model whose tensors come from elsewhere.
     The same arguments give the same bits, whatever any global generator was used for before.
     Raises ConfigError naming the key when the network cannot read such inputs.
     """
     _check_input(config, input_shape)
     if num_classes < 1:
         raise ConfigError(f"model: found {num_classes} classes, allowed 1 or more")
+    if config.name == "features":
+        fixed = build_fixed_features(
+            config.features or (), config.expansion, input_shape, constants, with_weights=with_weights
+        )
+        return IncrementalModel(
+            fixed,
+            fixed.width,
+            num_classes,
+            stream(seed, "init", "head"),
+            dropout=config.dropout,
+            freeze_old_rows=config.freeze_old_rows,
+        )
     with seeded_initialisation(seed, "backbone"):
         backbone, width = _build_backbone(config, input_shape)
         if config.name == "digest_two_branch":

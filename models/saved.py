@@ -122,7 +122,9 @@ def load_saved(path: Path) -> SavedModel:
         raise StateError(f"{path}: missing, damaged or not the model of a finished run ({error})") from error
     config = ModelConfig.model_validate(settings["model"])
     encoder = EncoderConfig.model_validate((settings.get("digests") or {}).get("encoder", {}))
-    model = build_model(config, inputs.shape, len(classes), settings["seed"], encoder.layout)
+    model = build_model(
+        config, inputs.shape, len(classes), settings["seed"], encoder.layout, with_weights=False
+    )
     means = tensors.pop(CLASS_MEANS, None)
     load_complete(model, tensors)
     expected = (len(classes), model.feature_width)

@@ -16,7 +16,7 @@ Dwork and Roth 2014, theorems 2.2 and 3.16; Vadhan 2017, lemma 2.2 (group privac
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perennial.privacy.accountants import Accountant, make_accountant
@@ -62,7 +62,7 @@ def compose(
     unit: None takes the largest unit that every release hides. The relation is add_remove where every entry
     covers it, and replace otherwise.
     """
-    counts = entries if isinstance(entries, Mapping) else Counter(entries)
+    counts = _of_one_sample(entries if isinstance(entries, Mapping) else Counter(entries))
     unit = unit or common_unit(counts)
     relation: Relation = (
         "add_remove" if all(_covers_add_remove(entry, unit) for entry in counts) else "replace"
@@ -79,6 +79,22 @@ def compose(
         unprotected=unprotected,
         trusts_server=any(entry.trusts_server for entry in counts),
     )
+
+
+def _of_one_sample(counts: Mapping[Entry, int]) -> dict[Entry, int]:
+    """The releases that one sample can be in: of those over disjoint parts of the data, the most in one.
+
+    McSherry 2009 (parallel composition). A whole site is in all parts, so what hides a site adds up.
+    """
+    found = {entry: count for entry, count in counts.items() if not (entry.part and entry.unit == "sample")}
+    parts: dict[Entry, Counter[str]] = {}
+    for entry, count in counts.items():
+        if entry not in found:
+            whole = replace(entry, part="", note="", time="")
+            parts.setdefault(whole, Counter())[entry.part] += count
+    for whole, times in parts.items():
+        found[whole] = found.get(whole, 0) + max(times.values())
+    return found
 
 
 def _covers_add_remove(entry: Entry, unit: Unit) -> bool:

@@ -45,6 +45,8 @@ class PrivacyConfig(BaseModel):
     mode: "client_local" clips and noises the whole update at the site (adversary: the server);
     "client_central" clips at the site and the trusted server noises the sum once (adversary: whoever receives
     the model); "sample" is DP-SGD inside the site (unit: one training sample).
+    release: mode sample: what hides a sample: noise on each step of training, or on the sums of its features
+    (strategy analytic), of which one a task is released; sums need no clip_norm and no sample_rate.
     noise_multiplier: standard deviation of the noise divided by clip_norm. It has no default, because it is
     the guarantee. 0 is allowed for measurements and is reported as an infinite epsilon.
     noise_source: "seeded" repeats the noise from the experiment's seed. It is for tests and protects nothing.
@@ -59,6 +61,7 @@ class PrivacyConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: Mode = "none"
+    release: Literal["updates", "sums"] = Field(default="updates", exclude_if="updates".__eq__)
     clip_norm: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-5
@@ -111,6 +114,9 @@ class PrivacyConfig(BaseModel):
                 f"noise_multiplier is missing: mode {self.mode} needs it, and no default is right "
                 "for every site (`perennial epsilon` shows what a value costs)"
             )
+        if self.release == "sums":
+            self._of_sums()
+            return self
         if self.clip_norm is None:
             raise ValueError(f"clip_norm is missing: mode {self.mode} bounds one contribution by it")
         if self.mode == "sample" and self.sample_rate is None:
@@ -146,6 +152,21 @@ class PrivacyConfig(BaseModel):
                 f"0 and below twice count_noise_multiplier ({limit}), or the count alone costs more than that"
             )
         return self
+
+    def _of_sums(self) -> None:
+        """Raises ValueError for what one release of sums a task does not have."""
+        if self.mode != "sample":
+            raise ValueError(f"release: found 'sums' with mode {self.mode}; allowed with mode sample")
+        idle = [
+            name
+            for name in ("clip_norm", "sample_rate", "physical_batch", "bayesian", "adaptive_clipping")
+            if getattr(self, name) is not None
+        ]
+        if idle or self.ghost:
+            raise ValueError(
+                f"release is sums, yet {', '.join(idle) or 'ghost'} is set; a sample's features have length "
+                "1 at most and enter one release, so leave it out"
+            )
 
     @property
     def enabled(self) -> bool:

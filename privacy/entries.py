@@ -36,6 +36,8 @@ class Entry:
     trusts_server: the noise is added by the server, so against the server itself there is no guarantee.
     seeded: the noise repeats from the experiment's seed, which the recipient may know and then subtract; the
     numbers say what it would be worth from a secure source.
+    part: names a part of the data that shares no sample with the run's other parts, such as one task's; of
+    entries that differ in it alone, a sample is in one, and pays for the dearest. '' is all data.
     Raises PrivacyError when the numbers do not fit the mechanism.
     """
 
@@ -53,6 +55,7 @@ class Entry:
     delta: float | None = None
     trusts_server: bool = False
     seeded: bool = False
+    part: str = ""
     note: str = ""
     time: str = ""
 
@@ -113,6 +116,29 @@ class Entry:
             steps=1 if once else steps,
             trusts_server=privacy.mode == "client_central",
             seeded=privacy.noise_source == "seeded",
+        )
+
+    @classmethod
+    def of_sums(cls, privacy: PrivacyConfig, *, run: str, experiment: str, recipient: str, task: int) -> Self:
+        """The entry for one task's sums of features: one release, of the task's samples alone."""
+        place: dict[str, Any] = {
+            "run": run,
+            "experiment": experiment,
+            "recipient": recipient,
+            "kind": "statistics",
+        }
+        if privacy.mode == "none" or privacy.noise_multiplier is None:
+            return cls(**place, unit="site", relation="replace", mechanism="unprotected")
+        return cls(
+            **place,
+            unit="sample",
+            relation="add_remove",
+            mechanism="gaussian",
+            noise_multiplier=privacy.noise_multiplier,
+            sample_rate=1.0,
+            steps=1,
+            seeded=privacy.noise_source == "seeded",
+            part=f"task {task}",
         )
 
     @property

@@ -145,6 +145,11 @@ def describe(
 def _mechanism(privacy: PrivacyConfig, releases: Sequence[Entry]) -> str:
     if privacy.mode == "none":
         return _MECHANISM["none"]
+    if privacy.release == "sums":
+        return (
+            f"discrete Gaussian noise on each task's sums of features, once; sigma "
+            f"{privacy.noise_multiplier:g} times the sqrt 3 by which one sample moves them"
+        )
     said = f"{_MECHANISM[privacy.mode]}; sigma {privacy.noise_multiplier:g}, C {privacy.clip_norm:g}"
     beside = sorted({entry.kind.replace("_", " ") for entry in releases} - {"update"})
     return f"{said}; beside updates, with noise of their own: {', '.join(beside)}" if beside else said

@@ -20,6 +20,9 @@ UP = (
     messages.DigestReply,
     messages.SparsityReply,
     messages.PersonalModelReply,
+    messages.StatisticsReply,
+    messages.ClassCountsReply,
+    messages.CompareHeadsReply,
     messages.Refusal,
 )
 DOWN = (
@@ -30,6 +33,9 @@ DOWN = (
     messages.DigestRequest,
     messages.SparsityRequest,
     messages.PersonalModelRequest,
+    messages.StatisticsRequest,
+    messages.ClassCountsRequest,
+    messages.CompareHeadsRequest,
 )
 HEAD = """# What leaves a site
 

@@ -19,6 +19,8 @@ MAX_CLASSES = 1_000_000
 MAX_EXAMPLES = 100_000_000
 MAX_CHANNELS = 1_000_000
 MAX_LAYERS = 1_000
+CLASS_WEIGHT = 1 << 20
+"""The largest weight of a class in class-balanced statistics: that of a class with one sample."""
 RUN_TOKEN = 16
 SPLIT_KEY = 64
 SHA256 = 64
@@ -282,6 +284,77 @@ class PersonalModelReply(Stamp):
     """Held-out samples of each class; absent where sites do not evaluate."""
     withheld: list[int] | None = bounded(0, MAX_CLASSES, default=None)
     """Classes whose counts stay at the site, as in EvaluateReply."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsRequest(Stamp):
+    """Server to site: add up the features of your training samples of one task's classes."""
+
+    message_type = "query.statistics"
+    of_task: int = bounded(1, MAX_TASKS)
+    """The task whose classes are meant: this one, or an earlier one that the site was away for."""
+    features: str = hexadecimal(SHA256)
+    """SHA-256 of the fixed feature maps; a site with others refuses."""
+    weights: list[int] | None = bounded(0, CLASS_WEIGHT, default=None)
+    """How often each sample of each of these classes counts, in steps of 2^-20; with class-balanced ridge
+    alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsReply(Stamp):
+    """Site to server, once a task: sums over the site's training samples of the task's classes."""
+
+    message_type = "query.statistics"
+    of_task: int = bounded(1, MAX_TASKS)
+    """The task whose classes are meant."""
+    features: str = hexadecimal(SHA256)
+    """SHA-256 of the feature maps that were used."""
+    statistics: Tensors
+    """`gram`: the sum of products of every two features; `sums`: of the features of each class; `counts`: of
+    samples of each class. Integers. Without noise, sums over fewer samples than features tell the space that
+    these lie in, and features of images can be turned back into pictures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassCountsRequest(Stamp):
+    """Server to site: how many training samples of each class of one task do you hold?"""
+
+    message_type = "query.class_counts"
+    of_task: int = bounded(1, MAX_TASKS)
+    """The task whose classes are meant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassCountsReply(Stamp):
+    """Site to server: its training samples of each class, by which class-balanced ridge weighs classes."""
+
+    message_type = "query.class_counts"
+    of_task: int = bounded(1, MAX_TASKS)
+    """The task whose classes are meant."""
+    counts: list[int] = bounded(0, MAX_EXAMPLES)
+    """Training samples of each class of the task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareHeadsRequest(Stamp):
+    """Server to site: measure these heads on your validation samples of all classes seen so far."""
+
+    message_type = "query.compare_heads"
+    features: str = hexadecimal(SHA256)
+    """SHA-256 of the fixed feature maps; a site with others refuses."""
+    heads: Tensors
+    """`weight` and `bias` of every head, one for each shrinkage that is tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareHeadsReply(Stamp):
+    """Site to server: right answers of each head, on samples that nothing was fitted to."""
+
+    message_type = "query.compare_heads"
+    correct: list[int] = bounded(0, MAX_EXAMPLES)
+    """Right answers of the first head for each class, then of the second, and so on."""
+    total: list[int] = bounded(0, MAX_EXAMPLES)
+    """Validation samples of each class."""
 
 
 @dataclass(frozen=True, kw_only=True)

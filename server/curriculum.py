@@ -178,8 +178,9 @@ class Curriculum:
         number = progress.round + 1
         sites = self._available(number)
         asked = self._sampled(sites, number)
-        charge = [charges.update(self.experiment, progress.run)]
-        if self.experiment.privacy.enabled:
+        # sums of features are a release of their own, which the strategy records when it asks for them
+        charge = [charges.update(self.experiment, progress.run)] if self.experiment.strategy.trains else []
+        if self.experiment.privacy.enabled and charge:
             self.releases.asked(number, asked, charge)
         lead = self.experiment.lead_rounds(task)
         outcome = self._strategy(task).train_round(
@@ -199,7 +200,7 @@ class Curriculum:
         )
         if self.central is not None:
             self.central.finish_round(outcome, number)
-        if self.experiment.privacy.enabled:
+        if self.experiment.privacy.enabled and charge:
             self.releases.refused(number, [site for site, _ in outcome.refused], charge)
         outcome.absent += [site for site in self.history.known_sites if site not in (*sites, *outcome.absent)]
         progress.round, progress.round_in_task = number, progress.round_in_task + 1

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perennial.foundation.cache import cache_folder
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.evaluation import by_class_means, by_head, count_correct
+from perennial.learning.evaluation import by_class_means, count_correct, head_counts
 from perennial.models.incremental import IncrementalModel
 
 Counts = tuple[list[int], list[int]]
@@ -27,9 +28,9 @@ def evaluate_centrally(
     """
     seen = (test.y < num_classes).nonzero().flatten()
     part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std)
-    model.eval()
-    predict = by_head(model) if means is None else by_class_means(model, means)
-    return count_correct(predict, part, num_classes)
+    if means is None:
+        return head_counts(model, part, num_classes, cache_folder() / "features")
+    return count_correct(by_class_means(model.eval(), means), part, num_classes)
 
 
 class Judge:

@@ -77,7 +77,8 @@ def preflight(experiment: Experiment, device: torch.device) -> Checked:
         experiment.encoder,
     )
     parameters = sum(parameter.numel() for parameter in complete.parameters() if parameter.requires_grad)
-    model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device)
+    constants = facts.inputs.mean, facts.inputs.std
+    model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device, constants)
     dry_run(experiment, schedule, model, facts.measuring(experiment))
     return Checked(strategy, facts, model, parameters)
 
