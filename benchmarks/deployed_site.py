@@ -21,7 +21,18 @@ from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.protocol.fields import read_kind
-from perennial.protocol.messages import FinishTaskRequest, Refusal, TrainRequest
+from perennial.protocol.messages import (
+    VERSION,
+    DescribeRequest,
+    DigestRequest,
+    EvaluateRequest,
+    FinishTaskRequest,
+    PersonalModelRequest,
+    Refusal,
+    SparsityRequest,
+    Stamp,
+    TrainRequest,
+)
 from perennial.protocol.tensors import Tensors, content_sha256
 
 EXPERIMENT: dict[str, Any] = {
@@ -98,6 +109,31 @@ class DeployedSite:
         before = None if previous_model is None else Tensors(previous_model)
         stamp = self.stamp(number, run)
         return kind(**stamp, arrays=self.arrays(number), previous=previous, previous_arrays=before)
+
+    def every_request(self) -> list[Stamp | DescribeRequest]:
+        """One of each kind for each round, as an honest server makes them."""
+        found: list[Stamp | DescribeRequest] = [
+            DescribeRequest(version=VERSION, experiment=self.experiment.digest)
+        ]
+        before = self.model(1)
+        for number in (1, 2):
+            stamp, arrays = self.stamp(number), self.arrays(number)
+            previous: dict[str, Any] = {
+                "previous": content_sha256(before),
+                "previous_arrays": Tensors(before),
+            }
+            rest: dict[str, Any] = {"arrays": arrays} | (previous if number == 2 else {})
+            found += [kind(**stamp, **rest) for kind in (TrainRequest, FinishTaskRequest, EvaluateRequest)]
+            found.append(PersonalModelRequest(**stamp, **rest, personal=["head.weight"]))
+            found.append(DigestRequest(**stamp, encoder="0" * 64))
+            looked = {"network": "model", "channels": [0, 1], "layers": 1, "combine": "average"}
+            found.append(SparsityRequest(**stamp, **rest, **looked))
+        return found
+
+    @staticmethod
+    def outcome(answer: RecordDict) -> str:
+        """What an answer is, in a word."""
+        return "refused" if read_kind(answer) == "Refusal" else "answered"
 
     def send(self, record: RecordDict, message_type: str) -> RecordDict:
         """The site's answer to any record."""
