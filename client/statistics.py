@@ -111,8 +111,11 @@ def _record(task: int) -> str:
 def summed(
     site: Site, backbone: FixedFeatures, classes: range, told: list[int], weights: list[int] | None
 ) -> Statistics:
-    """Exact sums over the site's training samples of those of the classes that may be told. weights: of each
-    of the classes."""
+    """Exact sums over the site's training samples of the classes whose counts may leave.
+
+    told: samples of each class that may leave.
+    weights: of each of the classes.
+    """
     if weights is None:
         return _collected(site, backbone, classes, told)
     parts = (
@@ -133,8 +136,10 @@ def _collected(site: Site, backbone: FixedFeatures, classes: range, told: list[i
 
 
 def _told_counts(site: Site, classes: range, release: Release) -> list[int]:
-    """Training samples of each class, 0 for those that the policy keeps back: a class's sum over one sample
-    is that sample's features."""
+    """Training samples of each class, 0 for those that the policy keeps back.
+
+    A class's sum over one sample is that sample's features.
+    """
     counts = _counts(site, classes)
     stay = withheld(site.identity.policy, release, counts)
     if len(stay) == len(classes):
