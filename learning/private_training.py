@@ -9,6 +9,7 @@ Abadi et al. 2016 (arXiv 1607.00133).
 import os
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from perennial.config.charges import steps_of_round
