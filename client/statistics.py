@@ -43,7 +43,6 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
     policy = site.identity.policy
     check_answer(policy, "statistics")
     check_statistics(policy, site.experiment)
-    site.check_stamp(request)
     backbone = _maps(site, request.features)
     classes = _classes(site, request)
     weights = request.weights
@@ -150,7 +149,6 @@ def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsR
     policy = site.identity.policy
     check_answer(policy, "statistics")
     check_statistics(policy, site.experiment)
-    site.check_stamp(request)
     counts = _told_counts(site, _classes(site, request), "class_counts")
     _charge(site, request, "class_counts")
     return ClassCountsReply(**request.stamp_fields, of_task=request.of_task, counts=counts)
@@ -161,7 +159,6 @@ def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHea
     policy = site.identity.policy
     check_answer(policy, "evaluate")
     check_evaluation(policy, site.experiment)
-    site.check_stamp(request)
     backbone, known = _maps(site, request.features), request.num_classes
     heads = request.heads
     count = len(heads["bias"]) if "bias" in heads else 0
