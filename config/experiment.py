@@ -239,6 +239,16 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _patients_are_named(self) -> "Experiment":
+        if self.privacy.unit == "patient" and self.data.patient is None and not self.data.only_at_sites:
+            named = "patient" in self.data.arrays
+            if not named:
+                raise ValueError(
+                    "data.patient: missing; privacy.unit is patient, so the data must name the patients"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _precision_is_used(self) -> "Experiment":
         if self.privacy.mode == "sample" and self.learner.precision != "float32":
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Closed form on fixed features beside gradient learners: what it reaches, on how much data, and under noise.
+"""Closed form on fixed features beside gradient learners: accuracy, amount of data, noise.
 
 Shrinkages are chosen inside each run, by validation samples or by cross-validation from the sums; test
 samples decide nothing.
