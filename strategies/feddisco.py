@@ -16,7 +16,7 @@ from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.site_settings import SameForAll, with_settings
 from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.update_buffer import UpdateBuffer
+from perennial.strategies.sums.update_file import UpdateFile
 
 Distance = Literal["kl", "l1", "l2", "cosine"]
 
@@ -75,7 +75,6 @@ class FedDisco(FedAvg):
         self.distance: Distance = distance
         self._requests = SameForAll()
         self._asked = False
-        self._spool: UpdateBuffer | None = None
 
     def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
         self._asked = True
@@ -88,31 +87,26 @@ class FedDisco(FedAvg):
     def begin_round(self) -> None:
         self._requests.clear()
         self._grid = self.sum_grid(self.most_replies)
-        if self._spool is not None:
-            self._spool.close()
-        self._spool = UpdateBuffer()
+        self._waiting = UpdateFile(self.reference)
         self._replies: dict[str, Admitted] = {}
         self._counts: dict[str, list[int]] = {}
 
     def fold(self, reply: Admitted) -> None:
-        assert self._spool is not None
         counts = checked_counts(reply.metrics.get(LABEL_COUNTS)) if self._asked else []
         if not self._grid.holds(self.most_replies, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
         if self._asked:
             self._counts[reply.site] = counts
-        self._spool.put(reply)
+        self._waiting.add(reply.site, reply.update)
         self._replies[reply.site] = replace(reply, update={}, method={})
 
     def finish_round(self) -> dict[str, Tensor]:
-        assert self._spool is not None
         sites = sorted(self._replies)
         weights = dict(zip(sites, self._weights(sites).tolist(), strict=True))
         # weights that sum to the number of sites: the grid's step is small beside them however many there are
         total = ExactSum(self.reference, self._grid)
-        for site, update in self._spool.updates():
+        for site, update in self._waiting:
             total.add(update, weights[site] * len(sites), self._replies[site].norm)
-        self._spool.close()
         self.outcome.details["weights"] = weights
         return total.added_to(self.reference, len(sites))
 
