@@ -42,6 +42,7 @@ from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRe
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask, check_counts
+from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.services import Services
 
 Sites = Mapping[str, int]
@@ -94,7 +95,7 @@ class Curriculum:
         self.history = History(self.progress.history)
         self.releases = Releases(folder.path)
         for each in (strategy, self._averaging):
-            each.bounds, each.sums = experiment.bounds, experiment.sums
+            each.bounds, each.sums, each.running = experiment.bounds, experiment.sums, self._running()
         strategy.attach(self._services())
         self.central = CentralPrivacy.of(experiment.privacy, strategy, self.progress.privacy, experiment.seed)
         if folder.checkpoint is not None:
@@ -149,6 +150,12 @@ class Curriculum:
             releases=self.releases if self.experiment.privacy.enabled else None,
         )
 
+    def _running(self) -> RunningBounds | None:
+        """None in mode client_central, whose claim allows no site's norm to change what another counts."""
+        if self.experiment.privacy.mode == "client_central":
+            return None
+        return RunningBounds(self.experiment.bounds, self.progress.bounds)
+
     def _measure(self, arrays: Mapping[str, Tensor]) -> Counts:
         assert self.test is not None
         return evaluate_centrally(
@@ -187,7 +194,8 @@ class Curriculum:
         if self.experiment.privacy.enabled:
             self.releases.asked(number, asked, charge)
         lead = self.experiment.lead_rounds(task)
-        outcome = self._strategy(task).train_round(
+        strategy = self._strategy(task)
+        outcome = strategy.train_round(
             self._grid,
             RoundRequest(
                 stamp=self._stamp(number),
@@ -209,6 +217,8 @@ class Curriculum:
         if self.experiment.privacy.enabled:
             self.releases.refused(number, [site for site, _ in outcome.refused], charge)
         outcome.absent += [site for site in self.history.known_sites if site not in (*sites, *outcome.absent)]
+        if strategy.running is not None and not outcome.skipped:
+            strategy.running.round_done(outcome.participants.values())
         progress.round, progress.round_in_task = number, progress.round_in_task + 1
         if outcome.arrays is not None:
             self.model.arrays = outcome.arrays

@@ -82,7 +82,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
                 f"sparsity_epsilon, sparsity_delta: found {sparsity_epsilon}, {sparsity_delta}; "
                 "allowed above 0, and between 0 and 1"
             )
-        self._base, self.staleness = base, base.staleness
+        self._base, self.staleness, self.takes_parts = base, base.staleness, base.takes_parts
         self._global_rounds = global_rounds
         self._patterns = personal
         self._personal: tuple[str, ...] = ()

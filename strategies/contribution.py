@@ -106,7 +106,7 @@ class Contribution(IncrementalStrategy):
                 "every repeated turn would be a release that no account covers"
             )
         self._services = services
-        self.base.bounds, self.base.sums = self.bounds, self.sums
+        self.base.bounds, self.base.sums, self.base.running = self.bounds, self.sums, self.running
         self.base.attach(services)
         self.base.watch = self._watch
         if isinstance(self.base, SerialRing) and self.estimator == "online":

@@ -71,6 +71,7 @@ class DigestSynthesis(IncrementalStrategy):
                 raise ValueError(f"{name}: found {lr}, allowed a number above 0")
         self.base, self.weights, self.spread = base, weights, spread
         self.staleness, self.serves_groups = base.staleness, base.serves_groups
+        self.takes_parts = base.takes_parts
         self.recall_epochs, self.server_epochs = recall_epochs, server_epochs
         self.server_lr, self.guidance_lr, self.server_momentum = server_lr, guidance_lr, server_momentum
         self._services: Services | None = None

@@ -215,6 +215,8 @@ class SerialRing(IncrementalStrategy):
         self._exchange.late.clear()
         for _, reply in self._exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):
             admitted = gate.admit(reply, site)
+            if self.running is not None:
+                admitted = self.running.bounded(admitted, scalable=True)
             for name in frozen:
                 if admitted.update[name].any():
                     raise Rejected(f"tensor {name!r} is frozen, and the site changed it")

@@ -21,6 +21,8 @@ class Corrected(FedAvg):
     was connected at a task's start or has ever answered.
     """
 
+    takes_parts = False
+
     def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)
         self.memory: dict[str, Tensor] = {}
