@@ -23,6 +23,7 @@ from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation, simulated_site_names
 from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
 from perennial.engine.run import answer
+from perennial.foundation.errors import StateError
 from perennial.foundation.streams import stream, torch_seed
 from perennial.learning.batches import TrainingSet
 from perennial.models.saved import GLOBAL_MODEL, load_saved
@@ -185,7 +186,12 @@ def attacked_run(settings: RunSettings, attack: str) -> dict[str, Any]:
     chosen = Attack.parsed(attack) if attack else None
     client = answer if chosen is None else DishonestClient(chosen, sites, experiment.seed)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
-    summary = dict(serve(InProcessGrid(client, site_contexts(sites, run_config)), context, "in-process"))
+    try:
+        summary = dict(serve(InProcessGrid(client, site_contexts(sites, run_config)), context, "in-process"))
+    except StateError:
+        # no update was finite any more: the model is lost
+        chance = 1 / len(simulated_federation(experiment).classes)
+        return {"final_accuracy": chance, "attack_success": None, "seconds": 0.0, "model_sha256": ""}
     found = sorted(Path(settings.runs).glob(f"*/{GLOBAL_MODEL}"))
     summary["attack_success"] = success(found[0], experiment, chosen.name if chosen else "backdoor")
     return summary
