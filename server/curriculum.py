@@ -7,6 +7,7 @@ after each round; whatever else is here can be built again from the experiment.
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -96,6 +97,8 @@ class Curriculum:
         self.releases = Releases(folder.path)
         for each in (strategy, self._averaging):
             each.bounds, each.sums, each.running = experiment.bounds, experiment.sums, self._running()
+        if experiment.data.only_at_sites and not self.progress.secret:
+            self.progress.secret = token_hex(16)
         strategy.attach(self._services())
         self.central = CentralPrivacy.of(experiment.privacy, strategy, self.progress.privacy, experiment.seed)
         if folder.checkpoint is not None:
@@ -148,6 +151,7 @@ class Curriculum:
             judge=None if test is None else self._judge,
             folder=self.folder.checkpoint_folder,
             releases=self.releases if self.experiment.privacy.enabled else None,
+            secret=int(self.progress.secret, 16) if self.progress.secret else None,
         )
 
     def _running(self) -> RunningBounds | None:

@@ -46,7 +46,7 @@ class Bucketing(RobustRule):
         return (buckets - 1) * self.size + 1
 
     def attach(self, services: Services) -> None:
-        self._seed = services.experiment.seed
+        self._seed = services.secret_seed
         super().attach(services)
 
     def begin_task(self, task: TaskStart) -> None:

@@ -43,8 +43,8 @@ class Contribution(IncrementalStrategy):
     estimator: "online" takes a ring's sweeps as they happen for orders of joining; "reconstruct" puts models
     together from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
     names. utility: what a model is worth; samples: on how many held-out samples. permutations: orders drawn
-    at most; None: the larger of 30 and three times the sites. exact: all coalitions instead. every: rounds,
-    or with "online" sweeps, from one valuation to the next. threshold: part of an equal share below which
+    at most; None: the larger of 30 and three times the sites. exact: all coalitions instead. every: one
+    of so many rounds, or with "online" sweeps, is valued, drawn in secret. threshold: part of an equal share below which
     the whole interval of a flagged site lies, after least_sweeps. on_flag "exclude" no longer asks flagged
     sites.
     """
@@ -126,7 +126,7 @@ class Contribution(IncrementalStrategy):
         if isinstance(self.base, SerialRing):
             before = (request.stamp.round - 1) * self.base.segments
             sweeps = range(1, self.base.segments + 1)
-            self.base.weighed = frozenset(s for s in sweeps if (before + s - 1) % self.every == 0)
+            self.base.weighed = frozenset(s for s in sweeps if self._valued(before + s))
         sites = {site: node for site, node in request.sites.items() if site not in self._excluded}
         request = replace(request, sites=sites)
         self._round = grid, request
@@ -142,6 +142,14 @@ class Contribution(IncrementalStrategy):
         outcome.details["valuing_seconds"] = round(self._seconds["valuing"] - valued, 4)
         self._seconds["rounds"] += clock() - start
         return outcome
+
+    def _valued(self, number: int) -> bool:
+        """Whether a sweep, or a round, counted from 1, is valued: one of every `every`, and no site can know
+        which, so that none can behave in those alone."""
+        assert self._services is not None
+        block, place = divmod(number - 1, self.every)
+        drawn = stream(self._services.secret_seed, "valued-sweeps", block).integers(self.every)
+        return place == int(drawn)
 
     # what is worth what
 
@@ -186,7 +194,7 @@ class Contribution(IncrementalStrategy):
         if self.estimator == "online":
             assert isinstance(self.base, SerialRing)
             self._rows += sweep_marginals(turns, outcome.details.get("worth"), self.base.weighed)
-        elif request.stamp.round % self.every == 0:
+        elif self._valued(request.stamp.round):
             games: list[Reconstructed | Replayed] = []
             if self.estimator == "replay":
                 assert isinstance(self.base, SerialRing)

@@ -265,7 +265,7 @@ class SerialRing(IncrementalStrategy):
 
     @property
     def _seed(self) -> int:
-        return 0 if self._services is None else self._services.experiment.seed
+        return 0 if self._services is None else self._services.secret_seed
 
     def _relabelled(self, arrays: Arrays, *ids: int) -> dict[str, Tensor]:
         assert self._services is not None

@@ -18,8 +18,8 @@ class Corrected(FedAvg):
     """Uniform mean of the sites' models, with a server vector and an order to the sites.
 
     memory: name -> tensor, the server's vector; a subclass says what it means. population: every site that
-    was connected at a task's start or has ever answered. folded: site -> its last round that memory holds; the
-    next request says so, and the site rolls back what it stored for lost ones.
+    was connected at a task's start or has ever answered. folded: site -> its last round that memory holds;
+    the next request says so, and the site rolls back what it stored for lost ones.
     """
 
     takes_parts = False
