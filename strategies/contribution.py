@@ -44,9 +44,9 @@ class Contribution(IncrementalStrategy):
     together from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
     names. utility: what a model is worth; samples: on how many held-out samples. permutations: orders drawn
     at most; None: the larger of 30 and three times the sites. exact: all coalitions instead. every: one
-    of so many rounds, or with "online" sweeps, is valued, drawn in secret. threshold: part of an equal share below which
-    the whole interval of a flagged site lies, after least_sweeps. on_flag "exclude" no longer asks flagged
-    sites.
+    of so many rounds, or with "online" sweeps, is valued, drawn in secret. threshold: part of an equal share
+    below which the whole interval of a flagged site lies, after least_sweeps. on_flag "exclude" no longer
+    asks flagged sites.
     """
 
     def __init__(
