@@ -1,7 +1,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow test-containers bench peers lint clean
+.PHONY: install demo test test-slow test-containers bench peers mutation docs lint clean
 
 # The environment is built once, and again when what it is built from changes.
 .venv/installed: pyproject.toml constraints.txt
@@ -31,6 +31,20 @@ bench: install
 # Other simulators on the same work, in environments of their own; the machine should have nothing else to do.
 peers: install
 	$(BIN)/python -m perennial.benchmarks.peers
+
+# Changes the code in small ways and counts which changes the fast tests notice; hours, goes on where it stopped.
+mutation: install
+	test -e build/mutation/map.json || nice $(BIN)/python -m perennial.benchmarks.mutation map
+	nice $(BIN)/python -m perennial.benchmarks.mutation run
+	$(BIN)/python -m perennial.benchmarks.mutation report
+
+.venv/installed-docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+# The documentation site, in build/site; a link that leads nowhere is an error.
+docs: .venv/installed-docs
+	$(BIN)/python docs/build_site.py
 
 lint: install
 	$(BIN)/ruff check .

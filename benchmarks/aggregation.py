@@ -126,7 +126,7 @@ def main(
     """Print one JSON object."""
     torch.set_num_threads(1)
     set_task_identity()
-    typer.echo(json.dumps(timed(repeats) if what is What.time else peak(updates)))
+    typer.echo(json.dumps(timed(repeats) if what == What.time else peak(updates)))
 
 
 if __name__ == "__main__":

@@ -66,20 +66,14 @@ def seconds(
     return time.perf_counter() - start
 
 
-def sums_bytes(strategy: LayerAttention) -> int:
-    """Bytes of the accumulators of the last round."""
-    bands = [band for total in strategy._sums.values() for band in total._bands.values()]
-    return sum(steps.nbytes for band in bands for steps in band._steps)
-
-
 def main(output: Path) -> None:
     """Measure, alternating between the rules, and write the medians and their ratios."""
     torch.set_num_threads(1)
     model = build_model(ModelConfig.model_validate({"name": "resnet18"}), (3, 32, 32), 100, seed=1)
     reference = {name: tensor.clone() for name, tensor in travelling(model).items()}
     some = updates(reference, 4)
-    strategies: dict[str, IncrementalStrategy] = {PLAIN: FedAvg()}
-    strategies |= {label: LayerAttention(**keywords) for label, keywords in RULES.items()}
+    attention = {label: LayerAttention(**keywords) for label, keywords in RULES.items()}
+    strategies: dict[str, IncrementalStrategy] = {PLAIN: FedAvg(), **attention}
     times: dict[str, list[float]] = {label: [] for label in strategies}
     for strategy in strategies.values():
         # the first sum of a large model compiles its loop
@@ -91,11 +85,10 @@ def main(output: Path) -> None:
         label: [rule / plain for rule, plain in zip(values, times[PLAIN], strict=True)]
         for label, values in times.items()
     }
-    literal = strategies["layer_attention"]
-    assert isinstance(literal, LayerAttention)
-    held = {str(SITES): sums_bytes(literal)}
+    literal = attention["layer_attention"]
+    held = {str(SITES): literal.sums_bytes}
     seconds(literal, reference, some, len(some))
-    held[str(len(some))] = sums_bytes(literal)
+    held[str(len(some))] = literal.sums_bytes
     result = {
         "model": "resnet18, 100 classes",
         "floats": sum(tensor.numel() for tensor in reference.values()),

@@ -72,8 +72,10 @@ class Running:
             time.sleep(0.02)
 
     def children(self, name: str, word: str) -> list[int]:
-        """Descendants of a long-lived process whose command line has word in it. Flower gives each app a
-        session of its own, so sessions do not tell."""
+        """Descendants of a long-lived process whose command line contains a word.
+
+        Flower gives each app a session of its own, so sessions do not show them.
+        """
         command = ["ps", "-A", "-o", "pid=,ppid=,args="]
         listed = subprocess.run(command, capture_output=True, text=True, check=True)
         rows = [line.split(None, 2) for line in listed.stdout.splitlines()]

@@ -12,9 +12,14 @@ from perennial.benchmarks.training_cost import TrainingCost, training_cost
 
 @dataclass(frozen=True)
 class Cost:
-    """missing: runs to do. seconds: of one process doing them all. measured: how many of them are judged by
-    runs of the same row; the others by their number of samples and a few timed batches. operations: of those
-    others, floating-point operations of training."""
+    """What the missing runs of a table cost.
+
+    missing: runs to do.
+    seconds: of one process doing them all.
+    measured: how many of them are judged by runs of the same row; the others are judged by their number of
+    samples and a few timed batches.
+    operations: of those others, floating-point operations of training.
+    """
 
     missing: int
     seconds: float

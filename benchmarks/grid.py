@@ -1,5 +1,4 @@
-"""Running a table: its missing runs, one after the other or several at a time, each kept as soon as it is
-done."""
+"""Runs a table's missing runs, one after the other or in parallel, and keeps each as it is done."""
 
 import hashlib
 import json
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.table import RESULTS, Row, Table
+from perennial.benchmarks.table import RESULTS, RESULTS_REVISION, Row, Table
 from perennial.config.experiment import ON_DISK, Experiment
 from perennial.config.run import RunSettings
 from perennial.foundation.files import replace_file
@@ -31,8 +30,10 @@ class Job:
 
 
 def settings_hash(experiment: Experiment, attack: str | None = None) -> str:
-    """SHA-256 of what the experiment's file and changes say, and of the attack, without what they leave to
-    defaults: a setting that is new to the program does not make old results out of date."""
+    """SHA-256 of what the experiment's file and changes say, and of the attack, without defaults.
+
+    So a setting that is new to the program does not make old results out of date.
+    """
     said = experiment.model_dump(mode="json", exclude_unset=True, exclude=ON_DISK)
     if attack:
         said["attack"] = attack
@@ -54,19 +55,35 @@ def read_results(path: Path) -> list[Result]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def finished(table: Table, path: Path) -> dict[Job, Result]:
-    """Results of a file that belong to the table as it is now, under its present labels, in its order: those
-    of the settings that its experiment files and rows say today."""
+def revision_of(result: Result) -> int:
+    """The revision of the program's results that one belongs to."""
+    return result.get("revision", 1)
+
+
+def finished(table: Table, path: Path, revision: int = RESULTS_REVISION) -> dict[Job, Result]:
+    """The results in a file that belong to the table as it is now, under its present labels and in its order.
+
+    Those are the ones of a revision whose settings the table's experiment files and rows say today.
+    """
     by_settings = {
         run.get("settings"): run
         for run in read_results(path)
-        if table.measures.keys() <= run["measures"].keys()
+        if revision_of(run) == revision and table.measures.keys() <= run["measures"].keys()
     }
     return {
         job: {**by_settings[job.settings], "row": job.row.label}
         for job in jobs(table)
         if job.settings in by_settings
     }
+
+
+def newest(table: Table, path: Path) -> list[Result]:
+    """The finished runs of the newest revision that has any, for pages, which name a revision that is old."""
+    revisions = {revision_of(run) for run in read_results(path)}
+    for revision in sorted(revisions, reverse=True):
+        if found := finished(table, path, revision):
+            return list(found.values())
+    return []
 
 
 def run_table(
@@ -133,6 +150,7 @@ def _result(table: Table, job: Job, summary: dict[str, Any], device: str) -> Res
         "experiment": job.row.experiment,
         "changes": list(job.row.changes),
         "seed": job.seed,
+        "revision": RESULTS_REVISION,
         "settings": job.settings,
         "digest": job.digest,
         "measures": table.measured(summary),

@@ -1,5 +1,4 @@
-"""Images back from a single-sample gradient: in the clear, clipped only, and under the noise of a protected
-release.
+"""Reconstructs images from single-sample gradients: in the clear, clipped only, and under a release's noise.
 
 `python -m perennial.benchmarks.inversion` writes benchmarks/results/inversion.json, .md and .png. The images
 are scikit-learn's digits; the model is small_cnn as the first round sends it out.

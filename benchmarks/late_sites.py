@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 from flwr.app import Context, Message, RecordDict
 
-from perennial.benchmarks.grid import read_results, settings_hash
-from perennial.benchmarks.markdown import figures, listed
-from perennial.benchmarks.table import RESULTS, STANDARD, Row, Table
+from perennial.benchmarks.grid import read_results, revision_of, settings_hash
+from perennial.benchmarks.markdown import age, figures, listed
+from perennial.benchmarks.table import RESULTS, RESULTS_REVISION, STANDARD, Row, Table
 from perennial.config.run import RunSettings
 from perennial.engine.grid import FIRST_NODE, InProcessGrid, site_contexts
 from perennial.engine.run import answer
@@ -127,12 +127,14 @@ def main() -> None:
     """Run what the result file lacks, and write the page."""
     path = RESULTS / "late_sites.jsonl"
     planned = [(row, seed, settings_hash(row.load(seed))) for row in TABLE.rows for seed in TABLE.seeds]
-    done = {found["settings"]: found for found in read_results(path)}
+    current = [found for found in read_results(path) if revision_of(found) == RESULTS_REVISION]
+    done = {found["settings"]: found for found in current}
     for row, seed, settings in planned:
         if settings in done:
             continue
         summary = run(row, seed)
-        line = {"row": row.label, "seed": seed, "settings": settings, "measures": TABLE.measured(summary)}
+        line = {"row": row.label, "seed": seed, "revision": RESULTS_REVISION, "settings": settings}
+        line["measures"] = TABLE.measured(summary)
         done[settings] = line | {"model_sha256": summary["model_sha256"]}
         with path.open("a") as file:
             file.write(json.dumps(done[settings]) + "\n")
@@ -149,7 +151,8 @@ def page(runs: list[dict[str, Any]]) -> str:
         "",
         f"`python -m perennial.benchmarks.late_sites`, seeds {listed(TABLE.seeds)}.",
     ]
-    return "\n".join([*head, "", TABLE.note, "", *figures(TABLE, runs)]) + "\n"
+    old = [age(runs), ""] if age(runs) else []
+    return "\n".join([*head, "", TABLE.note, "", *old, *figures(TABLE, runs)]) + "\n"
 
 
 if __name__ == "__main__":

@@ -134,6 +134,12 @@ class Deployment:
             content[section] = {**content[section], **change} if merge else change
         path.write_text(yaml.safe_dump(content))
 
+    def open_site(self, name: str) -> None:
+        """The policy of a site that trusts its operator: what the template ships refuses plain training."""
+        answers = ["train", "evaluate", "digest", "sparsity"]
+        trusting = {"answers": answers, "min_samples": 1, "require_privacy": "none", "max_epsilon": None}
+        self.edit_site(name, policy=trusting)
+
     def start_superlink(self) -> None:
         """Start it and wait until it serves."""
         self._start("superlink", [], "deploy", "start", str(self.operator))
@@ -148,9 +154,11 @@ class Deployment:
         self._start(name, self._prefix, "site", "start", str(self.site_file(name)))
 
     def restart_site(self, name: str, seconds: float = 180) -> None:
-        """SIGKILL, then what a service manager does: start it again, ten seconds after each time it ended,
-        until it is in. The SuperLink lets nobody in whom it believes to be there, which takes it two missed
-        heartbeats to doubt."""
+        """Kill a site and start it again, ten seconds after each time it ended, until it is connected.
+
+        That is what a service manager does. The SuperLink admits nobody whom it believes to be connected, and
+        it takes two missed heartbeats to doubt that.
+        """
         before = self.log(name).count(ENTERED)
         until = time.monotonic() + seconds
         self.kill(name)
@@ -173,6 +181,7 @@ class Deployment:
         self.deploy("bundle", name)
         self.perennial("site", "open", self.operator / "bundles" / f"{name}.tar.gz", own)
         self.edit_site(name, connection={"runtime_port": self.ports[name], "any_app": not self.pinned})
+        self.open_site(name)
 
     def process_id(self, name: str) -> int:
         """Of a long-lived process; it leads a session of its own."""

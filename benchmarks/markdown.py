@@ -5,8 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perennial.benchmarks.claims import judge
-from perennial.benchmarks.table import Row, Table
+from perennial.benchmarks.paper_claims import judge
+from perennial.benchmarks.table import OLD_REVISIONS, Row, Table
 
 Runs = Sequence[Mapping[str, Any]]
 
@@ -15,7 +15,14 @@ def markdown(name: str, table: Table, runs: Runs) -> str:
     """The page of one table: title, how to run it, note, figures, claims."""
     lines = [f"# {table.title}", "", f"`perennial bench {name}`, seeds {listed(table.seeds)}."]
     lines += ["", table.note] if table.note else []
+    lines += ["", old] if (old := age(runs)) else []
     return "\n".join([*lines, "", *figures(table, runs), *claims(table, runs)]) + "\n"
+
+
+def age(runs: Runs) -> str:
+    """A sentence when runs are of an old revision of the program; '' when they are of the present one."""
+    why = [OLD_REVISIONS[revision] for run in runs if (revision := run.get("revision", 1)) in OLD_REVISIONS]
+    return f"**These figures are old:** they were {why[0]}. They will be made again." if why else ""
 
 
 def figures(table: Table, runs: Runs) -> list[str]:

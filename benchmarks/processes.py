@@ -29,8 +29,10 @@ class Ended:
 
 
 def measured(*arguments: str) -> Ended:
-    """Run `python ARGUMENTS...` from the repository's root with one thread. Raises RuntimeError when it
-    fails."""
+    """Run `python ARGUMENTS...` from the repository's root with one thread.
+
+    Raises RuntimeError when it fails.
+    """
     start = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *arguments],

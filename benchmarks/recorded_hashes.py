@@ -11,6 +11,7 @@ import platform
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -19,6 +20,7 @@ import yaml
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.files import replace_file
+from perennial.server.summary import MODEL_HASHES, hashes_of
 
 RUNS = Path(__file__).with_name("recorded_runs.yaml")
 RECORD = Path(__file__).with_name("results") / "recorded_hashes.json"
@@ -34,25 +36,28 @@ def machine() -> dict[str, str]:
     }
 
 
-def hash_of(experiment: str, overrides: list[str], runs: Path) -> str:
-    """model_sha256 of one short run."""
+def hashes_of_run(experiment: str, overrides: list[str], runs: Path) -> dict[str, Any]:
+    """The hashes of the models of one short run: the global one, those of groups, and the sites' own."""
     settings = RunSettings(
         experiment=str(APP_ROOT / "experiments" / f"{experiment}.yaml"),
         overrides=json.dumps(overrides),
         runs=str(runs),
         device="cpu",
     )
-    return str(run_in_process(settings)["model_sha256"])
+    return hashes_of(run_in_process(settings))
 
 
-def hashes() -> dict[str, str]:
-    """The hash of each recorded run, by its name."""
+def hashes() -> dict[str, dict[str, Any]]:
+    """Kind of model -> recorded run -> hash, or hashes by group or site where there are any."""
     torch.set_num_threads(1)
-    found = {}
+    found: dict[str, dict[str, Any]] = {kind: {} for kind in MODEL_HASHES}
     for name, run in yaml.safe_load(RUNS.read_text()).items():
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = hash_of(run["of"], run["set"], Path(folder))
-        print(name, found[name], flush=True)
+            kinds = hashes_of_run(run["of"], run["set"], Path(folder))
+        for kind, value in kinds.items():
+            if value:
+                found[kind][name] = value
+        print(name, kinds["model_sha256"], flush=True)
     return found
 
 
@@ -69,15 +74,23 @@ def _processor() -> str:
 def main() -> int:
     found = hashes()
     if sys.argv[1:] == ["write"]:
-        content = {"machine": machine(), "model_sha256": found}
+        content = {"machine": machine(), **found}
         replace_file(RECORD, (json.dumps(content, indent=1) + "\n").encode(), mode=0o644)
         return 0
     recorded = json.loads(RECORD.read_text())
     if recorded["machine"] != machine():
         print(f"recorded on another machine: {recorded['machine']}; this one: {machine()}")
-    changed = sorted(name for name in found if recorded["model_sha256"].get(name) != found[name])
-    for name in changed:
-        print(f"{name}: recorded {recorded['model_sha256'].get(name)}, found {found[name]}")
+    for kind in found.keys() - recorded.keys():
+        print(f"{kind}: nothing recorded yet")
+    changed = [
+        (kind, name)
+        for kind, runs in found.items()
+        if kind in recorded
+        for name in sorted({*runs, *recorded.get(kind, {})})
+        if recorded.get(kind, {}).get(name) != runs.get(name)
+    ]
+    for kind, name in changed:
+        print(f"{name}: {kind}: recorded {recorded.get(kind, {}).get(name)}, found {found[kind].get(name)}")
     return 1 if changed else 0
 
 

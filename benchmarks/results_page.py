@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from perennial.benchmarks.chart import chart, main_measure
-from perennial.benchmarks.claims import judge
-from perennial.benchmarks.grid import finished
-from perennial.benchmarks.markdown import claims, figures, listed, markdown
+from perennial.benchmarks.grid import newest
+from perennial.benchmarks.markdown import age, claims, figures, listed, markdown
+from perennial.benchmarks.paper_claims import judge
 from perennial.benchmarks.paper_tables import coverage
 from perennial.benchmarks.table import RESULTS, ROOT, Table, tables
 
@@ -39,14 +39,12 @@ PAPERS = """## Which table stands for which of the papers'
 
 
 Measured = Mapping[str, Sequence[Mapping[str, Any]]]
-"""Table -> its runs that count."""
+"""Table -> its runs, which may be of an old revision."""
 
 
 def measured(results: Path = RESULTS) -> Measured:
     """What a folder of result files holds. Takes seconds: every row's experiment is read."""
-    return {
-        name: list(finished(table, results / f"{name}.jsonl").values()) for name, table in tables().items()
-    }
+    return {name: newest(table, results / f"{name}.jsonl") for name, table in tables().items()}
 
 
 def page(held: Measured) -> str:
@@ -56,6 +54,7 @@ def page(held: Measured) -> str:
     missing = [(name, table) for name, table in found if not held[name]]
     parts = [
         HEAD,
+        *_ages(present),
         *_claims_at_a_glance(present),
         *_what_it_took(present),
         "\n".join([PAPERS, *coverage(dict(found))]),
@@ -71,6 +70,13 @@ def page(held: Measured) -> str:
 def pictures(held: Measured) -> dict[str, str]:
     """Table -> the SVG of its main measure; for every table that has runs."""
     return {name: chart(table, held[name]) for name, table in tables().items() if held[name]}
+
+
+def _ages(present: Sequence[tuple[str, Table, Sequence[Mapping[str, Any]]]]) -> Iterator[str]:
+    old = [name for name, _, runs in present if age(runs)]
+    if old:
+        why = {age(runs) for _, _, runs in present if age(runs)}
+        yield f"{len(old)} of the {len(present)} tables below are old. {' '.join(sorted(why))}"
 
 
 def _claims_at_a_glance(present: Sequence[tuple[str, Table, Sequence[Mapping[str, Any]]]]) -> Iterator[str]:
@@ -97,6 +103,8 @@ def _section(name: str, table: Table, runs: Sequence[Mapping[str, Any]]) -> list
     lines = [f"## {table.title}", ""]
     if table.note:
         lines += [table.note, ""]
+    if old := age(runs):
+        lines += [old, ""]
     lines += [*figures(table, runs), *claims(table, runs), ""]
     lines += [f"![{main_measure(table)}: rows and seeds](results/{name}.svg)", ""]
     expected = len(table.rows) * len(table.seeds)

@@ -1,5 +1,6 @@
-"""What a turn of a ring gives away: faces searched from the change between the model before and after it, or
-from the features that the change tells.
+"""What a turn of a ring gives away: faces searched from the change of the model, or from the features.
+
+The features are those that the change reveals.
 
 `python -m perennial.benchmarks.ring_security ORL.npz` writes benchmarks/results/tricon_sf_security.md. The
 file holds the ORL faces (Samaria and Harter 1994): x (400, 112, 92) uint8 and y (400,) int64.
@@ -44,9 +45,13 @@ Seen = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Condition:
-    """see: from the model, its update and the face's number to what the adversary has. clip, std: of the
-    first layer's outputs while the site trains; None: left alone. frozen: the first layer is not trained.
-    by_features: the face is searched from its features, which the update of the head tells."""
+    """What the adversary has, and how the site protects itself.
+
+    see: from the model, its update and the face's number to what the adversary has.
+    clip, std: of the first layer's outputs while the site trains; None leaves them alone.
+    frozen: the first layer is not trained.
+    by_features: the face is searched from its features, which the update of the head reveals.
+    """
 
     see: Callable[[IncrementalModel, Tensor, int], Seen]
     clip: float | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, Literal
 
-from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.paper_claims import Claim
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.foundation.errors import ConfigError, nearest
 
@@ -23,11 +23,21 @@ EXPERIMENTS = ROOT / "experiments"
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+RESULTS_REVISION = 2
+"""Raised by a change that makes earlier results another experiment's, though the settings are the same."""
+OLD_REVISIONS: Mapping[int, str] = {
+    1: "made before the keyed split, when a permutation of each class decided what was held out"
+}
+"""Results without a revision are of the first."""
+
+
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: an experiment file with changes (KEY=VALUE), and the paper's figures by measure,
-    in per cent. attack: what dishonest sites do (benchmarks/dishonest.py); "": all are honest, beside
-    rows in which some are not; None: a row of another table.
+    """One line of a table: an experiment file with changes (KEY=VALUE), and the paper's figures.
+
+    The paper's figures are by measure, in per cent. attack: what dishonest sites do
+    (benchmarks/dishonest.py); "": all are honest, beside rows in which some are not; None: a row of another
+    table.
     """
 
     label: str
@@ -63,9 +73,13 @@ STANDARD: Mapping[str, Measure] = {
 
 @dataclass(frozen=True)
 class Table:
-    """rows x measures, over seeds. note: what a reader must know, in Markdown. claims: what papers say of its
-    rows. scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for. plain:
-    measures that are no shares, and are printed as they are; infinity as a sign."""
+    """Rows and measures of one table, over seeds.
+
+    note: what a reader must know, in Markdown.
+    claims: what papers say of its rows.
+    scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for.
+    plain: measures that are no shares and are printed as they are; infinity as a sign.
+    """
 
     title: str
     rows: Sequence[Row]

@@ -1,2 +1,1 @@
-"""The `perennial` command. Each subcommand imports what it needs when it is called, so that --help is
-immediate."""
+"""The `perennial` command, whose subcommands import what they need only when they are called."""

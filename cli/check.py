@@ -1,7 +1,9 @@
 """perennial check."""
 
 import os
+import resource
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -11,50 +13,53 @@ from perennial.config.site import Answer, SiteConfig, SitePolicy, load_site_conf
 from perennial.config.yaml_file import read_yaml
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError
 
+GIBIBYTE = 2**30
 
-def check_command(path: Path, experiment: Path | None) -> None:
-    """Validate path and what it points at; print what would happen."""
+
+def check_command(path: Path, experiment: Path | None, gigabytes: float = 8.0) -> None:
+    """Validate path and what it points at; print what would happen.
+
+    gigabytes: most memory to take for it, because a file from a stranger may ask for any amount.
+    """
     console = Console(highlight=False, markup=False)
-    if "site" in (content := read_yaml(path)) and "tasks" not in content:
-        site = load_site_config(path)
-        _check_site(console, site, load_experiment(experiment) if experiment else None)
-    else:
-        _check_experiment(console, load_experiment(path))
+    with _bounded_memory(path, gigabytes):
+        if "site" in (content := read_yaml(path)) and "tasks" not in content:
+            site = load_site_config(path)
+            _check_site(console, site, load_experiment(experiment) if experiment else None)
+        else:
+            _check_experiment(console, load_experiment(path))
+
+
+@contextmanager
+def _bounded_memory(path: Path, gigabytes: float) -> Iterator[None]:
+    """Raises ConfigError where the block needs more memory than this; only the block is bounded."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    most = int(gigabytes * GIBIBYTE)
+    hard = before[1] if before[1] != resource.RLIM_INFINITY else most
+    resource.setrlimit(resource.RLIMIT_DATA, (min(most, hard), before[1]))
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        raise ConfigError(
+            f"{path}: what it describes needs more than {gigabytes:g} GiB of memory to check; allowed more "
+            "with --memory, if you trust the file"
+        ) from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def _check_experiment(console: Console, experiment: Experiment) -> None:
     import torch
 
-    from perennial.models.factory import build_model
-    from perennial.server.assembly import data_facts
-    from perennial.server.claims import check_privacy
-    from perennial.server.dry_run import dry_run
-    from perennial.server.global_model import GlobalModel
-    from perennial.strategies.factory import build_strategy
+    from perennial.server.preflight import preflight
 
-    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-    facts = data_facts(experiment)
-    schedule = facts.registry.schedule
-    check_privacy(
-        experiment, strategy, rounds=sum(schedule.rounds), estimated_constants=facts.estimated_constants
-    )
-    model = build_model(
-        experiment.model,
-        facts.inputs.shape,
-        schedule.num_classes(schedule.count),
-        experiment.seed,
-        experiment.encoder,
-    )
-    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    dry_run(
-        experiment,
-        schedule,
-        GlobalModel(experiment, facts.registry, facts.inputs.shape, torch.device("cpu")),
-        facts.measuring(experiment),
-    )
+    checked = preflight(experiment, torch.device("cpu"))
+    facts, schedule = checked.facts, checked.facts.registry.schedule
     console.print(
         f"{experiment.name}: {facts.sites} sites, inputs {facts.inputs.shape}, "
-        f"{parameters} trained parameters"
+        f"{checked.parameters} trained parameters"
     )
     for task in range(1, schedule.count + 1):
         names = ", ".join(facts.registry.classes[label] for label in schedule.classes_of(task))
@@ -87,15 +92,21 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
         console.print("data not read: give --experiment to read it as that experiment would")
     else:
         from perennial.data.deployed import load_site, site_config
+        from perennial.data.splits import simulation_key
         from perennial.server.continuation import registry_of
 
         registry = registry_of(experiment)
+        # the key of a run is drawn when it starts; its parts will be about as large as these
         data = load_site(
-            site_config(experiment.data, site.data), registry.classes, site.site, experiment.seed
+            site_config(experiment.data, site.data),
+            registry.classes,
+            site.site,
+            experiment.seed,
+            simulation_key(experiment.seed),
         )
         counts = data.counts("train", len(registry.classes)).tolist()
         for name, count in zip(registry.classes, counts, strict=True):
-            console.print(f"  {name}: {count} training samples")
+            console.print(f"  {name}: about {count} training samples")
         for note in data.notes:
             console.print(f"  note: {note}")
     console.print("ok")
@@ -103,8 +114,13 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
 
 def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[str]:
     """What the experiment asks of every site and this one would refuse, by its settings alone."""
+    from perennial.client.door import unmet
+    from perennial.client.plan import Plan
     from perennial.client.policy import check_answer, check_digests, check_evaluation, check_update
+    from perennial.server.continuation import registry_of
 
+    for words in unmet(policy, Plan(experiment, registry_of(experiment))):
+        yield f"would refuse the experiment: {words}"
     asked: dict[Answer, Callable[[], None]] = {"train": lambda: check_update(policy, experiment)}
     if experiment.evaluation.federated:
         asked["evaluate"] = lambda: check_evaluation(policy, experiment)

@@ -30,6 +30,7 @@ def init(
     from perennial.deploy.bundle import write_operator_files
     from perennial.deploy.certificates import read_validity
     from perennial.deploy.federation import Federation, create_operator_folder
+    from perennial.deploy.keys import fingerprint
 
     facts = {
         "name": name or folder.absolute().name,
@@ -45,7 +46,9 @@ def init(
         typer.echo(f"ca.crt: {authority.identified}")
     for certificate in read_validity(made.certificates / "server.pem"):
         typer.echo(f"server.pem: {certificate}")
+    typer.echo(f"publisher: {fingerprint(made.publisher_public.read_bytes())} (sites compare it)")
     typer.echo(f"keep {made.authority_key} safe: whoever has it can pose as this federation")
+    typer.echo(f"keep {made.publisher_key} safe: whoever has it can sign apps as this operator")
 
 
 @app.command()
@@ -124,7 +127,25 @@ def stage(
     from perennial.deploy.operations import stage as stage_experiment
 
     application = stage_experiment(OperatorFolder(folder), experiment, overrides or [], name)
+    if not OperatorFolder(folder).publisher_key.exists():
+        typer.echo("not signed: no publisher key here; `perennial deploy sign` it where the key is")
     typer.echo(f"{application.fab}\n{application.digest}")
+
+
+@app.command()
+def sign(
+    fab: Annotated[Path, typer.Argument(help="a staged app, apps/*.fab")], folder: Folder = HERE
+) -> None:
+    """Sign a staged app with the publisher's key, which is made where there is none yet."""
+    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.keys import fingerprint
+    from perennial.deploy.signing import make_publisher_key, sign_app
+
+    operator = OperatorFolder(folder)
+    if not operator.publisher_key.exists():
+        make_publisher_key(operator.publisher_key, operator.publisher_public)
+        typer.echo(f"publisher: {fingerprint(operator.publisher_public.read_bytes())} (new)")
+    typer.echo(f"{sign_app(fab, operator.publisher_key)}")
 
 
 @app.command()
@@ -161,13 +182,15 @@ def logs(
 ) -> None:
     """What the ServerApp of a run said."""
     from perennial.deploy.federation import OperatorFolder
-    from perennial.deploy.operations import last_run
+    from perennial.deploy.operations import last_run, require_started
     from perennial.deploy.superlink import CONNECTION
     from perennial.deploy.superlink import follow as run_on_terminal
 
     operator = OperatorFolder(folder)
+    run = last_run(operator, name)
+    require_started(operator, name, run)
     mode = "--stream" if follow else "--show"
-    raise typer.Exit(run_on_terminal(operator, "log", last_run(operator, name), CONNECTION, mode))
+    raise typer.Exit(run_on_terminal(operator, "log", run, CONNECTION, mode))
 
 
 @app.command()

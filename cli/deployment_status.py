@@ -6,6 +6,8 @@ from rich.table import Table
 from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.operations import node_statuses, progress, run_statuses, started_runs
+from perennial.server.journal import EVENTS, read_events
+from perennial.server.roster import WRONG_NAME
 
 
 def print_status(folder: OperatorFolder) -> None:
@@ -22,8 +24,22 @@ def print_status(folder: OperatorFolder) -> None:
     console.print(sites)
     statuses = run_statuses(folder)
     runs = Table("run", "Flower's run", "status", "last event", title="runs", title_justify="left")
-    for name, started in started_runs(folder).items():
+    started = started_runs(folder)
+    for name, ids in started.items():
         event = progress(folder, name)
         last = " ".join(f"{key}={event[key]}" for key in ("event", "task", "round") if key in event)
-        runs.add_row(name, started[-1], statuses.get(started[-1], "unknown"), last or "-")
+        runs.add_row(name, ids[-1], statuses.get(ids[-1], "unknown"), last or "-")
     console.print(runs)
+    for text in name_faults(folder, [name for name, ids in started.items() if ids]):
+        console.print(text, markup=False, soft_wrap=True)
+
+
+def name_faults(folder: OperatorFolder, runs: list[str]) -> list[str]:
+    """What the journals of runs say of nodes that gave a name that is not their own, each once."""
+    found: dict[str, None] = {}
+    for name in runs:
+        path = folder.state / "runs" / name
+        for event in read_events(path) if (path / EVENTS).is_file() else ():
+            if event["event"] == "note" and WRONG_NAME in event["text"]:
+                found[f"run {name}: {event['text']}"] = None
+    return list(found)

@@ -29,8 +29,12 @@ LARGEST_SIDE = 96
 
 @dataclass(frozen=True)
 class Pictures:
-    """For each digest shown: its samples (S, C, H, W), the guidance (C, H, W), and what an attacker gets back
-    (S, C, H, W); all in [0, 1]. similarity: SSIM of the attacker's best picture of any sample."""
+    """Pictures of each digest shown, with values in [0, 1].
+
+    For each digest: its samples (S, C, H, W), the guidance (C, H, W), and what an attacker gets back (S, C,
+    H, W).
+    similarity: SSIM of the attacker's best picture of any sample.
+    """
 
     samples: "list[Tensor]"
     guidance: "list[Tensor]"
@@ -108,7 +112,7 @@ def _facts(
     if digests.short_classes:
         names = ", ".join(classes[label] for label in digests.short_classes)
         lines.append(f"too few samples for a digest of their own: {names}")
-    ledger, delta = Ledger(site.identity.state_dir), site.identity.policy.delta
+    ledger, delta = Ledger(site.identity.state_dir, site.identity.ledger_head), site.identity.policy.delta
     entries = digest_entries(config, guarantee, "preview", experiment.digest, RECIPIENT)
     before, after = ledger.cost(delta), ledger.would_cost(entries[0], delta)
     lines.append(f"ledger: epsilon {_figure(before.epsilon)} now, {_figure(after.epsilon)} with this release")

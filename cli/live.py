@@ -1,5 +1,4 @@
-"""The live display of a run: a table that fills as tasks and rounds go by; plain lines where there is no
-terminal."""
+"""The live display of a run: a table that fills as tasks and rounds pass, or plain lines."""
 
 from pathlib import Path
 from types import TracebackType

@@ -49,11 +49,49 @@ def check(
     experiment: Annotated[
         Path | None, typer.Option(help="for a site.yaml: the experiment it will take part in")
     ] = None,
+    memory: Annotated[float, typer.Option(help="most memory to take for it, in GiB")] = 8.0,
 ) -> None:
     """Validate a file and what it points at, and say what would happen."""
     from perennial.cli.check import check_command
 
-    check_command(path, experiment)
+    check_command(path, experiment, memory)
+
+
+@app.command()
+def forget(
+    run: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
+    site: Annotated[str, typer.Option(help="whose sums are subtracted")],
+    shrinkage: Annotated[
+        float | None, typer.Option(help="of the new head, where validation samples chose the old one")
+    ] = None,
+) -> None:
+    """Withdraw a site from a closed-form model, exactly, and write a certificate."""
+    from perennial.server.withdrawal import forget as forget_site
+
+    typer.echo(forget_site(run, site, shrinkage))
+
+
+@app.command()
+def merge(
+    first: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
+    second: Annotated[Path, typer.Argument(help="another, on other data")],
+    output: Annotated[Path, typer.Option(help="folder for the model of both")] = Path("merged"),
+) -> None:
+    """Make one closed-form model of two runs on disjoint data."""
+    from perennial.server.withdrawal import merge as merge_runs
+
+    typer.echo(merge_runs(first, second, output))
+
+
+@app.command()
+def verify(
+    certificate: Annotated[Path, typer.Argument(help="of forget or merge, where it was written")],
+) -> None:
+    """Check a certificate against the folder that it lies in."""
+    from perennial.server.withdrawal import verify as verify_certificate
+
+    for line in verify_certificate(certificate):
+        typer.echo(line)
 
 
 @app.command()
@@ -146,13 +184,29 @@ def ledger(
 
 
 @app.command()
+def audit(
+    experiment: Annotated[Path, typer.Argument(help="experiment.yaml whose privacy block is audited")],
+    canaries: Annotated[
+        int, typer.Option(min=10, help="records, patients or sites that are in or out")
+    ] = 200,
+    others: Annotated[
+        int, typer.Option(min=2, help="other records of a canary's class, in mode sample")
+    ] = 20,
+    results: Annotated[Path | None, typer.Option(help="file of JSON lines to add the figures to")] = None,
+) -> None:
+    """Hold the claimed epsilon against a floor that one run with worst-case records proves."""
+    from perennial.cli.privacy import audit_command
+
+    audit_command(experiment, canaries, others, results)
+
+
+@app.command()
 def attack(
     run: Annotated[Path, typer.Argument(help="folder of a finished run")],
     victims: Annotated[int, typer.Option(min=1, help="images to reconstruct")] = 6,
     steps: Annotated[int, typer.Option(min=1, help="of each reconstruction")] = 400,
 ) -> None:
-    """Attack a run: membership inference, gradient inversion, and what else applies, with pictures in the
-    report."""
+    """Attack a run, by membership inference and others, and add pictures to its report."""
     from perennial.cli.privacy import attack_command
 
     attack_command(run, victims, steps)
@@ -186,8 +240,7 @@ def train_encoder(
     output: Annotated[Path, typer.Argument(help="file to write, .safetensors")],
     overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, e.g. seed=2")] = None,
 ) -> None:
-    """Train an encoder of digests on public data. Its weights hold something of that data, and travel to
-    every site: use none that anybody wants hidden."""
+    """Train an encoder of digests on public data; its weights reveal something of that data to every site."""
     from perennial.cli.encoder import train_encoder_command
 
     typer.echo(train_encoder_command(settings, output, overrides or [], typer.echo))

@@ -1,5 +1,7 @@
-"""perennial epsilon, perennial ledger and perennial attack."""
+"""perennial epsilon, perennial ledger, perennial audit and perennial attack."""
 
+import json
+import math
 from pathlib import Path
 
 from rich.console import Console
@@ -28,13 +30,12 @@ def epsilon_command(
 
 
 def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
-    """Print every release of a site, what they cost together, and where a run asked for it what they cost a
-    typical record."""
-    from perennial.learning.bayesian_estimate import runs_with_typical, typical_of
+    """Print every release of a site, what they cost together, and any Bayesian figures."""
+    from perennial.learning.bayesian_estimate import bayesian_figure_of, runs_with_bayesian_figure
     from perennial.privacy.composition import compose
 
     ledger = Ledger(state_dir)
-    if not ledger.path.exists():
+    if not ledger.started:
         raise StateError(
             f"{ledger.path}: no ledger here; allowed: the state_dir of a site that has released something"
         )
@@ -54,9 +55,9 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
         )
     console.print(table)
     cost = ledger.cost(delta)
-    console.print(f"{len(entries)} releases, epsilon {cost.epsilon:.4g} at delta {delta:g}", highlight=False)
-    for run in runs_with_typical(state_dir):
-        figure = typical_of(state_dir, run)
+    console.print(f"{cost.releases} releases, epsilon {cost.epsilon:.4g} at delta {delta:g}", highlight=False)
+    for run in runs_with_bayesian_figure(state_dir):
+        figure = bayesian_figure_of(state_dir, run)
         assert figure is not None
         worst = compose([entry for entry in entries if entry.run == run], figure.delta)
         text = f"epsilon {figure.epsilon:.4g}" if figure.epsilon is not None else f"none: {figure.void}"
@@ -84,3 +85,35 @@ def attack_command(run: Path, victims: int, steps: int) -> None:
         for image in entry.get("images", []):
             console.print(f"picture: {run / image}", markup=False, soft_wrap=True)
     console.print(f"report: {run / 'report.html'}", markup=False, soft_wrap=True)
+
+
+def audit_command(path: Path, canaries: int, others: int, results: Path | None) -> None:
+    """Print claim and floor. Raises PrivacyError when the floor is above the claim."""
+    from perennial.config.experiment import load_experiment
+    from perennial.engine.dp_audit import audit_experiment
+
+    experiment = load_experiment(path)
+    audit = audit_experiment(experiment, canaries, others)
+    found = audit.found
+    Console(highlight=False, markup=False).print(
+        f"claim: epsilon {audit.claim:.4g} for one {audit.unit} at delta {found.delta:g} "
+        f"(mode {audit.mode})\n"
+        f"floor: epsilon {found.epsilon_floor:.4g} at {found.confidence:.0%} confidence, from one run with "
+        f"{found.canaries} canaries: {found.right} of {found.guesses} guesses right",
+        soft_wrap=True,
+    )
+    if results is not None:
+        line = {
+            "experiment": path.stem,
+            "mode": audit.mode,
+            "unit": audit.unit,
+            "claim": audit.claim if math.isfinite(audit.claim) else None,
+            **vars(found),
+        }
+        with results.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    if not audit.holds:
+        raise PrivacyError(
+            f"the floor {found.epsilon_floor:.4g} is above the claim {audit.claim:.4g}: something that is "
+            "not accounted moves the release"
+        )

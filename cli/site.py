@@ -38,6 +38,7 @@ def open_(
     from perennial.cli.secret_files import read_text
     from perennial.deploy.bundle import open_bundle
     from perennial.deploy.certificates import read_validity
+    from perennial.deploy.keys import fingerprint
 
     passphrase = read_text(passphrase_file).strip() if passphrase_file else None
     if sealed and passphrase is None:
@@ -46,6 +47,9 @@ def open_(
         typer.echo(f"{folder / name}")
     for authority in read_validity(folder / "ca.crt"):
         typer.echo(f"authority:   {authority.identified} (compare by telephone)")
+    if (folder / "publisher.pub").exists():
+        mark = fingerprint((folder / "publisher.pub").read_bytes())
+        typer.echo(f"publisher:   {mark} (compare by telephone)")
 
 
 @app.command()
@@ -54,11 +58,33 @@ def approve(
     sha256: Annotated[str, typer.Argument(help="its SHA-256, as the operator told it by another way")],
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
-    """Let one app run here: the code and the experiment that have this hash, and no other."""
+    """Say what an app asks for, and let exactly this signed code and experiment run here."""
+    from perennial.config.site import load_site_config
     from perennial.deploy.approval import approve as approve_app
+    from perennial.deploy.signing import check_signature
 
-    approved = approve_app(fab, _flower_home(site), sha256)
+    check_signature(fab, site.absolute().parent / "publisher.pub")
+    review(fab, site)
+    approved = approve_app(fab, _flower_home(site), sha256, load_site_config(site).approvals)
     typer.echo(f"{approved.name}: approved, with {', '.join(approved.experiments) or 'no experiment'}")
+
+
+@app.command()
+def review(
+    fab: Annotated[Path, typer.Argument(help="the app bundle, offered/*.fab")],
+    site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
+) -> None:
+    """Say in words what an app would ask of this site, and what that changes; approve nothing."""
+    from perennial.config.approval import read_approvals
+    from perennial.config.site import load_site_config
+    from perennial.deploy.approval import offered_experiments
+    from perennial.deploy.review import asked_in_words
+
+    config = load_site_config(site)
+    earlier = read_approvals(config.approvals)
+    for experiment in offered_experiments(fab).values():
+        for line in asked_in_words(experiment, config.policy, earlier[-1] if earlier else None):
+            typer.echo(line)
 
 
 @app.command()
@@ -67,17 +93,19 @@ def withdraw(
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
     """Take an approval back."""
+    from perennial.config.site import load_site_config
     from perennial.deploy.approval import withdraw as withdraw_app
 
-    withdraw_app(name, _flower_home(site))
+    withdraw_app(name, _flower_home(site), load_site_config(site).approvals)
     typer.echo(f"{name}: not approved any more")
 
 
 @app.command()
 def check(path: SiteFile = Path("site.yaml")) -> None:
-    """Check key, certificates, approvals and the way to the SuperLink; say what would happen."""
+    """Check key, certificates, approvals and connection; say what a hostile server could get."""
+    from perennial.client.exposure import in_words
     from perennial.deploy.handshake import check_handshake
-    from perennial.deploy.supernode import read_setup
+    from perennial.deploy.supernode import ports_in_words, read_setup
 
     setup = read_setup(path)
     typer.echo(f"site:        {setup.config.site}, key {setup.fingerprint}")
@@ -87,6 +115,9 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
     if setup.connection.any_app:
         typer.echo("approved:    EVERY app that the operator sends (connection.any_app)")
+    for line in in_words(setup.config.policy):
+        typer.echo(line)
+    typer.echo(f"supernode:   {ports_in_words(setup.connection)}")
     check_handshake(setup.connection.superlink, setup.path(setup.connection.ca))
     typer.echo(f"superlink:   {setup.connection.superlink} answers with a certificate that this site trusts")
 
@@ -97,6 +128,43 @@ def start(path: SiteFile = Path("site.yaml")) -> None:
     from perennial.deploy.supernode import start_supernode
 
     start_supernode(path)
+
+
+@app.command()
+def clean(
+    path: SiteFile = Path("site.yaml"),
+    days: Annotated[float, typer.Option(help="remove runs in which nothing happened for so long")] = 30.0,
+) -> None:
+    """Remove what the site keeps of old runs (exemplars, models, own layers); the ledger stays."""
+    from perennial.client.quota import clean as remove
+    from perennial.config.site import load_site_config
+
+    removed = remove(load_site_config(path).state_dir, days)
+    for run, size in removed:
+        typer.echo(f"removed:     run {run}, {size / 1e6:.1f} MB")
+    typer.echo(f"{len(removed)} runs removed; the ledger and the count of requests stay")
+
+
+@app.command()
+def note_head(path: SiteFile = Path("site.yaml")) -> None:
+    """Check the whole ledger, and note its head where `ledger_head` says; once, after that key was set."""
+    from perennial.config.site import load_site_config
+    from perennial.privacy.ledger import Ledger
+
+    site = load_site_config(path)
+    ledger = Ledger(site.state_dir, site.ledger_head)
+    typer.echo(f"{ledger.note_head()} releases; head noted in {ledger.elsewhere or ledger.beside}")
+
+
+@app.command()
+def restart_ledger(path: SiteFile = Path("site.yaml")) -> None:
+    """After a ledger was lost: begin a new one with what the newest head had counted."""
+    from perennial.config.site import load_site_config
+    from perennial.privacy.ledger import Ledger
+
+    site = load_site_config(path)
+    lost, carried = Ledger(site.state_dir, site.ledger_head).restart()
+    typer.echo(f"{carried} releases carried over; what was left of the old ledger: {lost}")
 
 
 @app.command()

@@ -1,7 +1,7 @@
-"""The ClientApp: one handler for each kind of request. A failure becomes a typed refusal, so the operator
-reads the reason.
+"""The ClientApp: one handler for each kind of request; a failure becomes a typed refusal.
 
-A site starts one process for each message, so nothing is imported here that a request may not need.
+The operator reads the reason in the refusal. A site starts one process for each message, so nothing is
+imported here that a request may not need.
 """
 
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TypeVar
 
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from perennial.client.identity import Identity, identify
@@ -23,9 +23,11 @@ from perennial.foundation.errors import (
     RecordGone,
     StateError,
 )
-from perennial.protocol.fields import WireMessage
+from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
     VERSION,
+    ClassCountsRequest,
+    CompareHeadsRequest,
     DescribeReply,
     DescribeRequest,
     DigestRequest,
@@ -34,6 +36,8 @@ from perennial.protocol.messages import (
     PersonalModelRequest,
     Refusal,
     SparsityRequest,
+    Stamp,
+    StatisticsRequest,
     TrainRequest,
 )
 
@@ -50,6 +54,8 @@ KINDS: dict[type[PerennialError], str] = {
     ProtocolError: "protocol",
     ConfigError: "config",
 }
+RAISED = 2
+"""Flower's code for a ClientApp that could not answer (ErrorCode.CLIENT_APP_RAISED_EXCEPTION)."""
 TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)
 """Errors that speak of settings, messages and rounds only."""
 
@@ -60,7 +66,17 @@ def _answer(
     expected: type[Request],
     handle: Callable[[Identity, Request], WireMessage],
 ) -> Message:
-    """Validate, handle, reply; any error becomes a Refusal."""
+    """Validate a request, handle it, and reply; any error becomes a Refusal.
+
+    A strategy that is not ours knows no Refusal, and gets Flower's Error.
+    """
+    if not read_kind(message.content):
+        reason = (
+            f"this site runs Perennial and answers {expected.__name__}, but the message is of another app's "
+            "strategy; start a strategy of perennial.strategies through Perennial's ServerApp"
+        )
+        log.warning("refused: %s", reason)
+        return Message(Error(RAISED, reason), reply_to=message)
     site, deployed = "unknown", True
     try:
         identity = identify(context)
@@ -76,21 +92,27 @@ def _answer(
     return Message(record, reply_to=message)
 
 
-def _answer_at_site(message: Message, context: Context, expected: type[WireMessage], answer: str) -> Message:
+def _answer_at_site(message: Message, context: Context, expected: type[Stamp], answer: str) -> Message:
     """Answer by `module:function` of this room, imported for this request alone; it takes the opened site."""
 
-    def handle(identity: Identity, request: WireMessage) -> WireMessage:
+    def handle(identity: Identity, request: Stamp) -> WireMessage:
+        from perennial.client.door import admitted
         from perennial.client.site import open_site
 
         module, _, function = answer.partition(":")
-        return getattr(import_module(f"perennial.client.{module}"), function)(open_site(identity), request)
+        site = open_site(identity, request)
+        with admitted(site, request):
+            return getattr(import_module(f"perennial.client.{module}"), function)(site, request)
 
     return _answer(message, context, expected, handle)
 
 
 def _reason(error: Exception, deployed: bool) -> str:
-    """What the operator reads. A real site's data and disk errors can name files, and file names can name
-    patients."""
+    """The reason that the operator reads.
+
+    A real site's data and disk errors can name files, and file names can name patients, so they stay in the
+    site's own log.
+    """
     if deployed and not isinstance(error, TELLABLE):
         return f"{type(error).__name__}; the details are in this site's own log"
     return str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"
@@ -152,3 +174,24 @@ def personal_model(message: Message, context: Context) -> Message:
     """Keep, and measure, the site's own model."""
 
     return _answer_at_site(message, context, PersonalModelRequest, "own_model:answer_personal_model")
+
+
+@app.query("statistics")
+def statistics(message: Message, context: Context) -> Message:
+    """Add up the fixed features of one task's samples."""
+
+    return _answer_at_site(message, context, StatisticsRequest, "statistics:answer_statistics")
+
+
+@app.query("class_counts")
+def class_counts(message: Message, context: Context) -> Message:
+    """Count the training samples of each class of one task."""
+
+    return _answer_at_site(message, context, ClassCountsRequest, "statistics:answer_class_counts")
+
+
+@app.query("compare_heads")
+def compare_heads(message: Message, context: Context) -> Message:
+    """Measure several heads on validation samples."""
+
+    return _answer_at_site(message, context, CompareHeadsRequest, "statistics:answer_compare_heads")

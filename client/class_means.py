@@ -4,21 +4,20 @@ A mean feature describes a class's samples at this site, so it is a release of i
 is clipped, noised and charged to the ledger as an update is.
 """
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perennial.client.floor import check_floor, withheld
 from perennial.client.policy import check_update
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
+from perennial.config import charges
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel
-from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.noise import SecureNoise, SeededNoise
 from perennial.privacy.protection import protect_update
 from perennial.protocol.messages import FinishTaskRequest, Stamp
@@ -35,8 +34,11 @@ def class_sums(model: IncrementalModel, exemplars: TrainingSet) -> Tensor:
 
 
 def own_class_means(site: Site, request: Stamp, model: IncrementalModel) -> Tensor | None:
-    """(M, d) unit means of the site's own exemplars as they are after the request's round, a row of zeros
-    without any; None where the experiment classifies by the head, or the site has no exemplar at all."""
+    """(M, d) unit means of the site's own exemplars after the request's round.
+
+    A class without exemplars has a row of zeros. Returns None if the experiment classifies by the head, or if
+    the site has no exemplar at all.
+    """
     if site.experiment.learner.classifier != "nearest_mean":
         return None
     kept = site.exemplars(request.run).indices(before_round=request.round + 1)
@@ -48,10 +50,12 @@ def release_class_sums(
 ) -> Tensors:
     """What may leave about the exemplars at the indices kept: "sums" (M, d) and "counts" (M,).
 
-    Under client_local every row is a mean direction instead, scaled so that all rows together have norm 1 at
-    most; one site's whole data then moves the release by 2 at most, as the accountant takes it, and the
-    counts are 1 whatever the site holds. Raises PolicyRefusal when the site demands a protection that the
-    experiment lacks, PrivacyError when the lifetime budget does not cover the release.
+    Both are 0 for classes that the floor keeps here. Under client_local every row is a mean direction
+    instead, scaled so that all rows together have norm 1 at most; one site's whole data then moves the
+    release by 2 at most, as the accountant takes it, and the counts are 1 whatever the site holds.
+
+    Raises PolicyRefusal when the site demands a protection that the experiment lacks or no class is above the
+    floor, PrivacyError when the lifetime budget does not cover the release.
     """
     check_update(site.identity.policy, site.experiment)
     exemplars = site.samples(kept)
@@ -59,6 +63,11 @@ def release_class_sums(
     privacy, identity = site.experiment.privacy, site.identity
     if privacy.mode == "none":
         counts = exemplars.counts(model.num_classes).to(torch.float32)
+        stay = withheld(identity.policy, "class_means", [int(count) for count in counts.tolist()])
+        if len(stay) == len(counts):
+            check_floor(identity.policy, "class_means", 0)
+        for label in stay:
+            sums[label] = counts[label] = 0.0
         if not identity.deployed:
             return Tensors(sums=sums, counts=counts)
     elif privacy.mode == "client_local":
@@ -71,6 +80,5 @@ def release_class_sums(
         protect_update(sums.view(-1), 1.0, privacy.noise_multiplier, source)
     else:
         raise PrivacyError(f"learner.means global: not with privacy.mode {privacy.mode!r}")
-    entry = Entry.of_update(privacy, run=request.run, experiment=request.experiment, recipient=RECIPIENT)
-    charge_entry(site, replace(entry, kind="class_means"))
+    charge_entry(site, charges.class_means(site.experiment, request.run))
     return Tensors(sums=sums, counts=counts)

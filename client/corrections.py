@@ -1,11 +1,10 @@
-"""Local corrections: what bends a site's gradients towards the federation's, and what the site
-remembers for it.
+"""Local corrections: terms that bend a site's gradients towards the federation's, and their memory.
 
 FedProx is the learner's own (`learner.correction`). SCAFFOLD, FedDyn and AdaBest have a half at the server,
 which orders them in a request's settings: {"correction": {"name": "feddyn", "alpha": 0.1}}. A site's vector
 for them is computed from the update as it was released, so under privacy it holds nothing more than the
-release does; it is written before the reply leaves. Personal layers have none: no other site has such a
-layer from which this one's could drift.
+release does; it is written before the reply leaves. Personal layers have none: no other site has such a layer
+from which this one's could drift.
 """
 
 import json

@@ -15,6 +15,7 @@ from perennial.config.learner import Part
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream, torch_seed
 from perennial.learning.losses import distillation
+from perennial.learning.objective import Term
 from perennial.models.incremental import IncrementalModel
 from perennial.protocol.messages import TrainRequest
 
@@ -40,9 +41,9 @@ class DataFreeDistillation:
     def __call__(self) -> Tensor:
         """weight * distillation on the next random batch."""
         rows = torch.randint(len(self.x), (self.batch_size,), generator=self.generator).to(self.x.device)
-        return self.order.weight * distillation(
-            self.model(self.x[rows]), self.logits[rows], self.order.temperature
-        )
+        temperature = self.order.temperature
+        values = distillation(self.model(self.x[rows]), self.logits[rows], temperature)
+        return Term(values, (temperature**2, self.order.weight)).mean()
 
 
 def open_data_free_distillation(

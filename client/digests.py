@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.client.policy import check_digests, check_samples
+from perennial.client.floor import check_floor
+from perennial.client.policy import check_digests
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
+from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
 from perennial.privacy.digest_config import DigestConfig
-from perennial.privacy.digest_entries import digest_entries
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
-from perennial.privacy.entries import RECIPIENT
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from perennial.protocol.messages import DigestReply, DigestRequest
 from perennial.protocol.tensors import Tensors
@@ -34,7 +34,7 @@ def answer_digest(site: Site, request: DigestRequest) -> DigestReply:
     not cover them, or the experiment's claim would be false.
     """
     policy = site.identity.policy
-    site.check_stamp(request)
+    site.check_experiment(request)
     config = site.experiment.digests
     if config is None:
         raise ConfigError("digests: missing; the experiment does not say how digests are made")
@@ -72,7 +72,7 @@ def digests_of(
     assert config is not None
     classes = site.process.registry.schedule.classes_of(task)
     indices = site.data.task_indices("train", classes.start, classes.stop)
-    check_samples(site.identity.policy, len(indices))
+    check_floor(site.identity.policy, "digest", len(indices))
     return make_digests(
         encode(site, encoder, indices),
         site.data.y[indices],
@@ -93,8 +93,7 @@ def encode(site: Site, encoder: FeatureEncoder, indices: Tensor) -> Tensor:
 
 
 def withdrawal(site: Site) -> dict[str, Any]:
-    """What a training reply says when this site no longer lends digests in an experiment that asks for
-    them."""
+    """What a training reply says when this site has stopped lending digests to its experiment."""
     if site.experiment.digests is None or "digest" in site.identity.policy.answers:
         return {}
     return {"digests": "withdrawn"}
@@ -105,7 +104,7 @@ def _charge(site: Site, request: DigestRequest, config: DigestConfig, guarantee:
     identity = site.identity
     if not identity.deployed and not config.protects:
         return
-    for entry in digest_entries(config, guarantee, request.run, request.experiment, RECIPIENT):
+    for entry in charges.digests(site.experiment, request.run, config, guarantee):
         charge_entry(site, entry)
 
 

@@ -1,7 +1,6 @@
-"""A site's exemplars across tasks: chosen at the end of a task, found again in the site's own data ever
-after.
+"""A site's exemplars: chosen at the end of a task, and found again in the site's own data ever after.
 
-What is stored is which samples, not the samples: their place in the data, their label and a hash of their
+What is stored is which samples, not the samples: their index in the data, their label and a hash of their
 content, so that data that was moved or added to in between is noticed and followed.
 """
 
@@ -31,8 +30,9 @@ class ExemplarStore:
         self._classes = list(classes)
 
     def indices(self, before_round: int) -> Tensor:
-        """(k,) indices in the site's data of the exemplars chosen before a round; classes in order, lists in
-        order.
+        """(k,) indices in the site's data of the exemplars that were chosen before a round.
+
+        Classes come in order, and each class's list in order of importance.
 
         Raises StateError when the record is of another class order, DataError when a sample is gone.
         """
@@ -55,14 +55,12 @@ class ExemplarStore:
         features: dict[int, Tensor],
         members: dict[int, Tensor],
         version: int,
-        seed: int,
     ) -> None:
-        """Keep exemplars of the task's classes, shorten the older lists to the quota, and store both as one
-        record.
+        """Choose exemplars of the task's classes and shorten the older lists to the quota, in one record.
 
         features, members: for each new class, (n_c, d) features and the (n_c,) indices in the site's data.
-        version: the round after which this holds. A class with fewer samples than the quota keeps them all,
-        and the site's log says so.
+        version: the round after which this holds.
+        A class with fewer samples than the quota keeps them all, and the site's log says so.
         """
         kept = self.indices(before_round=version + 1)
         labels = self._data.y[kept]
@@ -72,11 +70,11 @@ class ExemplarStore:
                 lists[label] = kept[labels == label][:quota]
         for label, indices in members.items():
             if memory.selection == "random":
-                hashes = [self._data.sample_hash(int(i)) for i in indices]
+                hashes = self._data.keyed.values("exemplars", indices.numpy())
                 chosen = (
-                    random_by_hash(hashes, quota, seed)
+                    random_by_hash(hashes, quota)
                     if memory.share is None
-                    else share_by_hash(hashes, memory.share, seed)
+                    else share_by_hash(hashes, memory.share)
                 )
             else:
                 select = herding if memory.selection == "herding" else nearest
@@ -91,8 +89,8 @@ class ExemplarStore:
             log.info("%s: below the quota of %d exemplars: %s", self._state.site, quota, ", ".join(short))
         order = [lists[label] for label in sorted(lists)]
         index = torch.cat(order) if order else torch.empty(0, dtype=torch.int64)
-        hashes = [self._data.sample_hash(int(i)) for i in index]
-        self._state.put(RECORD, version, {"index": index}, {"classes": self._classes, "hashes": hashes})
+        contents = [self._data.sample_hash(int(i)) for i in index]
+        self._state.put(RECORD, version, {"index": index}, {"classes": self._classes, "hashes": contents})
 
     def _located(self, index: Tensor, hashes: list[str]) -> Tensor:
         """index, corrected where the samples have moved since."""

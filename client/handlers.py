@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,20 +11,22 @@ from perennial.client.adversary import behaviour, mislabelled
 from perennial.client.class_means import own_class_means, release_class_sums
 from perennial.client.corrections import open_correction
 from perennial.client.digests import withdrawal
+from perennial.client.door import check_steps
 from perennial.client.exemplars import ExemplarStore
+from perennial.client.floor import check_floor, withheld
 from perennial.client.kept_model import keep_own_model
 from perennial.client.local_training import LocalTraining
-from perennial.client.measurements import tell
+from perennial.client.measurements import measured
 from perennial.client.own_layers import has_own_layers, keep_own_layers, shared_update, with_own_layers
-from perennial.client.policy import check_answer, check_evaluation, check_samples, check_update
-from perennial.client.pretraining import task_places
+from perennial.client.policy import check_answer, check_evaluation, check_update
+from perennial.client.pretraining import indices_left_for_training
 from perennial.client.prototypes import prototype_gradients
 from perennial.client.release import charge, check_reply, release_update
 from perennial.client.ring_turn import segment_of, turn_of
 from perennial.client.site import Site
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.bayesian_estimate import NeighbourDistances
-from perennial.learning.evaluation import by_class_means, by_head, count_correct, unit_features
+from perennial.learning.evaluation import by_class_means, count_correct, head_counts, unit_features
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.protocol.messages import (
     EvaluateReply,
@@ -44,12 +47,16 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     check_answer(site.identity.policy, "train")
     turn = turn_of(request)
     check_update(site.identity.policy, site.experiment, turn)
-    site.check_stamp(request)
-    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
-    indices, exemplars = training_places(site, request, previous)
+    site.check_experiment(request)
+    previous = site.previous_model(request)
+    indices, exemplars = training_indices(site, request, previous)
     if turn is not None:
         labels, seed = site.data.y[indices], site.experiment.seed
         indices, exemplars = segment_of(turn, indices, labels, exemplars, request, seed, site.name)
+    policy = site.identity.policy
+    check_floor(policy, "update", len(indices))
+    if site.identity.deployed:
+        check_steps(policy, site.experiment, len(indices))
     own = request.personal or []
     arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
     model, flat = site.models.load(request.num_classes, arrays, previous)
@@ -61,10 +68,10 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     if adversary == "label_flip":
         data = mislabelled(data, request.num_classes, site.experiment.seed, site.name)
     teacher = site.models.teacher(previous) if previous and site.experiment.learner.needs_previous else None
-    typical = NeighbourDistances.of(
+    neighbours = NeighbourDistances.of(
         site.experiment, site.identity.state_dir, site.name, request.run, request.round
     )
-    result = LocalTraining(site, request, model, flat, data, teacher, correction, turn, typical).run()
+    result = LocalTraining(site, request, model, flat, data, teacher, correction, turn, neighbours).run()
     update = flat.views(result.update)
     if own:
         layers = flat.views(flat.vector)
@@ -74,17 +81,17 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
             update[name].zero_()
     if adversary == "free_rider":
         result.update.zero_()
-    if typical is not None:
-        typical.keep()
-    told = release_update(site, request, result, len(indices))
+    if neighbours is not None:
+        neighbours.keep()
+    released = release_update(site, request, result, len(indices))
     flat.clear_held(result.update)
     correction.remember(result.update, result.steps)
     reply = TrainReply(
         **request.stamp_fields,
         update=shared_update(update, own),
-        **vars(told),
+        **vars(released),
         method=prototypes,
-        metrics=json.dumps({**tell(site, request, model, indices, result), **withdrawal(site)}),
+        metrics=json.dumps({**measured(site, request, model, indices, result), **withdrawal(site)}),
     )
     return check_reply(site, reply)
 
@@ -92,8 +99,8 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
 def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply:
     """Keep the finished task's model, and choose exemplars with it. Doing it twice gives the same as once."""
     check_answer(site.identity.policy, "train")
-    site.check_stamp(request)
-    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
+    site.check_experiment(request)
+    previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     finished = {name: tensor.detach().clone() for name, tensor in complete_state(model).items()}
     sha256 = content_sha256(finished)
@@ -115,15 +122,26 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
 def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Count right answers on the site's test samples, or where it has none on its validation samples."""
     check_answer(site.identity.policy, "evaluate")
-    site.check_stamp(request)
-    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
+    site.check_experiment(request)
+    previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
-    correct, total = held_out_counts(site, request, model)
-    return EvaluateReply(**request.stamp_fields, correct=correct, total=total)
+    return EvaluateReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))
 
 
-def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> tuple[list[int], list[int]]:
-    """(right answers, samples) of each class on the site's test samples, or else its validation samples.
+@dataclass(frozen=True)
+class HeldOutCounts:
+    """Right answers and samples of each class.
+
+    withheld: classes whose counts stay here, which are 0 in both lists; None if there are none.
+    """
+
+    correct: list[int]
+    total: list[int]
+    withheld: list[int] | None
+
+
+def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> HeldOutCounts:
+    """Counts on the site's test samples, or else its validation samples, but for classes below the floor.
 
     They leave the site, so whether they may is checked here, and they are charged to its ledger. Raises
     PolicyRefusal when they may not, PrivacyError when the site has a budget.
@@ -134,19 +152,29 @@ def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> tupl
     data = site.samples(site.data.task_indices(part, 0, request.num_classes))
     sent = request.class_means if isinstance(request, EvaluateRequest) else None
     means = own_class_means(site, request, model) if sent is None else _means(model, sent)
-    predict = by_head(model) if means is None else by_class_means(model, means)
-    counts = count_correct(predict, data, request.num_classes)
+    if means is None:
+        correct, total = head_counts(model, data, request.num_classes, site.feature_folder)
+    else:
+        correct, total = count_correct(by_class_means(model, means), data, request.num_classes)
+    policy = site.identity.policy
+    stay = withheld(policy, "evaluate", total)
+    if len(stay) == len(total):
+        check_floor(policy, "evaluate", 0)
     charge(site, request.run, of_update=False)
-    return counts
+    return HeldOutCounts(
+        [0 if label in stay else right for label, right in enumerate(correct)],
+        [0 if label in stay else samples for label, samples in enumerate(total)],
+        sorted(stay) or None,
+    )
 
 
-def training_places(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
+def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
     """Places of the samples to train on in this task, new ones first, and how many of them are exemplars.
 
-    Raises DataError when there is none, PolicyRefusal below the site's least number of samples.
+    Raises DataError when there is none. What is computed from them asks the floor, after its own cuts.
     """
     classes = site.task_range(stamp)
-    new = task_places(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
+    new = indices_left_for_training(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
     old = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and stamp.task > 1:
         store = site.exemplars(stamp.run)
@@ -155,7 +183,6 @@ def training_places(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tenso
     indices = torch.cat([new, old])
     if len(indices) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")
-    check_samples(site.identity.policy, len(indices))
     return indices, len(old)
 
 
@@ -168,8 +195,7 @@ def _means(model: IncrementalModel, tensors: Tensors) -> Tensor:
 
 
 def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:
-    """A site that was away when tasks ended chooses their exemplars now, with the model of the task
-    before."""
+    """Choose the exemplars of tasks that ended while the site was away, with the previous task's model."""
     if previous is None:
         return
     held = set(site.data.y[store.indices(before_round=request.round)].tolist())
@@ -195,4 +221,4 @@ def _choose(
             members[label] = indices
             if memory.selection != "random":
                 features[label] = unit_features(model, site.samples(indices))
-    store.choose(memory, quota, features, members, version, site.experiment.seed)
+    store.choose(memory, quota, features, members, version)

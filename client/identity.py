@@ -1,5 +1,4 @@
-"""Who this process answers as, found out from the node's and the run's configuration without reading any
-data."""
+"""Finds out which site this process answers for, from its configuration and without reading any data."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,20 +6,22 @@ from pathlib import Path
 
 from flwr.app import Context
 
+from perennial.config.approval import approved_experiment
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
-from perennial.config.site import ANSWERS, SiteConfig, SitePolicy, load_site_config
+from perennial.config.site import ANSWERS, SiteConfig, SitePolicy, StateLimits, load_site_config
 from perennial.data.config import DataConfig
 from perennial.foundation.errors import ConfigError, PolicyRefusal
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A site's name and machine. own_data: a deployed site's data block; None: a share of the experiment's
-    data.
+    """A site's name, data and machine.
 
-    shared_models: folder that simulated sites share for the models of earlier tasks; None: in the site's own
-    state.
+    own_data: a deployed site's data block; None for a share of the experiment's data.
+    shared_models: folder that simulated sites share for the models of earlier tasks; None for a folder in the
+    site's own state.
+    ledger_head, limits: as site.yaml says; a simulated site has neither.
     """
 
     name: str
@@ -32,6 +33,8 @@ class Identity:
     own_data: DataConfig | None = None
     shared_models: Path | None = None
     deployed: bool = False
+    ledger_head: Path | None = None
+    limits: StateLimits | None = None
 
     @classmethod
     def of_site(cls, config: SiteConfig, experiment: Experiment) -> "Identity":
@@ -45,6 +48,8 @@ class Identity:
             config.threads,
             own_data=config.data,
             deployed=True,
+            ledger_head=config.ledger_head,
+            limits=config.state,
         )
 
 
@@ -67,15 +72,20 @@ def _site_config(path: Path, changed: int) -> SiteConfig:
 
 
 def identify(context: Context) -> Identity:
-    """The site of this node. Raises ConfigError when the node's configuration names neither a site.yaml nor a
-    partition."""
+    """The site of this node.
+
+    Raises ConfigError when the node's configuration names neither a site.yaml nor a partition, PolicyRefusal
+    when a site with a site.yaml did not approve the run's code and settings.
+    """
     settings = RunSettings.from_run_config(context.run_config)
-    experiment = _experiment(settings)
     site_file = context.node_config.get("site")
     if site_file is not None:
         path = Path(str(site_file))
         config = _site_config(path, path.stat().st_mtime_ns if path.exists() else 0)
+        any_app = config.connection is not None and config.connection.any_app
+        experiment = _experiment(settings) if any_app else approved_experiment(settings, config.approvals)
         return Identity.of_site(config, experiment)
+    experiment = _experiment(settings)
     partition = context.node_config.get("partition-id")
     if not isinstance(partition, int):
         raise ConfigError(
@@ -91,7 +101,7 @@ def identify(context: Context) -> Identity:
     return Identity(
         names[partition],
         experiment,
-        SitePolicy(answers=list(ANSWERS)),
+        SitePolicy(answers=list(ANSWERS), below_floor=["prototypes"]),
         run_folder / "sites" / names[partition],
         settings.device,
         settings.threads,

@@ -4,15 +4,18 @@ from torch import Tensor
 
 from perennial.client.site import Site
 from perennial.data.samples import stored_as
+from perennial.foundation.files import make_folder
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.models.saved import PERSONAL_MODEL, Inputs, save_model
 
 
 def keep_own_model(site: Site, model: IncrementalModel, class_means: Tensor | None) -> None:
-    """Replace the site's model file. class_means: (M, d), where the site classifies by the nearest of its
-    own."""
+    """Replace the site's model file.
+
+    class_means: (M, d), if the site classifies by the nearest mean of its own exemplars.
+    """
     folder = site.identity.state_dir
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(folder)
     data = site.data
     save_model(
         folder / PERSONAL_MODEL,

@@ -1,6 +1,5 @@
 """A site's training in one round, by the learner that its experiment names and under its privacy mode."""
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,6 @@ from perennial.client.release import noise_source
 from perennial.client.ring_turn import features_as_asked
 from perennial.client.site import Site
 from perennial.config.turn import Turn
-from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import NeighbourDistances
@@ -26,8 +24,8 @@ from perennial.protocol.messages import TrainRequest
 class LocalTraining:
     """Trains model, whose parameters are flat's, in place.
 
-    teacher: frozen model of the task before, or None where no term needs it. turn: in a ring. typical: sees
-    what one record more would have changed.
+    teacher: frozen model of the task before, or None where no term needs it. turn: in a ring.
+    neighbours: sees what one record more would have changed.
     """
 
     site: Site
@@ -38,20 +36,19 @@ class LocalTraining:
     teacher: IncrementalModel | None
     correction: LocalCorrection
     turn: Turn | None
-    typical: NeighbourDistances | None
+    neighbours: NeighbourDistances | None
 
     def run(self) -> TrainingResult:
         """What training changed."""
         if self.site.experiment.privacy.mode == "sample":
             return self._by_private_steps()
-        if self.typical is not None:
-            self.typical.see_halves(self.data, self.flat, self.request.personal or [], self._by_epochs)
+        if self.neighbours is not None:
+            self.neighbours.see_halves(self.data, self.flat, self.request.personal or [], self._by_epochs)
         ring = [self.turn.sweep] if self.turn is not None and self.turn.segments > 1 else []
         batches = stream(self.site.experiment.seed, "batches", self.site.name, self.request.round, *ring)
         return self._by_epochs(self.data, batches)
 
     def _by_private_steps(self) -> TrainingResult:
-        _require_no_extra_losses(self.request)
         experiment = self.site.experiment
         return train_privately(
             experiment.learner,
@@ -63,7 +60,10 @@ class LocalTraining:
             teacher=self.teacher,
             augmentation=experiment.data.augmentation,
             progress=self.request.progress,
-            typical=self.typical,
+            first_class=self.site.task_range(self.request).start,
+            correction=self.correction.gradient,
+            extra=open_data_free_distillation(self.site, self.request, self.model),
+            neighbours=self.neighbours,
         )
 
     def _by_epochs(self, samples: TrainingSet, generator: np.random.Generator) -> TrainingResult:
@@ -80,15 +80,5 @@ class LocalTraining:
                 progress=self.request.progress,
                 first_class=self.site.task_range(self.request).start,
                 correction=self.correction.gradient,
-                rehearsal=open_data_free_distillation(self.site, self.request, self.model),
-            )
-
-
-def _require_no_extra_losses(request: TrainRequest) -> None:
-    """Raises PrivacyError when the strategy asks for terms that have no form of one sample alone."""
-    for key in ("correction", "rehearsal"):
-        if key in json.loads(request.settings):
-            raise PrivacyError(
-                f"settings.{key}: has no form of one sample alone; privacy.mode sample takes strategies that "
-                "train by the learner's own losses"
+                extra=open_data_free_distillation(self.site, self.request, self.model),
             )

@@ -1,13 +1,14 @@
-"""The measurements that a site tells beside its update, where a strategy asks for them."""
+"""The measurements that a site reports beside its update, where a strategy asks for them."""
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from perennial.client.floor import check_floor, exempt, withheld
 from perennial.client.site import Site
 from perennial.foundation.errors import PrivacyError
-from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_head, count_correct
 from perennial.learning.training import TrainingResult
 from perennial.models.incremental import IncrementalModel
@@ -22,7 +23,7 @@ from perennial.protocol.measurements import (
 from perennial.protocol.messages import TrainRequest
 
 
-def tell(
+def measured(
     site: Site, request: TrainRequest, model: IncrementalModel, indices: Tensor, result: TrainingResult
 ) -> dict[str, Any]:
     """What request asks for. model: as trained. indices: of the samples that it was trained on.
@@ -37,17 +38,30 @@ def tell(
             "privacy.allow_unaccounted_metrics"
         )
 
+    policy = site.identity.policy
+    if names:
+        check_floor(policy, "measurements", len(indices))
+
     def accuracy(of: Tensor) -> float | None:
+        if len(of) < policy.min_samples and not exempt(policy, "measurements"):
+            return None
         model.eval()
         correct, total = count_correct(by_head(model), site.samples(of), request.num_classes)
         return sum(correct) / sum(total) if sum(total) else None
 
-    def coverage() -> float:
-        data: TrainingSet = site.samples(indices)
-        return float((data.counts(request.num_classes) > 0).float().mean())
-
-    def counts() -> list[int]:
+    def cells() -> list[int]:
         return site.data.y[indices].bincount(minlength=request.num_classes).tolist()
+
+    def coverage() -> float:
+        found = cells()
+        stay = withheld(policy, "measurements", found)
+        held = torch.tensor([n > 0 and label not in stay for label, n in enumerate(found)])
+        return float(held.float().mean())
+
+    def counts() -> list[int | None]:
+        found = cells()
+        stay = withheld(policy, "measurements", found)
+        return [None if label in stay else n for label, n in enumerate(found)]
 
     measure: dict[str, Callable[[], Any]] = {
         HELD_OUT_ACCURACY: lambda: accuracy(site.data.task_indices("validation", 0, request.num_classes)),
@@ -56,5 +70,5 @@ def tell(
         CLASS_COVERAGE: coverage,
         LABEL_COUNTS: counts,
     }
-    told = {name: measure[name]() for name in names}
-    return {name: value for name, value in told.items() if value is not None}
+    found = {name: measure[name]() for name in names}
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,5 +1,4 @@
-"""A site's own model: the shared layers of its cluster and its own layers, kept as a file that can be
-served."""
+"""A site's own model: the shared layers of its cluster and its own layers, in a file that can be served."""
 
 from perennial.client.class_means import own_class_means
 from perennial.client.handlers import held_out_counts
@@ -14,8 +13,8 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     """Keep the personalised model in the state folder; tell how good it is only where sites evaluate."""
     policy = site.identity.policy
     check_answer(policy, "train")
-    site.check_stamp(request)
-    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
+    site.check_experiment(request)
+    previous = site.previous_model(request)
     arrays = with_own_layers(
         site, request.run, request.arrays, request.personal or [], before_round=request.round + 1
     )
@@ -23,5 +22,4 @@ def answer_personal_model(site: Site, request: PersonalModelRequest) -> Personal
     keep_own_model(site, model, own_class_means(site, request, model))
     if not site.experiment.evaluation.federated or "evaluate" not in policy.answers:
         return PersonalModelReply(**request.stamp_fields)
-    correct, total = held_out_counts(site, request, model)
-    return PersonalModelReply(**request.stamp_fields, correct=correct, total=total)
+    return PersonalModelReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))

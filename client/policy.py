@@ -1,21 +1,20 @@
-"""What this site answers, and what may leave it. The policy is the hospital's; nothing in a message can widen
-it.
+"""What this site answers, and what may leave it.
 
-A release is judged by what really hides it, which the experiment's privacy.mode alone does not say: the mode
-must be the one that the hospital demands, its claim must be true of these settings, its noise must be unknown
-to the server, and nothing may leave beside it. Each kind of release has its one check here, which is made
-before anything is computed.
+The policy is the hospital's; nothing in a message can widen it. A release is judged by what really hides it,
+which the experiment's privacy.mode alone does not say: the mode must be the one that the hospital demands,
+its claim must be true of these settings, its noise must be unknown to the server, and nothing may leave
+beside it. Each kind of release has its one check here, which is made before anything is computed.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from perennial.config.claims import check_claim
+from perennial.client.floor import check_floor, samples_of_digest
 from perennial.config.experiment import Experiment
-from perennial.config.site import Answer, SitePolicy
+from perennial.config.privacy_claim import check_claim
+from perennial.config.site import Answer, Demand, SitePolicy
 from perennial.config.turn import Turn
 from perennial.foundation.errors import PolicyRefusal
-from perennial.privacy.config import Mode
 from perennial.privacy.digest_config import DigestConfig
 
 
@@ -24,14 +23,6 @@ def check_answer(policy: SitePolicy, kind: Answer) -> None:
     if kind not in policy.answers:
         raise PolicyRefusal(
             f"policy.answers: {kind!r} is not answered here; answered: {', '.join(policy.answers) or 'none'}"
-        )
-
-
-def check_samples(policy: SitePolicy, found: int) -> None:
-    """Raises PolicyRefusal below the site's least number of samples; the number itself is not told."""
-    if found < policy.min_samples:
-        raise PolicyRefusal(
-            f"policy.min_samples: fewer than {policy.min_samples} samples to train on in this task"
         )
 
 
@@ -47,13 +38,17 @@ def check_update(policy: SitePolicy, experiment: Experiment, turn: Turn | None =
         protection = _Protection("none", why)
     else:
         why = f"the experiment has privacy.mode {privacy.mode!r}"
-        protection = _Protection(privacy.mode, why, privacy.noise_source)
+        kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
+        protection = _Protection(kind, f"{why} and unit {privacy.hidden_unit!r}", privacy.noise_source)
     _demand(policy, protection)
 
 
 def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestConfig) -> None:
     """Whether digests may leave; errors as check_update()."""
     check_claim(experiment)
+    if not digests.protects or digests.labels == "public":
+        # with noise on features and labels, what one sample adds is hidden by a proof
+        check_floor(policy, "digest", samples_of_digest(digests))
     if not digests.protects:
         protection = _Protection("none", f"digests.protection {digests.protection!r} proves nothing")
     elif digests.labels == "public":
@@ -75,6 +70,18 @@ def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) 
         _demand(policy, _Protection("none", "a sparsity vector without noise hides nothing"))
 
 
+def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
+    """Whether sums of features may leave; errors as check_update()."""
+    check_claim(experiment)
+    privacy = experiment.privacy
+    why = (
+        "sums of features leave with the experiment's noise"
+        if privacy.enabled
+        else "sums of features leave without noise"
+    )
+    _demand(policy, _Protection(privacy.mode, why, privacy.noise_source))
+
+
 def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
     """Whether counts of right answers, which have no noise, may leave. Raises PolicyRefusal when not."""
     _demand(policy, _Protection("none", "counts of right answers leave without noise"))
@@ -89,13 +96,14 @@ def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
 class _Protection:
     """What hides a release. kind: in the words of policy.require_privacy. why: what makes it so."""
 
-    kind: Mode
+    kind: Demand
     why: str
     noise_source: Literal["secure", "seeded"] = "secure"
 
 
 def _demand(policy: SitePolicy, found: _Protection) -> None:
-    if policy.require_privacy not in ("none", found.kind):
+    serves = ("none", found.kind, *(["sample"] if found.kind == "patient" else []))
+    if policy.require_privacy not in serves:
         raise PolicyRefusal(
             f"policy.require_privacy: this site demands {policy.require_privacy!r}; {found.why}"
         )

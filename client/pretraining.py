@@ -28,7 +28,7 @@ def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) 
     return torch.from_numpy(np.sort(chosen))
 
 
-def task_places(site: Site, request: Stamp, indices: Tensor) -> Tensor:
+def indices_left_for_training(site: Site, request: Stamp, indices: Tensor) -> Tensor:
     """indices (n,) of the task's new samples, or those of them that pre-training leaves for this round.
 
     Raises ConfigError when the site has fewer than pre-training asks of each site.

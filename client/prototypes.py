@@ -13,6 +13,7 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
+from perennial.client.floor import check_single_samples
 from perennial.client.site import Site
 from perennial.config.learner import Part
 from perennial.foundation.errors import DataError, PrivacyError, ProtocolError
@@ -41,11 +42,15 @@ class PrototypeOrder(Part):
 def prototype_gradients(
     site: Site, request: TrainRequest, model: IncrementalModel, new: Tensor
 ) -> Tensors | None:
-    """Gradients by parameter name of the encoder, stacked over k prototypes in random order; None where the
-    request does not ask, or the site sees no transition.
+    """Gradients of the encoder for k prototypes, by parameter name, stacked in random order.
 
-    model: as received. new: (n,) indices of this task's own samples. Raises PrivacyError with any protection
-    on, DataError where samples are no 8-bit images, ProtocolError naming what is wrong with the order.
+    None if the request does not ask for them, or if the site sees no transition to a new task.
+
+    model: as received.
+    new: (n,) indices of this task's own samples.
+
+    Raises PrivacyError with any protection on, PolicyRefusal unless the policy names prototypes, DataError if
+    samples are no 8-bit images, ProtocolError naming what is wrong with the order.
     """
     settings = json.loads(request.settings)
     if "prototypes" not in settings:
@@ -55,6 +60,7 @@ def prototype_gradients(
             "prototypes: their gradients give back the samples, and no accountant covers them; allowed "
             "without privacy only"
         )
+    check_single_samples(site.identity.policy, "prototypes")
     try:
         order = PrototypeOrder.model_validate(settings["prototypes"])
     except ValidationError as error:
@@ -100,8 +106,10 @@ def mean_entropy(model: IncrementalModel, data: TrainingSet) -> float:
 
 
 def sees_transition(site: Site, request: TrainRequest, entropy: float, rise: float) -> bool:
-    """Whether entropy is `rise` above what this site saw in its round before, or it sees its first round;
-    keeps entropy for the next."""
+    """Whether the entropy is `rise` above that of the site's round before, or the site has no round before.
+
+    Keeps the entropy for the next round.
+    """
     state = site.state(request.run)
     before = state.get(RECORD, before=request.round)
     state.put(RECORD, request.round, {}, {"entropy": entropy})

@@ -1,21 +1,17 @@
-"""What happens to an update before it leaves the site: protection first, then the charge to the site's
-ledger."""
+"""What happens to an update before it leaves the site: protection first, then the charge to the ledger."""
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 from torch import Tensor
 
 from perennial.client.site import Site
-from perennial.config.experiment import Experiment
+from perennial.config import charges
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
-from perennial.learning.private_training import steps_of_round
 from perennial.learning.training import TrainingResult
 from perennial.privacy.clipping import clip
-from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from perennial.privacy.protection import protect_update
@@ -26,7 +22,7 @@ POLICY_METRICS = frozenset({"digests"})
 
 
 @dataclass(frozen=True)
-class Told:
+class ReleasedFields:
     """What a reply may say beside the update. within_clip_norm: for adaptive clipping alone."""
 
     num_examples: int
@@ -35,28 +31,34 @@ class Told:
     within_clip_norm: bool | None = None
 
 
-def release_update(site: Site, request: TrainRequest, result: TrainingResult, samples: int) -> Told:
-    """Protect the update (P,) in place as the experiment says, and charge the ledger; when this returns, it
-    may leave, and what the answer tells may too.
+def release_update(site: Site, request: TrainRequest, result: TrainingResult, samples: int) -> ReleasedFields:
+    """Protect the update (P,) in place as the experiment says, and charge the ledger.
 
-    A simulated site without protection keeps no ledger: nothing leaves anybody. Raises PrivacyError when the
-    site's lifetime budget does not cover the release, StateError when the ledger cannot be written.
+    When this returns, the update and the returned fields may leave. A simulated site without protection keeps
+    no ledger, because nobody's data leaves.
+
+    Raises PrivacyError when the site's lifetime budget does not cover the release, StateError when the ledger
+    cannot be written.
     """
     privacy = site.experiment.privacy
-    told = _told(site, result, samples)
+    fields = _fields_of(site, result, samples)
     if privacy.mode == "client_local":
         assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
         source = noise_source(site, request.round)
         protect_update(result.update, privacy.clip_norm, privacy.noise_multiplier, source)
     elif privacy.mode == "client_central":
-        told = Told(told.num_examples, told.train_loss, told.steps, _clip(site, request, result.update))
+        fields = ReleasedFields(
+            fields.num_examples, fields.train_loss, fields.steps, _clip(site, request, result.update)
+        )
     charge(site, request.run, of_update=True)
-    return told
+    return fields
 
 
 def charge(site: Site, run: str, *, of_update: bool) -> None:
-    """Record a release in the site's ledger, before it leaves: an update, with what the experiment lets leave
-    in the clear beside it, or else counts of an evaluation.
+    """Record a release in the site's ledger before it leaves.
+
+    A release is an update, with what the experiment lets leave in the clear beside it, or else the counts of
+    an evaluation.
 
     Raises PrivacyError when the lifetime budget does not cover it, StateError when it cannot be recorded.
     """
@@ -65,10 +67,10 @@ def charge(site: Site, run: str, *, of_update: bool) -> None:
         return
     if of_update:
         if privacy.enabled and privacy.allow_unaccounted_metrics:
-            charge_entry(site, _in_the_clear(site, run, "metrics"))
-        charge_entry(site, entry_of_update(site.experiment, run))
+            charge_entry(site, charges.in_the_clear(site.experiment, run, "metrics"))
+        charge_entry(site, charges.update(site.experiment, run))
     else:
-        charge_entry(site, _in_the_clear(site, run, "evaluation"))
+        charge_entry(site, charges.in_the_clear(site.experiment, run, "evaluation"))
 
 
 def charge_entry(site: Site, entry: Entry) -> None:
@@ -79,20 +81,21 @@ def charge_entry(site: Site, entry: Entry) -> None:
         if policy.max_epsilon is None
         else Limit(policy.max_epsilon, policy.delta, accountant, policy.unit)
     )
-    _ledger(site.identity.state_dir).charge(entry, limit)
+    Ledger(site.identity.state_dir, site.identity.ledger_head).charge(entry, limit)
 
 
 def check_reply(site: Site, reply: TrainReply) -> TrainReply:
-    """The reply, unless it carries data-dependent values that no accountant covers: no tensors ever, and no
-    numbers unless the experiment allows them.
+    """The reply, unless it carries data-dependent values that no accountant covers.
+
+    Tensors never may; numbers may if the experiment allows them.
 
     Raises PrivacyError naming them; a strategy that asks for them does not go with this privacy mode.
     """
     privacy = site.experiment.privacy
     if not privacy.enabled:
         return reply
-    told = () if privacy.allow_unaccounted_metrics else json.loads(reply.metrics)
-    beside = [*(reply.method or {}), *(f"metrics.{name}" for name in told if name not in POLICY_METRICS)]
+    metrics = () if privacy.allow_unaccounted_metrics else json.loads(reply.metrics)
+    beside = [*(reply.method or {}), *(f"metrics.{name}" for name in metrics if name not in POLICY_METRICS)]
     if beside:
         raise PrivacyError(
             f"privacy.mode {privacy.mode}: the reply would carry {', '.join(beside[:3])} beside the "
@@ -108,44 +111,12 @@ def noise_source(site: Site, round_number: int) -> NoiseSource:
     return SeededNoise(stream(site.experiment.seed, "dp-noise", site.name, round_number))
 
 
-@lru_cache(maxsize=1024)
-def _ledger(state_dir: Path) -> Ledger:
-    """The site's ledger as this process knows it, so that a round does not parse a life's releases again."""
-    return Ledger(state_dir)
-
-
-def entry_of_update(experiment: Experiment, run: str) -> Entry:
-    """What one round's update is charged as."""
-    privacy = experiment.privacy
-    sampled = privacy.sample_rate is not None
-    return Entry.of_update(
-        privacy,
-        run=run,
-        experiment=experiment.digest,
-        recipient=RECIPIENT,
-        sample_rate=privacy.sample_rate or 1.0,
-        steps=steps_of_round(experiment.learner, privacy) if sampled else 1,
-    )
-
-
-def _in_the_clear(site: Site, run: str, kind: str) -> Entry:
-    return Entry(
-        run=run,
-        experiment=site.experiment.digest,
-        recipient=RECIPIENT,
-        kind=kind,
-        unit="site",
-        relation="replace",
-        mechanism="unprotected",
-    )
-
-
-def _told(site: Site, result: TrainingResult, samples: int) -> Told:
+def _fields_of(site: Site, result: TrainingResult, samples: int) -> ReleasedFields:
     privacy = site.experiment.privacy
     if not privacy.enabled or privacy.allow_unaccounted_metrics:
-        return Told(samples, result.loss, result.steps)
+        return ReleasedFields(samples, result.loss, result.steps)
     # steps follow the number of samples, except in mode sample, where they are public
-    return Told(1, None, result.steps if privacy.mode == "sample" else 0)
+    return ReleasedFields(1, None, result.steps if privacy.mode == "sample" else 0)
 
 
 def _clip(site: Site, request: TrainRequest, update: Tensor) -> bool | None:

@@ -25,8 +25,10 @@ USUAL_LEAST = 32
 
 
 def turn_of(request: TrainRequest) -> Turn | None:
-    """The turn that a request is about; None outside a ring. Raises ProtocolError naming what is wrong with
-    it."""
+    """The turn that a request is about; None outside a ring.
+
+    Raises ProtocolError naming what is wrong with it.
+    """
     try:
         settings = json.loads(request.settings)
         if not isinstance(settings, dict) or "turn" not in settings:
@@ -65,8 +67,10 @@ def segment_sizes(turn: Turn, samples: int, generator: np.random.Generator) -> n
 def segment_of(
     turn: Turn, indices: Tensor, labels: Tensor, exemplars: int, request: TrainRequest, seed: int, site: str
 ) -> tuple[Tensor, int]:
-    """(indices of this sweep's segment, how many of them are exemplars). indices: (n,), its last ones
-    exemplars. labels: (n,).
+    """(indices of this sweep's segment, how many of them are exemplars).
+
+    indices: (n,), exemplars last.
+    labels: (n,).
 
     With one segment the indices are returned as they are.
     """
@@ -85,8 +89,10 @@ def segment_of(
 
 
 def evenly(sizes: np.ndarray) -> np.ndarray:
-    """(sum of sizes,) positions in 0 to 1, each segment's own ones spread evenly: in their order every
-    stretch of samples has its part of each segment."""
+    """Positions in 0 to 1 for all samples, each segment's own ones spread evenly; (sum of sizes,).
+
+    Sorted by them, every stretch of samples has its part of each segment.
+    """
     return np.concatenate([(np.arange(size) + 0.5) / size for size in sizes.tolist()])
 
 

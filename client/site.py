@@ -4,33 +4,49 @@ Simulated sites of one process share the data and the models, one after the othe
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.identity import Identity
+from perennial.client.quota import Quota
 from perennial.client.site_models import SiteModels
+from perennial.client.split_key import keep_split_key
 from perennial.client.state import SiteState
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
 from perennial.data.deployed import load_site, site_config
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
+from perennial.data.splits import simulation_key
+from perennial.foundation.cache import cache_folder
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
-from perennial.protocol.messages import Stamp
+from perennial.protocol.messages import (
+    EvaluateRequest,
+    FinishTaskRequest,
+    PersonalModelRequest,
+    SparsityRequest,
+    Stamp,
+    TrainRequest,
+)
 from perennial.protocol.tensors import content_sha256
 
 HELD_MODELS = 2
+Continued = TrainRequest | FinishTaskRequest | EvaluateRequest | SparsityRequest | PersonalModelRequest
+"""Requests that name the model of the task before."""
 
 
 @dataclass
 class Process:
     """What the sites of one process share for one experiment.
 
-    data: by site. earlier_models: at the end of earlier tasks, by content hash.
+    data: by site; x, y, mean and std are the same tensors for all of them. earlier_models: at the end of
+    earlier tasks, by content hash.
     """
 
     registry: Registry
@@ -38,15 +54,14 @@ class Process:
     sites: int
     models: SiteModels
     earlier_models: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    _placed: dict[int, Tensor] = field(default_factory=dict)
+    _placed: dict[str, Tensor] = field(default_factory=dict)
 
-    def on_device(self, tensor: Tensor) -> Tensor:
-        """tensor on the models' device, moved there once."""
-        if tensor.device.type == self.models.device.type:
-            return tensor
-        if id(tensor) not in self._placed:
-            self._placed[id(tensor)] = tensor.to(self.models.device)
-        return self._placed[id(tensor)]
+    def on_device(self, name: Literal["x", "y", "mean", "std"]) -> Tensor:
+        """A tensor that the sites of this process share, on the models' device, moved there once."""
+        if name not in self._placed:
+            shared: Tensor = getattr(next(iter(self.data.values())), name)
+            self._placed[name] = shared.to(self.models.device)
+        return self._placed[name]
 
 
 @dataclass
@@ -74,31 +89,45 @@ class Site:
 
     def state(self, run: str) -> SiteState:
         """Durable records of one run."""
-        return SiteState(self.identity.state_dir / "runs" / run, self.name, self.identity.shared_models)
+        runs, limits = self.identity.state_dir / "runs", self.identity.limits
+        quota = Quota(runs, limits) if limits is not None else None
+        return SiteState(runs / run, self.name, self.identity.shared_models, quota)
 
     def exemplars(self, run: str) -> ExemplarStore:
         return ExemplarStore(self.state(run), self.data, self.process.registry.classes)
 
     def samples(self, indices: Tensor, exemplars: int = 0) -> TrainingSet:
-        """The samples at some indices of the site's data, on the device; the last `exemplars` of them are
-        exemplars."""
+        """The samples at some indices of the site's data, on the device; exemplars come last."""
         place = self.process.on_device
+        patients = None
+        if self.experiment.privacy.unit == "patient":
+            if not self.data.patients:
+                raise ConfigError(
+                    "data.patient: missing; privacy.unit is patient, so the data must name them"
+                )
+            patients = self.data.keyed.numbered(indices.cpu())
         indices = indices.to(self.models.device)
         return TrainingSet(
-            place(self.data.x)[indices],
-            place(self.data.y)[indices],
-            place(self.data.mean),
-            place(self.data.std),
+            place("x")[indices],
+            place("y")[indices],
+            place("mean"),
+            place("std"),
             exemplars,
             self.experiment.learner.channels_last,
+            patients,
         )
+
+    @property
+    def feature_folder(self) -> Path:
+        """Where features of this site's samples may be kept; simulated sites share the machine's cache."""
+        return (self.identity.state_dir if self.identity.deployed else cache_folder()) / "features"
 
     def task_range(self, stamp: Stamp) -> range:
         """Labels of the classes that the stamp's task brings."""
         return self.process.registry.schedule.classes_of(stamp.task)
 
-    def check_stamp(self, stamp: Stamp) -> None:
-        """Raises ProtocolError when a request is of another experiment or class order."""
+    def check_experiment(self, stamp: Stamp) -> None:
+        """Raises ProtocolError when a request is of another experiment or class order; writes nothing."""
         ours = {"experiment": self.experiment.digest, "class_order": self.process.registry.order_hash}
         for name, value in ours.items():
             found = getattr(stamp, name)
@@ -107,23 +136,37 @@ class Site:
                     f"{type(stamp).__name__}: {name}: found {found:.12}, this site has {value:.12}; "
                     "server and site must run the same experiment file and app"
                 )
+        tasks = self.process.registry.schedule.count
+        if stamp.task > tasks:
+            raise ProtocolError(f"{type(stamp).__name__}: task: found {stamp.task}, allowed 1 to {tasks}")
 
-    def previous_model(
-        self, run: str, sha256: str, arrays: dict[str, Tensor] | None
-    ) -> tuple[str, dict[str, Tensor]] | None:
-        """(hash, tensors) of the model of the task before, from the message or from this site's disk; None in
-        task 1.
+    def check_split_key(self, stamp: Stamp) -> None:
+        """Raises ProtocolError when the run's first request divided the site's data by another key."""
+        if self.identity.own_data is not None:
+            keep_split_key(self.state(stamp.run).folder, stamp.split_key)
 
-        Raises ProtocolError when the tensors do not have the promised hash, or the site holds no such model.
+    def previous_model(self, request: Continued) -> tuple[str, dict[str, Tensor]] | None:
+        """(hash, tensors) of the previous task's model, from the message or from this site's disk.
+
+        None in task 1. What a message brings is written to the disk only once it is known to be a model of
+        this experiment at the end of the previous task. Raises ProtocolError when it is not, when it does not
+        have the promised hash, or when the site holds no such model.
         """
+        sha256 = request.previous
         if not sha256:
             return None
+        if request.task == 1:
+            raise ProtocolError(f"previous: found {sha256:.12} in task 1, before which there is no model")
         held = self.process.earlier_models
         if sha256 not in held:
-            tensors = arrays if arrays is not None else self.state(run).get_model(sha256)
+            tensors = request.previous_arrays
+            if tensors is not None:
+                self.models.check_complete(tensors, self.task_range(request).start)
+            else:
+                tensors = self.state(request.run).get_model(sha256)
             if tensors is None:
                 raise ProtocolError(f"previous: this site does not hold model {sha256:.12}; send it along")
-            self.keep_model(run, sha256, tensors)
+            self.keep_model(request.run, sha256, tensors)
         return sha256, held[sha256]
 
     def keep_model(self, run: str, sha256: str, tensors: dict[str, Tensor]) -> None:
@@ -140,28 +183,37 @@ class Site:
         }
 
 
-_processes: dict[tuple[str, str, str], Process] = {}
+_processes: dict[tuple[str, str, str, str], Process] = {}
 
 
-def open_site(identity: Identity) -> Site:
-    """The site that identity names, with its data read and its models at hand (once per process)."""
+def open_site(identity: Identity, stamp: Stamp | None = None) -> Site:
+    """The site that identity names, with its data read and its models at hand (once per process).
+
+    stamp: of the request, whose run's key divides data of the site's own; None: a look at the data outside of
+    any run, by the key that a simulation has.
+    """
     torch.set_num_threads(identity.threads)
     device = choose_device(identity.device)
     own = identity.name if identity.own_data is not None else ""
-    key = (identity.experiment.digest, str(device), own)
+    split_key = stamp.split_key if stamp is not None and own else ""
+    if stamp is not None and own and not split_key:
+        raise ProtocolError(
+            f"{type(stamp).__name__}: split_key: missing; a site with data of its own divides them by it"
+        )
+    key = (identity.experiment.digest, str(device), own, split_key)
     if key not in _processes:
         # one experiment at a time: a continued run must not keep the data of the shorter class list in memory
         _processes.clear()
-        _processes[key] = _open_process(identity, device)
+        _processes[key] = _open_process(identity, device, bytes.fromhex(split_key))
     return Site(identity, _processes[key])
 
 
-def _open_process(identity: Identity, device: torch.device) -> Process:
+def _open_process(identity: Identity, device: torch.device, split_key: bytes) -> Process:
     experiment = identity.experiment
     if identity.own_data is None:
         federation = simulated_federation(experiment)
         registry, data, shape = federation.registry, federation.sites, federation.input_shape
-        sites = len(data)
+        sites, constants = len(data), (federation.mean, federation.std)
         if identity.name not in data:
             raise ConfigError(
                 f"site {identity.name!r} holds no training sample in this experiment and takes no part"
@@ -174,6 +226,8 @@ def _open_process(identity: Identity, device: torch.device) -> Process:
         registry = build_registry(experiment.data.classes, experiment.tasks, experiment.seed)
         config = site_config(experiment.data, identity.own_data)
         cache = identity.state_dir / "decoded"
-        own = load_site(config, registry.classes, identity.name, experiment.seed, cache)
+        split_key = split_key or simulation_key(experiment.seed)
+        own = load_site(config, registry.classes, identity.name, experiment.seed, split_key, cache)
         data, shape, sites = {identity.name: own}, own.input_shape, experiment.data.sites or 1
-    return Process(registry, data, sites, SiteModels(experiment, shape, device))
+        constants = own.mean, own.std
+    return Process(registry, data, sites, SiteModels(experiment, shape, device, constants))

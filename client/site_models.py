@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
-from perennial.foundation.errors import ProtocolError, StateError
+from perennial.foundation.errors import ConfigError, ProtocolError, StateError
 from perennial.models.factory import build_model
+from perennial.models.feature_maps.fixed import FixedFeatures
+from perennial.models.feature_maps.pixels import Constants
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, load_complete
 
@@ -24,10 +26,13 @@ class SiteModels:
     experiment: Experiment
     input_shape: tuple[int, ...]
     device: torch.device
+    constants: Constants | None = None
+    """Mean and std of the inputs."""
     _model: IncrementalModel | None = None
     _flat: FlatParameters | None = None
     _previous_in_model: str = ""
     _teacher: tuple[str, IncrementalModel] | None = None
+    _fixed: FixedFeatures | None = None
 
     def load(
         self, num_classes: int, arrays: Mapping[str, Tensor], previous: tuple[str, dict[str, Tensor]] | None
@@ -52,6 +57,13 @@ class SiteModels:
             raise ProtocolError(f"model received does not fit the experiment: {error}") from error
         return self._model, self._flat
 
+    def check_complete(self, tensors: Mapping[str, Tensor], num_classes: int) -> None:
+        """Raises ProtocolError naming the tensor unless tensors are a complete model of so many classes."""
+        try:
+            load_complete(self._built(num_classes), tensors)
+        except StateError as error:
+            raise ProtocolError(f"previous_arrays: not a model of this experiment: {error}") from error
+
     def teacher(self, previous: tuple[str, dict[str, Tensor]]) -> IncrementalModel:
         """The complete frozen model of the task before, in evaluation mode."""
         sha256, tensors = previous
@@ -65,10 +77,20 @@ class SiteModels:
             self._teacher = (sha256, model)
         return self._teacher[1]
 
+    def fixed_features(self) -> FixedFeatures:
+        """The maps of the experiment's model. Raises ConfigError where it has none."""
+        if self._fixed is None:
+            backbone = self._built(1).backbone
+            if not isinstance(backbone, FixedFeatures):
+                name = self.experiment.model.name
+                raise ConfigError(f"model.name: found {name!r}, allowed 'features' for closed-form heads")
+            self._fixed = backbone.to(self.device)
+        return self._fixed
+
     def _built(self, num_classes: int) -> IncrementalModel:
         experiment = self.experiment
         shape, seed = self.input_shape, experiment.seed
-        return build_model(experiment.model, shape, num_classes, seed, experiment.encoder)
+        return build_model(experiment.model, shape, num_classes, seed, experiment.encoder, self.constants)
 
     def _placed(self, model: IncrementalModel) -> IncrementalModel:
         return model.to(self.device)

@@ -5,21 +5,22 @@ then one Gaussian release hides the replacement of one sample (FedPerC's authors
 """
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 from torch import Tensor, nn
 
-from perennial.client.handlers import Previous, training_places
+from perennial.client.floor import check_floor
+from perennial.client.handlers import Previous, training_indices
 from perennial.client.policy import check_answer, check_sparsity
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
+from perennial.config import charges
 from perennial.foundation.errors import ConfigError, DataError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, zero_shares
 from perennial.models.vgg_front import vgg11_front, with_weights
 from perennial.privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
-from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.noise import SecureNoise, SeededNoise, add_noise
 from perennial.protocol.messages import SparsityReply, SparsityRequest
 from perennial.protocol.tensors import Tensors, content_sha256
@@ -30,13 +31,14 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
     policy, noised = site.identity.policy, request.epsilon is not None
     check_answer(policy, "sparsity")
     check_sparsity(policy, site.experiment, noised=noised)
-    site.check_stamp(request)
+    site.check_experiment(request)
     plan = _plan(request)
-    previous = site.previous_model(request.run, request.previous, request.previous_arrays)
-    indices, exemplars = training_places(site, request, previous)
+    previous = site.previous_model(request)
+    indices, exemplars = training_indices(site, request, previous)
     if noised:
         # which exemplars are kept can hang on one sample, and then one sample would move more than its share
         indices = indices[: len(indices) - exemplars]
+    check_floor(policy, "sparsity", len(indices))
     network = _network(site, request, previous)
     data = site.samples(indices)
     shares = zero_shares(network, _batches(data), plan.layers)
@@ -87,18 +89,9 @@ def _batches(data: TrainingSet) -> Iterator[Tensor]:
 def _release(site: Site, request: SparsityRequest, vector: Tensor, samples: int) -> None:
     """Add the noise asked for, in place, and charge the ledger; then the vector may leave."""
     identity, privacy = site.identity, site.experiment.privacy
-    place: dict[str, Any] = {
-        "run": request.run,
-        "experiment": request.experiment,
-        "recipient": RECIPIENT,
-        "kind": "sparsity",
-        "unit": "sample",
-        "relation": "replace",
-    }
     if request.epsilon is None or request.delta is None:
         if not identity.deployed:
             return
-        entry = Entry(**place, mechanism="unprotected")
     else:
         if samples == 0:
             raise DataError("sparsity: no new sample of this task, and a noised vector takes no exemplars")
@@ -107,12 +100,4 @@ def _release(site: Site, request: SparsityRequest, vector: Tensor, samples: int)
         std = noise_std(len(vector), samples, request.epsilon, request.delta)
         add_noise(vector, std, SecureNoise() if secure else SeededNoise(seeded))
         vector.clamp_(0.0, 1.0)
-        entry = Entry(
-            **place,
-            mechanism="gaussian",
-            noise_multiplier=gaussian_multiplier(request.epsilon, request.delta),
-            sample_rate=1.0,
-            steps=1,
-            seeded=not secure,
-        )
-    charge_entry(site, entry)
+    charge_entry(site, charges.sparsity(site.experiment, request.run, request.epsilon, request.delta))

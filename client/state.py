@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from perennial.client.quota import Quota
 from perennial.foundation.errors import RecordGone, StateError
-from perennial.foundation.files import one_at_a_time, replace_file
+from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,11 +31,14 @@ class SiteState:
     """Durable records of one site in one run.
 
     folder: state_dir/<run token>. models: where global models of earlier tasks are kept by content; simulated
-    sites share it.
+    sites share it. quota: what the folder may hold; None: anything.
     """
 
-    def __init__(self, folder: Path, site: str, models: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, site: str, models: Path | None = None, quota: Quota | None = None
+    ) -> None:
         self.folder = folder
+        self.quota = quota
         self.site = site
         self.models = models or folder / "models"
 
@@ -45,13 +49,14 @@ class SiteState:
         """
         from safetensors.torch import save
 
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         there = self._versions(name)
         older = [other for other in there if other < version]
         first = min(version, self._first(name, (older or there)[-1])) if there else version
         metadata = {"site": self.site, "facts": json.dumps(facts, sort_keys=True), "first": str(first)}
         contiguous = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        replace_file(self._path(name, version), save(contiguous, metadata))
+        data = save(contiguous, metadata)
+        self._make_room(self.folder, len(data))
+        replace_file(self._path(name, version), data)
         there = self._versions(name)
         kept = [other for other in there if other <= version][-KEPT_VERSIONS:]
         for other in there:
@@ -96,8 +101,8 @@ class SiteState:
         path = self.models / f"{sha256}.safetensors"
         if path.exists():
             return
-        self.models.mkdir(parents=True, exist_ok=True, mode=0o700)
         data = save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()})
+        self._make_room(self.models, len(data))
         # simulated sites in other processes keep the same model here at the same moment
         with one_at_a_time(self.models):
             if path.exists():
@@ -111,6 +116,12 @@ class SiteState:
         """The global model with this content hash, or None when this site does not hold it."""
         path = self.models / f"{sha256}.safetensors"
         return read_safetensors(path)[0] if path.exists() else None
+
+    def _make_room(self, folder: Path, size: int) -> None:
+        """Raises PolicyRefusal, before anything is written, when the site's quota does not allow it."""
+        if self.quota is not None:
+            self.quota.require(self.folder, size)
+        make_folder(folder)
 
     def _first(self, name: str, version: int) -> int:
         """The oldest version that there ever was, as a record of any version says."""
@@ -130,8 +141,10 @@ class SiteState:
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
-    """Tensors and metadata of a safetensors file. Raises StateError naming the file when it is cut short or
-    damaged."""
+    """Tensors and metadata of a safetensors file.
+
+    Raises StateError naming the file when it is cut short or damaged.
+    """
     return _read(
         path,
         lambda file: ({key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}),  # noqa: SIM118

@@ -9,8 +9,12 @@ from perennial.data.config import DataConfig
 
 
 class EncoderTraining(BaseModel):
-    """data: what nobody wants hidden, because the encoder goes to every site and holds something of it. It
-    must have the shape of the experiment's inputs, and be normalised as they are."""
+    """The settings with which an encoder for digests is trained.
+
+    data: public data. The encoder goes to every site and holds something of its training data, so use none
+    that anybody wants hidden. The data must have the shape of the experiment's inputs and be normalised as
+    they are.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     data: DataConfig

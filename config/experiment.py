@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import operator
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,17 +13,26 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
-from perennial.config.learner import LearnerConfig
+from perennial.config.learner import LearnerConfig, Optimizer
+from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig, TasksConfig
-from perennial.foundation.errors import nearest
+from perennial.foundation.errors import ConfigError, nearest
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.privacy.config import PrivacyConfig
 
 ON_DISK: Any = {"data": {"path"}, "digests": {"encoder": {"file"}}}
 """Settings that say where something lies on a disk, and nothing about what it is."""
+
+
+NO_LEARNER = LearnerConfig(optimizer=Optimizer(lr=1.0))
+"""What stands in the place of `learner` where nothing is trained by gradients, and is not used."""
+
+
+CLOSED_FORM = ("analytic",)
+"""Strategies under which no site trains."""
 
 
 class StrategySpec(BaseModel):
@@ -33,6 +43,12 @@ class StrategySpec(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+
+    @property
+    def trains(self) -> bool:
+        """Whether sites train by gradients, under this strategy or the one that it wraps."""
+        base = (self.model_extra or {}).get("base", self.name)
+        return (base.get("name") if isinstance(base, dict) else base) not in CLOSED_FORM
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -107,7 +123,7 @@ class Experiment(BaseModel):
     data: DataConfig
     tasks: TasksConfig
     model: ModelConfig
-    learner: LearnerConfig
+    learner: LearnerConfig = NO_LEARNER
     strategy: Annotated[StrategySpec, BeforeValidator(name_only)] = StrategySpec(name="fedavg")
     bounds: BoundsConfig = BoundsConfig()
     sums: SumsConfig = SumsConfig()
@@ -119,6 +135,54 @@ class Experiment(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     absence: list[AbsenceConfig] = []
     adversaries: list[AdversaryConfig] = []
+    plugins: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)
+    """Other people's methods in this experiment: `module:Class` -> SHA-256 of its source, written down when
+    the experiment is read."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plugins_are_known(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        try:
+            resolved, found = with_targets(content)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        recorded = content.get("plugins")
+        for target, sha256 in found.items():
+            known = recorded.get(target, sha256) if isinstance(recorded, dict) else sha256
+            if known != sha256:
+                raise ValueError(
+                    f"plugins: the source of {target} has SHA-256 {sha256:.12}, and this experiment was "
+                    f"written with {known:.12}; install that version, or leave the line out to begin anew"
+                )
+        return {**resolved, "plugins": found} if found else resolved
+
+    @model_validator(mode="after")
+    def _learner_where_sites_train(self) -> "Experiment":
+        if self.strategy.trains and "learner" not in self.model_fields_set:
+            raise ValueError(f"learner: missing; strategy {self.strategy.name} trains by gradients")
+        if not self.strategy.trains and self.learner != NO_LEARNER:
+            raise ValueError(
+                f"learner: found one, but nothing is trained under strategy {self.strategy.name}; "
+                "leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _release_is_what_leaves(self) -> "Experiment":
+        privacy = self.privacy
+        if privacy.enabled and not self.strategy.trains and privacy.release != "sums":
+            raise ValueError(
+                f"privacy: found mode {privacy.mode!r} with release 'updates', and strategy "
+                f"{self.strategy.name} sends sums of features; allowed: mode sample, release sums"
+            )
+        if privacy.release == "sums" and self.strategy.trains:
+            raise ValueError(
+                f"privacy.release: found 'sums', and strategy {self.strategy.name} sends updates; allowed "
+                f"with {', '.join(CLOSED_FORM)}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _private_metrics(self) -> "Experiment":
@@ -175,6 +239,16 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _patients_are_named(self) -> "Experiment":
+        if self.privacy.unit == "patient" and self.data.patient is None and not self.data.only_at_sites:
+            named = "patient" in self.data.arrays
+            if not named:
+                raise ValueError(
+                    "data.patient: missing; privacy.unit is patient, so the data must name the patients"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _precision_is_used(self) -> "Experiment":
         if self.privacy.mode == "sample" and self.learner.precision != "float32":
             raise ValueError(
@@ -184,8 +258,8 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _typical_record_sees_every_release(self) -> "Experiment":
-        if self.learner.means == "global" and self.privacy.typical is not None:
+    def _bayesian_figure_sees_every_release(self) -> "Experiment":
+        if self.learner.means == "global" and self.privacy.bayesian_estimate is not None:
             raise ValueError(
                 "privacy.bayesian: sums for class means are a release whose distances nobody samples, so the "
                 "figure would leave it out; allowed with learner.means 'site'"
@@ -208,8 +282,10 @@ class Experiment(BaseModel):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the resolved settings: the experiment id on the wire. Where files lie on a disk is not
-        part of it."""
+        """SHA-256 of the resolved settings, which identifies the experiment in every message.
+
+        The paths of files on a disk are not part of it.
+        """
         settings = self.model_dump(mode="json", exclude=ON_DISK)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
@@ -220,8 +296,10 @@ class Experiment(BaseModel):
 
     @property
     def needs_previous(self) -> bool:
-        """Whether sites need the global model of the task before: to distil from it, to build on it, or to
-        choose exemplars."""
+        """Whether sites need the global model of the previous task.
+
+        They need it to distil from it, to build on it, or to choose exemplars.
+        """
         learner = self.learner
         model_needs = self.model.name == "dual_backbone" or self.model.freeze_old_rows
         return learner.needs_previous or learner.memory is not None or model_needs

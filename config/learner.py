@@ -1,18 +1,22 @@
 """What a site does with its data: the named parts that the local learner is built from."""
 
+import operator
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from perennial.config.yaml_file import name_only
-from perennial.foundation.errors import ConfigError
+from perennial.foundation import plugins
+from perennial.foundation.errors import ConfigError, nearest
+
+CLASSIFICATIONS = ("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation")
 
 
 class Part(BaseModel):
     """Base of a named part; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Optimizer(Part):
@@ -32,10 +36,17 @@ class Optimizer(Part):
         return self
 
 
+def _classification(name: str) -> str:
+    if name not in CLASSIFICATIONS and not plugins.is_target(name):
+        allowed = plugins.known("loss", CLASSIFICATIONS)
+        raise ValueError(f"allowed: {', '.join(allowed)}, or module:Class{nearest(name, allowed)}")
+    return name
+
+
 class Classification(Part):
     """The loss over the labels."""
 
-    name: Literal["ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation"] = "ce"
+    name: Annotated[str, AfterValidator(_classification)] = "ce"
     """current_softmax: cross entropy over the classes of the current task alone; not with a memory.
     gradient_compensation: GLFC's, in which a sample counts by its gradient among old or among new classes."""
     scale: float = Field(default=1.0, ge=0)
@@ -44,11 +55,32 @@ class Classification(Part):
     sign: Literal[1, -1] = 1
     """balanced_softmax: -1 subtracts the log-prior in training, as printed in PP-FCIL; for the ablation
     only."""
+    options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
+    """Keys of a loss that is a plug-in: the keywords of its constructor."""
+
+    @model_validator(mode="after")
+    def _options_are_a_plugins(self) -> "Classification":
+        if self.options and self.name in CLASSIFICATIONS:
+            raise ValueError(
+                f"options: found {sorted(self.options)}, which are for plug-ins; not for {self.name}"
+            )
+        return self
+
+    @property
+    def needs_previous(self) -> bool:
+        """Whether the loss needs the outputs of the model of the task before."""
+        if self.name in CLASSIFICATIONS:
+            return self.name == "icarl_bce"
+        return bool(
+            getattr(plugins.load("loss", self.name, "learner.classification.name"), "needs_previous", 0)
+        )
 
 
 class Distillation(Part):
-    """Keeps the logits of old classes close to the previous task's global model (Li and Hoiem 2016, arXiv
-    1606.09282)."""
+    """Keeps the logits of old classes close to those of the previous task's global model.
+
+    Li and Hoiem 2016 (arXiv 1606.09282).
+    """
 
     weight: float = Field(default=1.0, gt=0)
     temperature: float = Field(default=2.0, gt=0)
@@ -155,4 +187,4 @@ class LearnerConfig(Part):
     @property
     def needs_previous(self) -> bool:
         """Whether training needs the global model of the task before."""
-        return self.distillation is not None or self.classification.name == "icarl_bce"
+        return self.distillation is not None or self.classification.needs_previous

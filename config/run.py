@@ -1,7 +1,7 @@
-"""The settings of one run that are not the experiment: where its file is, the run's name and folder, the
-machine.
+"""The settings of one run that are not the experiment: its name, its folder and the machine.
 
-They travel as Flower's run config, so the same settings reach ServerApp and ClientApps in every engine.
+They travel as Flower's run config, so the same settings reach the ServerApp and the ClientApps in every
+engine.
 """
 
 import json
@@ -19,12 +19,16 @@ APP_ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class RunSettings:
-    """experiment: path, relative to the app's root or absolute. overrides: KEY=VALUE, separated by
-    semicolons, or a JSON list of them, whose values may hold semicolons.
+    """The settings of one run.
 
-    name: of the run folder, '' for the experiment's. runs: folder of run folders. resume: '' or 'yes', to go
-    on with the run folder of that name. device: auto, cpu, cuda or cuda:N. threads: processor threads of each
-    process.
+    experiment: path of the experiment's file, absolute or relative to the app's root.
+    overrides: KEY=VALUE, separated by semicolons; or a JSON list of such settings, whose values may hold
+    semicolons.
+    name: of the run folder; '' takes the experiment's name.
+    runs: the folder that holds the run folders.
+    resume: 'yes' to continue the run folder of that name, otherwise ''.
+    device: auto, cpu, cuda or cuda:N.
+    threads: processor threads of each process.
     """
 
     experiment: str = "experiments/quickstart.yaml"

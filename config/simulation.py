@@ -7,8 +7,10 @@ _built: dict[str, Federation] = {}
 
 
 def simulated_federation(experiment: Experiment) -> Federation:
-    """All sites' data and the central test set. Raises ConfigError or DataError naming what is wrong with
-    them."""
+    """All sites' data and the central test set.
+
+    Raises ConfigError or DataError naming what is wrong with them.
+    """
     digest = experiment.digest
     if digest not in _built:
         _built.clear()

@@ -5,13 +5,32 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from perennial.config.yaml_file import read_yaml, validate
+from perennial.config.yaml_file import UsablePath, read_yaml, validate
 from perennial.data.config import DataConfig
 from perennial.foundation.names import SITE_NAME
-from perennial.privacy.config import Mode
+from perennial.privacy.config import Mode, Unit
 
-Answer = Literal["train", "evaluate", "digest", "sparsity"]
-ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "digest", "sparsity")
+Answer = Literal["train", "evaluate", "digest", "sparsity", "statistics"]
+ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "digest", "sparsity", "statistics")
+Release = Literal[
+    "update",
+    "evaluate",
+    "class_means",
+    "digest",
+    "sparsity",
+    "prototypes",
+    "measurements",
+    "statistics",
+    "class_counts",
+    "compare_heads",
+]
+"""What is computed from a site's data and leaves it."""
+Few = Literal["evaluate", "class_means", "digest", "sparsity", "prototypes", "measurements"]
+"""Those of them that a policy can let leave although they come from few samples."""
+
+
+Demand = Mode | Literal["patient"]
+"""A protection that a site can demand: a mode, or mode sample with unit patient."""
 
 
 class SitePolicy(BaseModel):
@@ -20,14 +39,40 @@ class SitePolicy(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     answers: list[Answer] = ["train", "evaluate"]
     min_samples: int = Field(default=1, ge=1)
-    """Fewer samples to train on than this, and the site does not answer."""
-    require_privacy: Mode = "none"
+    """Whatever leaves and is computed from data is computed from at least so many samples: an update, a
+    ring's segment, a class's sum or count, a sparsity vector, a digest without a proven protection."""
+    below_floor: list[Few] = []
+    """Releases to which min_samples does not apply. Prototypes come from one sample each, so that they leave
+    only where they are named here."""
+    require_privacy: Demand = "none"
     """What must hide everything that leaves: this one, since they hide different units from different
-    adversaries."""
+    adversaries. patient: mode sample with unit patient, which serves where sample is demanded, too."""
     max_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Lifetime budget of this site, over all runs; None: no budget, which require_privacy other than none
     forbids."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
+    max_clip_norm: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    """Mode client_central: the largest norm of an update that reaches the server, which sees it in the
+    clear."""
+    min_noise_multiplier: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    """Mode client_central: the least noise that the server has to promise; no site can see whether it adds
+    it."""
+    max_epochs: int = Field(default=20, ge=1)
+    """Most local epochs in one round."""
+    max_steps: int = Field(default=20_000, ge=1)
+    """Most optimiser steps in one round."""
+    max_rounds: int = Field(default=2_000, ge=1)
+    """Most rounds of one experiment, all its tasks together."""
+    max_seconds: float = Field(default=3_600.0, gt=0, allow_inf_nan=False)
+    """Longest time for one request."""
+    max_bytes: int = Field(default=2**30, ge=1)
+    """Most bytes of tensors in one request."""
+    max_evaluations: int = Field(default=100, ge=0)
+    """Most answers with counts on held-out samples that one approved experiment gets in all its runs."""
+    max_runs: int = Field(default=3, ge=1)
+    """Most runs of one approved experiment; a run that is resumed is the same run."""
+    max_repeats: int = Field(default=3, ge=0)
+    """How often a request of a round may be repeated, because a server that crashed asks again."""
 
     @model_validator(mode="after")
     def _protection_has_a_budget(self) -> "SitePolicy":
@@ -39,31 +84,46 @@ class SitePolicy(BaseModel):
         return self
 
     @property
-    def unit(self) -> Literal["site", "sample"] | None:
-        """What the budget must hide: the unit of the protection demanded; None: the largest that all
-        releases hide."""
+    def unit(self) -> Unit | None:
+        """What the budget must hide: the unit of the protection that the site demands.
+
+        None stands for the largest unit that all releases hide.
+        """
         if self.require_privacy == "none":
             return None
-        return "sample" if self.require_privacy == "sample" else "site"
+        return self.require_privacy if self.require_privacy in ("sample", "patient") else "site"
+
+
+class StateLimits(BaseModel):
+    """How much of this site's disk its runs may take. The ledger is not part of it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    runs: int = Field(default=20, ge=1)
+    """Most runs of which the site keeps exemplars and models; `perennial site clean` removes old ones."""
+    gigabytes_per_run: float = Field(default=8.0, gt=0, allow_inf_nan=False)
+    """Most that one run keeps, in units of 10^9 bytes."""
+    gigabytes: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    """Most that all runs keep together."""
 
 
 class Connection(BaseModel):
-    """How the SuperNode reaches the SuperLink; `perennial site start` reads it. Paths: from the file's
-    folder.
+    """How the SuperNode reaches the SuperLink; `perennial site start` reads it.
 
-    flower_home: Flower's folder; its apps/ holds the apps that may run here. any_app: run every app that the
-    operator sends, without approval. trusted_entities: Flower's list of publishers' keys, for apps from
-    Flower's hub. runtime_port: on loopback, with the next one for health checks; another for each SuperNode
-    on a machine.
+    Paths are relative to the folder of the file.
+
+    flower_home: Flower's folder; its apps/ holds the apps that may run here.
+    any_app: run every app that the operator sends, without approval.
+    trusted_entities: Flower's list of publishers' keys, for apps from Flower's hub.
+    runtime_port: on loopback; the next port serves health checks. Each SuperNode of a machine needs its own.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     superlink: str = Field(pattern=r"^.+:[0-9]+$")
-    ca: Path = Path("ca.crt")
-    key: Path = Path("node.key")
-    flower_home: Path = Path("flower")
+    ca: UsablePath = Path("ca.crt")
+    key: UsablePath = Path("node.key")
+    flower_home: UsablePath = Path("flower")
     any_app: bool = False
-    trusted_entities: Path | None = None
+    trusted_entities: UsablePath | None = None
     runtime_port: int = Field(default=9094, ge=1, lt=65535)
 
 
@@ -78,7 +138,14 @@ class SiteConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(default=1, ge=1)
     """Processor threads for training; results repeat bit for bit with 1."""
-    state_dir: Path
+    state_dir: UsablePath
+    ledger_head: UsablePath | None = None
+    """A file outside state_dir, best on another disk, in which the site notes how far its ledger went: a
+    ledger that was deleted, truncated or put back from an older copy is then noticed."""
+    state: StateLimits = StateLimits()
+    approvals: UsablePath = Path("approvals")
+    """Folder of the records of approved experiments; nothing else is answered. The SuperNode's user must not
+    be able to write it."""
     policy: SitePolicy = SitePolicy()
     connection: Connection | None = None
 
@@ -90,7 +157,12 @@ def load_site_config(path: Path) -> SiteConfig:
     """
     site = validate(SiteConfig, read_yaml(path), str(path))
     folder = path.absolute().parent
-    found: dict[str, object] = {"state_dir": folder / site.state_dir.expanduser()}
+    found: dict[str, object] = {
+        "state_dir": folder / site.state_dir.expanduser(),
+        "approvals": folder / site.approvals.expanduser(),
+    }
+    if site.ledger_head is not None:
+        found["ledger_head"] = folder / site.ledger_head.expanduser()
     if site.data is not None and site.data.path is not None:
         found["data"] = site.data.model_copy(update={"path": str(folder / Path(site.data.path).expanduser())})
     return site.model_copy(update=found)

@@ -1,11 +1,12 @@
-"""What the server of a ring says to the site whose turn it is: which part of its data, and what to leave as
-it is."""
+"""What the server of a ring tells the site whose turn it is: which data to use, and what to freeze."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST_SEGMENTS = 10_000
+USUAL_SEGMENTS = 4
+"""Where an experiment names no number."""
 
 
 class FeatureNoise(BaseModel):

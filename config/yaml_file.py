@@ -4,17 +4,30 @@ An error names the file, the key, what was found and what is allowed; a misspelt
 nearest right one.
 """
 
+import os
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 
-from perennial.foundation.errors import ConfigError, nearest
+from perennial.foundation.errors import ConfigError, nearest, shown
 
 Model = TypeVar("Model", bound=BaseModel)
+
+# A file may come from a stranger, who is told to be checked and not to be trusted. These are far above what a
+# person writes: an experiment over ten thousand classes by name has about as many values.
+LARGEST_FILE = 2**20
+"""Bytes."""
+MOST_VALUES = 50_000
+"""Values and keys after aliases have been put in; each may hold others."""
+DEEPEST = 40
+LONGEST_NUMBER = 100
+"""Characters of a number or a date; YAML reads some numbers in time that grows with the square of these."""
+MOST_FAULTS = 20
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -25,9 +38,11 @@ def _mapping_without_duplicates(
     loader: _UniqueKeyLoader, node: yaml.MappingNode, deep: bool = False
 ) -> dict[Any, Any]:
     keys = [loader.construct_object(key, deep=True) for key, _ in node.value]  # pyright: ignore[reportUnknownMemberType]
-    for index, key in enumerate(keys):
-        if key in keys[:index]:
+    seen: set[Any] = set()
+    for key in keys:
+        if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", node.start_mark)
+        seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=deep)
 
 
@@ -37,12 +52,17 @@ _UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG,
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ConfigError naming the file when it is missing or not a mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise ConfigError(f"{path}: larger than {LARGEST_FILE} bytes, which no such file needs")
+        text = data.decode("utf-8")
     except FileNotFoundError:
         siblings = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
         raise ConfigError(f"{path}: no such file{nearest(path.name, siblings)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except (OSError, ValueError) as error:
+        # a name with a null character is a ValueError, and so is a byte that is no UTF-8
+        raise ConfigError(f"{shown(str(path))}: cannot be read: {shown(str(error))}") from error
     return parse_yaml(text, str(path))
 
 
@@ -51,17 +71,82 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     content = _parsed(text, where)
     if not isinstance(content, dict):
         raise ConfigError(f"{where}: found {type(content).__name__}, allowed a mapping of keys to values")
+    _require_text_keys(content, where)
     return content
 
 
+def _require_text_keys(content: dict[Any, Any], where: str, inside: str = "") -> None:
+    """Refuse a block with a key that is no text, because no setting has such a key.
+
+    Names of classes and columns may be numbers; they stand below `data`, whose own fields say so.
+    Raises ConfigError.
+    """
+    for key, value in content.items():
+        name = f"{inside}{key}"
+        if not isinstance(key, str) and not inside.startswith("data."):
+            raise ConfigError(
+                f"{where}: {inside.rstrip('.') or 'the file'}: found key {shown(repr(key))}, allowed text"
+            )
+        if isinstance(value, dict):
+            _require_text_keys(value, where, f"{shown(name)}.")
+
+
 def _parsed(text: str, where: str) -> Any:
+    """The content of YAML text; its keys are text, numbers, or true and false."""
+    loader = None
     try:
-        return yaml.load(text, Loader=_UniqueKeyLoader)
-    except (yaml.YAMLError, ValueError) as error:
+        loader = _UniqueKeyLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _Sizes(where).of(node)
+        return loader.construct_document(node)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         # a value that looks like a date or a number and is none is a ValueError
-        raise ConfigError(f"{where}: not valid YAML: {error}") from error
+        raise ConfigError(f"{where}: not valid YAML: {shown(str(error))}") from error
+    except TypeError as error:
+        raise ConfigError(f"{where}: not valid YAML: a list or mapping as a key") from error
     except RecursionError:
         raise ConfigError(f"{where}: not valid YAML: nested too deeply") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+class _Sizes:
+    """How much YAML becomes once its aliases are put in, found without putting them in."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._known: dict[int, int] = {}
+
+    def of(self, node: yaml.Node, depth: int = 1) -> int:
+        """Values in a node, itself included. Raises ConfigError when these, or one of them, are too much."""
+        if depth > DEEPEST:
+            raise self._refusal(node, f"nested more than {DEEPEST} deep")
+        if id(node) not in self._known:
+            self._known[id(node)] = MOST_VALUES + 1  # stands for a node that holds itself
+            if isinstance(node, yaml.ScalarNode):
+                self._check_scalar(node)
+            self._known[id(node)] = 1 + sum(self.of(child, depth + 1) for child in _children(node))
+        size = self._known[id(node)]
+        if size > MOST_VALUES:
+            raise self._refusal(node, f"more than {MOST_VALUES} values once its aliases are put in")
+        return size
+
+    def _check_scalar(self, node: yaml.ScalarNode) -> None:
+        number = node.tag.rpartition(":")[2] in ("int", "float", "timestamp")
+        if number and len(node.value) > LONGEST_NUMBER:
+            raise self._refusal(node, f"a number of more than {LONGEST_NUMBER} characters")
+
+    def _refusal(self, node: yaml.Node, what: str) -> ConfigError:
+        return ConfigError(f"{self._where}: line {node.start_mark.line + 1}: {what}")
+
+
+def _children(node: yaml.Node) -> Iterable[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 def validate(model: type[Model], content: dict[str, Any], where: str) -> Model:
@@ -69,7 +154,10 @@ def validate(model: type[Model], content: dict[str, Any], where: str) -> Model:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        faults = [_explain(model, fault) for fault in error.errors()]
+        found = error.errors(include_url=False)
+        faults = [_explain(model, fault) for fault in found[:MOST_FAULTS]]
+        if len(found) > MOST_FAULTS:
+            faults.append(f"and {len(found) - MOST_FAULTS} more faults")
         raise ConfigError("\n".join(f"{where}: {fault}" for fault in faults)) from None
 
 
@@ -79,9 +167,28 @@ def name_only(value: Any) -> Any:
 
 
 def beside(folder: Path, where: str) -> str:
-    """where, absolute: from folder where it exists there, else from the working folder."""
+    """where, absolute: from folder where it exists there, else from the working folder.
+
+    Raises ConfigError for a path that no disk can have.
+    """
     path = folder / where
-    return str((path if path.exists() else Path.cwd() / where).resolve())
+    try:
+        return str((path if path.exists() else Path.cwd() / where).resolve())
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"path: found {shown(repr(where))}, which cannot be one ({error!r:.80})") from error
+
+
+def usable_path(path: Path) -> Path:
+    """path, unless no disk can have it: for settings. Raises ValueError."""
+    parts = [len(os.fsencode(part)) for part in path.parts]
+    if "\0" in str(path) or max(parts, default=0) > 255 or sum(parts) + len(parts) > 4_000:
+        raise ValueError(
+            "not a path that a disk can have: a part is longer than 255 bytes, or it is too long"
+        )
+    return path
+
+
+UsablePath = Annotated[Path, AfterValidator(usable_path)]
 
 
 def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -93,7 +200,9 @@ def apply_overrides(content: dict[str, Any], overrides: list[str]) -> dict[str, 
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not key.strip():
-            raise ConfigError(f"--set {override!r}: allowed KEY=VALUE, for instance learner.epochs=3")
+            raise ConfigError(
+                f"--set {shown(repr(override))}: allowed KEY=VALUE, for instance learner.epochs=3"
+            )
         node = result
         *parents, last = key.strip().split(".")
         for parent in parents:
@@ -112,17 +221,18 @@ def _deep_copy(value: Any) -> Any:
 def _explain(model: type[BaseModel], fault: Any) -> str:
     """One sentence for one pydantic fault."""
     location = [part for part in fault["loc"] if not str(part).startswith(("function-", "lax-or", "json-or"))]
-    key = ".".join(str(part) for part in location) or "the file"
+    key = shown(".".join(str(part) for part in location)) or "the file"
     found = fault.get("input")
     if fault["type"] == "extra_forbidden":
         allowed = sorted(_fields_at(model, location[:-1]))
-        return f"unknown key {key!r}{nearest(str(location[-1]), allowed)}; allowed here: {', '.join(allowed)}"
+        close = nearest(shown(str(location[-1])), allowed)
+        return f"unknown key {key!r}{close}; allowed here: {', '.join(allowed)}"
     if fault["type"] == "missing":
         return f"key {key!r} is missing"
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    message = shown(fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, "), 2_000)
     if isinstance(found, dict | BaseModel):
         return f"{key}: {message}" if location else message
-    return f"{key}: found {found!r}; {message[0].lower()}{message[1:]}"
+    return f"{key}: found {shown(repr(found))}; {message[0].lower()}{message[1:]}"
 
 
 def _fields_at(model: type[BaseModel], location: list[Any]) -> set[str]:

@@ -1,6 +1,9 @@
 """The `data` and `tasks` blocks of an experiment: what they may say, checked before anything is read."""
 
 import math
+import operator
+import re
+from collections import Counter
 from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
@@ -15,26 +18,21 @@ from pydantic import (
     model_validator,
 )
 
+from perennial.data.source_kinds import SOURCES, SourceKind, kind_of
 from perennial.foundation.errors import nearest
+from perennial.foundation.plugins import is_target, known
 
-SourceKind = Literal["digits", "folder", "csv", "npz", "pack", "torchvision", "synth_groups"]
 DatasetName = Literal["cifar10", "cifar100", "mnist", "fashion_mnist", "emnist"]
 PartitionKind = Literal["iid", "dirichlet", "class_subset", "quantity", "natural", "groups"]
-ArrayRole = Literal["x", "y", "site", "x_test", "y_test", "site_test", "classes", "site_names"]
+ArrayRole = Literal[
+    "x", "y", "site", "patient", "x_test", "y_test", "site_test", "patient_test", "classes", "site_names"
+]
 
 # Options that mean something to some sources or partitions only: elsewhere they would be ignored in silence.
-_SOURCES_OF: dict[str, tuple[SourceKind, ...]] = {
-    "path": ("folder", "csv", "npz", "pack", "torchvision"),
-    "dataset": ("torchvision",),
-    "download": ("torchvision",),
-    "labels": ("folder", "csv", "npz"),
-    "image_size": ("digits", "folder", "npz", "pack", "torchvision"),
-    "color": ("digits", "folder", "npz", "pack", "torchvision"),
-    "columns": ("csv",),
-    "label_column": ("csv",),
-    "site_column": ("csv",),
-    "arrays": ("npz",),
-}
+_OPTIONS = (
+    *("path", "dataset", "download", "labels", "image_size", "color"),
+    *("columns", "label_column", "site_column", "arrays", "options", "patient"),
+)
 _PARTITION_OF: dict[str, PartitionKind] = {
     "alpha": "dirichlet",
     "min_samples": "dirichlet",
@@ -54,15 +52,37 @@ def _printable(name: str) -> str:
 
 
 def _distinct(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    twice = sorted({name for name in names or () if (names or ()).count(name) > 1})
+    twice = sorted(name for name, count in Counter(names or ()).items() if count > 1)
     if twice:
         raise ValueError(f"listed more than once: {', '.join(twice)}")
     return names
 
 
+def patient_pattern(text: str) -> re.Pattern[str]:
+    """The regular expression that finds a patient in a file's name. Raises ValueError on a faulty one."""
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise ValueError(f"patient: {text!r} is no regular expression ({error})") from None
+    if pattern.groups != 1:
+        raise ValueError(f"patient: {text!r} has {pattern.groups} groups; allowed: one, which is the patient")
+    return pattern
+
+
 Name = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_printable)]
 Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
+Cap = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
+Rounds = Annotated[int, Field(gt=0, le=1_000_000)]
+Pixels = Annotated[int, Field(gt=0, le=4_096)]
 Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+MOST_SITES = 10_000
+
+
+def _source(name: str) -> str:
+    if name not in SOURCES and not is_target(name):
+        allowed = known("source", SOURCES)
+        raise ValueError(f"allowed: {', '.join(allowed)}, or module:function{nearest(name, allowed)}")
+    return name
 
 
 class _Strict(BaseModel):
@@ -151,29 +171,43 @@ class DataConfig(_Strict):
     image_size, color: what images become; in arrays (npz) only 8-bit ones can, and others are refused.
     columns (csv): feature -> "numeric" or its categories; without it they are discovered, in simulation only.
     arrays (npz): role -> name of the array in the file, where it is not the role's own.
-    samples_limit, test_limit: stratified caps of the whole training and test part, for simulation on a CPU.
+    patient: where the data says whose each sample is: the column of a table or manifest, the array of a pack
+        or npz file (the one that goes with x), or for images in class folders a regular expression with one
+        group, searched in the file's name. All samples of a patient are in one part and at one site.
+    test_fraction, validation_fraction: of all records, and of those that are left: on average, since a keyed
+        hash of each record decides (data/splits.py).
+    samples_limit, test_limit: caps of the whole training and test part, for simulation on a CPU: a number of
+        samples (on average), or a share between 0 and 1.
     """
 
-    source: SourceKind
+    source: Annotated[str, AfterValidator(_source)]
     path: str | None = None
     dataset: DatasetName | None = None
     download: bool = False
     classes: Names | None = None
     labels: dict[Name, Name] | None = None
-    image_size: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None
+    image_size: Pixels | tuple[Pixels, Pixels] | None = None
     color: Literal["rgb", "gray"] | None = None
     columns: dict[str, Literal["numeric"] | Names] | None = None
     label_column: str = "label"
     site_column: str | None = None
     arrays: dict[ArrayRole, str] = Field(default_factory=dict)
-    sites: PositiveInt | None = None
+    patient: str | None = None
+    sites: int | None = Field(default=None, gt=0, le=MOST_SITES)
     partition: PartitionConfig = PartitionConfig()
     test_fraction: float = Field(default=0.2, ge=0, lt=1)
     validation_fraction: float = Field(default=0.1, ge=0, lt=1)
     normalise: NormaliseConfig | None = None
-    samples_limit: PositiveInt | None = None
-    test_limit: PositiveInt | None = None
+    samples_limit: Cap | None = None
+    test_limit: Cap | None = None
     augmentation: AugmentationConfig = AugmentationConfig()
+    options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
+    """Keys of a source that is a plug-in: the keywords of its function after the first two."""
+
+    @property
+    def kind(self) -> SourceKind:
+        """What is known of this kind of source."""
+        return kind_of(self.source)
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -182,14 +216,16 @@ class DataConfig(_Strict):
 
     @model_validator(mode="after")
     def _options_fit_the_source(self) -> Self:
-        for key, sources in _SOURCES_OF.items():
-            if self._says(key) and self.source not in sources:
-                allowed = " or ".join(sources)
+        for key in _OPTIONS:
+            if self._says(key) and key not in self.kind.options:
+                sources = [name for name, kind in SOURCES.items() if key in kind.options]
+                allowed = " or ".join(sources) or "module:function"
                 raise ValueError(f"{key} belongs to source {allowed}; found source {self.source!r}")
         if self.source == "torchvision" and self.dataset is None:
             raise ValueError(f"source 'torchvision' needs dataset: {', '.join(get_args(DatasetName))}")
-        if self.path is None and self.source in ("pack", "torchvision"):
-            raise ValueError(f"source {self.source!r} needs path")
+        for key in self.kind.needs:
+            if not self._says(key):
+                raise ValueError(f"source {self.source!r} needs {key}")
         if self.only_at_sites and self.classes is None:
             raise ValueError(
                 f"source {self.source!r} needs path; an experiment without data of its own must list classes"
@@ -201,14 +237,23 @@ class DataConfig(_Strict):
             raise ValueError("normalise names columns for source 'csv', and only there")
         return self
 
+    @model_validator(mode="after")
+    def _patient_is_found_by_a_pattern(self) -> Self:
+        in_names = self.source == "folder" and self.patient is not None and self.path is not None
+        if in_names and not str(self.path).lower().endswith(".csv"):
+            patient_pattern(str(self.patient))
+        if self.patient is not None and {"patient"} & self.arrays.keys():
+            raise ValueError("patient and arrays.patient both name the array; give one")
+        return self
+
     @property
     def only_at_sites(self) -> bool:
         """Whether the experiment has no data of its own, so that every site brings its own."""
-        return self.path is None and self.source in ("folder", "csv", "npz")
+        return self.path is None and self.kind.collected
 
     @model_validator(mode="after")
     def _columns_are_features(self) -> Self:
-        for key in ("label_column", "site_column"):
+        for key in ("label_column", "site_column", "patient"):
             if getattr(self, key) in (self.columns or {}):
                 raise ValueError(f"columns lists {getattr(self, key)!r}, which is the {key}")
         return self
@@ -216,13 +261,13 @@ class DataConfig(_Strict):
     @model_validator(mode="after")
     def _partition_fits(self) -> Self:
         kind, ratios = self.partition.kind, self.partition.ratios
-        if kind == "natural" and self.source in ("digits", "torchvision"):
+        if kind == "natural" and self.kind.own_sites == "never":
             raise ValueError(f"partition.kind 'natural': source {self.source!r} has no sites of its own")
-        if kind == "natural" and self.source == "csv" and self.site_column is None:
-            raise ValueError("partition.kind 'natural' of source 'csv' needs site_column")
-        if kind != "natural" and self.source == "synth_groups":
+        if kind == "natural" and self.kind.own_sites == "by_column" and self.site_column is None:
+            raise ValueError(f"partition.kind 'natural' of source {self.source!r} needs site_column")
+        if kind != "natural" and self.kind.own_sites == "always":
             raise ValueError(
-                f"source 'synth_groups' makes its own sites: set partition.kind 'natural', not {kind!r}"
+                f"source {self.source!r} makes its own sites: set partition.kind 'natural', not {kind!r}"
             )
         if ratios is not None and self.sites is not None and len(ratios) != self.sites:
             raise ValueError(f"partition.ratios has {len(ratios)} entries for {self.sites} sites")
@@ -254,7 +299,7 @@ class TasksConfig(_Strict):
     increments: PositiveInt | Sizes | None = None
     base_classes: int = Field(default=0, ge=0)
     order: Annotated[Literal["seeded", "natural", "1993"] | Names, BeforeValidator(_order)] = "seeded"
-    rounds: PositiveInt | Sizes
+    rounds: Rounds | Annotated[tuple[Rounds, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _one_way_to_cut(self) -> Self:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import make_folder, replace_file
 
 _LAYOUT = 1
 
@@ -44,7 +44,7 @@ def decoded(
             return arrays["x"]
     x = decode()
     if fingerprint is not None:
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(cache)
         replace_file(path, save({"key": np.frombuffer(fingerprint, dtype=np.uint8), "x": x}))
     return x
 

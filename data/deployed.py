@@ -1,6 +1,6 @@
-"""A site that exists: it has its own data and nothing else, and needs nothing else to make its parts.
+"""A deployed site: loads its own data and divides them into training, validation and test samples.
 
-Given the samples that a natural site of a simulation has, in the same order, its parts are the same.
+Given the key of a simulation and the samples that one of its natural sites has, its parts are the same.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,28 @@ from perennial.data.config import DataConfig, PartitionConfig
 from perennial.data.samples import Samples, constants, fill_missing
 from perennial.data.site import SiteData
 from perennial.data.sources import load
-from perennial.data.splits import LEAST_AT_SITE, Strata
+from perennial.data.splits import KeyedHash
 from perennial.data.table import feature_count, table_constants
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
-SITE_KEYS = ("source", "path", "dataset", "download", "labels", "label_column", "site_column", "arrays")
+SITE_KEYS = (
+    "source",
+    "path",
+    "dataset",
+    "download",
+    "labels",
+    "label_column",
+    "site_column",
+    "arrays",
+    "patient",
+)
 """What a site says about its own data; everything else is the experiment's to say."""
 
 
 def site_config(experiment: DataConfig, site: DataConfig) -> DataConfig:
-    """The data block that a site works by: where its data lies, and how, as the site says; the rest as the
-    experiment says.
+    """The data block of one site: how its data is read as the site says, the rest as the experiment says.
 
-    Raises ConfigError where the site's block sets what the experiment decides, or the two do not fit.
+    Raises ConfigError if the site's block sets what the experiment decides, or if the two do not fit.
     """
     for key in sorted(site.model_fields_set - set(SITE_KEYS)):
         if getattr(site, key) not in (type(site).model_fields[key].get_default(), getattr(experiment, key)):
@@ -45,12 +54,18 @@ def site_config(experiment: DataConfig, site: DataConfig) -> DataConfig:
 
 
 def load_site(
-    config: DataConfig, registry: Sequence[str], site_name: str, seed: int, cache: Path | None = None
+    config: DataConfig,
+    registry: Sequence[str],
+    site_name: str,
+    seed: int,
+    key: bytes,
+    cache: Path | None = None,
 ) -> SiteData:
-    """The samples of one site and its parts, by the same streams as in simulation.
+    """The samples of one site and its parts.
 
     config: as site_config makes it. registry: class names in class order. Where the data says who holds each
-    sample, only those of site_name count. cache: a private folder for decoded images, or None.
+    sample, only those of site_name count. seed: for data that is generated. key: of the run, by which every
+    record's part is decided. cache: a private folder for decoded images, or None.
     Raises ConfigError or DataError naming the key, file, row or label that is wrong.
     """
     if config.source == "csv" and config.columns is None:
@@ -73,24 +88,29 @@ def load_site(
     parts = [train] + ([_held_by(source.test, site_name)] if source.test is not None else [])
     x = torch.cat([part.x for part in parts]) if len(parts) > 1 else train.x
     y = torch.cat([part.y for part in parts])
+    keyed = KeyedHash(key, np.concatenate([part.split_groups() for part in parts]))
     fill_missing(x, source.mean)
-    strata = Strata(y.numpy(), registry, seed)
     rows = np.arange(len(y))
     if len(parts) > 1:
         rest, test = np.split(rows, [len(train)])
     else:
-        test, rest = strata.hold_out(rows, config.test_fraction, LEAST_AT_SITE, "test-split", site_name)
-    validation, rest = strata.hold_out(
-        rest, config.validation_fraction, LEAST_AT_SITE, "validation", site_name
-    )
+        test, rest = keyed.hold_out(rows, config.test_fraction, "test")
+    validation, rest = keyed.hold_out(rest, config.validation_fraction, "validation")
     notes = list(source.notes)
-    absent = [
-        name
-        for name, count in zip(registry, np.bincount(strata.labels, minlength=len(registry)), strict=True)
-        if count == 0
-    ]
+    absent = _absent(y.numpy(), registry)
     if absent:
         notes.append(f"site {site_name!r} holds no sample of {', '.join(absent)}")
+    for part, places, wanted in (
+        ("training", rest, True),
+        ("validation", validation, config.validation_fraction > 0),
+        ("test", test, config.test_fraction > 0),
+    ):
+        lacking = [name for name in _absent(y.numpy()[places], registry) if name not in absent]
+        if wanted and lacking:
+            notes.append(
+                f"site {site_name!r} has no {part} sample of {', '.join(lacking)}: a hash of each record "
+                "decides, whatever its class"
+            )
     if config.samples_limit is not None or config.test_limit is not None:
         notes.append(
             "data.samples_limit and test_limit are for simulation; this site uses all of its samples"
@@ -104,9 +124,16 @@ def load_site(
         test=torch.from_numpy(test),
         mean=source.mean,
         std=source.std,
+        keyed=keyed,
         columns=source.columns,
         notes=tuple(notes),
+        patients=source.train.patients,
     )
+
+
+def _absent(labels: np.ndarray, registry: Sequence[str]) -> list[str]:
+    counts = np.bincount(labels, minlength=len(registry))
+    return [name for name, count in zip(registry, counts, strict=True) if count == 0]
 
 
 def declared_input_shape(config: DataConfig) -> tuple[int, ...]:

@@ -1,9 +1,10 @@
 """A whole simulated federation: one tensor of samples, and who holds which of them.
 
-The test set is the official one, or is held out before anything is divided. Sites that exist (a natural
-partition) hold out their own, as they would in deployment, and the test set of the server is all of these
-together. Where the division is simulated, each site's test part is its share of the test set, in proportion
-to its training samples of each class: what all sites measure together is what the server measures.
+The test set is the official one, or is held out before anything is divided; a keyed hash of each record
+decides (data/splits.py), so sites that exist (a natural partition) hold out what they would in deployment,
+and the test set of the server is all of these together. Where the division is simulated, each site's test
+part is its share of the test set, in proportion to its training samples of each class: what all sites measure
+together is what the server measures.
 """
 
 from dataclasses import dataclass, replace
@@ -12,16 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.apportion import apportion
 from perennial.data.config import DataConfig, NormaliseConfig, TasksConfig
-from perennial.data.partition import partition
+from perennial.data.partition import partition, share_out
 from perennial.data.registry import Registry, build_registry
 from perennial.data.samples import Source, Stored, fill_missing, stored_as
 from perennial.data.schedule import TaskSchedule
 from perennial.data.site import SiteData
 from perennial.data.sources import load
-from perennial.data.splits import LEAST_AT_SITE, LEAST_CENTRAL, Strata, joined
-from perennial.data.table import numeric_places
+from perennial.data.splits import KeyedHash, simulation_key
+from perennial.data.table import numeric_indices
 from perennial.foundation.errors import ConfigError, DataError, nearest
 from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 
@@ -78,7 +78,7 @@ class Federation:
         normalise: dict[str, object] = {"mean": mean, "std": std}
         found: dict[str, object] = {"classes": self.raw_classes}
         if self.columns is not None:
-            indices = numeric_places(self.columns)
+            indices = numeric_indices(self.columns)
             normalise = {
                 key: {name: values[place] for name, place in indices.items()}
                 for key, values in (("mean", mean), ("std", std))
@@ -91,13 +91,20 @@ class Federation:
         return DataConfig.model_validate({**dict(config), **found})
 
 
-def build(config: DataConfig, tasks: TasksConfig, seed: int, earlier: Registry | None = None) -> Federation:
+def build(
+    config: DataConfig,
+    tasks: TasksConfig,
+    seed: int,
+    earlier: Registry | None = None,
+    source: Source | None = None,
+) -> Federation:
     """Read the data of an experiment, order and cut its classes, and divide it among the simulated sites.
 
-    earlier: the registry of the run that is continued, which stays the prefix of this one.
+    earlier: the registry of the run that is continued, which stays the prefix of this one. source: what
+    reading would give, where that was done already or is not to be taken as it is; its tables are filled.
     Raises ConfigError or DataError naming what is wrong with the experiment or its data.
     """
-    source = load(config, seed)
+    source = load(config, seed) if source is None else source
     registry = build_registry(source.classes, tasks, seed, earlier)
     return _Builder(config, source, registry, seed).federation()
 
@@ -114,18 +121,16 @@ class _Builder:
         internal = torch.tensor([position[name] for name in source.classes])
         self.y = internal[torch.cat([part.y for part in parts])]
         self.labels = self.y.numpy()
-        self.strata = Strata(self.labels, registry.classes, seed)
+        groups = [part.split_groups() for part in parts]
+        self.keyed = KeyedHash(simulation_key(seed), np.concatenate(groups) if self.official else groups[0])
         held = [part.site for part in parts]
         known = [site.numpy() for site in held if site is not None]
         self.site_of = np.concatenate(known) if len(known) == len(parts) else None
         self.names = self._site_names()
 
     def federation(self) -> Federation:
-        train, test = self._train_and_test()
-        self._require_classes(train, "training set")
-        if len(test):
-            self._require_classes(test, "test set")
-        train, test = self._capped(train, test)
+        train, test = self._capped(*self._train_and_test())
+        self._require_classes()
         shares = self._shares(train)
         tests = self._test_shares(shares, test)
         mean, std = self._standardised(train)
@@ -139,18 +144,23 @@ class _Builder:
             test=_index(test),
             mean=mean,
             std=std,
+            keyed=self.keyed,
+            patients=self.source.train.patients,
             columns=self.source.columns,
         )
         sites = {}
+        fraction = self.config.validation_fraction
         for name, share, test_share in zip(self.names, shares, tests, strict=True):
             if len(share) == 0:
                 self.notes.append(f"site {name!r} holds no training sample and takes no part")
                 continue
-            fraction = self.config.validation_fraction
-            validation, rest = self.strata.hold_out(share, fraction, LEAST_AT_SITE, "validation", name)
+            validation, rest = self.keyed.hold_out(share, fraction, "validation")
+            if len(rest) == 0:
+                self.notes.append(f"site {name!r}: all of its samples are validation samples")
             sites[name] = replace(
                 frame, name=name, train=_index(rest), validation=_index(validation), test=_index(test_share)
             )
+        self._name_what_is_lacking(sites, test)
         return Federation(
             self.registry,
             self.source.classes,
@@ -188,49 +198,50 @@ class _Builder:
         rows = np.arange(len(self.labels))
         if self.official:
             train, test = np.split(rows, [len(self.source.train)])
+            if self.source.train.patients and (both := self.keyed.shared(train, test)):
+                self.notes.append(
+                    f"{both} patients have samples on both sides of the data's own test split, which is kept"
+                )
             return train, test
-        if not self.natural:
-            test, train = self.strata.hold_out(rows, self.config.test_fraction, LEAST_CENTRAL, "test-split")
-            return train, test
-        assert self.site_of is not None
-        pairs = [
-            self.strata.hold_out(
-                np.flatnonzero(self.site_of == index),
-                self.config.test_fraction,
-                LEAST_AT_SITE,
-                "test-split",
-                name,
-            )
-            for index, name in enumerate(self.names)
-        ]
-        return joined([train for _, train in pairs]), joined([test for test, _ in pairs])
-
-    def _require_classes(self, rows: np.ndarray, what: str) -> None:
-        counts = np.bincount(self.labels[rows], minlength=len(self.registry.classes))
-        absent = [self.registry.classes[label] for label in np.flatnonzero(counts == 0)]
-        if absent:
-            raise DataError(
-                f"the {what} has no sample of {', '.join(map(repr, absent))}; add samples, take it out of "
-                "data.classes" + (", or set data.test_fraction to 0" if what == "test set" else "")
-            )
+        test, train = self.keyed.hold_out(rows, self.config.test_fraction, "test")
+        return train, test
 
     def _capped(self, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        limit = self.config.samples_limit
-        if limit is not None and self.natural and len(train) > limit:
-            assert self.site_of is not None
-            held = [train[self.site_of[train] == index] for index in range(len(self.names))]
-            limits = apportion(np.array([limit]), np.array([[len(rows) for rows in held]]))[0]
-            train = joined(
-                [
-                    self.strata.cap(rows, max(1, int(most)), "samples-limit", name)
-                    for rows, most, name in zip(held, limits, self.names, strict=True)
-                ]
-            )
-        elif limit is not None:
-            train = self.strata.cap(train, limit, "samples-limit")
+        if self.config.samples_limit is not None:
+            train = self.keyed.cap(train, self.config.samples_limit, "samples-limit")
         if self.config.test_limit is not None:
-            test = self.strata.cap(test, self.config.test_limit, "test-limit")
+            test = self.keyed.cap(test, self.config.test_limit, "test-limit")
         return train, test
+
+    def _require_classes(self) -> None:
+        """Raises DataError on a class that nobody can learn because the data has no sample of it."""
+        absent = self._absent(np.arange(len(self.source.train)))
+        if absent:
+            raise DataError(
+                f"the training set has no sample of {', '.join(map(repr, absent))}; add samples, or take it "
+                "out of data.classes"
+            )
+
+    def _name_what_is_lacking(self, sites: dict[str, SiteData], test: np.ndarray) -> None:
+        """Name the classes that the split left without any sample of a part."""
+        trained, validated = (
+            np.concatenate([test[:0], *(site.part(part).numpy() for site in sites.values())])
+            for part in ("train", "validation")
+        )
+        for part, rows, wanted in (
+            ("training", trained, True),
+            ("validation", validated, self.config.validation_fraction > 0),
+            ("test", test, self.official or self.config.test_fraction > 0),
+        ):
+            if wanted and (absent := self._absent(rows)):
+                self.notes.append(
+                    f"no {part} sample of {', '.join(map(repr, absent))}: a hash of each record decides, "
+                    "whatever its class"
+                )
+
+    def _absent(self, rows: np.ndarray) -> list[str]:
+        counts = np.bincount(self.labels[rows], minlength=len(self.registry.classes))
+        return [self.registry.classes[label] for label in np.flatnonzero(counts == 0)]
 
     def _shares(self, train: np.ndarray) -> list[np.ndarray]:
         """Training rows of each site."""
@@ -242,6 +253,7 @@ class _Builder:
             self.registry.schedule.boundaries,
             names=self.registry.classes,
             site_of=self.site_of[train] if self.natural and self.site_of is not None else None,
+            patients=self._patients(train),
         )
         self.notes += divided.notes
         return [train[indices] for indices in divided.indices]
@@ -251,7 +263,15 @@ class _Builder:
             return [test[self.site_of[test] == index] for index in range(len(shares))]
         classes = len(self.registry.classes)
         held = np.stack([np.bincount(self.labels[share], minlength=classes) for share in shares], axis=1)
-        return self.strata.share_out(test, held)
+        return share_out(
+            self.labels[test], test, held, self.registry.classes, self.seed, self._patients(test)
+        )
+
+    def _patients(self, rows: np.ndarray) -> np.ndarray | None:
+        """(n,) int64 whose each row is; None where the data names no patients."""
+        if not self.source.train.patients:
+            return None
+        return self.keyed.numbered(torch.from_numpy(rows)).numpy()
 
     def _standardised(self, train: np.ndarray) -> tuple[Tensor, Tensor]:
         """Constants, those that nobody has said taken from the training rows; fills missing numbers in x."""

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from perennial.data.config import DataConfig
+from perennial.data.config import DataConfig, patient_pattern
 from perennial.data.decoded import decoded
 from perennial.data.images import read_images
 from perennial.data.labels import class_indices, encode_labels
 from perennial.data.samples import Samples, Source, constants
+from perennial.data.splits import patient_groups
 from perennial.data.table import MISSING, read_columns
 from perennial.foundation.errors import DataError, nearest
 
@@ -54,6 +55,7 @@ class _Listing:
     labels: list[str] = field(default_factory=list)
     sites: list[str] = field(default_factory=list)
     is_test: list[bool] = field(default_factory=list)
+    patients: list[str] = field(default_factory=list)
     folders: dict[str, Path] = field(default_factory=dict)
     ignored: list[Path] = field(default_factory=list)
     stray: list[Path] = field(default_factory=list)
@@ -70,7 +72,7 @@ def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
     assert config.path is not None
     root = Path(config.path).expanduser()
     if root.suffix.lower() == ".csv":
-        listing, lines = _manifest(root)
+        listing, lines = _manifest(root, config.patient)
         y, classes = encode_labels(
             np.array(listing.labels),
             config.classes,
@@ -85,6 +87,8 @@ def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
         index, classes = class_indices(names, config.classes, config.labels, lambda i: str(indices[i]))
         of_name = dict(zip(names, index.tolist(), strict=True))
         y = np.array([of_name[label] for label in listing.labels], dtype=np.int64)
+        if config.patient is not None:
+            listing.patients = [_patient_of(path, config.patient) for path in listing.paths]
     if not listing.paths:
         raise DataError(f"{root}: no image in it; expected {root.name}/<class>/<image>")
     color = config.color or "rgb"
@@ -106,7 +110,10 @@ def _source(
         str(path.relative_to(listing.root)) if path.is_relative_to(listing.root) else str(path)
         for path in listing.paths
     )
-    everything = Samples(x, y, site, site_names, keys)
+    groups = None
+    if listing.patients:
+        groups = patient_groups(listing.patients, lambda row: str(listing.paths[row]))
+    everything = Samples(x, y, site, site_names, keys, groups, patients=groups is not None)
     is_test = torch.tensor(listing.is_test)
     train = everything.pick(torch.nonzero(~is_test).squeeze(1)) if is_test.any() else everything
     test = everything.pick(torch.nonzero(is_test).squeeze(1)) if is_test.any() else None
@@ -169,6 +176,15 @@ def _folders(folder: Path, stray: list[Path]) -> list[Path]:
     return sorted(folders)
 
 
+def _patient_of(path: Path, pattern: str) -> str:
+    found = patient_pattern(pattern).search(path.name)
+    if found is None or not found[1]:
+        raise DataError(
+            f"{path}: data.patient {pattern!r} finds no patient in the file's name; every image needs one"
+        )
+    return found[1]
+
+
 def _is_text(name: str) -> bool:
     try:
         name.encode()
@@ -178,10 +194,10 @@ def _is_text(name: str) -> bool:
 
 
 def _files(folder: Path, listing: _Listing) -> Iterator[Path]:
-    """Files inside folder, at any depth, in a fixed order: first those of its own, then those of linked
-    folders, each folder once.
+    """Yield the files inside a folder, at any depth, in a fixed order and each folder once.
 
-    A link to a folder that holds it would bring in other classes: it is put in listing.looped.
+    A folder's own files come first, then those of linked folders. A link to a folder that contains the link
+    would bring in other classes; it is added to listing.looped instead.
     """
 
     def refuse(error: OSError) -> None:
@@ -214,15 +230,16 @@ def _has_suffix(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def _manifest(path: Path) -> tuple[_Listing, list[int]]:
-    """The images that a manifest names, and the line of each."""
+def _manifest(path: Path, patient: str | None) -> tuple[_Listing, list[int]]:
+    """The images that a manifest names, and the line of each. patient: column that says whose they are."""
     columns, lines = read_columns(path)
-    for name in ("path", "label"):
+    for name in ("path", "label", *([patient] if patient is not None else [])):
         if name not in columns:
             raise DataError(f"{path}: a manifest needs the column {name!r}{nearest(name, columns)}")
     listing = _Listing(path.parent)
     listing.paths = [path.parent / name for name in columns["path"].tolist()]
     listing.labels = columns["label"].tolist()
+    listing.patients = [] if patient is None else columns[patient].tolist()
     listing.sites = columns["site"].tolist() if "site" in columns else []
     split = columns.get("split", np.full(len(lines), "train"))
     for name, values in (("site", listing.sites), ("path", columns["path"].tolist())):

@@ -1,11 +1,15 @@
-"""Arrays in a NumPy .npz file: x, y and, if given, site, x_test, y_test, site_test, classes, site_names."""
+"""Reads arrays in a NumPy .npz file: x and y, a test part, and who holds each sample.
+
+The arrays are x, y and, if they are there, site, patient, classes, site_names, and x_test, y_test, site_test,
+patient_test.
+"""
 
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -14,6 +18,7 @@ from perennial.data.config import ArrayRole, DataConfig
 from perennial.data.images import conform
 from perennial.data.labels import encode_labels
 from perennial.data.samples import Samples, Source, constants, stored_as
+from perennial.data.splits import patient_groups
 from perennial.foundation.errors import DataError, nearest
 
 
@@ -28,7 +33,8 @@ def load_npz(config: DataConfig) -> Source:
     """
     assert config.path is not None
     path = Path(config.path).expanduser()
-    arrays = _read(path, config.arrays)
+    named: dict[ArrayRole, str] = {"patient": config.patient} if config.patient is not None else {}
+    arrays = _read(path, config.arrays | named)
     held = {role: _features(arrays[role], f"{path}, {role}") for role in ("x", "x_test") if role in arrays}
     if len(held["x"]) == 0:
         raise DataError(f"{path}: x holds no sample")
@@ -49,7 +55,13 @@ def load_npz(config: DataConfig) -> Source:
     for role, x in held.items():
         as_asked = _as_asked(x, config, f"{path}, {role}")
         site = _sites(arrays, "site" if role == "x" else "site_test", site_names, len(x), path)
-        parts.append(Samples(as_asked, torch.from_numpy(y[start : start + len(x)]), site, site_names))
+        groups = None
+        if config.patient is not None or "patient" in config.arrays:
+            groups = _patients(arrays, "patient" if role == "x" else "patient_test", len(x), path)
+        labels_here = torch.from_numpy(y[start : start + len(x)])
+        parts.append(
+            Samples(as_asked, labels_here, site, site_names, groups=groups, patients=groups is not None)
+        )
         start += len(x)
     train, test = parts[0], parts[1] if len(parts) > 1 else None
     if test is not None:
@@ -73,7 +85,7 @@ def read_samples(path: Path, name: str = "x") -> torch.Tensor:
 _Y_OF: dict[str, ArrayRole] = {"x": "y", "x_test": "y_test"}
 # What a file that is none, or is no longer whole, makes NumPy, zipfile and zlib raise.
 _DAMAGED = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError, AttributeError)
-_ROLES: tuple[ArrayRole, ...] = ("x", "y", "site", "x_test", "y_test", "site_test", "classes", "site_names")
+_ROLES: tuple[ArrayRole, ...] = get_args(ArrayRole)
 
 
 @contextmanager
@@ -184,6 +196,17 @@ def _as_asked(x: torch.Tensor, config: DataConfig, where: str) -> torch.Tensor:
             "with pixels from 0 to 255"
         )
     return x
+
+
+def _patients(arrays: dict[str, np.ndarray], role: str, count: int, path: Path) -> np.ndarray | None:
+    """(count, 32) groups; None for a test part that names no patients."""
+    if role not in arrays and role == "patient_test":
+        return None
+    if role not in arrays or arrays[role].shape != (count,):
+        found = arrays[role].shape if role in arrays else "nothing"
+        raise DataError(f"{path}: {role}: found {found}, needed one patient for each of {count} samples")
+    texts = _names(arrays[role], None, f"{path}, {role}").tolist()
+    return patient_groups(texts, lambda row: f"{path}, {role}[{row}]")
 
 
 def _site_names(arrays: dict[str, np.ndarray], path: Path) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ import torch
 from perennial.data.config import DataConfig
 from perennial.data.images import conform
 from perennial.data.samples import Samples, Source, constants
-from perennial.foundation.errors import DataError
+from perennial.data.splits import patient_groups
+from perennial.foundation.errors import DataError, nearest
 
 
 def load_pack(config: DataConfig) -> Source:
@@ -36,6 +37,11 @@ def load_pack(config: DataConfig) -> Source:
             described = meta["arrays"]
             roles = ("x_train", "y_train", "x_test", "y_test") if "x_train" in described else ("x", "y")
             optional = [name for name in ("site", "is_test") if name in described and "x" in roles]
+            if config.patient is not None:
+                if config.patient not in described or "x" not in roles:
+                    hint = nearest(config.patient, described)
+                    raise DataError(f"{path}: data.patient: no array {config.patient!r}{hint}")
+                optional.append(config.patient)
             arrays = {name: _array(pack, name, described[name], path) for name in (*roles, *optional)}
             classes = tuple(meta.get("class_names") or meta["fine_names"])
             site_names = tuple(meta["site_names"]) if "site" in arrays else ()
@@ -49,7 +55,12 @@ def load_pack(config: DataConfig) -> Source:
         x = np.ascontiguousarray(arrays["x" + part][chosen].transpose(0, 3, 1, 2))
         y = torch.from_numpy(arrays["y" + part][chosen].astype(np.int64))
         site = torch.from_numpy(arrays["site"][chosen].astype(np.int64)) if site_names else None
-        return Samples(conform(torch.from_numpy(x), config.size, config.color), y, site, site_names)
+        groups = None
+        if config.patient is not None:
+            names = arrays[config.patient][chosen].astype(np.str_).tolist()
+            groups = patient_groups(names, lambda row: f"{path}, {config.patient}[{row}]")
+        images = conform(torch.from_numpy(x), config.size, config.color)
+        return Samples(images, y, site, site_names, groups=groups, patients=groups is not None)
 
     if "x_train" in arrays:
         train, test = samples("_train"), samples("_test")

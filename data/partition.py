@@ -35,11 +35,13 @@ def partition(
     *,
     names: Sequence[str],
     site_of: np.ndarray | None = None,
+    patients: np.ndarray | None = None,
 ) -> Partition:
     """Divide samples with these internal labels, (n,) int64, among sites.
 
     boundaries: of the schedule; each task is divided on its own. names: of the classes, for notes.
-    site_of: (n,) who holds each sample, for the kind "natural", where the data decides.
+    site_of: (n,) who holds each sample, for the kind "natural", where the data decides. patients: (n,) whose
+    each sample is; then the division is close to the one asked for, and every patient is at one site.
     Raises ConfigError where the division asked for is impossible.
     """
     if config.kind == "natural":
@@ -67,7 +69,51 @@ def partition(
             shuffled = stream(seed, "split", label).permutation(by_class[label])
             for share, part in zip(shares, np.split(shuffled, np.cumsum(row)[:-1]), strict=True):
                 share.append(part)
-    return Partition([np.sort(np.concatenate(share)) for share in shares], tuple(notes))
+    divided = [np.sort(np.concatenate(share)) for share in shares]
+    return Partition(divided if patients is None else kept_whole(divided, patients, seed), tuple(notes))
+
+
+def kept_whole(shares: Sequence[np.ndarray], patients: np.ndarray, seed: int) -> list[np.ndarray]:
+    """The shares, each patient moved to the site that got most of him; equal ones: a stream decides.
+
+    shares: rows of each site. patients: (n,) int64, whose each row is, from 0.
+    """
+    held = np.zeros((int(patients.max(initial=-1)) + 1, len(shares)))
+    for site, rows in enumerate(shares):
+        np.add.at(held[:, site], patients[rows], 1)
+    held += stream(seed, "patient-site").random(held.shape) / 2
+    site_of = held.argmax(axis=1) if len(held) else np.empty(0, dtype=np.int64)
+    rows = np.sort(np.concatenate(shares))
+    return [rows[site_of[patients[rows]] == site] for site in range(len(shares))]
+
+
+def share_out(
+    labels: np.ndarray,
+    rows: np.ndarray,
+    held: np.ndarray,
+    names: Sequence[str],
+    seed: int,
+    patients: np.ndarray | None = None,
+) -> list[np.ndarray]:
+    """The rows of a central test set, divided among N sites as their training samples are; each sorted.
+
+    labels: (n,), internal.
+    rows: (n,) int64.
+    held: (classes, N) training samples; a class that no site trains on is divided equally.
+    patients: (n,) whose each row is; each stays at one site.
+    """
+    shares: list[list[np.ndarray]] = [[] for _ in range(held.shape[1])]
+    for label in map(int, np.unique(labels)):
+        group = np.flatnonzero(labels == label)
+        weights = held[label] if held[label].any() else np.ones(held.shape[1], dtype=np.int64)
+        counts = apportion(np.array([len(group)]), weights[None])[0]
+        shuffled = stream(seed, "test-share", names[label]).permutation(group)
+        for share, part in zip(shares, np.split(shuffled, np.cumsum(counts)[:-1]), strict=True):
+            share.append(part)
+    none = np.empty(0, dtype=np.int64)
+    places = [np.sort(np.concatenate([none, *share])) for share in shares]
+    places = places if patients is None else kept_whole(places, patients, seed)
+    return [rows[share] for share in places]
 
 
 def _counts(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:

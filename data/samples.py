@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from perennial.data.config import NormaliseConfig
+from perennial.data.splits import content_groups
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
 # Public constants for images whose source publishes none: nothing about anybody's data is in them, and they
@@ -21,7 +22,8 @@ class Samples:
     """x: uint8 (N, C, H, W), or float32 (N, C, H, W) or (N, D); contiguous. y: (N,) int64 raw labels.
 
     site: (N,) int64 index into site_names, where the data says who holds it. keys: what the source calls each
-    sample (a path, say), where it calls them anything.
+    sample (a path, say), where it calls them anything. groups: (N, 32) uint8, what decides the part that a
+    sample falls into (data/splits.py), where that is not its x. patients: whether groups are patients.
     """
 
     x: Tensor
@@ -29,6 +31,8 @@ class Samples:
     site: Tensor | None = None
     site_names: tuple[str, ...] = ()
     keys: tuple[str, ...] | None = None
+    groups: np.ndarray | None = None
+    patients: bool = False
 
     def __len__(self) -> int:
         return len(self.y)
@@ -41,7 +45,12 @@ class Samples:
             y=self.y[rows],
             site=None if self.site is None else self.site[rows],
             keys=None if self.keys is None else tuple(self.keys[row] for row in rows.tolist()),
+            groups=None if self.groups is None else self.groups[rows.numpy()],
         )
+
+    def split_groups(self) -> np.ndarray:
+        """(N, 32) uint8: what decides the part that each sample falls into."""
+        return content_groups(self.x) if self.groups is None else self.groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +101,10 @@ def constants(
 
 
 def stored_as(x: Tensor) -> Stored:
-    """In which numbers samples are held: 8-bit pixels, which are scaled to 0..1 before they are standardised,
-    or float32 in a scale of the data's own."""
+    """The number type in which samples are stored: uint8 pixels or float32 values.
+
+    Pixels are scaled to 0..1 before they are standardised; float32 values are in a scale of the data's own.
+    """
     return "uint8" if x.dtype == torch.uint8 else "float32"
 
 

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from perennial.data.splits import KeyedHash
+
 Part = Literal["train", "validation", "test"]
 
 
@@ -17,8 +19,9 @@ class SiteData:
 
     train, validation, test: sorted int64 indices of this site's samples in x and y, disjoint.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
+    keyed: by which samples were divided, and are chosen as exemplars.
     columns: of a table, feature column -> "numeric" or its categories.
-    notes: what a person should know about this data.
+    notes: what a person should know about this data. patients: whether the data says whose each sample is.
     """
 
     name: str
@@ -29,8 +32,10 @@ class SiteData:
     test: Tensor
     mean: Tensor
     std: Tensor
+    keyed: KeyedHash
     columns: Mapping[str, str | Sequence[str]] | None = None
     notes: tuple[str, ...] = ()
+    patients: bool = False
 
     @property
     def input_shape(self) -> tuple[int, ...]:

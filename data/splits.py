@@ -1,89 +1,121 @@
-"""Stratified choices: test and validation parts, caps, and the shares of a central test set.
+"""Which records are held out, capped or kept: decided for each record by a keyed hash of that record alone.
 
-Every choice inside one class comes from a stream named after the class (and the site), so that it does not
-change when other classes are added, and a deployed site chooses as its simulated twin does.
+The hash is HMAC-SHA256 over a purpose and the record's group: its patient where the data names patients, else
+its raw content, without the label. Read as a 64-bit integer it is below share x 2^64 or not. Adding or
+removing a record therefore moves no other one, and records with one content, or of one patient, go the same
+way. Shares are met on average and not exactly, and nothing is stratified: a class can be left without a test
+sample.
+
+The key of a simulation follows from the experiment's seed. Sites with data of their own get the run's key,
+which the server draws once their data are fixed: nobody can make records that fall into a part of his choice.
 """
 
-from collections.abc import Sequence
+import hashlib
+import hmac
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from perennial.data.apportion import apportion
-from perennial.foundation.streams import stream
+from perennial.foundation.errors import DataError
 
-LEAST_CENTRAL = 2
-"""A class of a central data set gives a test sample from so many samples on: it must be tested."""
-LEAST_AT_SITE = 5
-"""A class at one site gives a test or validation sample from so many samples on: it can spare one."""
+Purpose = Literal["test", "validation", "samples-limit", "test-limit", "exemplars"]
+"""What a hash decides. Two purposes never share one, so that neither choice says anything of the other."""
+
+KEY_BYTES = 32
+DIGEST_BYTES = 32
+_RANGE = 2**64
+
+
+def simulation_key(seed: int) -> bytes:
+    """(32 bytes) The key of a simulation, by which its run repeats. Whoever has the seed has it too."""
+    return hashlib.sha256(f"perennial: key of simulated splits, seed {seed}".encode()).digest()
+
+
+def content_groups(x: Tensor) -> np.ndarray:
+    """(N, 32) uint8: the group of each sample that is a group of its own, from its raw bytes.
+
+    x: (N, ...) as a source gave it, before anything that depends on other samples is done to it.
+    """
+    rows = x.cpu().contiguous().reshape(len(x), -1).numpy()
+    return _digests("content", (row.data for row in rows), len(rows))
+
+
+def text_groups(kind: Literal["content", "patient"], texts: Sequence[str]) -> np.ndarray:
+    """(N, 32) uint8: the group of each row of a table, from its text, or of each patient, from the name."""
+    return _digests(kind, (text.encode() for text in texts), len(texts))
+
+
+def patient_groups(names: Sequence[str], where: Callable[[int], str]) -> np.ndarray:
+    """(N, 32) uint8: the group of each sample of a patient. where: the place of a row, for errors.
+
+    Raises DataError on a sample without a patient.
+    """
+    if "" in names:
+        raise DataError(f"{where(names.index(''))}: the patient is empty; every sample needs one")
+    return text_groups("patient", names)
+
+
+def _digests(kind: str, contents: Iterator[bytes | memoryview], count: int) -> np.ndarray:
+    found = np.empty((count, DIGEST_BYTES), dtype=np.uint8)
+    for row, content in enumerate(contents):
+        digest = hashlib.sha256(f"{kind}:".encode())
+        digest.update(content)
+        found[row] = np.frombuffer(digest.digest(), dtype=np.uint8)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
-class Strata:
-    """labels: (N,) internal; names: of the classes. Rows are int64 indices into labels, sorted."""
+class KeyedHash:
+    """Choices among N records. groups: (N, 32) uint8, as content_groups and text_groups make them."""
 
-    labels: np.ndarray
-    names: Sequence[str]
-    seed: int
+    key: bytes
+    groups: np.ndarray
 
-    def hold_out(
-        self, rows: np.ndarray, fraction: float, least: int, *stream_ids: str
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(held out, kept): about fraction of every class among rows.
+    def values(self, purpose: Purpose, rows: np.ndarray) -> np.ndarray:
+        """(n,) uint64, uniform: one value for each of rows, the same for records of one group."""
+        label = f"{purpose}:".encode()
+        found = [hmac.digest(self.key, label + group.tobytes(), "sha256")[:8] for group in self.groups[rows]]
+        return np.frombuffer(b"".join(found), dtype=">u8").astype(np.uint64)
 
-        A class with at least `least` samples gives one or more; none gives its last sample.
-        stream_ids: purpose, then the name of the site that chooses, if one does.
+    def hold_out(self, rows: np.ndarray, share: float, purpose: Purpose) -> tuple[np.ndarray, np.ndarray]:
+        """(held out, kept), both in the order of rows: about share of them are held out.
+
+        share: from 0 to 1. rows: (n,) int64.
         """
-        groups = self._classes(rows)
-        sizes = [len(group) for _, group in groups]
-        asked = [max(int(fraction * size + 0.5), int(fraction > 0 and size >= least)) for size in sizes]
-        return self._draw(
-            groups, [min(n, size - 1) for n, size in zip(asked, sizes, strict=True)], stream_ids
-        )
+        if share <= 0 or len(rows) == 0:
+            return rows[:0], rows
+        chosen = below(self.values(purpose, rows), share)
+        return rows[chosen], rows[~chosen]
 
-    def cap(self, rows: np.ndarray, limit: int, *stream_ids: str) -> np.ndarray:
-        """About limit of rows, in the proportions of their classes, at least one of each."""
-        if len(rows) <= limit:
-            return rows
-        groups = self._classes(rows)
-        sizes = np.array([[len(group) for _, group in groups]])
-        counts = np.maximum(apportion(np.array([limit]), sizes)[0], 1).tolist()
-        return self._draw(groups, counts, stream_ids)[0]
+    def cap(self, rows: np.ndarray, limit: float, purpose: Purpose) -> np.ndarray:
+        """About limit of rows where limit is a whole number, else about that share of them.
 
-    def share_out(self, rows: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
-        """The rows of a central test set, divided among N sites as their training samples are.
-
-        held: (classes, N) training samples; every class of rows is held by somebody.
+        The threshold of a whole number is limit / n, so one more record can push out those whose hash lies
+        between two thresholds; a share moves none.
         """
-        shares: list[list[np.ndarray]] = [[] for _ in range(held.shape[1])]
-        for label, group in self._classes(rows):
-            counts = apportion(np.array([len(group)]), held[label][None])[0]
-            shuffled = stream(self.seed, "test-share", self.names[label]).permutation(group)
-            for share, part in zip(shares, np.split(shuffled, np.cumsum(counts)[:-1]), strict=True):
-                share.append(part)
-        return [joined(share) for share in shares]
+        share = limit if isinstance(limit, float) else min(1.0, limit / max(len(rows), 1))
+        return self.hold_out(rows, share, purpose)[0]
 
-    def _classes(self, rows: np.ndarray) -> list[tuple[int, np.ndarray]]:
-        """(label, rows of it in order) of each class that occurs."""
-        if len(rows) == 0:
-            return []
-        by_label = rows[np.argsort(self.labels[rows], kind="stable")]
-        found, starts = np.unique(self.labels[by_label], return_index=True)
-        return list(zip(found.tolist(), np.split(by_label, starts[1:]), strict=True))
+    def shared(self, rows: np.ndarray, others: np.ndarray) -> int:
+        """How many groups have records both in rows and in others."""
+        found, more = ({group.tobytes() for group in self.groups[part]} for part in (rows, others))
+        return len(found & more)
 
-    def _draw(
-        self, groups: Sequence[tuple[int, np.ndarray]], counts: Sequence[int], stream_ids: Sequence[str]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        purpose, *who = stream_ids
-        chosen, rest = [], []
-        for (label, group), count in zip(groups, counts, strict=True):
-            if count:
-                group = stream(self.seed, purpose, *who, self.names[label]).permutation(group)  # noqa: PLW2901
-            chosen.append(group[:count])
-            rest.append(group[count:])
-        return joined(chosen), joined(rest)
+    def numbered(self, rows: Tensor) -> Tensor:
+        """(n,) int64: the groups of these records, numbered from 0.
+
+        Records with the same number belong together.
+        """
+        _, index = np.unique(self.groups[rows.numpy()], axis=0, return_inverse=True)
+        return torch.from_numpy(index.astype(np.int64).reshape(-1))
 
 
-def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """All rows of the parts, sorted; (0,) int64 for no parts."""
-    return np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
+def below(values: np.ndarray, share: float) -> np.ndarray:
+    """(n,) bool: whether each keyed hash, (n,) uint64, is among the lowest share of all that there can be."""
+    if share >= 1:
+        return np.ones(len(values), dtype=bool)
+    return values < np.uint64(int(share * _RANGE))

@@ -1,6 +1,7 @@
 """Tables: CSV files with numeric and categorical columns, missing values and a label column."""
 
 import csv
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from perennial.data.config import DataConfig
 from perennial.data.labels import encode_labels
 from perennial.data.samples import Samples, Source
+from perennial.data.splits import patient_groups, text_groups
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
 MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
@@ -20,15 +22,17 @@ Columns = dict[str, str | tuple[str, ...]]
 
 
 def load_table(config: DataConfig) -> Source:
-    """float32 (N, D): for each numeric column its value (NaN where missing) and a 0/1 missing indicator, for
-    each categorical one its one-hot code, the last place of which stands for unknown or missing.
+    """Read a CSV file as a float32 matrix (N, D).
 
-    Raises DataError naming the file, and the line where there is one.
+    Each numeric column gives its value (NaN if missing) and a 0/1 indicator of missing values. Each
+    categorical column gives its one-hot code, whose last entry stands for unknown or missing.
+
+    Raises DataError naming the file, and the line if there is one.
     """
     assert config.path is not None
     path = Path(config.path).expanduser()
     texts, lines = read_columns(path)
-    for name in filter(None, (config.label_column, config.site_column)):
+    for name in filter(None, (config.label_column, config.site_column, config.patient)):
         if name not in texts:
             raise DataError(f"{path}: no column {name!r}{nearest(name, texts)}; found {', '.join(texts)}")
     y, classes = encode_labels(
@@ -38,7 +42,7 @@ def load_table(config: DataConfig) -> Source:
         lambda row: f"{path}, line {lines[row]}",
         MISSING,
     )
-    apart = {config.label_column, config.site_column}
+    apart = {config.label_column, config.site_column, config.patient}
     columns = config.columns or _discover({name: c for name, c in texts.items() if name not in apart}, path)
     site, site_names = None, ()
     if config.site_column is not None:
@@ -47,8 +51,22 @@ def load_table(config: DataConfig) -> Source:
             raise DataError(f"{path}, line {lines[int(np.argmin(index))]}: the {config.site_column} is empty")
         site, site_names = torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
     x = torch.from_numpy(encode(texts, columns, path, lines))
-    samples = Samples(x, torch.from_numpy(y), site, site_names)
+    if config.patient is None:
+        groups = _groups(texts, columns)
+    else:
+        groups = patient_groups(
+            texts[config.patient].tolist(), lambda row: f"{path}, line {lines[row]}, {config.patient}"
+        )
+    patients = config.patient is not None
+    samples = Samples(x, torch.from_numpy(y), site, site_names, groups=groups, patients=patients)
     return Source(samples, None, classes, *table_constants(config, columns), columns=dict(columns))
+
+
+def _groups(texts: Mapping[str, np.ndarray], columns: Mapping[str, object]) -> np.ndarray:
+    """Of each row, from the texts of its features: how they are encoded can depend on other rows."""
+    names = sorted(columns)
+    rows = zip(*(texts[name].tolist() for name in names), strict=True)
+    return text_groups("content", [json.dumps([names, row]) for row in rows])
 
 
 def read_columns(path: Path) -> tuple[dict[str, np.ndarray], list[int]]:
@@ -111,7 +129,7 @@ def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
     return sum(2 if isinstance(kind, str) else len(kind) + 1 for kind in columns.values())
 
 
-def numeric_places(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
+def numeric_indices(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
     """Numeric column -> place of its value among the D features of encode.
 
     By place, because the names that one would give to the features are not distinct: a category may be called
@@ -128,10 +146,13 @@ def numeric_places(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]
 def table_constants(
     config: DataConfig, columns: Mapping[str, str | Sequence[str]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mean, std), each (D,): of numeric values those of the experiment, or NaN; 0 and 1 for indicators and
-    one-hot codes."""
+    """(mean, std), each (D,), with which the columns of a table are standardised.
+
+    Numeric values take those of the experiment, or NaN if it has none; indicators and one-hot codes take 0
+    and 1.
+    """
     mean, std = torch.zeros(feature_count(columns)), torch.ones(feature_count(columns))
-    numeric = numeric_places(columns)
+    numeric = numeric_indices(columns)
     given = config.normalise
     for values, chosen in ((mean, given and given.mean), (std, given and given.std)):
         named = chosen if isinstance(chosen, dict) else dict.fromkeys(numeric, float("nan"))

@@ -1,2 +1,1 @@
-"""Putting a federation on real machines: certificates, keys, bundles, the approved app, the two long-lived
-processes."""
+"""Puts a federation on real machines: certificates, keys, bundles, the approved app, processes."""

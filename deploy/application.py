@@ -13,6 +13,7 @@ from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
+from perennial.foundation.plugins import sources_of
 from perennial.models.encoder_file import TEXT_SUFFIX, as_text, content_of
 
 ROOMS = (
@@ -26,8 +27,12 @@ PUBLISHER, NAME, VERSION = "perennial", "perennial", "0.1.0"
 
 @dataclass(frozen=True)
 class Application:
-    """A staged app. folder: what `flwr run` takes. fab: the bundle, named as Flower names it. digest: its
-    SHA-256."""
+    """An app that is ready to be sent.
+
+    folder: what `flwr run` takes.
+    fab: the Flower App Bundle (FAB), named as Flower names it.
+    digest: the FAB's SHA-256.
+    """
 
     folder: Path
     fab: Path
@@ -41,7 +46,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     bytes, so the same hash. Raises ConfigError for a bad experiment, or one too large to travel; StateError
     when apps/name holds another app already.
     """
-    from flwr.cli.build import build_fab_from_disk
+    from perennial.deploy.flower_seam import build_fab_from_disk
 
     resolved = load_experiment(experiment, overrides)
     name = name or resolved.name
@@ -52,6 +57,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     for room in ROOMS:
         shutil.copytree(APP_ROOT / room, package / room, ignore=CACHES)
     shutil.copy(Path(perennial.__file__), package / "__init__.py")
+    _stage_plugins(resolved, staged)
     (package / "experiments").mkdir()
     inside = f"experiments/{name}.yaml"
     resolved = _with_encoder(resolved, package / "experiments" / f"{name}.encoder{TEXT_SUFFIX}")
@@ -79,7 +85,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
 
 def read_application(name: str, apps: Path) -> Application:
     """A staged app, as it was submitted. Raises StateError naming those there are."""
-    from flwr.cli.build import build_fab_from_disk
+    from perennial.deploy.flower_seam import build_fab_from_disk
 
     folder = apps / name
     if not (folder / "pyproject.toml").is_file():
@@ -91,9 +97,29 @@ def read_application(name: str, apps: Path) -> Application:
     )
 
 
+def _stage_plugins(experiment: Experiment, staged: Path) -> None:
+    """Put the source of other people's methods beside the package, so that sites approve it with the rest.
+
+    Raises ConfigError where a plug-in would take the place of code that the app has already.
+    """
+    for target in experiment.plugins:
+        for name, path in sources_of(target).items():
+            copy = staged / name
+            if name.startswith(f"{NAME}/"):
+                if copy.exists():
+                    continue  # a module of Perennial itself that travels already
+                raise ConfigError(
+                    f"{target}: is no part of the app; a method of one's own is a package of its own"
+                )
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+
+
 def _with_encoder(experiment: Experiment, inside: Path) -> Experiment:
-    """The experiment, reading its encoder from inside, where the file is put: as text, because Flower's
-    bundles hold nothing else."""
+    """The experiment, changed to read its encoder from a file inside the app.
+
+    The file is written as text, because Flower's FABs hold nothing else.
+    """
     encoder, digests = experiment.encoder, experiment.digests
     if digests is None or encoder.file is None or encoder.sha256 is None:
         return experiment

@@ -10,9 +10,11 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from perennial.deploy.application import VERSION
 from perennial.deploy.approval import prepare_apps
 from perennial.deploy.federation import OperatorFolder, keep_out_of_git
 from perennial.deploy.keys import unseal, write_node_key
+from perennial.deploy.signing import SUFFIX
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import replace_file
 
@@ -20,7 +22,8 @@ TEMPLATES = Path(__file__).parent
 SEALED_KEY = "node.key.sealed"
 SUMS = "SHA256SUMS"
 AUTHORITIES = "ca.crt"
-OFFERED = re.compile(r"offered/[A-Za-z0-9][A-Za-z0-9._-]*\.fab")
+PUBLISHER = "publisher.pub"
+OFFERED = re.compile(rf"offered/[A-Za-z0-9][A-Za-z0-9._-]*\.fab({re.escape(SUFFIX)})?")
 REPLACED = ("GUIDE.md",)
 """Templates that a newer bundle may replace: nothing there runs or decides anything."""
 LARGEST = 64 * 2**20
@@ -35,8 +38,10 @@ def write_bundle(folder: OperatorFolder, name: str) -> Path:
     sealed = folder.path / "sites" / f"{name}.sealed"
     if sealed.exists():
         files[SEALED_KEY] = sealed.read_bytes()
-    for fab in sorted(folder.apps.glob("*.fab")):
-        files[f"offered/{fab.name}"] = fab.read_bytes()
+    if folder.publisher_public.exists():
+        files[PUBLISHER] = folder.publisher_public.read_bytes()
+    for path in sorted([*folder.apps.glob("*.fab"), *folder.apps.glob(f"*.fab{SUFFIX}")]):
+        files[f"offered/{path.name}"] = path.read_bytes()
     sums = [f"{hashlib.sha256(data).hexdigest()}  {path}\n" for path, data in sorted(files.items())]
     files[SUMS] = "".join(sums).encode()
     data = _archive(name, files)
@@ -51,9 +56,10 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
     """Unpack a bundle into a site's folder; what was written, by name.
 
     A bundle's checksums come from whoever made it, so they protect against damage alone. What it may write is
-    a closed list: the templates of a site, ca.crt, a sealed key, and apps on offer, which run only once they
-    are approved. Templates that say what runs (site.yaml, .env, compose.yaml, ...) are kept when they are
-    there already, as the key is, so that a newer bundle brings a new ca.crt, guide or app and changes nothing
+    a closed list: the templates of a site, ca.crt, publisher.pub, a sealed key, and apps on offer with their
+    signatures, which run only once they are approved. Templates that say what runs (site.yaml, .env,
+    compose.yaml, ...) are kept when they are there already, as keys are, so that a newer bundle brings a new
+    ca.crt, guide or app and changes nothing
     that the hospital decided. passphrase: opens a sealed key. Raises ConfigError for an archive that is
     damaged, holds other paths than a bundle's, or whose key does not open; nothing is written then.
     """
@@ -65,7 +71,8 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
             raise ConfigError(f"{bundle}: holds a sealed key; give its passphrase")
         key = unseal(files[SEALED_KEY], passphrase, f"{bundle}: {SEALED_KEY}")
     folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-    kept = _templates("site").keys() - set(REPLACED)
+    # a publisher's key that came with the app it vouches for would vouch for nothing
+    kept = (_templates("site").keys() | {PUBLISHER}) - set(REPLACED)
     written = []
     for path, data in files.items():
         target = folder / path
@@ -77,7 +84,7 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
     keep_out_of_git(folder)
     (folder / "state").mkdir(exist_ok=True, mode=0o700)
     (folder / "data").mkdir(exist_ok=True)  # where the container mounts the data, wherever they lie
-    prepare_apps(folder / "flower")
+    prepare_apps(folder / "flower", folder / "approvals")
     if key is not None:
         write_node_key(key, folder / "node.key")
         written.append("node.key")
@@ -91,6 +98,7 @@ def write_operator_files(folder: OperatorFolder) -> None:
         "name": folder.federation.name,
         "project": project_name(folder.federation.name),
         "fleet_port": str(folder.federation.fleet_port),
+        "version": VERSION,
         "user": str(user),
         "group": str(group),
     }
@@ -113,6 +121,7 @@ def _facts(folder: OperatorFolder, name: str) -> dict[str, str]:
         "site": name,
         "project": project_name(name),
         "superlink": folder.fleet_address,
+        "version": VERSION,
         "sealed": "yes" if (folder.path / "sites" / f"{name}.sealed").exists() else "no",
     }
 
@@ -161,12 +170,12 @@ def _read_archive(bundle: Path) -> dict[str, bytes]:
 
 def _inside(member: tarfile.TarInfo, bundle: Path) -> str:
     """The path of a member below the bundle's folder. Raises ConfigError for one that no bundle has."""
-    named = {*_templates("site"), AUTHORITIES, SEALED_KEY, SUMS}
+    named = {*_templates("site"), AUTHORITIES, PUBLISHER, SEALED_KEY, SUMS}
     path = "/".join(PurePosixPath(member.name).parts[1:])
     if not member.isfile() or not (path in named or OFFERED.fullmatch(path)):
         raise ConfigError(
             f"{bundle}: member {member.name!r}: allowed plain files below one folder: "
-            f"{', '.join(sorted(named))}, offered/NAME.fab"
+            f"{', '.join(sorted(named))}, offered/NAME.fab, offered/NAME.fab{SUFFIX}"
         )
     return path
 

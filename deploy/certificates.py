@@ -131,8 +131,11 @@ class Validity:
 
 
 def read_validity(path: Path) -> list[Validity]:
-    """Every certificate in a PEM file. Raises StateError naming the file when there is none, or something
-    beside certificates that another reader could trust."""
+    """The validity of every certificate in a PEM file.
+
+    Raises StateError naming the file when there is no certificate, or something beside certificates that
+    another reader could trust.
+    """
     try:
         data = path.read_bytes()
         found = x509.load_pem_x509_certificates(data)

@@ -1,7 +1,7 @@
 """The operator's folder: one federation, everything that the operator owns of it.
 
 deploy.yaml         name, hosts, how the SuperLink is reached
-authority/          the certificate authority; its key never leaves this folder
+authority/          the certificate authority, and the key that signs apps; keys never leave this folder
 certificates/       ca.crt (what sites trust), server.pem, server.key
 sites/NAME.pub      one site's public key; sites/NAME.yaml: whether it is registered
 apps/NAME/          each submitted experiment with the code that runs it; apps/*.fab: as sites get it
@@ -27,9 +27,11 @@ from perennial.deploy.certificates import (
     write_issued,
 )
 from perennial.deploy.keys import check_public_line, fingerprint
+from perennial.deploy.signing import make_publisher_key
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import SITE_NAME
+from perennial.foundation.registered import NODES, write_registered
 
 DEPLOY = "deploy.yaml"
 IN_CONTAINER = Path("/operator")
@@ -71,6 +73,8 @@ class OperatorFolder:
         self.federation = validate(Federation, read_yaml(path / DEPLOY), str(path / DEPLOY))
         self.authority_certificate = self.path / "authority" / "ca.crt"
         self.authority_key = self.path / "authority" / "ca.key"
+        self.publisher_key = self.path / "authority" / "publisher.key"
+        self.publisher_public = self.path / "authority" / "publisher.pub"
         self.certificates = self.path / "certificates"
         self.state = self.path / "state"
         self.apps = self.path / "apps"
@@ -112,6 +116,11 @@ class OperatorFolder:
         text = yaml.safe_dump(record.model_dump(), sort_keys=False)
         replace_file(self.path / "sites" / f"{name}.yaml", text.encode(), mode=0o644)
 
+    def write_names(self) -> None:
+        """Tell the server which name belongs to which registered node: no node can say another's."""
+        registered = {site.node: name for name, site in self.sites().items() if site.state == "registered"}
+        write_registered(self.path / NODES, registered)
+
     def add_site(self, name: str, public_key: bytes) -> str:
         """Add a site, or give one that is not registered a new key; the key's fingerprint.
 
@@ -134,8 +143,10 @@ class OperatorFolder:
         return fingerprint(line)
 
     def renew_server(self, days: int) -> int:
-        """A new server certificate from the present authority, which ends a change of authority: from now on
-        ca.crt holds no other. Returns how many others it held."""
+        """Issue a new server certificate from the present authority, which ends a change of authority.
+
+        From now on ca.crt holds no other authority. Returns how many others it held.
+        """
         authority = Issued(self.authority_certificate.read_bytes(), self.authority_key.read_bytes())
         issued = make_server(authority, self.federation.hosts, days)
         folder = self.certificates
@@ -147,8 +158,10 @@ class OperatorFolder:
         return len(before - {found.fingerprint for found in read_validity(trusted)})
 
     def renew_authority(self) -> None:
-        """A new authority beside the one that the server's certificate is from: sites trust both until that
-        is renewed."""
+        """Create a new authority beside the one that issued the server's certificate.
+
+        Sites trust both until the server's certificate is renewed.
+        """
         server = (self.certificates / "server.pem").read_bytes()
         old = signers_of(server, (self.certificates / "ca.crt").read_bytes())
         authority = make_authority(self.federation.name)
@@ -163,8 +176,10 @@ class OperatorFolder:
 
 
 def create_operator_folder(path: Path, federation: Federation, days: int) -> OperatorFolder:
-    """Make path a new federation: authority, server certificate, settings. Raises StateError when it is no
-    folder or not empty."""
+    """Create a new federation at path: authority, server certificate and settings.
+
+    Raises StateError when path is no folder or is not empty.
+    """
     authority = make_authority(federation.name)
     make_server(authority, federation.hosts, days)  # refuses bad hosts before anything is written
     make_folder(path, mode=0o777)
@@ -179,14 +194,17 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     _write_federation(path, federation)
     folder = OperatorFolder(path)
     folder.renew_server(days)
+    make_publisher_key(folder.publisher_key, folder.publisher_public)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
     give_to_owner(path, folder.state)
     return folder
 
 
 def keep_out_of_git(folder: Path) -> None:
-    """Where folder lies in a repository, adding everything to that adds no key; a .gitignore that is there
-    already stays."""
+    """Write a .gitignore so that a repository around the folder does not take the keys in.
+
+    A .gitignore that is there already stays.
+    """
     if not (folder / ".gitignore").exists():
         replace_file(folder / ".gitignore", b"*\n", mode=0o644)
 

@@ -64,8 +64,10 @@ def unseal(data: bytes, passphrase: str, where: str) -> ec.EllipticCurvePrivateK
 
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A site's private key. Raises StateError naming the file when it is missing, not such a key, or open to
-    others."""
+    """Read a site's private key.
+
+    Raises StateError naming the file when it is missing, not such a key, or open to others.
+    """
     try:
         data = path.read_bytes()
         mode = path.stat().st_mode

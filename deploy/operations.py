@@ -1,5 +1,4 @@
-"""What an operator does with a running federation: register and revoke sites, submit, watch, stop and resume
-runs."""
+"""What an operator does with a running federation: register and revoke sites; submit, watch and stop runs."""
 
 import json
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import Any
 
 from perennial.deploy.application import Application, read_application, stage_application
 from perennial.deploy.federation import OperatorFolder, SiteRecord
+from perennial.deploy.signing import sign_app
 from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
@@ -22,6 +22,7 @@ def register(folder: OperatorFolder, name: str) -> str:
     answer = flwr_json(folder, "supernode", "register", str(key), CONNECTION, "--name", name)
     node = str(answer["node-id"])
     folder.write_site(name, SiteRecord(state="registered", node=node))
+    folder.write_names()
     return node
 
 
@@ -32,6 +33,7 @@ def revoke(folder: OperatorFolder, name: str) -> None:
         raise StateError(f"site {name!r}: not registered (it is {record.state})")
     flwr(folder, "supernode", "unregister", record.node, CONNECTION)
     folder.write_site(name, SiteRecord(state="revoked", node=record.node))
+    folder.write_names()
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,18 @@ def submit(
     folder: OperatorFolder, experiment: Path, overrides: list[str], name: str, device: str
 ) -> Submission:
     """Stage an experiment and start its run."""
-    application = stage_application(experiment, overrides, name, folder.apps)
-    return _start(folder, application, {"device": device})
+    return _start(folder, stage(folder, experiment, overrides, name), {"device": device})
 
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
-    """Stage an experiment without running it, so that sites can approve it first."""
-    return stage_application(experiment, overrides, name, folder.apps)
+    """Stage an experiment without running it, so that sites can approve it first.
+
+    It is signed if the publisher's key is there.
+    """
+    application = stage_application(experiment, overrides, name, folder.apps)
+    if folder.publisher_key.exists():
+        sign_app(application.fab, folder.publisher_key)
+    return application
 
 
 def resume(folder: OperatorFolder, name: str, device: str) -> Submission:
@@ -83,6 +90,20 @@ def last_run(folder: OperatorFolder, name: str) -> str:
     if not started:
         raise StateError(f"run {name!r}: staged, but never started; start it with `perennial deploy submit`")
     return started[-1]
+
+
+def require_started(folder: OperatorFolder, name: str, run: str) -> None:
+    """Check that Flower has started the ServerApp of a run, for whose log a command would wait without end.
+
+    Raises StateError otherwise.
+    """
+    status = run_statuses(folder).get(run, "unknown")
+    if status == "pending":
+        raise StateError(
+            f"run {name!r}: pending (Flower's run {run}); its ServerApp has not started, so it has said "
+            "nothing yet. If this lasts more than a minute, look at the SuperLink's own log: without its "
+            "SuperExec it starts no app"
+        )
 
 
 def started_runs(folder: OperatorFolder) -> dict[str, list[str]]:
@@ -116,6 +137,7 @@ def progress(folder: OperatorFolder, name: str) -> dict[str, Any]:
 
 def _start(folder: OperatorFolder, application: Application, settings: dict[str, str]) -> Submission:
     name = application.folder.name
+    folder.write_names()
     settings = {**settings, "name": name, "runs": str(folder.root / "state" / "runs")}
     run_config = " ".join(f'{key}="{value}"' for key, value in settings.items())
     app = str(folder.root / "apps" / name)

@@ -4,8 +4,8 @@ Flower 1.39 gives a writer of its SQLite file 5 s; then the call ends with "data
 the run. A model of hundreds of megabytes keeps the file busy for longer on a slow or busy disk.
 """
 
-from flwr.supercore import sql_mixin
-from flwr.superlink.cli import flower_superlink
+from perennial.deploy.child_watch import end_with_child
+from perennial.deploy.flower_seam import flower_superlink, sql_mixin, superlink_module
 
 BUSY_TIMEOUT = 120_000
 """Milliseconds."""
@@ -21,4 +21,5 @@ def wait_for_the_database() -> None:
 
 if __name__ == "__main__":
     wait_for_the_database()
+    end_with_child(superlink_module, "flower-superexec")
     flower_superlink()

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from perennial.config.site import Connection, SiteConfig, load_site_config
 from perennial.deploy.approval import ApprovedApp, approved_apps, require_read_only
 from perennial.deploy.certificates import Validity, read_validity
 from perennial.deploy.handshake import Unreachable, check_handshake
+from perennial.deploy.health import check_health
 from perennial.deploy.keys import fingerprint, public_line, read_node_key
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError, StateError
 
 log = logging.getLogger("perennial.site")
 SOON = 30
@@ -52,7 +54,7 @@ def read_setup(path: Path) -> SiteSetup:
     folder = path.parent
     key = read_node_key(folder / connection.key)
     if not connection.any_app:
-        require_read_only(folder / connection.flower_home)
+        require_read_only(folder / connection.flower_home, config.approvals)
     authorities = read_validity(folder / connection.ca)
     apps = approved_apps(folder / connection.flower_home)
     return SiteSetup(folder, config, connection, fingerprint(public_line(key)), authorities, apps)
@@ -63,14 +65,51 @@ def health_address(connection: Connection) -> str:
     return f"127.0.0.1:{connection.runtime_port + 1}"
 
 
+def require_free_ports(connection: Connection) -> None:
+    """Raises StateError when another process, a second SuperNode say, has a port that this one needs."""
+    for port in (connection.runtime_port, connection.runtime_port + 1):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                raise StateError(
+                    f"connection.runtime_port: {connection.runtime_port} and the next port are needed on "
+                    f"loopback, and {port} is in use ({error.strerror}); is this site running already? A "
+                    "second SuperNode on this machine needs another runtime_port in its site.yaml"
+                ) from error
+
+
+def ports_in_words(connection: Connection) -> str:
+    """Whether this site's SuperNode runs already, or could start.
+
+    Raises StateError when something else has its ports.
+    """
+    try:
+        require_free_ports(connection)
+    except StateError:
+        try:
+            check_health(health_address(connection))
+        except StateError:
+            pass
+        else:
+            return f"one runs already and serves, at port {connection.runtime_port}"
+        raise
+    return f"does not run; ports {connection.runtime_port} and {connection.runtime_port + 1} are free for it"
+
+
 def start_supernode(path: Path) -> None:
-    """Become the SuperNode. Certificates and keys that cannot work are errors; a SuperLink that cannot
-    be reached now is tried again by the SuperNode for as long as it takes."""
+    """Become the SuperNode of this site.
+
+    Certificates and keys that cannot work are errors; a SuperLink that cannot be reached now is tried again
+    by the SuperNode for as long as it takes.
+    """
     setup = read_setup(path)
     connection = setup.connection
     for authority in setup.authorities:
         if authority.days_left < SOON:
             log.warning("%s: %s", connection.ca, authority)
+    require_free_ports(connection)
     try:
         check_handshake(connection.superlink, setup.path(connection.ca))
     except Unreachable as problem:

@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.object_store import ObjectStore
-from flwr.supernode import start_client_internal
-from flwr.supernode.cli import flower_supernode
+from perennial.deploy.child_watch import end_with_child
+from perennial.deploy.flower_seam import (
+    ObjectStore,
+    flower_supernode,
+    iterate_object_tree,
+    start_client_internal,
+)
 
 PATIENCE = 60.0
 """Seconds without the next part of a reply, which comes from a process on the same machine."""
@@ -48,4 +51,5 @@ def send_whole_replies() -> None:
 
 if __name__ == "__main__":
     send_whole_replies()
+    end_with_child(start_client_internal, "flower-superexec")
     flower_supernode()

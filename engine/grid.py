@@ -6,10 +6,9 @@ from itertools import count
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+
+from perennial.deploy.flower_seam import ErrorCode, Run, TaskIdentity
 
 Client = Callable[[Message, Context], Message]
 """A ClientApp, or what calls one."""

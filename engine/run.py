@@ -1,20 +1,27 @@
 """Running an experiment on this machine: the ServerApp's main over an in-process grid."""
 
+import os
+from pathlib import Path
+
 from flwr.app import Context, Message, RecordDict
 
-from perennial.config.experiment import Experiment
+from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation, simulated_site_names
 from perennial.engine.grid import InProcessGrid, Listener, set_task_identity, site_contexts
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import replace_file
+
+RESUMED = "experiment.resumed.yaml"
 
 
 def run_in_process(
     settings: RunSettings, workers: int = 1, listener: Listener | None = None
 ) -> dict[str, object]:
-    """Run (or resume) to the end; returns the summary. settings.experiment must be an absolute path or in the
-    app.
+    """Run an experiment to the end, or resume it; returns the summary.
 
-    workers: processes that the sites are spread over; the result is the same for any number.
+    settings.experiment: an absolute path, or one inside the app.
+    workers: number of processes over which the sites are spread; the result is the same for any number.
     """
     from perennial.server.app import serve
 
@@ -54,3 +61,36 @@ def _worker_grid(
     simulated_federation(experiment)
     method = "spawn" if choose_device(settings.device).type == "cuda" else "fork"
     return WorkerGrid(answer, contexts, workers, method)
+
+
+def resumed_settings(
+    experiment: Path | None,
+    overrides: list[str],
+    seed: int | None,
+    folder: Path,
+    device: str,
+    threads: int = 1,
+) -> RunSettings:
+    """Settings that go on with folder; a given experiment may add classes and tasks."""
+    stored = folder / "experiment.yaml"
+    if not os.path.exists(stored):
+        raise StateError(f"{folder}: no run to resume here (experiment.yaml is missing)")
+    folder = folder.resolve()
+    source = folder / "experiment.yaml"
+    if experiment is not None or overrides or seed is not None:
+        old = load_experiment(source)
+        new = load_experiment(experiment or source, overrides, seed)
+        if new.tasks != old.tasks or new.data.classes != old.data.classes:
+            from perennial.server.continuation import continued
+
+            new = continued(old, new)
+        source = folder / RESUMED
+        replace_file(source, new.to_yaml().encode(), mode=0o644)
+    return RunSettings(
+        experiment=str(source),
+        name=folder.name,
+        runs=str(folder.parent),
+        resume="yes",
+        device=device,
+        threads=threads,
+    )

@@ -17,12 +17,18 @@ from threading import Thread
 from typing import Literal
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.message import make_message
-from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_from_proto, message_to_proto, recorddict_from_proto, recorddict_to_proto
-from flwr.common.serde_utils import metadata_from_proto, metadata_to_proto
-from flwr.proto.message_pb2 import Message as ProtoMessage
 
+from perennial.deploy.flower_seam import (
+    ErrorCode,
+    ProtoMessage,
+    make_message,
+    message_from_proto,
+    message_to_proto,
+    metadata_from_proto,
+    metadata_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from perennial.engine.grid import Client, InProcessGrid, answered, set_task_identity
 from perennial.foundation.errors import StateError
 
@@ -47,7 +53,7 @@ class _Worker:
         crossed: RecordDict | None = None
         for message in messages:
             frame = ProtoMessage(metadata=metadata_to_proto(message.metadata))
-            if message.content is not crossed:
+            if message.content != crossed:
                 crossed = message.content
                 frame.content.CopyFrom(recorddict_to_proto(crossed))
             self.connection.send_bytes(frame.SerializeToString())
@@ -160,7 +166,7 @@ class WorkerGrid(InProcessGrid):
 
     def _bury(self, worker: _Worker) -> None:
         """A worker is gone: its messages come back as errors."""
-        self._alive = [other for other in self._alive if other is not worker]
+        self._alive = [other for other in self._alive if other.name != worker.name]
         worker.end()
         reason = _cause_of_death(worker)
         self._returned += [

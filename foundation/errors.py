@@ -13,8 +13,10 @@ class PerennialError(Exception):
 
 
 class ConfigError(PerennialError):
-    """A YAML file or a command-line setting is wrong: names the file, the key, what was found, what is
-    allowed."""
+    """A YAML file or a command-line setting is wrong.
+
+    The message names the file and the key, what was found and what is allowed.
+    """
 
 
 class DataError(PerennialError):
@@ -34,16 +36,33 @@ class PrivacyError(PerennialError):
 
 
 class StateError(PerennialError):
-    """Durable state (run folder, checkpoint, state_dir) is missing, damaged, locked or belongs to something
-    else."""
+    """Durable state is missing, damaged, locked, or belongs to something else.
+
+    Durable state is a run folder, a checkpoint, or a site's state_dir.
+    """
 
 
 class RecordGone(StateError):
-    """A site no longer keeps what it knew at the round that it is asked for: names record, run and rounds,
-    nothing of its data or disk."""
+    """A site no longer keeps what it knew at the round that the server asks for.
+
+    The message names the record, the run and the rounds, and nothing of the site's data or disk.
+    """
+
+
+LONGEST_WORD = 100
+
+
+def shown(text: str, longest: int = 200) -> str:
+    """text for an error message, cut to a length that a person can read."""
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
 
 
 def nearest(found: str, allowed: Iterable[str]) -> str:
-    """' (did you mean X?)' for a misspelt word, or '' when nothing is close."""
+    """' (did you mean X?)' for a misspelt word, or '' when nothing is close.
+
+    Nobody misspells a word of hundreds of characters, and comparing a stranger's would take minutes.
+    """
+    if len(found) > LONGEST_WORD:
+        return ""
     close = get_close_matches(found, list(allowed), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -10,16 +10,18 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from perennial.foundation.errors import StateError
 
 
-def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+def replace_file(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True) -> None:
     """Put data at path in one atomic, durable step; of several writers at once, the last one's stays.
 
     The bytes are on the disk before the old file disappears. On any error (a full disk, say) the old file
     stays as it was and the partial one is removed; what a killed writer left of its own is removed by the
-    next one. Raises StateError naming the path.
+    next one. durable: False does not wait for the disk, so that a power cut may leave a damaged file.
+    Raises StateError naming the path.
     """
     partial = None
     try:
@@ -28,9 +30,11 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
             os.replace(partial, path)
-        flush_folder(path.parent)
+        if durable:
+            flush_folder(path.parent)
     except OSError as error:
         if partial is not None:
             partial.unlink(missing_ok=True)
@@ -61,12 +65,35 @@ def _remove_left_over(path: Path) -> None:
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:
-    """folder and the folders above it, where they are missing. Raises StateError naming it when it is a file
-    or cannot be made."""
+    """folder and the folders above it, where they are missing, each with this mode from its first moment.
+
+    Raises StateError naming it when it is a file or cannot be made.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=mode)
+        _make(folder, mode)
     except OSError as error:
         raise StateError(f"{folder}: no folder, and none can be made here ({error.strerror})") from error
+
+
+def _make(folder: Path, mode: int) -> None:
+    # Path.mkdir(parents=True) gives the mode to the last folder alone
+    try:
+        folder.mkdir(mode=mode)
+    except FileNotFoundError:
+        _make(folder.parent, mode)
+        folder.mkdir(mode=mode, exist_ok=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def open_private(path: Path) -> TextIO:
+    """path for reading and for adding to, made with mode 0600 where it is missing; a link is refused.
+
+    Raises OSError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, 0o600), "a+", encoding="utf-8")
 
 
 def flush_folder(folder: Path) -> None:
@@ -81,7 +108,7 @@ def flush_folder(folder: Path) -> None:
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
     """Wait until no other process is inside this block for folder; a process that dies inside leaves it."""
-    with open(folder / "turn", "a", encoding="utf-8") as file:
+    with open_private(folder / "turn") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -95,7 +122,7 @@ def sole_owner(folder: Path, owner: str) -> Iterator[None]:
     """
     make_folder(folder)
     try:
-        file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115
+        file = open_private(folder / "lock")
     except OSError as error:
         raise StateError(f"{folder}: cannot be written to ({error.strerror})") from error
     with file:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import PrivacyError, StateError
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.training import TrainingResult
@@ -33,10 +33,11 @@ from perennial.privacy.bayesian import BayesianAccountant
 from perennial.privacy.clipping import clip
 
 FILE = "typical.json"
+"""The name on disk from earlier versions, so that a run in progress keeps what it has counted."""
 
 
 @dataclass(frozen=True)
-class Typical:
+class BayesianFigure:
     """The figure of one run as a site keeps it. epsilon: None where the bound is void, and why."""
 
     epsilon: float | None
@@ -62,11 +63,11 @@ class NeighbourDistances:
     ) -> Self | None:
         """None where the experiment asks for none, or where the server sees what it takes."""
         privacy = experiment.privacy
-        if privacy.typical is None or privacy.mode not in ("client_local", "sample"):
+        if privacy.bayesian_estimate is None or privacy.mode not in ("client_local", "sample"):
             return None
         generator = stream(experiment.seed, "typical-record", site, round_number)
         path = _path(state_dir, run)
-        return cls(path, experiment, privacy.typical.pairs, generator)
+        return cls(path, experiment, privacy.bayesian_estimate.pairs, generator)
 
     def records(self, samples: int) -> Tensor:
         """(pairs,) indices of records drawn at random, each on its own."""
@@ -83,10 +84,12 @@ class NeighbourDistances:
         own: Sequence[str],
         train: Callable[[TrainingSet, np.random.Generator], TrainingResult],
     ) -> None:
-        """One invocation of client_local. train: trains the model of flat in place, which is put back after.
-        own: tensors that do not leave the site.
+        """Measure one invocation of client_local by training on two halves of the site's data.
 
-        A single sample has no halves, which ends the figure.
+        train: trains the model of flat in place; the model is restored afterwards.
+        own: names of tensors that do not leave the site.
+
+        A single sample cannot be halved, which makes the figure void.
         """
         clip_norm = self.experiment.privacy.clip_norm
         assert clip_norm is not None
@@ -126,15 +129,17 @@ class NeighbourDistances:
             void = str(error)
         self._seen = []
         content = {"accountant": accountant.state_dict(), "delta": privacy.delta, "void": void}
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self.path.parent)
         replace_file(self.path, json.dumps(content).encode())
 
     def _new(self) -> BayesianAccountant:
         privacy = self.experiment.privacy
-        assert privacy.typical is not None
+        assert privacy.bayesian_estimate is not None
         rate = privacy.sample_rate
         steps = 1 if rate is None else math.ceil(self.experiment.learner.epochs / rate)
-        return BayesianAccountant(privacy.typical.planned_rounds * steps, privacy.typical.failure_probability)
+        return BayesianAccountant(
+            privacy.bayesian_estimate.planned_rounds * steps, privacy.bayesian_estimate.failure_probability
+        )
 
 
 def halves(data: TrainingSet, generator: np.random.Generator) -> list[TrainingSet]:
@@ -152,7 +157,7 @@ def halves(data: TrainingSet, generator: np.random.Generator) -> list[TrainingSe
     return parts
 
 
-def typical_of(state_dir: Path, run: str) -> Typical | None:
+def bayesian_figure_of(state_dir: Path, run: str) -> BayesianFigure | None:
     """What a site has estimated in a run; None where it has not. Raises StateError on a damaged file."""
     path = _path(state_dir, run)
     found = _read(path)
@@ -163,10 +168,10 @@ def typical_of(state_dir: Path, run: str) -> Typical | None:
         epsilon = None if void else accountant.epsilon(delta)
     except PrivacyError as error:
         epsilon, void = None, str(error)
-    return Typical(epsilon, delta, accountant.invocations, accountant.planned, void)
+    return BayesianFigure(epsilon, delta, accountant.invocations, accountant.planned, void)
 
 
-def runs_with_typical(state_dir: Path) -> list[str]:
+def runs_with_bayesian_figure(state_dir: Path) -> list[str]:
     """The runs of which a site has an estimate, by name."""
     return sorted(path.parent.name for path in state_dir.glob(f"runs/*/{FILE}"))
 

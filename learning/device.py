@@ -8,8 +8,10 @@ from perennial.foundation.errors import ConfigError, StateError
 
 
 def choose_device(device: str) -> torch.device:
-    """auto: the GPU when there is one; cuda:N: one of several. Raises ConfigError for any other word, and
-    StateError when a GPU is asked for that is not there."""
+    """The device that a word names: cpu, cuda, cuda:N, or auto for the GPU if there is one.
+
+    Raises ConfigError for any other word, and StateError when a GPU is asked for that is not there.
+    """
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", device):
         raise ConfigError(
             f"device: found {device!r}, allowed auto, cpu, cuda, or cuda:N for one of several GPUs"

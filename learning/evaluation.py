@@ -1,14 +1,16 @@
-"""Measuring a model: right answers and samples of each class, by the head or by the nearest class
-mean."""
+"""Counts a model's right answers for each class, by its head or by the nearest class mean."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
+from perennial.learning.feature_bank import bank_of
 from perennial.models.class_means import mean_similarity
+from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
 
 
@@ -16,8 +18,10 @@ from perennial.models.incremental import IncrementalModel
 def count_correct(
     predict: Callable[[Tensor], Tensor], data: TrainingSet, num_classes: int
 ) -> tuple[list[int], list[int]]:
-    """(correct, total), each num_classes long. predict: (B, ...) inputs -> (B,) classes. Empty data gives
-    zeros."""
+    """(correct, total) for each class; both have num_classes entries, all 0 for empty data.
+
+    predict: maps inputs (B, ...) to classes (B,).
+    """
     correct = torch.zeros(num_classes, dtype=torch.int64, device=data.y.device)
     for start in range(0, len(data), EVALUATION_BATCH):
         rows = slice(start, start + EVALUATION_BATCH)
@@ -30,6 +34,20 @@ def count_correct(
 def by_head(model: IncrementalModel) -> Callable[[Tensor], Tensor]:
     """The class of the largest logit."""
     return lambda inputs: model(inputs).argmax(dim=1)
+
+
+def head_counts(
+    model: IncrementalModel, data: TrainingSet, num_classes: int, folder: Path | None
+) -> tuple[list[int], list[int]]:
+    """(correct, total) of the head, as count_correct. Fixed maps answer once a sample, whatever the task.
+
+    folder: where their answers may be kept; None: in memory.
+    """
+    model.eval()
+    if not isinstance(model.backbone, FixedFeatures) or len(data) == 0:
+        return count_correct(by_head(model), data, num_classes)
+    features = bank_of(model.backbone, data, folder).feature_set(model.backbone, data)
+    return count_correct(lambda rows: model.classify(rows).argmax(dim=1), features, num_classes)
 
 
 def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor], Tensor]:

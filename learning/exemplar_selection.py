@@ -3,10 +3,11 @@
 A list is in order of importance, so that its prefix is the choice for a smaller budget.
 """
 
-import hashlib
-
+import numpy as np
 import torch
 from torch import Tensor
+
+from perennial.data.splits import below
 
 
 def _checked(features: Tensor, budget: int) -> int:
@@ -52,27 +53,25 @@ def nearest(features: Tensor, budget: int) -> Tensor:
     return torch.sort(distance, stable=True).indices[:size].cpu()
 
 
-def random_by_hash(sample_hashes: list[str], budget: int, seed: int) -> Tensor:
-    """Indices of the samples with the smallest keyed hash: no property of the samples counts, but one more
-    sample can displace another.
+def random_by_hash(hashes: np.ndarray, budget: int) -> Tensor:
+    """Indices of the samples with the smallest keyed hash.
 
-    sample_hashes: one content hash for each sample. Returns (min(budget, n),) int64.
+    The choice does not depend on any property of a sample, but one more sample can displace another.
+
+    hashes: (n,) uint64.
+    Returns (min(budget, n),) int64, smallest hash first.
+    Raises ValueError on an empty class or a budget below 1.
     """
-    size = _checked(torch.empty(len(sample_hashes), 0), budget)
-    ranks = [hashlib.sha256(f"{seed}:{digest}".encode()).digest() for digest in sample_hashes]
-    order = sorted(range(len(ranks)), key=ranks.__getitem__)
-    return torch.tensor(order[:size], dtype=torch.int64)
+    size = _checked(torch.empty(len(hashes), 0), budget)
+    return torch.from_numpy(np.argsort(hashes, kind="stable")[:size])
 
 
-def share_by_hash(sample_hashes: list[str], share: float, seed: int) -> Tensor:
-    """Indices of the samples whose keyed hash, read as a number in [0, 1), is below share.
+def share_by_hash(hashes: np.ndarray, share: float) -> Tensor:
+    """Indices of the samples whose keyed hash is among the lowest share of all that there can be.
 
-    Each sample's fate is its own: adding or removing another changes nothing. Returns (k,) int64, k about
-    share * n, perhaps 0, smallest hash first.
+    Each sample's fate is its own: adding or removing another changes nothing. hashes: (n,) uint64, equal for
+    samples of one patient, which are kept together. Returns (k,) int64, k about share * n, perhaps 0,
+    smallest hash first.
     """
-    values = [
-        int.from_bytes(hashlib.sha256(f"{seed}:{digest}".encode()).digest()[:8]) / 2**64
-        for digest in sample_hashes
-    ]
-    kept = [index for index in range(len(values)) if values[index] < share]
-    return torch.tensor(sorted(kept, key=values.__getitem__), dtype=torch.int64)
+    order = np.argsort(hashes, kind="stable")
+    return torch.from_numpy(order[below(hashes[order], share)])

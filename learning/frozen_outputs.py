@@ -28,8 +28,11 @@ class FrozenOutputs:
         data: TrainingSet,
         augmented: bool,
     ) -> None:
-        """teacher: complete model of the task before, or None. kind: "full", or "old_backbone" for its head
-        on its backbone alone, which a dual backbone has computed already.
+        """Compute or prepare what the teacher and the frozen parts of the model answer.
+
+        teacher: complete model of the previous task, or None.
+        kind: "full", or "old_backbone" for the teacher's head on its backbone alone, which a dual backbone
+        has computed already.
 
         Raises ProtocolError when a frozen part could still learn, or knows as many classes as the model.
         """
@@ -76,8 +79,10 @@ class FrozenOutputs:
 
 
 def check_frozen(model: IncrementalModel, teacher: IncrementalModel | None) -> None:
-    """Raises ProtocolError where a part that must stay as it was could learn, or the teacher knows too
-    much."""
+    """Check that the parts that must stay frozen are frozen, and that the teacher knows fewer classes.
+
+    Raises ProtocolError otherwise.
+    """
     frozen = {"teacher": teacher}
     if isinstance(model, DualBackboneModel):
         frozen["old backbone"] = model.old_backbone  # pyright: ignore[reportArgumentType]

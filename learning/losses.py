@@ -1,6 +1,7 @@
-"""The loss terms of the local learner: classification, distillation, contrastive. Batch means, natural
-logarithms.
+"""The loss terms of the local learner: classification, distillation and contrastive.
 
+Each loss gives values of samples, (B,) or (B, M), whose mean is the loss of the batch: ordinary training
+averages them, DP-SGD clips each sample's own (learning/objective.py). Natural logarithms.
 Shapes: logits (B, M) over all M classes seen so far, labels (B,) int64, features (B, d).
 """
 
@@ -12,13 +13,12 @@ from perennial.foundation.errors import ConfigError
 
 
 def log_prior(counts: Tensor, scale: float, sign: int) -> Tensor:
-    """What balanced softmax adds to the logits in training: scale * sign * log n_j, and -inf for a class
-    without samples.
+    """The term that balanced softmax adds to the logits in training: scale * sign * log n_j for class j.
 
-    counts: (M,) samples of each class in the site's own training set, exemplars included. Returns (M,)
-    float32.
-    A class that the site does not hold is left out of its softmax, so that the site cannot push that class
-    down (the limit of log n_j for n_j to 0; compare Li and Zhan 2021, FedRS).
+    counts: (M,) samples of each class in the site's own training set, exemplars included.
+    Returns (M,) float32.
+    A class that the site does not hold gets -inf, which leaves it out of the softmax, so that the site cannot
+    push that class down (the limit of log n_j for n_j to 0; compare Li and Zhan 2021, FedRS).
     Raises ConfigError for sign -1 with an empty class, whose prior would be +inf.
 
     Ren et al. 2020 (arXiv 2007.10740), equation 4: added in training, raw logits in testing.
@@ -33,7 +33,7 @@ def log_prior(counts: Tensor, scale: float, sign: int) -> Tensor:
 
 
 def balanced_softmax(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
-    """Cross entropy of logits shifted by the log-prior. prior: (M,) of log_prior.
+    """(B,) cross entropies of logits shifted by the log-prior. prior: (M,) of log_prior.
 
     Raises ValueError where the prior or a label is of another number of classes.
     """
@@ -43,11 +43,11 @@ def balanced_softmax(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
     # on a GPU the look at the labels would stop the queue in every batch, and the loss itself asserts there
     if labels.device.type == "cpu" and bool(((labels < 0) | (labels >= classes)).any()):
         raise ValueError(f"labels: found {labels.min()} to {labels.max()}, allowed 0 to {classes - 1}")
-    return F.cross_entropy(logits + prior, labels)
+    return F.cross_entropy(logits + prior, labels, reduction="none")
 
 
 def current_softmax(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
-    """Cross entropy over the classes of the current task alone, so that old rows of the head get no gradient.
+    """(B,) cross entropies over the classes of the current task alone: old rows of the head get no gradient.
 
     first_class: the task's first label. Raises ValueError on a label of an earlier task.
     Masana et al. 2020 (arXiv 2010.15277), equation 5; Li and Hoiem 2016 (arXiv 1606.09282) use it with
@@ -55,11 +55,11 @@ def current_softmax(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
     """
     if bool((labels < first_class).any()):
         raise ValueError(f"label {int(labels.min())} is of an earlier task; this one begins at {first_class}")
-    return F.cross_entropy(logits[:, first_class:], labels - first_class)
+    return F.cross_entropy(logits[:, first_class:], labels - first_class, reduction="none")
 
 
 def gradient_compensation(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
-    """Cross entropy in which a sample counts by its gradient over the mean gradient of its kind.
+    """(B,) cross entropies in which a sample counts by its gradient over the mean gradient of its kind.
 
     first_class: of the task; classes before it are one kind, the others the other. The gradient is
     |p_y - 1|, of the loss in the logit of the sample's own class, and no gradient flows through the weight.
@@ -73,24 +73,27 @@ def gradient_compensation(logits: Tensor, labels: Tensor, first_class: int) -> T
         # where every sample of a kind is certain their gradients are 0, and so is what they add
         mean = size[kind].mean().clamp(min=torch.finfo(size.dtype).tiny)
         weight = torch.where(kind, size / mean, weight)
-    return (weight * each).mean()
+    return weight * each
 
 
-def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None) -> Tensor:
-    """Binary cross entropy over all classes, mean over batch and classes; old columns aim at the previous
-    model's outputs.
+def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None, reduction: str = "none") -> Tensor:
+    """(B, M) binary cross entropies of iCaRL, whose targets for old classes are the previous model's outputs.
 
     old_logits: (B, M_old) of the previous task's global model, or None in task 1.
+    reduction: "mean" for one number, which PyTorch divides after its gradient and not before.
+
     Rebuffi et al. 2017 (arXiv 1611.07725), algorithm 3.
     """
     targets = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
     if old_logits is not None:
         targets[:, : old_logits.shape[1]] = old_logits.sigmoid()
-    return F.binary_cross_entropy_with_logits(logits, targets)
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction=reduction)
 
 
 def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
-    """T^2 * KL(previous model || this model) over the old classes alone, both renormalised there.
+    """(B,) KL(previous model || this model) over the old classes alone, both renormalised there.
+
+    The loss is T^2 times their mean.
 
     logits: (B, M), old_logits: (B, M_old). Raises ValueError where M_old > M.
     Hinton et al. 2015 (arXiv 1503.02531).
@@ -101,30 +104,34 @@ def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tens
         )
     ours = F.log_softmax(logits[:, : old_logits.shape[1]] / temperature, dim=1)
     theirs = F.log_softmax(old_logits / temperature, dim=1)
-    return F.kl_div(ours, theirs, reduction="batchmean", log_target=True) * temperature**2
+    return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
 
 
 def relation_distillation(logits: Tensor, labels: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
-    """T^2 * KL(target || this model) over all classes; the target is the one-hot label with the previous
-    model's probabilities in the old columns, divided by its sum.
+    """(B,) KL(target || this model) over all classes; the loss is T^2 times their mean.
 
-    logits: (B, M), old_logits: (B, M_old). Dong et al. 2022 (GLFC, arXiv 2203.14867), section 3.2, which
-    writes the divergence the other way round; the target has zeros, so that would be infinite.
+    The target is the one-hot label with the previous model's probabilities in the old columns, divided by its
+    sum.
+    logits: (B, M), old_logits: (B, M_old).
+
+    Dong et al. 2022 (GLFC, arXiv 2203.14867), section 3.2, which writes the divergence the other way round;
+    the target has zeros, so that would be infinite.
     """
     target = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
     target[:, : old_logits.shape[1]] = (old_logits / temperature).softmax(dim=1)
     target = target / target.sum(dim=1, keepdim=True)
     ours = F.log_softmax(logits / temperature, dim=1)
-    return F.kl_div(ours, target, reduction="batchmean") * temperature**2
+    return F.kl_div(ours, target, reduction="none").sum(dim=1)
 
 
 def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float, form: str = "out") -> Tensor:
-    """Pulls features of one class together; mean over anchors that have another sample of their class in the
-    batch.
+    """Pulls features of one class together and pushes those of different classes apart.
 
-    Features are scaled to unit length. form "out" averages over positives outside the logarithm, "in" sums
-    them inside.
-    Without any such anchor the loss is 0 with zero gradient.
+    The mean over the samples that have another sample of their class in the batch; 0 with zero gradient if
+    there is none. One number: the samples of a batch have no values of their own here.
+    Features are scaled to unit length.
+    form: "out" averages over positives outside the logarithm, "in" sums them inside.
+
     Khosla et al. 2020 (arXiv 2004.11362), equations 2 and 3; the denominator leaves the anchor out.
     """
     unit = F.normalize(features, dim=1)

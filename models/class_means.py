@@ -8,8 +8,11 @@ from perennial.models.incremental import IncrementalModel
 
 
 def mean_similarity(features: Tensor, means: Tensor) -> Tensor:
-    """(B, M) cosines of features (B, d) with class means (M, d) of unit length; -inf where a mean is zero,
-    which is a class without exemplars and is never predicted.
+    """Cosine similarity of each feature with each class mean, (B, M).
+
+    features: (B, d).
+    means: (M, d), rows of unit length, or zero for a class without exemplars. Such a class gets -inf, so it
+    is never predicted.
 
     Rebuffi et al. 2017 (arXiv 1611.07725), algorithm 1.
     """

@@ -1,18 +1,23 @@
 """The `model` block of an experiment."""
 
-from typing import Annotated, Literal
+import operator
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from perennial.foundation.errors import nearest
+from perennial.foundation.plugins import is_target, known
+from perennial.models.feature_maps.config import ExpansionConfig, FeatureMapConfig
 
-BackboneName = Literal["mlp", "small_cnn", "se_cnn", "resnet18", "resnet34", "mobilenet_v2"]
 Norm = Literal["none", "group", "batch"]
-Size = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(gt=0, le=65_536)]
 
 CONVOLUTIONAL = ("small_cnn", "se_cnn", "resnet18", "resnet34", "mobilenet_v2")
 TORCHVISION = ("resnet18", "resnet34", "mobilenet_v2")
 COMPOSITE = ("dual_backbone", "digest_two_branch")
+BACKBONES = ("mlp", *CONVOLUTIONAL)
+NETWORKS = (*BACKBONES, *COMPOSITE, "features")
+"""features: a linear head on fixed maps, which nobody trains."""
 FIRST_CHANNELS = {"se_cnn": 16, "resnet18": 64, "resnet34": 64, "mobilenet_v2": 32}
 """Channels after the first convolution; small_cnn takes them from `channels`."""
 
@@ -27,24 +32,29 @@ _TAKEN_BY: dict[str, tuple[str, ...]] = {
 }
 
 
+def _network(name: str) -> str:
+    if name not in NETWORKS and not is_target(name):
+        allowed = known("model", NETWORKS)
+        raise ValueError(f"allowed: {', '.join(allowed)}, or module:Class{nearest(name, allowed)}")
+    return name
+
+
+def _backbone(name: str) -> str:
+    if name in (*COMPOSITE, "features"):
+        raise ValueError(f"allowed: {', '.join(known('model', BACKBONES))}, or module:Class")
+    return _network(name)
+
+
 class ModelConfig(BaseModel):
     """Which network learns. An option that the chosen network does not take is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    name: Literal[
-        "mlp",
-        "small_cnn",
-        "se_cnn",
-        "resnet18",
-        "resnet34",
-        "mobilenet_v2",
-        "dual_backbone",
-        "digest_two_branch",
-    ]
-    backbone: BackboneName | None = None
+    name: Annotated[str, AfterValidator(_network)]
+    backbone: Annotated[str, AfterValidator(_backbone)] | None = None
     """The network inside dual_backbone and digest_two_branch."""
-    hidden: tuple[Size, ...] = Field((64,), min_length=1)
-    """mlp: widths of the hidden layers; the last one is the feature width."""
+    hidden: tuple[Size, ...] = Field((64,), max_length=64)
+    """mlp: widths of the hidden layers; the last one is the feature width. []: the head alone, a linear
+    classifier of the inputs."""
     channels: tuple[Size, Size] = (16, 32)
     """small_cnn: channels of the two convolutions."""
     width: Size = 64
@@ -59,8 +69,16 @@ class ModelConfig(BaseModel):
     it, and no other network."""
     se_reduction: Size = 2
     """Channels divided by this are the hidden width of the channel attention."""
+    features: Annotated[tuple[FeatureMapConfig, ...], Field(min_length=1)] | None = Field(
+        default=None, exclude_if=operator.not_
+    )
+    """features: the maps, side by side."""
+    expansion: ExpansionConfig | None = Field(default=None, exclude_if=operator.not_)
+    """features: random ReLU features behind the maps."""
     freeze_old_rows: bool = False
     """Keeps the head's rows of earlier tasks at their values while a task is learnt."""
+    options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
+    """Keys of a network that is a plug-in: the keywords of its constructor after the input shape."""
 
     @property
     def backbone_name(self) -> str:
@@ -80,14 +98,21 @@ class ModelConfig(BaseModel):
     @model_validator(mode="after")
     def _one_backbone(self) -> "ModelConfig":
         if self.name in COMPOSITE and self.backbone is None:
-            raise ValueError(
-                f"key 'backbone' is missing; {self.name} needs one of {', '.join(_all_backbones())}"
-            )
+            raise ValueError(f"key 'backbone' is missing; {self.name} needs one of {', '.join(BACKBONES)}")
         if self.name not in COMPOSITE and self.backbone is not None:
             raise ValueError(
                 f"key 'backbone': found {self.backbone!r}, but {self.name} is a backbone itself; "
                 f"allowed with {' and '.join(COMPOSITE)}{nearest(self.name, COMPOSITE)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _maps_of_features(self) -> "ModelConfig":
+        if self.name == "features" and self.features is None:
+            raise ValueError("key 'features' is missing; allowed: random, patches, pretrained, or several")
+        for key in ("features", "expansion"):
+            if self.name != "features" and getattr(self, key) is not None:
+                raise ValueError(f"key {key!r}: {self.name} does not take it; allowed with name features")
         return self
 
     @model_validator(mode="after")
@@ -100,6 +125,11 @@ class ModelConfig(BaseModel):
                     f"key {key!r}: found {value!r}, but {self.backbone_name} does not take it; "
                     f"allowed with {', '.join(names)}"
                 )
+        if self.options and self.backbone_name in BACKBONES:
+            raise ValueError(
+                f"key 'options': found {sorted(self.options)}, which are for plug-ins; {self.backbone_name} "
+                "takes keys of the model block itself"
+            )
         if self.norm == "none" and self.backbone_name in TORCHVISION:
             raise ValueError(
                 f"key 'norm': found 'none', but {self.backbone_name} does not train without one; "
@@ -156,7 +186,3 @@ class EncoderConfig(BaseModel):
         if (self.sha256 is None) != (self.file is None):
             raise ValueError("sha256 goes with file; it is written down when an experiment file is read")
         return self
-
-
-def _all_backbones() -> tuple[str, ...]:
-    return ("mlp", *CONVOLUTIONAL)

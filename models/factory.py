@@ -4,12 +4,15 @@ from math import prod
 
 from torch import nn
 
+from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.models.config import CONVOLUTIONAL, EncoderConfig, ModelConfig
+from perennial.models.config import BACKBONES, CONVOLUTIONAL, EncoderConfig, ModelConfig
 from perennial.models.digest_encoders import build_encoder
 from perennial.models.digest_networks import DigestTwoBranchModel, TwoBranchBackbone
 from perennial.models.dual_backbone import DualBackboneModel
+from perennial.models.feature_maps.fixed import build_fixed_features
+from perennial.models.feature_maps.pixels import Constants
 from perennial.models.incremental import IncrementalModel
 from perennial.models.initialisation import seeded_initialisation
 from perennial.models.se_cnn import FEATURE_WIDTH, SECNN
@@ -25,17 +28,33 @@ def build_model(
     num_classes: int,
     seed: int,
     encoder: EncoderConfig | None = None,
+    constants: Constants | None = None,
+    *,
+    with_weights: bool = True,
 ) -> IncrementalModel:
     """A model with its first values, on the CPU.
 
     input_shape: (C, H, W) of images or (D,) of tables, without the batch. num_classes: rows of the head, at
-    least 1. encoder: of digest_two_branch; None: a random one.
+    least 1. encoder: of digest_two_branch; None: a random one. constants: mean and std of the inputs, which
+    fixed maps of pixels undo; None, and with_weights False: for a model whose tensors come from elsewhere.
     The same arguments give the same bits, whatever any global generator was used for before.
     Raises ConfigError naming the key when the network cannot read such inputs.
     """
     _check_input(config, input_shape)
     if num_classes < 1:
         raise ConfigError(f"model: found {num_classes} classes, allowed 1 or more")
+    if config.name == "features":
+        fixed = build_fixed_features(
+            config.features or (), config.expansion, input_shape, constants, with_weights=with_weights
+        )
+        return IncrementalModel(
+            fixed,
+            fixed.width,
+            num_classes,
+            stream(seed, "init", "head"),
+            dropout=config.dropout,
+            freeze_old_rows=config.freeze_old_rows,
+        )
     with seeded_initialisation(seed, "backbone"):
         backbone, width = _build_backbone(config, input_shape)
         if config.name == "digest_two_branch":
@@ -58,7 +77,10 @@ def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[
     """The network (B, *input_shape) -> (B, d), and d."""
     name, norm = config.backbone_name, config.resolved_norm
     if name == "mlp":
-        return MultilayerPerceptron(prod(input_shape), config.hidden, norm), config.hidden[-1]
+        inputs = prod(input_shape)
+        return MultilayerPerceptron(inputs, config.hidden, norm), (inputs, *config.hidden)[-1]
+    if name not in BACKBONES:
+        return _plugin(config, input_shape)
     colours, height, width = input_shape
     image_shape = (colours, height, width)
     reduction = config.se_reduction if config.has_squeeze_excitation else None
@@ -69,6 +91,20 @@ def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[
     if name == "mobilenet_v2":
         return mobilenet_v2(image_shape, norm, reduction)
     return resnet(name, image_shape, norm, reduction)
+
+
+def _plugin(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """Somebody else's network, and its attribute `width`. Raises ConfigError when it is none."""
+    name = config.backbone_name
+    network = plugins.load("model", name, "model.name")
+    module = keywords.build(network, name, config.options, "model.options", first=(input_shape,))
+    width = getattr(module, "width", None)
+    if not isinstance(module, nn.Module) or not isinstance(width, int) or width < 1:
+        raise ConfigError(
+            f"model.name: {name} is no network for features; allowed: an nn.Module, made from the input "
+            "shape, whose attribute `width` is the number of features of one sample"
+        )
+    return module, width
 
 
 def _check_input(config: ModelConfig, input_shape: tuple[int, ...]) -> None:

@@ -99,8 +99,10 @@ class FlatParameters:
             self.vector[frozen].copy_(before[frozen])
 
     def hold(self, keys: Iterable[str]) -> None:
-        """Name the tensors, and no others, that keep_held gives back. Raises StateError naming one that the
-        model does not have."""
+        """Name the tensors that keep_held restores; earlier names are forgotten.
+
+        Raises StateError naming a tensor that the model does not have.
+        """
         starts = dict(zip(self.keys, torch.tensor([0, *self._sizes[:-1]]).cumsum(0).tolist(), strict=True))
         held = []
         for key in keys:

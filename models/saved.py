@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from perennial.foundation.errors import StateError
+from perennial.foundation.errors import StateError, nearest
 from perennial.foundation.files import replace_file
 from perennial.models.class_means import NearestMean
 from perennial.models.config import EncoderConfig, ModelConfig
@@ -75,8 +75,10 @@ class SavedModel:
 
     @property
     def classifier(self) -> nn.Module:
-        """(B, ...) inputs -> (B, M) logits, as the experiment judged the model: the head's, or the nearest
-        mean's."""
+        """The module that turns inputs (B, ...) into logits (B, M), as the experiment judged the model.
+
+        It is the model with its head, or the nearest class mean if the file holds class means.
+        """
         return self.model if self.class_means is None else NearestMean(self.model, self.class_means).eval()
 
 
@@ -88,8 +90,11 @@ def save_model(
     experiment: str,
     class_means: Tensor | None = None,
 ) -> None:
-    """Write a complete model, whole or not at all, with mode 0600. experiment: as JSON. class_means: as in
-    SavedModel."""
+    """Write a complete model to a file, whole or not at all, with mode 0600.
+
+    experiment: as JSON.
+    class_means: as in SavedModel.
+    """
     metadata = {
         "experiment": experiment,
         "classes": json.dumps(classes),
@@ -102,8 +107,10 @@ def save_model(
 
 
 def load_saved(path: Path) -> SavedModel:
-    """The model in a model.safetensors. Raises StateError naming the file when it is missing, damaged or
-    incomplete."""
+    """Load a model from a model.safetensors.
+
+    Raises StateError naming the file when it is missing, damaged or incomplete.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -115,10 +122,30 @@ def load_saved(path: Path) -> SavedModel:
         raise StateError(f"{path}: missing, damaged or not the model of a finished run ({error})") from error
     config = ModelConfig.model_validate(settings["model"])
     encoder = EncoderConfig.model_validate((settings.get("digests") or {}).get("encoder", {}))
-    model = build_model(config, inputs.shape, len(classes), settings["seed"], encoder.layout)
+    model = build_model(
+        config, inputs.shape, len(classes), settings["seed"], encoder.layout, with_weights=False
+    )
     means = tensors.pop(CLASS_MEANS, None)
     load_complete(model, tensors)
     expected = (len(classes), model.feature_width)
     if means is not None and tuple(means.shape) != expected:
         raise StateError(f"{path}: {CLASS_MEANS}: found {tuple(means.shape)}, allowed {expected}")
     return SavedModel(model.eval(), classes, inputs, settings, means)
+
+
+def model_file(folder: Path, site: str) -> Path:
+    """The model to use. folder: of a run, or a real site's state folder, which holds its own model alone.
+
+    Raises StateError when the site has no model of its own there.
+    """
+    if site:
+        path = folder / "sites" / site / PERSONAL_MODEL
+        if not path.exists():
+            found = [other.parent.name for other in folder.glob(f"sites/*/{PERSONAL_MODEL}")]
+            raise StateError(
+                f"{path}: missing; {len(found)} sites have their own model{nearest(site, found)}, which a "
+                "strategy that personalises makes at the end of a task"
+            )
+        return path
+    own = folder / PERSONAL_MODEL
+    return own if own.exists() else folder / GLOBAL_MODEL

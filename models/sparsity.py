@@ -97,8 +97,10 @@ def zero_shares(model: nn.Module, batches: Iterable[Tensor], layers: int) -> lis
 
 @torch.no_grad()
 def _relu_outputs(model: nn.Module, inputs: Tensor, layers: int) -> list[Tensor]:
-    """Outputs of the first ReLU calls, in the order of execution; a module that is called twice counts
-    twice."""
+    """Outputs of the first ReLU calls, in the order of execution.
+
+    A module that is called twice counts twice.
+    """
     with _recorded(model, layers) as outputs:
         model(inputs)
     if len(outputs) < layers:

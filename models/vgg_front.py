@@ -20,8 +20,10 @@ FEATURES = "features."
 
 
 class VggFront(nn.Module):
-    """Convolutions up to and with the layers-th ReLU. Inputs (B, 1 or 3, H, W); grey is shown as three
-    equal colours."""
+    """The convolutions of VGG-11 up to and including the ReLU with number `layers`.
+
+    Inputs are (B, 1 or 3, H, W); a grey image is repeated in three equal channels.
+    """
 
     def __init__(self, layers: int, input_shape: tuple[int, ...]) -> None:
         """Draws from the global generator, as torchvision does; see vgg11_front."""

@@ -1,6 +1,16 @@
-"""Federated class-incremental learning that hospitals can run."""
+"""Federated class-incremental learning that hospitals can run.
 
+    from perennial import load_experiment, run
+
+    result = run("experiments/quickstart.yaml", seed=2)
+    print(result.accuracy_matrix)
+
+The names below are all that a program needs; each is imported when it is first used.
+"""
+
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 _HERE = Path(__file__).resolve().parent
 
@@ -8,3 +18,61 @@ if not (_HERE / "foundation").is_dir():
     # A checkout or an app bundle: the rooms lie beside this folder. In a wheel they lie inside it, and
     # whatever lies beside it belongs to others.
     __path__.append(str(_HERE.parent))
+
+if TYPE_CHECKING:
+    from perennial.config.experiment import Experiment, load_experiment
+    from perennial.data.samples import Samples, Source
+    from perennial.foundation.errors import PerennialError
+    from perennial.learning.classification import Loss
+    from perennial.library import Model, Prediction, Run, load_run, run
+    from perennial.strategies.base import IncrementalStrategy
+    from perennial.strategies.fedavg import FedAvg
+    from perennial.strategies.wrapper import Wrapper
+
+_NAMES = {
+    "Experiment": "perennial.config.experiment",
+    "load_experiment": "perennial.config.experiment",
+    "run": "perennial.library",
+    "load_run": "perennial.library",
+    "Run": "perennial.library",
+    "Model": "perennial.library",
+    "Prediction": "perennial.library",
+    "PerennialError": "perennial.foundation.errors",
+    # for methods of one's own
+    "IncrementalStrategy": "perennial.strategies.base",
+    "FedAvg": "perennial.strategies.fedavg",
+    "Wrapper": "perennial.strategies.wrapper",
+    "Loss": "perennial.learning.classification",
+    "Source": "perennial.data.samples",
+    "Samples": "perennial.data.samples",
+}
+
+__all__ = [
+    "Experiment",
+    "FedAvg",
+    "IncrementalStrategy",
+    "Loss",
+    "Model",
+    "PerennialError",
+    "Prediction",
+    "Run",
+    "Samples",
+    "Source",
+    "Wrapper",
+    "load_experiment",
+    "load_run",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of this page when it is first asked for, so that importing the package costs nothing."""
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_NAMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

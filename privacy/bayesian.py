@@ -94,6 +94,10 @@ class BayesianAccountant:
         self.invocations = 0
         self._costs = np.zeros(len(ORDERS))
 
+    def resume(self, invocations: int, costs: NDArray[np.float64]) -> None:
+        """Go on after so many invocations. costs: (orders,) what they have come to."""
+        self.invocations, self._costs = invocations, costs
+
     def accumulate(
         self,
         distances: Sequence[float] | NDArray[np.float64],
@@ -180,7 +184,6 @@ class BayesianAccountant:
                 "costs": list(costs),
             } if len(costs) == len(ORDERS) and 0 <= invocations <= planned:
                 accountant = cls(planned, failure)
-                accountant.invocations = invocations
-                accountant._costs = np.asarray(costs, dtype=np.float64)
+                accountant.resume(invocations, np.asarray(costs, dtype=np.float64))
                 return accountant
         raise PrivacyError("the stored state of the Bayesian accountant is damaged or of another version")

@@ -60,10 +60,10 @@ class Budget:
 
         missing = next(field.name for field in fields(self) if getattr(self, field.name) is None)
         if missing == "epsilon":
-            return self._solved(epsilon=self._cost(accountant))
+            return self._solved(epsilon=self.cost(accountant))
 
         def holds(value: float) -> bool:
-            return replace(self, **{missing: value, "epsilon": None})._cost(accountant) <= (self.epsilon or 0)
+            return replace(self, **{missing: value, "epsilon": None}).cost(accountant) <= (self.epsilon or 0)
 
         # RDP is quick and asks for a little more than PRV, so its answer holds and is near.
         start = getattr(self.solve("rdp"), missing) if accountant == "prv" else None
@@ -75,7 +75,7 @@ class Budget:
         low, high = (1e-12, 0.5) if missing == "delta" else (1e-2, 1e6)
         return self._solved(**{missing: _least(holds, low, high, missing, start)})
 
-    def _cost(self, accountant: AccountantName) -> float:
+    def cost(self, accountant: AccountantName) -> float:
         if (
             self.noise_multiplier is None
             or self.sample_rate is None

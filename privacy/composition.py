@@ -3,30 +3,37 @@
 Releases differ in what they hide, and figures that hide different things do not add up. The rules, each
 conservative:
 
-- A guarantee for a whole site also holds for each of its samples; one for a sample says nothing finite about
-  the site.
+- A guarantee for a whole site also holds for each of its patients and samples, one for a patient for each of
+  the patient's samples; one for a sample says nothing finite about a patient or the site.
 - A replacement is a removal and an addition. A full-participation Gaussian that hides one of them hides both
   with half its multiplier; anything else pays group privacy for two: (2 epsilon, (1 + e^epsilon) delta).
-- A site's replacement covers any change of one sample, added, removed or replaced.
+- A site's replacement covers any change of one patient or sample, added, removed or replaced; so does a
+  patient's for one of the samples.
 - Gaussian releases compose through the accountant; stated (epsilon, delta) add up.
 
 Dwork and Roth 2014, theorems 2.2 and 3.16; Vadhan 2017, lemma 2.2 (group privacy).
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 from perennial.privacy.accountants import Accountant, make_accountant
-from perennial.privacy.config import AccountantName
-from perennial.privacy.entries import Entry, Relation, Unit
+from perennial.privacy.config import AccountantName, Unit
+from perennial.privacy.entries import Entry, Relation
+
+_UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A guarantee over a set of releases. epsilon is infinite when one of them left without protection, to
-    which seeded noise belongs; unprotected counts those."""
+    """A privacy guarantee over a set of releases.
+
+    epsilon: infinite when one of the releases left without protection; seeded noise is no protection.
+    unprotected: how many such releases there are.
+    """
 
     epsilon: float
     delta: float
@@ -42,40 +49,66 @@ class Cost:
         return vars(self) | {"epsilon": self.epsilon if math.isfinite(self.epsilon) else "infinite"}
 
 
-def common_unit(entries: Sequence[Entry]) -> Unit:
+def common_unit(entries: Iterable[Entry]) -> Unit:
     """The largest unit that every release still hides."""
-    return "site" if all(entry.unit == "site" for entry in entries) else "sample"
+    units: list[Unit] = [entry.unit for entry in entries]
+    return _UNITS[max((_UNITS.index(unit) for unit in units), default=0)]
 
 
 def compose(
-    entries: Sequence[Entry], delta: float, accountant: AccountantName = "prv", unit: Unit | None = None
+    entries: Sequence[Entry] | Mapping[Entry, int],
+    delta: float,
+    accountant: AccountantName = "prv",
+    unit: Unit | None = None,
 ) -> Cost:
-    """The cost of all entries together.
+    """The cost of all entries together. entries: a mapping says how often each was released.
 
     unit: None takes the largest unit that every release hides. The relation is add_remove where every entry
     covers it, and replace otherwise.
     """
-    unit = unit or common_unit(entries)
+    counts = _of_one_sample(entries if isinstance(entries, Mapping) else Counter(entries))
+    unit = unit or common_unit(counts)
     relation: Relation = (
-        "add_remove" if all(_covers_add_remove(entry, unit) for entry in entries) else "replace"
+        "add_remove" if all(_covers_add_remove(entry, unit) for entry in counts) else "replace"
     )
-    unprotected = sum(not entry.protected for entry in entries)
-    hidden = unprotected == 0 and (unit == "sample" or common_unit(entries) == "site")
+    unprotected = sum(count for entry, count in counts.items() if not entry.protected)
+    hidden = unprotected == 0 and _hides(common_unit(counts), unit)
     return Cost(
-        epsilon=_epsilon(entries, delta, accountant, unit, relation) if hidden else math.inf,
+        epsilon=_epsilon(counts, delta, accountant, unit, relation) if hidden else math.inf,
         delta=delta,
         unit=unit,
         relation=relation,
         accountant=accountant,
-        releases=len(entries),
+        releases=sum(counts.values()),
         unprotected=unprotected,
-        trusts_server=any(entry.trusts_server for entry in entries),
+        trusts_server=any(entry.trusts_server for entry in counts),
     )
 
 
+def _of_one_sample(counts: Mapping[Entry, int]) -> dict[Entry, int]:
+    """The releases that one sample can be in: of those over disjoint parts of the data, the most in one.
+
+    McSherry 2009 (parallel composition). A whole site is in all parts, so what hides a site adds up.
+    """
+    found = {entry: count for entry, count in counts.items() if not (entry.part and entry.unit == "sample")}
+    parts: dict[Entry, Counter[str]] = {}
+    for entry, count in counts.items():
+        if entry not in found:
+            whole = replace(entry, part="", note="", time="")
+            parts.setdefault(whole, Counter())[entry.part] += count
+    for whole, times in parts.items():
+        found[whole] = found.get(whole, 0) + max(times.values())
+    return found
+
+
 def _covers_add_remove(entry: Entry, unit: Unit) -> bool:
-    """Whether the entry hides an addition or removal of the unit; replacing a site hides it for a sample."""
-    return entry.relation == "add_remove" if entry.unit == unit else unit == "sample"
+    """Whether the entry hides an addition or removal of the unit; replacing a larger unit does."""
+    return entry.relation == "add_remove" if entry.unit == unit else _hides(entry.unit, unit)
+
+
+def _hides(found: Unit, wanted: Unit) -> bool:
+    """Whether a guarantee for one unit is one for another, of the same size or smaller."""
+    return _UNITS.index(found) <= _UNITS.index(wanted)
 
 
 def _needs_replacement(entry: Entry, unit: Unit, relation: Relation) -> bool:
@@ -84,21 +117,21 @@ def _needs_replacement(entry: Entry, unit: Unit, relation: Relation) -> bool:
 
 
 def _epsilon(
-    entries: Sequence[Entry], delta: float, accountant: AccountantName, unit: Unit, relation: Relation
+    counts: Mapping[Entry, int], delta: float, accountant: AccountantName, unit: Unit, relation: Relation
 ) -> float:
     direct, paired = make_accountant(accountant), make_accountant(accountant)
     epsilon, left = 0.0, delta
-    for entry in entries:
+    for entry, count in counts.items():
         twice = _needs_replacement(entry, unit, relation)
         if entry.epsilon is not None and entry.delta is not None:
-            epsilon += 2 * entry.epsilon if twice else entry.epsilon
-            left -= _group_delta(entry.epsilon, entry.delta) if twice else entry.delta
+            epsilon += count * (2 * entry.epsilon if twice else entry.epsilon)
+            left -= count * (_group_delta(entry.epsilon, entry.delta) if twice else entry.delta)
         elif entry.noise_multiplier is not None and entry.sample_rate is not None and entry.steps is not None:
             if twice and entry.sample_rate < 1:
-                paired.step(entry.noise_multiplier, entry.sample_rate, entry.steps)
+                paired.step(entry.noise_multiplier, entry.sample_rate, count * entry.steps)
             else:
                 noise = entry.noise_multiplier / 2 if twice else entry.noise_multiplier
-                direct.step(noise, entry.sample_rate, entry.steps)
+                direct.step(noise, entry.sample_rate, count * entry.steps)
     if not left > 0:
         return math.inf
     if not paired.history():

@@ -6,6 +6,8 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Mode = Literal["none", "client_local", "client_central", "sample"]
+Unit = Literal["site", "patient", "sample"]
+"""Whose presence a guarantee hides, the largest first."""
 AccountantName = Literal["rdp", "prv"]
 
 
@@ -45,6 +47,8 @@ class PrivacyConfig(BaseModel):
     mode: "client_local" clips and noises the whole update at the site (adversary: the server);
     "client_central" clips at the site and the trusted server noises the sum once (adversary: whoever receives
     the model); "sample" is DP-SGD inside the site (unit: one training sample).
+    release: mode sample: what hides a sample: noise on each step of training, or on the sums of its features
+    (strategy analytic), of which one a task is released; sums need no clip_norm and no sample_rate.
     noise_multiplier: standard deviation of the noise divided by clip_norm. It has no default, because it is
     the guarantee. 0 is allowed for measurements and is reported as an infinite epsilon.
     noise_source: "seeded" repeats the noise from the experiment's seed. It is for tests and protects nothing.
@@ -54,11 +58,15 @@ class PrivacyConfig(BaseModel):
     physical_batch: largest batch held in memory at once in "sample" mode (a Poisson batch has no upper
     limit).
     ghost: compute clipped gradients without holding one gradient for each sample (big models).
+    unit: mode sample: whom the guarantee hides, one sample (the default) or one patient with all of theirs at
+    a site; sample_rate is then the probability of a patient, and clip_norm bounds the sum of a patient's
+    gradients.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: Mode = "none"
+    release: Literal["updates", "sums"] = Field(default="updates", exclude_if="updates".__eq__)
     clip_norm: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-5
@@ -70,6 +78,7 @@ class PrivacyConfig(BaseModel):
     sample_rate: float | None = Field(default=None, gt=0, le=1)
     physical_batch: int | None = Field(default=None, ge=1)
     ghost: bool = False
+    unit: Literal["sample", "patient"] | None = None
 
     @model_validator(mode="after")
     def _values(self) -> Self:
@@ -100,10 +109,10 @@ class PrivacyConfig(BaseModel):
                 )
                 if getattr(self, name) is not None
             ]
-            if idle or self.ghost:
+            if idle or self.ghost or self.unit is not None:
                 raise ValueError(
-                    f"mode is none, yet {', '.join(idle) or 'ghost'} is set, which would "
-                    "protect nothing; choose client_local, client_central or sample, or remove it"
+                    f"mode is none, yet {', '.join(idle) or ('ghost' if self.ghost else 'unit')} is set, "
+                    "which would protect nothing; choose client_local, client_central or sample, or remove it"
                 )
             return self
         if self.noise_multiplier is None:
@@ -111,6 +120,9 @@ class PrivacyConfig(BaseModel):
                 f"noise_multiplier is missing: mode {self.mode} needs it, and no default is right "
                 "for every site (`perennial epsilon` shows what a value costs)"
             )
+        if self.release == "sums":
+            self._of_sums()
+            return self
         if self.clip_norm is None:
             raise ValueError(f"clip_norm is missing: mode {self.mode} bounds one contribution by it")
         if self.mode == "sample" and self.sample_rate is None:
@@ -121,11 +133,17 @@ class PrivacyConfig(BaseModel):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        of_samples = (self.sample_rate, self.physical_batch)
+        of_samples = (self.sample_rate, self.physical_batch, self.unit)
         if self.mode != "sample" and (any(value is not None for value in of_samples) or self.ghost):
             raise ValueError(
-                f"sample_rate, physical_batch and ghost belong to mode sample; mode is {self.mode}"
+                f"sample_rate, physical_batch, ghost and unit belong to mode sample; mode is {self.mode}"
             )
+        if self.unit == "patient" and self.ghost:
+            raise ValueError(
+                "ghost clips each sample, and unit patient clips the sum over a patient's samples; choose one"
+            )
+        if self.unit == "patient" and self.bayesian is not None and self.bayesian.enabled:
+            raise ValueError("bayesian accounting samples single records, and unit is patient; choose one")
         if self.bayesian is not None and self.bayesian.enabled and not self.noise_multiplier:
             raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
         if self.adaptive_clipping is None:
@@ -147,19 +165,34 @@ class PrivacyConfig(BaseModel):
             )
         return self
 
+    def _of_sums(self) -> None:
+        """Raises ValueError for what one release of sums a task does not have."""
+        if self.mode != "sample":
+            raise ValueError(f"release: found 'sums' with mode {self.mode}; allowed with mode sample")
+        idle = [
+            name
+            for name in ("clip_norm", "sample_rate", "physical_batch", "bayesian", "adaptive_clipping")
+            if getattr(self, name) is not None
+        ]
+        if idle or self.ghost:
+            raise ValueError(
+                f"release is sums, yet {', '.join(idle) or 'ghost'} is set; a sample's features have length "
+                "1 at most and enter one release, so leave it out"
+            )
+
     @property
     def enabled(self) -> bool:
         """Whether anything is protected at all."""
         return self.mode != "none"
 
     @property
-    def typical(self) -> BayesianConfig | None:
+    def bayesian_estimate(self) -> BayesianConfig | None:
         """How the figure for a typical record is estimated; None where it is not asked for."""
         return self.bayesian if self.bayesian is not None and self.bayesian.enabled else None
 
     @property
-    def unit(self) -> Literal["site", "sample"] | None:
+    def hidden_unit(self) -> Unit | None:
         """Whose presence the guarantee hides; None without protection."""
         if self.mode == "none":
             return None
-        return "sample" if self.mode == "sample" else "site"
+        return (self.unit or "sample") if self.mode == "sample" else "site"

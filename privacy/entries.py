@@ -3,20 +3,19 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.config import PrivacyConfig, Unit
 from perennial.privacy.protection import effective_multiplier
 
-Unit = Literal["site", "sample"]
 Relation = Literal["add_remove", "replace"]
 Mechanism = Literal["gaussian", "stated", "unprotected"]
 RECIPIENT = "server"
 """Whoever a site releases to in a federation."""
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
-    "unit": ("site", "sample"),
+    "unit": get_args(Unit),
     "relation": ("add_remove", "replace"),
     "mechanism": ("gaussian", "stated", "unprotected"),
 }
@@ -27,8 +26,8 @@ class Entry:
     """A release that leaves, or is about to leave, a site.
 
     kind: update, digest, sparsity, evaluation, or another word for what is sent.
-    unit, relation: the neighbouring datasets that the guarantee speaks of: one site's whole data or one
-    training sample, added/removed or replaced by another.
+    unit, relation: the neighbouring datasets that the guarantee speaks of: one site's whole data, all samples
+    of one patient there or one training sample, added/removed or replaced by another.
     mechanism: "gaussian" has noise_multiplier (standard deviation over sensitivity), Poisson sample_rate and
     steps, and composes through an accountant; "stated" has the (epsilon, delta) that its own proof gives,
     such as Laplace noise or randomised response; "unprotected" leaves in the clear and costs an infinite
@@ -36,6 +35,8 @@ class Entry:
     trusts_server: the noise is added by the server, so against the server itself there is no guarantee.
     seeded: the noise repeats from the experiment's seed, which the recipient may know and then subtract; the
     numbers say what it would be worth from a secure source.
+    part: names a part of the data that shares no sample with the run's other parts, such as one task's; of
+    entries that differ in it alone, a sample is in one, and pays for the dearest. '' is all data.
     Raises PrivacyError when the numbers do not fit the mechanism.
     """
 
@@ -53,6 +54,7 @@ class Entry:
     delta: float | None = None
     trusts_server: bool = False
     seeded: bool = False
+    part: str = ""
     note: str = ""
     time: str = ""
 
@@ -105,7 +107,7 @@ class Entry:
         once = privacy.mode != "sample"
         return cls(
             **place,
-            unit="site" if once else "sample",
+            unit=privacy.hidden_unit or "site",
             relation="replace" if privacy.mode == "client_local" else "add_remove",
             mechanism="gaussian",
             noise_multiplier=effective_multiplier(privacy.mode, privacy.noise_multiplier),
@@ -113,6 +115,29 @@ class Entry:
             steps=1 if once else steps,
             trusts_server=privacy.mode == "client_central",
             seeded=privacy.noise_source == "seeded",
+        )
+
+    @classmethod
+    def of_sums(cls, privacy: PrivacyConfig, *, run: str, experiment: str, recipient: str, task: int) -> Self:
+        """The entry for one task's sums of features: one release, of the task's samples alone."""
+        place: dict[str, Any] = {
+            "run": run,
+            "experiment": experiment,
+            "recipient": recipient,
+            "kind": "statistics",
+        }
+        if privacy.mode == "none" or privacy.noise_multiplier is None:
+            return cls(**place, unit="site", relation="replace", mechanism="unprotected")
+        return cls(
+            **place,
+            unit="sample",
+            relation="add_remove",
+            mechanism="gaussian",
+            noise_multiplier=privacy.noise_multiplier,
+            sample_rate=1.0,
+            steps=1,
+            seeded=privacy.noise_source == "seeded",
+            part=f"task {task}",
         )
 
     @property

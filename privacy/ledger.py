@@ -1,30 +1,51 @@
 """A site's ledger: every release that ever left it, across rounds, runs and restarts.
 
 A line is on the disk before its release leaves, so a crash can count a release that was never sent and never
-miss one that was. Lines only get added; each holds the SHA-256 of the line before, so that a line that was
-changed or removed in between is noticed. That finds damage and careless edits; it cannot find the removal of
-the newest lines or a file that was rewritten as a whole, which takes a copy of `head` kept elsewhere.
+miss one that was. Lines only get added; each holds the SHA-256 of the line before and that of the totals.
+A head (privacy/ledger_head.py) says how far the ledger went. One is beside the ledger, and a site can have a
+second one elsewhere, on another disk. A ledger that lacks what a head noted was deleted, truncated, changed
+or replaced by an older copy: then nothing may leave. A ledger that goes on after a head is in order, because
+the line is written before the heads. Nobody can notice when the ledger and both heads are put back together.
+
+A charge reads the head, what was added since, and a fixed amount of older lines, in turn, so that it costs
+the same at any length.
 """
 
 import fcntl
-import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from perennial.foundation.errors import PrivacyError, StateError
-from perennial.foundation.files import flush_folder
+from perennial.foundation.files import flush_folder, make_folder
 from perennial.privacy.composition import Cost, compose
-from perennial.privacy.config import AccountantName
-from perennial.privacy.entries import Entry, Unit
+from perennial.privacy.config import AccountantName, Unit
+from perennial.privacy.entries import Entry
+from perennial.privacy.ledger_head import (
+    MOST_GUARANTEES,
+    Head,
+    Mark,
+    Totals,
+    listed,
+    with_one_more,
+)
+from perennial.privacy.ledger_lines import (
+    CARRIED,
+    REMEDY,
+    Addition,
+    Contents,
+    after,
+    check_older,
+    commits,
+    newest_line,
+    read_on,
+)
 
-_BEFORE_FIRST = "0" * 64
 _LOCK_SECONDS = 60.0
 
 
@@ -38,113 +59,184 @@ class Limit:
     unit: Unit | None = None
 
 
-@dataclass(frozen=True)
-class _Contents:
-    """entries: charged releases. last: hash of the newest line. torn: what a crash left of a line.
-
-    lines: the file up to its last newline. ended: whether the newest line has its newline.
-    """
-
-    entries: list[Entry]
-    last: str
-    lines: bytes = b""
-    torn: bytes = b""
-    ended: bool = True
-
-
-_EMPTY = _Contents([], _BEFORE_FIRST)
-
-
 class Ledger:
     """The file ledger.jsonl in a site's state_dir, mode 0600, safe for several processes at once.
 
-    Keep the object for several charges: lines whose chain it has verified are compared, not parsed again.
+    elsewhere: a file for a second head, which the site chose; None: there is none.
     """
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, elsewhere: Path | None = None) -> None:
         self.path = state_dir / "ledger.jsonl"
-        self._verified = _EMPTY
+        self.beside = state_dir / "ledger.head"
+        self.elsewhere = elsewhere
 
     def charge(self, entry: Entry, limit: Limit | None = None) -> None:
         """Record a release; when this returns, the line survives a power cut, and the release may leave.
 
         limit: refuse, and record nothing, when the life of the site would cost more with this release. Check
         and record are one step: two processes cannot both take what is left for one.
-        Raises PrivacyError when the limit would be passed, StateError when the ledger is damaged, locked or
-        cannot be written (a full disk, say). After either, the release must not leave.
+        Raises PrivacyError when the limit would be passed, StateError when the ledger is damaged, locked,
+        older than a head, or cannot be written (a full disk, say). After either, the release must not leave.
         """
         with self._locked() as descriptor:
-            data = _read(descriptor)
-            contents = self._parse(data)
+            contents = self._contents(descriptor)
+            head = contents.head
+            if len(with_one_more(contents.totals, entry)) > MOST_GUARANTEES:
+                raise PrivacyError(
+                    f"the {entry.kind} for {entry.recipient} has yet another guarantee; a ledger counts "
+                    f"{MOST_GUARANTEES} different ones at most"
+                )
             if limit is not None:
-                _refuse_above(limit, contents.entries, entry)
+                _refuse_above(limit, contents.totals, entry)
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            addition, last = b"" if contents.ended else b"\n", contents.last
-            kept = data[: len(data) - len(contents.torn)]
-            if contents.torn:
-                os.ftruncate(descriptor, len(kept))
-                repair = {"repair": contents.torn[:200].decode(errors="replace"), "time": now}
-                addition, last = _extend(addition, last, repair)
+            addition = Addition(head)
+            if contents.counted is not None:
+                addition.data, addition.head = b"\n", after(head, contents.tail, contents.totals)
+            elif contents.tail:
+                os.ftruncate(descriptor, head.mark.bytes)
+                repair = {"repair": contents.tail[:200].decode(errors="replace"), "time": now}
+                addition.line(repair, head.totals)
             charged = replace(entry, time=now)
-            addition, last = _extend(addition, last, charged.to_json())
-            self._append(descriptor, addition, len(kept))
-            self._verified = _Contents([*contents.entries, charged], last, kept + addition)
+            addition.line(charged.to_json(), with_one_more(addition.head.totals, charged))
+            size = head.mark.bytes + (len(contents.tail) if contents.counted is not None else 0)
+            self._append(descriptor, addition.data, size)
+            self._note(addition.head)
 
     def entries(self) -> tuple[Entry, ...]:
-        """All charged releases, oldest first; empty without a file. Raises StateError on a damaged file."""
-        return tuple(self._contents().entries)
+        """All charged releases, oldest first, after a check of the whole file; empty without a file.
+
+        Raises StateError on a damaged file, or one that is older than a head.
+        """
+        entries: list[Entry] = []
+        self._checked_as_a_whole(entries)
+        return tuple(entries)
 
     def head(self) -> tuple[int, str]:
-        """(number of releases, hash of the newest line): what to note elsewhere, to find later removals."""
-        contents = self._contents()
-        return len(contents.entries), contents.last
+        """(number of releases, hash of the newest line), after a check of the whole file."""
+        contents = self._checked_as_a_whole()
+        last = sha256(contents.tail).hexdigest() if contents.counted is not None else contents.head.mark.last
+        return sum(contents.totals.values()), last
+
+    def note_head(self) -> int:
+        """Check the whole ledger and note its head in both places; how many releases it holds.
+
+        For a place that has no head yet. Raises StateError when the ledger lacks what a head has noted.
+        """
+        with self._locked() as descriptor:
+            for path in self._heads():
+                self._require_noted(descriptor, path, Head.read(path))
+            contents = read_on(descriptor, Head(Mark(), {}), self.path)
+            self._note(contents.head)
+            return contents.head.releases
+
+    def restart(self) -> tuple[Path, int]:
+        """Begin a new ledger with what the newest head has counted, for a site that lost the old one.
+
+        Returns where what was left of the old one lies now, and how many releases were carried over. Raises
+        StateError without a head: then nobody knows what was spent.
+        """
+        found = [head for path in reversed(self._heads()) if (head := Head.read(path)) is not None]
+        if not found:
+            raise StateError(f"{self.path}: no head was noted, so nothing is known of what was spent")
+        head = found[0]  # the one elsewhere, which nobody who can change the ledger can change, comes first
+        lost = self.path.with_name(f"{self.path.name}.lost-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+        with self._locked() as descriptor:
+            os.rename(self.path, lost)
+            flush_folder(self.path.parent)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with self._locked() as descriptor:
+            addition = Addition(Head(Mark(), {}))
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            addition.line({CARRIED: listed(head.totals), "time": now}, head.totals)
+            self._append(descriptor, addition.data, 0)
+            self._note(addition.head)
+        return lost, head.releases
 
     def cost(self, delta: float, accountant: AccountantName = "prv", unit: Unit | None = None) -> Cost:
         """What all releases so far cost together."""
-        return compose(self.entries(), delta, accountant, unit)
+        return compose(self._totals(), delta, accountant, unit)
 
     def would_cost(
         self, entry: Entry, delta: float, accountant: AccountantName = "prv", unit: Unit | None = None
     ) -> Cost:
         """What they would cost with one more. Records nothing."""
-        return compose([*self.entries(), entry], delta, accountant, unit)
+        return compose(with_one_more(self._totals(), entry), delta, accountant, unit)
 
     def remaining(self, limit: Limit) -> float:
         """Epsilon left under the limit; 0 when it is used up. Not a promise: releases do not cost alike."""
         cost = self.cost(limit.delta, limit.accountant, limit.unit)
         return max(0.0, limit.epsilon - cost.epsilon)
 
-    def _contents(self) -> _Contents:
-        if not self.path.exists():
-            return _EMPTY
+    @property
+    def started(self) -> bool:
+        """Whether there is a ledger, or a head that says that there was one."""
+        return self.path.exists() or any(path.exists() for path in self._heads())
+
+    def _totals(self) -> Totals:
+        if not self.started:
+            return {}
         with self._locked() as descriptor:
-            return self._parse(_read(descriptor))
+            return self._contents(descriptor).totals
 
-    def _parse(self, data: bytes) -> _Contents:
-        """Entries of the file, with the chain verified. Raises StateError naming the line that breaks it.
+    def _checked_as_a_whole(self, entries: list[Entry] | None = None) -> Contents:
+        if not self.started:
+            return Contents(Head(Mark(), {}))
+        with self._locked() as descriptor:
+            self._contents(descriptor)
+            return read_on(descriptor, Head(Mark(), {}), self.path, entries)
 
-        Only what follows the last newline may be torn: a newline is on the disk before its charge returns. A
-        tail that is complete but for the newline is counted; any other belongs to a release that never left.
+    def _heads(self) -> list[Path]:
+        return [self.beside] if self.elsewhere is None else [self.beside, self.elsewhere]
+
+    def _contents(self, descriptor: int) -> Contents:
+        """What the ledger holds, from the newest head on.
+
+        Raises StateError when the ledger lacks what a head noted, or when the second head is missing.
         """
-        before = self._verified if data.startswith(self._verified.lines) else _EMPTY
-        *lines, tail = data[len(before.lines) :].split(b"\n")
-        entries, last = [*before.entries], before.last
-        for place, line in enumerate(lines):
-            if not _read_line(line, last, entries):
-                number = before.lines.count(b"\n") + place + 1
+        try:
+            found = Head.read(self.beside)
+        except StateError:
+            found = None  # a power cut may leave it damaged; then the ledger is read from its first line
+        if found is not None:
+            self._require_noted(descriptor, self.beside, found)
+        start = found if found is not None and commits(descriptor, found) else Head(Mark(), {})
+        contents = read_on(descriptor, start, self.path)
+        checked = check_older(descriptor, contents.head, self.path)
+        contents = replace(contents, head=replace(contents.head, checked=checked))
+        if self.elsewhere is not None:
+            noted = Head.read(self.elsewhere)
+            if noted is None and contents.totals:
                 raise StateError(
-                    f"{self.path}: line {number} does not follow from the line before it; a line was changed "
-                    "or removed, so the cost so far cannot be trusted and nothing may leave. Restore it from "
-                    "a copy"
+                    f"ledger_head: no file {self.elsewhere}, although this site has released something, so "
+                    "nothing may leave. If you have just set this key, run `perennial site note-head`. If "
+                    "the file was lost, make sure that the ledger is the newest one before you do"
                 )
-            last = sha256(line).hexdigest()
-        whole = self._verified = _Contents(entries, last, data[: len(data) - len(tail)])
-        if not tail:
-            return whole
-        entries = [*entries]
-        if _read_line(tail, last, entries):
-            return replace(whole, entries=entries, last=sha256(tail).hexdigest(), ended=False)
-        return replace(whole, torn=tail)
+            self._require_noted(descriptor, self.elsewhere, noted)
+        return contents
+
+    def _require_noted(self, descriptor: int, place: Path, head: Head | None) -> None:
+        """Raises StateError when the ledger lacks the newest line that a head noted."""
+        if head is None or head.mark == Mark():
+            return
+        if newest_line(descriptor, head) is None:
+            raise StateError(
+                f"{self.path}: lacks line {head.mark.lines}, which {place} has noted: the ledger was "
+                "deleted, truncated, changed, or replaced by an older copy. What was spent cannot be known, "
+                f"so nothing may leave. {REMEDY}"
+            )
+
+    def _note(self, head: Head) -> None:
+        """Write both heads; the ledger is on the disk already, so either may be a line behind after a crash.
+
+        The one beside the ledger saves time, and a damaged one is not believed, so it need not wait for the
+        disk.
+        """
+        if self.elsewhere is not None:
+            try:
+                head.write(self.elsewhere, durable=True)
+            except StateError as error:
+                raise StateError(f"ledger_head: {error}; without it the release must not leave") from error
+        head.write(self.beside, durable=False)
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -156,11 +248,12 @@ class Ledger:
                 descriptor = os.open(self.path, flags)
             except FileNotFoundError:
                 new = True
-                self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                make_folder(self.path.parent)
                 descriptor = os.open(self.path, flags | os.O_CREAT, 0o600)
-        except OSError as error:
+        except (OSError, StateError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
             raise StateError(
-                f"{self.path}: the ledger cannot be opened ({error.strerror}); nothing may leave"
+                f"{self.path}: the ledger cannot be opened ({why}); nothing may leave"
             ) from error
         try:
             os.fchmod(descriptor, 0o600)
@@ -187,11 +280,11 @@ class Ledger:
             ) from error
 
 
-def _refuse_above(limit: Limit, entries: Sequence[Entry], entry: Entry) -> None:
-    after = compose([*entries, entry], limit.delta, "rdp", limit.unit)
+def _refuse_above(limit: Limit, totals: Totals, entry: Entry) -> None:
+    after = compose(with_one_more(totals, entry), limit.delta, "rdp", limit.unit)
     # Both bound from above and RDP answers at once, so the slower one is asked only where RDP refuses.
     if after.epsilon > limit.epsilon and limit.accountant != "rdp":
-        after = compose([*entries, entry], limit.delta, limit.accountant, limit.unit)
+        after = compose(with_one_more(totals, entry), limit.delta, limit.accountant, limit.unit)
     if after.epsilon > limit.epsilon:
         raise PrivacyError(
             f"the {entry.kind} for {entry.recipient} would bring this site's lifetime epsilon to "
@@ -211,28 +304,3 @@ def _wait_for_lock(descriptor: int, path: Path) -> None:
                     f"{path}: held by another process for {_LOCK_SECONDS:.0f} s, so nothing may leave"
                 ) from None
             time.sleep(0.02)
-
-
-def _read(descriptor: int) -> bytes:
-    with os.fdopen(os.dup(descriptor), "rb") as file:
-        file.seek(0)
-        return file.read()
-
-
-def _extend(addition: bytes, previous: str, values: dict[str, Any]) -> tuple[bytes, str]:
-    """The bytes to add with one more line, and that line's hash."""
-    line = json.dumps({"previous": previous} | values, allow_nan=False, separators=(",", ":")).encode()
-    return addition + line + b"\n", sha256(line).hexdigest()
-
-
-def _read_line(line: bytes, previous: str, entries: list[Entry]) -> bool:
-    """Whether line is an entry or a repair that follows previous; an entry is added to entries."""
-    try:
-        values = json.loads(line)
-        if not isinstance(values, dict) or values.pop("previous", None) != previous:
-            return False
-        if "repair" not in values:
-            entries.append(Entry.from_json(values))
-    except (ValueError, RecursionError, PrivacyError):
-        return False
-    return True

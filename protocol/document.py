@@ -1,5 +1,4 @@
-"""The page docs/what_leaves_a_site.md, generated from the messages themselves: `python -m
-protocol.document`."""
+"""Writes docs/what_leaves_a_site.md from the messages: `python -m perennial.protocol.document`."""
 
 import ast
 import dataclasses
@@ -21,6 +20,9 @@ UP = (
     messages.DigestReply,
     messages.SparsityReply,
     messages.PersonalModelReply,
+    messages.StatisticsReply,
+    messages.ClassCountsReply,
+    messages.CompareHeadsReply,
     messages.Refusal,
 )
 DOWN = (
@@ -31,6 +33,9 @@ DOWN = (
     messages.DigestRequest,
     messages.SparsityRequest,
     messages.PersonalModelRequest,
+    messages.StatisticsRequest,
+    messages.ClassCountsRequest,
+    messages.CompareHeadsRequest,
 )
 HEAD = """# What leaves a site
 

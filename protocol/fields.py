@@ -11,7 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
@@ -104,8 +104,10 @@ def _check(cls: type, field: _Field, value: Any) -> Any:
 
 
 class WireMessage:
-    """Base of every message; a subclass is a frozen dataclass and declares the Flower message type it travels
-    as."""
+    """Base class of every message.
+
+    A subclass is a frozen dataclass and declares the Flower message type under which it travels.
+    """
 
     message_type: ClassVar[str]
 
@@ -114,6 +116,11 @@ class WireMessage:
         """Bytes of the values of all the tensors in this message."""
         fields = (getattr(self, name) for name, field in _layout(type(self)).items() if field.kind is Tensors)
         return sum(byte_count(tensors) for tensors in fields if tensors)
+
+    @cached_property
+    def record(self) -> RecordDict:
+        """to_record(), made once: for a message that goes to several sites."""
+        return self.to_record()
 
     def to_record(self) -> RecordDict:
         """The RecordDict that travels. Raises ProtocolError when a field is not what its type says."""
@@ -134,8 +141,10 @@ class WireMessage:
 
     @classmethod
     def from_record(cls, record: RecordDict) -> Self:
-        """The message in record. Raises ProtocolError naming the first unknown, missing, mistyped or
-        non-finite field."""
+        """Read the message from a record.
+
+        Raises ProtocolError naming the first unknown, missing, mistyped or non-finite field.
+        """
         layout = _layout(cls)
         found = read_kind(record)
         if found != cls.__name__:
@@ -144,7 +153,7 @@ class WireMessage:
         present = [n for n in scalars if n != _MESSAGE] + [n for n in record if n != _FIELDS]
         for name in present:
             if name not in layout:
-                raise ProtocolError(f"{cls.__name__}: unknown field {name!r}{nearest(name, layout)}")
+                raise ProtocolError(f"{cls.__name__}: unknown field {name!r:.80}{nearest(name, layout)}")
         values: dict[str, Any] = {}
         for name, field in layout.items():
             if field.kind is Tensors:

@@ -20,8 +20,10 @@ MEASUREMENTS = {
     "all classes seen so far; not told where there is none.",
     TRAIN_ACCURACY: "Share of right answers of that model on what it was trained on.",
     CLASSIFICATION_LOSS: "Mean classification loss of the last local epoch, without the other terms.",
-    CLASS_COVERAGE: "Share of the classes seen so far that the site's training samples contain.",
-    LABEL_COUNTS: "Number of the site's training samples of each class seen so far.",
+    CLASS_COVERAGE: "Share of the classes seen so far that the site's training samples contain, so many of "
+    "each as its floor at least.",
+    LABEL_COUNTS: "Number of the site's training samples of each class seen so far; null for a class "
+    "that the site's floor withholds.",
 }
 
 

@@ -19,17 +19,19 @@ MAX_CLASSES = 1_000_000
 MAX_EXAMPLES = 100_000_000
 MAX_CHANNELS = 1_000_000
 MAX_LAYERS = 1_000
+CLASS_WEIGHT = 1 << 20
+"""The largest weight of a class in class-balanced statistics: that of a class with one sample."""
 RUN_TOKEN = 16
+SPLIT_KEY = 64
 SHA256 = 64
 """Hexadecimal digits. A run's token and a model's hash name files at the site, so nothing else may stand
 there."""
-STAMP_FIELDS = ("run", "experiment", "class_order", "task", "round", "num_classes")
+STAMP_FIELDS = ("run", "experiment", "class_order", "split_key", "task", "round", "num_classes")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp(WireMessage):
-    """What every request and reply about training repeats: whose message this is and which round it is
-    for."""
+    """What every request and reply about training repeats: run, experiment, task and round."""
 
     run: str = hexadecimal(RUN_TOKEN)
     """Token of the run, drawn when it was first started; a resumed run keeps it."""
@@ -37,6 +39,9 @@ class Stamp(WireMessage):
     """SHA-256 of the experiment's resolved settings."""
     class_order: str = hexadecimal(SHA256)
     """SHA-256 of the class names in the order of the registry."""
+    split_key: str = hexadecimal(SPLIT_KEY, default="")
+    """Key of the run by which sites with data of their own divide them into training, validation and test
+    samples; drawn when the run was first started. Simulated sites take one that follows from the seed."""
     task: int = bounded(1, MAX_TASKS)
     """Task that the message belongs to, from 1."""
     round: int = bounded(0)
@@ -45,8 +50,7 @@ class Stamp(WireMessage):
     """Classes known in this task: rows of the classifier."""
 
     def mismatch(self, other: "Stamp") -> str:
-        """'' when other belongs to the same round; otherwise the first field that differs, with both
-        values."""
+        """The first field in which another stamp differs, with both values; '' if none does."""
         theirs = other.stamp_fields
         for name, value in self.stamp_fields.items():
             if theirs[name] != value:
@@ -185,6 +189,9 @@ class EvaluateReply(Stamp):
     """Right answers of each class."""
     total: list[int] = bounded(0, MAX_EXAMPLES)
     """Held-out samples of each class."""
+    withheld: list[int] | None = bounded(0, MAX_CLASSES, default=None)
+    """Classes whose counts stay at the site, because they are below its floor or would give such counts away;
+    0 in both lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +205,10 @@ class DigestRequest(Stamp):
 
 @dataclass(frozen=True, kw_only=True)
 class DigestReply(Stamp):
-    """Site to server: mixed, noised features, once for each task; the server keeps them for when the site is
-    away."""
+    """From a site to the server, once for each task: mixed and noised features.
+
+    The server keeps them for the time when the site is away.
+    """
 
     message_type = "query.digest"
     encoder: str = hexadecimal(SHA256)
@@ -273,6 +282,79 @@ class PersonalModelReply(Stamp):
     """Right answers of each class on data held out from training; absent where sites do not evaluate."""
     total: list[int] | None = bounded(0, MAX_EXAMPLES, default=None)
     """Held-out samples of each class; absent where sites do not evaluate."""
+    withheld: list[int] | None = bounded(0, MAX_CLASSES, default=None)
+    """Classes whose counts stay at the site, as in EvaluateReply."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsRequest(Stamp):
+    """Server to site: add up the features of your training samples of one task's classes."""
+
+    message_type = "query.statistics"
+    of_task: int = bounded(1, MAX_TASKS)
+    """The task whose classes are meant: this one, or an earlier one that the site was away for."""
+    features: str = hexadecimal(SHA256)
+    """SHA-256 of the fixed feature maps; a site with others refuses."""
+    weights: list[int] | None = bounded(0, CLASS_WEIGHT, default=None)
+    """How often each sample of each of these classes counts, in steps of 2^-20; with class-balanced ridge
+    alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsReply(Stamp):
+    """Site to server, once a task: sums over the site's training samples of the task's classes."""
+
+    message_type = "query.statistics"
+    of_task: int = bounded(1, MAX_TASKS)
+    """The task whose classes are meant."""
+    features: str = hexadecimal(SHA256)
+    """SHA-256 of the feature maps that were used."""
+    statistics: Tensors
+    """`gram`: the sum of products of every two features; `sums`: of the features of each class; `counts`: of
+    samples of each class. Integers. Without noise, sums over fewer samples than features tell the space that
+    these lie in, and features of images can be turned back into pictures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassCountsRequest(Stamp):
+    """Server to site: how many training samples of each class of one task do you hold?"""
+
+    message_type = "query.class_counts"
+    of_task: int = bounded(1, MAX_TASKS)
+    """The task whose classes are meant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassCountsReply(Stamp):
+    """Site to server: its training samples of each class, by which class-balanced ridge weighs classes."""
+
+    message_type = "query.class_counts"
+    of_task: int = bounded(1, MAX_TASKS)
+    """The task whose classes are meant."""
+    counts: list[int] = bounded(0, MAX_EXAMPLES)
+    """Training samples of each class of the task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareHeadsRequest(Stamp):
+    """Server to site: measure these heads on your validation samples of all classes seen so far."""
+
+    message_type = "query.compare_heads"
+    features: str = hexadecimal(SHA256)
+    """SHA-256 of the fixed feature maps; a site with others refuses."""
+    heads: Tensors
+    """`weight` and `bias` of every head, one for each shrinkage that is tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareHeadsReply(Stamp):
+    """Site to server: right answers of each head, on samples that nothing was fitted to."""
+
+    message_type = "query.compare_heads"
+    correct: list[int] = bounded(0, MAX_EXAMPLES)
+    """Right answers of the first head for each class, then of the second, and so on."""
+    total: list[int] = bounded(0, MAX_EXAMPLES)
+    """Validation samples of each class."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,8 +371,10 @@ class Refusal(WireMessage):
 
 
 def require_same_round(expected: Stamp, found: Stamp) -> None:
-    """Raises ProtocolError naming the field when found is of another experiment, task, round or class
-    order."""
+    """Check that `found` has the experiment, task, round and class order of `expected`.
+
+    Raises ProtocolError naming the first field that differs.
+    """
     difference = expected.mismatch(found)
     if difference:
         raise ProtocolError(f"{type(found).__name__}: stale or foreign message: {difference}")

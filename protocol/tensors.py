@@ -39,8 +39,11 @@ class Tensors(dict[str, "Tensor"]):
 
     @cached_property
     def norm(self) -> float:
-        """L2 norm over all floating-point tensors; infinite or NaN when a value is, or when it overflows
-        float32. `unpack` knows it already, from looking for such values."""
+        """L2 norm over all floating-point tensors.
+
+        Infinite or NaN when a value is, or when it overflows float32. `unpack` has computed it already while
+        it looked for such values.
+        """
         return float(_norm_of(list(_norms(self).values())))
 
 
@@ -161,8 +164,11 @@ def unpack(record: ArrayRecord, where: str) -> Tensors:
 
 
 def _require_finite(tensors: Mapping[str, "Tensor"], where: str) -> float:
-    """The norm of all floating-point tensors. Raises ProtocolError naming the first tensor that holds NaN or
-    an infinity: its norm is not finite then, so one pass over the values gives both answers."""
+    """The norm of all floating-point tensors.
+
+    Raises ProtocolError naming the first tensor that holds NaN or an infinity. Its norm is not finite then,
+    so one pass over the values gives both answers.
+    """
     norms = _norms(tensors)
     # all tensors wait for one answer of the device
     norm = float(_norm_of(list(norms.values())))

@@ -1,17 +1,17 @@
 """The ServerApp: opens the run's folder and drives the curriculum over whatever grid it is given."""
 
 from collections.abc import Callable
-from logging import INFO, WARNING
+from logging import INFO, WARNING, getLogger
 from typing import Any
 
 from flwr.app import Context
-from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from perennial.config.run import RunSettings
 from perennial.foundation.files import sole_owner
 
 app = ServerApp()
+log = getLogger("flwr").log
 
 
 @app.main()

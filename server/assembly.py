@@ -6,26 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
-from perennial.config.simulation import simulated_federation
-from perennial.data.deployed import declared_constants, declared_input_shape
-from perennial.data.registry import Registry, build_registry
-from perennial.data.site import SiteData
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.registered import NODES
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
 from perennial.models.saved import Inputs
-from perennial.server.claims import check_privacy
 from perennial.server.curriculum import Curriculum
-from perennial.server.dry_run import dry_run
-from perennial.server.global_model import GlobalModel
 from perennial.server.journal import Journal
+from perennial.server.preflight import preflight
 from perennial.server.run_folder import RunFolder, open_run_folder
 from perennial.server.summary import write_results
-from perennial.strategies.factory import build_strategy
 
 
 @dataclass
@@ -47,28 +39,6 @@ class ReadyRun:
             self.curriculum.journal.close()
 
 
-@dataclass(frozen=True)
-class DataFacts:
-    """What the server needs to know of the data.
-
-    test: central test samples, or None; sites: how many to expect; estimated_constants: whether the inputs'
-    mean and std come from the training data.
-    """
-
-    registry: Registry
-    inputs: Inputs
-    test: SiteData | None
-    sites: int
-    notes: tuple[str, ...]
-    estimated_constants: bool = False
-
-    def measuring(self, experiment: Experiment) -> tuple[Tensor, Tensor] | None:
-        """(mean, std) of the inputs where the server measures models; None where it does not."""
-        if self.test is None or not experiment.evaluation.central:
-            return None
-        return self.test.mean, self.test.std
-
-
 def assemble(
     grid: Grid,
     experiment: Experiment,
@@ -77,19 +47,13 @@ def assemble(
     engine: str,
     listener: Callable[[dict[str, Any]], None] | None,
 ) -> ReadyRun:
-    """Check everything that can be checked before anything starts. Raises a PerennialError that says what is
-    wrong."""
-    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-    facts = data_facts(experiment)
-    check_privacy(
-        experiment,
-        strategy,
-        rounds=experiment.lead_rounds(1) + sum(facts.registry.schedule.rounds),
-        estimated_constants=facts.estimated_constants,
-    )
+    """Check everything that can be checked before anything starts.
+
+    Raises a PerennialError that says what is wrong.
+    """
     device = choose_device(settings.device if engine == "in-process" else "cpu")
-    model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device)
-    dry_run(experiment, facts.registry.schedule, model, facts.measuring(experiment))
+    checked = preflight(experiment, device)
+    facts, model, strategy = checked.facts, checked.model, checked.strategy
     folder = open_run_folder(path, experiment, facts.registry, facts.inputs, bool(settings.resume))
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
     journal = Journal(path, position, listener)
@@ -113,47 +77,13 @@ def assemble(
             data.mean.to(device),
             data.std.to(device),
         )
-    curriculum = Curriculum(grid, experiment, facts.registry, model, strategy, folder, journal, test)
-    return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs)
-
-
-def data_facts(experiment: Experiment) -> DataFacts:
-    """From the data where the server has it, else from what the experiment declares."""
-    data = experiment.data
-    if data.only_at_sites:
-        if data.classes is None:
-            raise ConfigError(
-                "data.classes: missing; a server without data needs the registry of class names"
-            )
-        registry = build_registry(data.classes, experiment.tasks, experiment.seed)
-        _check_memory(experiment, registry, data.sites or 1)
-        stored = "float32" if data.source == "csv" else "uint8"
-        inputs = Inputs(declared_input_shape(data), stored, *declared_constants(data), data.columns)
-        return DataFacts(registry, inputs, None, data.sites or 1, ())
-    federation = simulated_federation(experiment)
-    if data.partition.kind == "natural":
-        try:
-            experiment.require_sites(federation.site_names)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-    _check_memory(experiment, federation.registry, len(federation.sites))
-    if experiment.pretraining is not None:
-        first = federation.schedule.classes_of(1)
-        for name, site in federation.sites.items():
-            held = site.task_indices("train", first.start, first.stop)
-            experiment.pretraining.require(name, len(held))
-    return DataFacts(
-        federation.registry,
-        Inputs(
-            federation.input_shape, federation.stored, federation.mean, federation.std, federation.columns
-        ),
-        federation.test,
-        len(federation.sites),
-        federation.notes,
-        federation.estimated_constants,
+    registered = path.parents[2] / NODES if engine == "grpc" else None
+    if registered is not None and not registered.exists():
+        journal.write(
+            "note", text=f"{registered}: missing, so sites' names are taken as their nodes say them"
+        )
+        registered = None
+    curriculum = Curriculum(
+        grid, experiment, facts.registry, model, strategy, folder, journal, test, registered
     )
-
-
-def _check_memory(experiment: Experiment, registry: Registry, sites: int) -> None:
-    if experiment.learner.memory is not None:
-        experiment.learner.memory.require(len(registry.classes), sites)
+    return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs)

@@ -47,7 +47,7 @@ class CentralPrivacy:
         self._within = 0
         strategy.asked = strategy.asked or 1
         strategy.largest_weight()
-        strategy.watch = self._see
+        strategy.watchers.append(self._see)
         self._strategy.max_update_norm = self._bound()
 
     @classmethod
@@ -88,7 +88,7 @@ class CentralPrivacy:
             self._state["clip_norm"] = self._adaptive.step(within, self._strategy.asked, source)
             self._strategy.max_update_norm = self._bound()
 
-    def typical_epsilon(self) -> float | None:
+    def bayesian_epsilon(self) -> float | None:
         """Bayesian epsilon for a typical site; None without such an accountant, or when its bound is void."""
         if self._pairs is None or self._pairs.void:
             return None

@@ -26,7 +26,7 @@ from perennial.protocol.tensors import content_sha256
 LATEST = "latest.safetensors"
 BEFORE = "before.safetensors"
 DAMAGED = "damaged.safetensors"
-SCHEMA = 2
+SCHEMA = 3
 CLASS_MEANS = "class_means"
 
 
@@ -35,6 +35,8 @@ class Progress:
     """Where a run stands. round: rounds done since the start; round_in_task: rounds done of this task."""
 
     run: str
+    split_key: str = ""
+    """By which sites divide their own data; hexadecimal, drawn once."""
     task: int = 1
     round: int = 0
     round_in_task: int = 0
@@ -74,8 +76,10 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Replace the run's checkpoint. Raises StateError when it cannot be written; the one before stays
-    valid."""
+    """Replace the run's checkpoint.
+
+    Raises StateError when it cannot be written; the one before stays valid.
+    """
     tensors = {f"model/{name}": tensor for name, tensor in checkpoint.arrays.items()}
     values = {}
     for name, value in checkpoint.strategy.items():
@@ -130,10 +134,9 @@ def set_damaged_aside(folder: Path) -> None:
 
 
 def save_previous(folder: Path, sha256: str, arrays: Mapping[str, Tensor], still_named: str) -> None:
-    """Keep the complete model of a finished task under its content hash, and remove those that no checkpoint
-    names.
+    """Keep the complete model of a finished task under its content hash, and remove those no longer named.
 
-    still_named: the hash in the checkpoints written so far, which a run may yet have to go back to.
+    still_named: the hash in the checkpoints written so far, to which a run may have to go back.
     """
     path = _previous_path(folder, sha256)
     if not path.exists():

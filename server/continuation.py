@@ -13,7 +13,7 @@ from perennial.foundation.errors import ConfigError
 def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Registry:
     """The experiment's registry; earlier stays its prefix."""
     data = experiment.data
-    if data.source in ("folder", "csv", "npz") and data.path is None:
+    if data.only_at_sites:
         if data.classes is None:
             raise ConfigError(
                 "data.classes: missing; a server without data needs the registry of class names"
@@ -23,8 +23,10 @@ def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Regi
 
 
 def continued(old: Experiment, new: Experiment) -> Experiment:
-    """new with its class order and schedule written out, the old ones first. Raises ConfigError when they do
-    not fit."""
+    """The new experiment with its class order and schedule written out, the old ones first.
+
+    Raises ConfigError when the two do not fit.
+    """
     registry = registry_of(new, registry_of(old))
     content = new.model_dump(mode="json") | {"tasks": registry.as_tasks().model_dump(mode="json")}
     return Experiment.model_validate(content)

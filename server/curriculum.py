@@ -6,14 +6,15 @@ after each round; whatever else is here can be built again from the experiment.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.client.release import entry_of_update
+from perennial.config import charges
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.errors import ProtocolError, StateError
@@ -28,10 +29,9 @@ from perennial.protocol.messages import (
 )
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.server.central_privacy import CentralPrivacy
-from perennial.server.charges import class_means_entry
 from perennial.server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from perennial.server.class_means import check_class_sums, global_means
-from perennial.server.evaluation import Counts, Judge, evaluate_centrally
+from perennial.server.evaluation import Counts, Judge, ToldCounts, evaluate_centrally, told_counts
 from perennial.server.global_model import GlobalModel
 from perennial.server.history import History
 from perennial.server.journal import Journal
@@ -42,6 +42,7 @@ from perennial.server.run_folder import RunFolder
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.previous import PreviousModel
 from perennial.strategies.round.queries import ask, check_counts
 from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.services import Services
@@ -50,18 +51,11 @@ Sites = Mapping[str, int]
 """name -> node id, in canonical order."""
 
 
-@dataclass(frozen=True)
-class Previous:
-    """The complete model at the end of the task before. sha256 and arrays are empty in task 1."""
-
-    sha256: str = ""
-    arrays: Mapping[str, Tensor] | None = None
-
-
 class Curriculum:
     """One run from where it stands to its end.
 
-    registry: class order and schedule. test: the server's test samples of all classes, or None.
+    registry: class order and schedule. test: the server's test samples of all classes, or None. registered:
+    the operator's record of nodes and names, or None.
     """
 
     def __init__(
@@ -74,6 +68,7 @@ class Curriculum:
         folder: RunFolder,
         journal: Journal,
         test: TrainingSet | None,
+        registered: Path | None = None,
     ) -> None:
         self.experiment, self.registry, self.schedule = experiment, registry, registry.schedule
         self.model, self.strategy, self.folder, self.journal, self.test = (
@@ -88,10 +83,12 @@ class Curriculum:
         self._exchange = Exchange()
         self._averaging = FedAvg(strategy.max_update_norm)
         self._clock = time.monotonic()
-        self._previous = Previous()
+        self._previous = PreviousModel()
         self.class_means: Tensor | None = None
         self._judgement: Judge | None = None
-        self.roster = Roster(grid, experiment.digest, lambda text: journal.write("note", text=text))
+        self.roster = Roster(
+            grid, experiment.digest, lambda text: journal.write("note", text=text), registered
+        )
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
         self.history = History(self.progress.history)
         self.releases = Releases(folder.path)
@@ -105,8 +102,7 @@ class Curriculum:
             self._restore(folder.checkpoint)
 
     def run(self, expected_sites: int) -> None:
-        """Go on until every task of the schedule is learnt. A stop at any moment loses at most the round in
-        progress.
+        """Train until every task of the schedule is learnt; a stop loses at most the round in progress.
 
         Raises StateError when too few sites connect, or when rounds.max_skipped rounds in a row had no
         quorum.
@@ -129,7 +125,7 @@ class Curriculum:
         progress.finished = False
         if progress.previous:
             arrays = load_previous(self.folder.checkpoint_folder, progress.previous)
-            self._previous = Previous(progress.previous, arrays)
+            self._previous = PreviousModel(progress.previous, arrays)
         self.strategy.load_state_dict(checkpoint.strategy)
         self.class_means = checkpoint.class_means
         if progress.round_in_task:
@@ -193,9 +189,9 @@ class Curriculum:
         number = progress.round + 1
         sites = self._available(number)
         asked = self._sampled(sites, number)
-        previous = self._previous if self.experiment.needs_previous else Previous()
-        charge = [entry_of_update(self.experiment, progress.run)]
-        if self.experiment.privacy.enabled:
+        # sums of features are a release of their own, which the strategy records when it asks for them
+        charge = [charges.update(self.experiment, progress.run)] if self.experiment.strategy.trains else []
+        if self.experiment.privacy.enabled and charge:
             self.releases.asked(number, asked, charge)
         lead = self.experiment.lead_rounds(task)
         strategy = self._strategy(task)
@@ -208,17 +204,15 @@ class Curriculum:
                 deadline=rounds.deadline,
                 quorum=rounds.quorum,
                 progress=max(0, progress.round_in_task - lead) / self.schedule.rounds[task - 1],
-                previous=previous.sha256,
-                previous_arrays=previous.arrays,
+                previous=self._needed_previous(),
                 clip_norm=self.central.sent_clip_norm if self.central else None,
-                holders=frozenset(progress.holders),
                 resting=frozenset(sites) - asked.keys(),
                 known=len(self.history.known_sites),
             ),
         )
         if self.central is not None:
             self.central.finish_round(outcome, number)
-        if self.experiment.privacy.enabled:
+        if self.experiment.privacy.enabled and charge:
             self.releases.refused(number, [site for site, _ in outcome.refused], charge)
         outcome.absent += [site for site in self.history.known_sites if site not in (*sites, *outcome.absent)]
         if strategy.running is not None and not outcome.skipped:
@@ -252,12 +246,11 @@ class Curriculum:
         return self.strategy
 
     def _finish_task(self, task: int) -> None:
-        """Freeze the model, let sites choose exemplars, measure, and step to the next task in one
-        checkpoint."""
+        """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""
         progress, exchange = self.progress, self._exchange
         exchange.bytes_up = exchange.bytes_down = 0
         arrays = self.model.frozen()
-        finished = Previous(content_sha256(arrays), arrays)
+        finished = PreviousModel(content_sha256(arrays), arrays)
         sites = self._available(progress.round)
         replies = self._send_finish(sites, finished.sha256) if self.experiment.needs_previous else {}
         self.class_means = means = global_means(replies)
@@ -281,7 +274,7 @@ class Curriculum:
         """Tell the sites that the task is over; returns the replies of those that now hold its model."""
         learner, privacy = self.experiment.learner, self.experiment.privacy
         if learner.means == "global" and privacy.enabled:
-            charge = [class_means_entry(self.experiment, self.progress.run)]
+            charge = [charges.class_means(self.experiment, self.progress.run)]
             self.releases.asked(self.progress.round, sites, charge)
 
         def check(reply: FinishTaskReply) -> None:
@@ -300,7 +293,7 @@ class Curriculum:
             check,
         )
 
-    def _federated_counts(self, sites: Sites, means: Tensor | None) -> dict[str, Counts]:
+    def _federated_counts(self, sites: Sites, means: Tensor | None) -> dict[str, ToldCounts]:
         class_means = None if means is None else Tensors(means=means)
         replies = ask(
             self._grid,
@@ -314,19 +307,29 @@ class Curriculum:
             self._note_drop,
             check_counts,
         )
-        return {site: (reply.correct, reply.total) for site, reply in replies.items()}
+        for site, reply in replies.items():
+            if reply.withheld:
+                self._note_drop(site, f"withholds the counts of {len(reply.withheld)} classes (its floor)")
+        return {
+            site: told_counts(reply.correct, reply.total, reply.withheld) for site, reply in replies.items()
+        }
 
     def _with_previous(self, site: str) -> dict[str, Any]:
-        """Fields that finish-task and evaluate requests share; the previous model goes along only where it is
-        not held."""
-        previous = self._previous if self.experiment.needs_previous else Previous()
-        send = previous.arrays is not None and site not in self.progress.holders
+        """Fields that finish-task and evaluate requests share.
+
+        The previous model is sent only to a site that does not hold it.
+        """
         return {
             **self._stamp(self.progress.round).stamp_fields,
             "arrays": Tensors(self.model.arrays),
-            "previous": previous.sha256,
-            "previous_arrays": Tensors(previous.arrays or {}) if send else None,
+            **self._needed_previous().fields_of(site),
         }
+
+    def _needed_previous(self) -> PreviousModel:
+        """The model of the task before and who holds it; nothing where no site needs it."""
+        if not self.experiment.needs_previous:
+            return PreviousModel()
+        return replace(self._previous, holders=frozenset(self.progress.holders))
 
     def _note_drop(self, site: str, reason: str) -> None:
         self.journal.write("note", text=f"site {site}: {reason}")
@@ -345,8 +348,7 @@ class Curriculum:
         )
 
     def _available(self, number: int) -> dict[str, int]:
-        """Connected sites that the experiment does not declare absent in this round; waits for a quorum of
-        them."""
+        """The connected sites that the experiment does not declare absent; waits for a quorum."""
         rounds = self.experiment.rounds
         away = {
             a.site for a in self.experiment.absence if a.first_round <= number <= (a.last_round or number)
@@ -373,8 +375,7 @@ class Curriculum:
         return evaluate_centrally(self.model.loaded(), self.test, self.schedule.num_classes(task), means)
 
     def _update_holders(self, outcome: RoundOutcome) -> None:
-        """A site that trained holds the previous model; one that failed may have lost it, and gets it
-        again."""
+        """Note who holds the previous model: a site that trained does; one that failed gets it again."""
         failed = {site for site, _ in (*outcome.dropped, *outcome.refused)}
         self.progress.holders = sorted(({*self.progress.holders} | {*outcome.participants}) - failed)
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.data.schedule import TaskSchedule
+from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.global_model import GlobalModel
 from perennial.strategies.base import TaskStart
 from perennial.strategies.factory import build_strategy
@@ -24,6 +25,8 @@ def dry_run(
     """
     measured = constants is not None
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+    # noise at the server is prepared, and refused, as a run would
+    CentralPrivacy.of(experiment.privacy, strategy, {}, experiment.seed)
     strategy.attach(
         Services(
             experiment=experiment,

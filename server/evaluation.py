@@ -1,19 +1,22 @@
 """Measuring the global model: on the server's test set where there is one, and at the sites."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perennial.foundation.cache import cache_folder
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.learning.evaluation import by_class_means, by_head, count_correct
+from perennial.learning.evaluation import by_class_means, count_correct, head_counts
 from perennial.models.incremental import IncrementalModel
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""
+ToldCounts = tuple[list[int], list[int | None]]
+"""The same from sites; samples None: withheld by the site's floor, so that nobody knows their number."""
 
 
 def evaluate_centrally(
@@ -25,16 +28,15 @@ def evaluate_centrally(
     """
     seen = (test.y < num_classes).nonzero().flatten()
     part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std)
-    model.eval()
-    predict = by_head(model) if means is None else by_class_means(model, means)
-    return count_correct(predict, part, num_classes)
+    if means is None:
+        return head_counts(model, part, num_classes, cache_folder() / "features")
+    return count_correct(by_class_means(model.eval(), means), part, num_classes)
 
 
 class Judge:
-    """Accuracy and loss on a fixed draw of the test samples of the classes seen so far, at most `samples` of
-    them.
+    """Accuracy and loss on a fixed draw of at most `samples` test samples of the classes seen so far.
 
-    The inputs are made ready once, because a model is judged after every turn of a ring. Raises ConfigError
+    The inputs are converted once, because a model is judged after every turn of a ring. Raises ConfigError
     when there is no such sample.
     """
 
@@ -58,10 +60,18 @@ class Judge:
         return float(right) / len(self._labels), float(F.cross_entropy(logits, self._labels))
 
 
-def pooled(counts: Iterable[Counts], num_classes: int) -> Counts:
-    """The sites' counts added up."""
+def told_counts(correct: Sequence[int], total: Sequence[int], withheld: Sequence[int] | None) -> ToldCounts:
+    """A site's answer, with None where it withholds a class."""
+    hidden = set(withheld or ())
+    return list(correct), [None if label in hidden else samples for label, samples in enumerate(total)]
+
+
+def pooled(counts: Iterable[ToldCounts], num_classes: int) -> ToldCounts:
+    """What the sites told, added up; None for a class that sites withhold and no other site has told."""
     correct, total = [0] * num_classes, [0] * num_classes
+    hidden: set[int] = set()
     for right, samples in counts:
         correct = [a + b for a, b in zip(correct, right, strict=True)]
-        total = [a + b for a, b in zip(total, samples, strict=True)]
-    return correct, total
+        total = [a + (b or 0) for a, b in zip(total, samples, strict=True)]
+        hidden |= {label for label, found in enumerate(samples) if found is None}
+    return correct, [None if label in hidden and not found else found for label, found in enumerate(total)]

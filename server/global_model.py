@@ -1,5 +1,7 @@
-"""The global model at the server: begun, grown, measured, frozen. Between rounds it is its travelling
-arrays."""
+"""The global model at the server: built, grown, measured and frozen.
+
+Between rounds it is the dictionary of arrays that travel.
+"""
 
 from collections.abc import Mapping
 
@@ -10,6 +12,7 @@ from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.streams import stream
 from perennial.models.factory import build_model
+from perennial.models.feature_maps.pixels import Constants
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state, load_complete, travelling
 
@@ -18,10 +21,16 @@ class GlobalModel:
     """arrays: the travelling tensors, replaced as a whole after each round and never written to."""
 
     def __init__(
-        self, experiment: Experiment, registry: Registry, input_shape: tuple[int, ...], device: torch.device
+        self,
+        experiment: Experiment,
+        registry: Registry,
+        input_shape: tuple[int, ...],
+        device: torch.device,
+        constants: Constants | None = None,
     ) -> None:
+        """constants: mean and std of the inputs, for fixed maps of pixels."""
         self._experiment, self._registry, self.device = experiment, registry, device
-        self.input_shape = input_shape
+        self.input_shape, self._constants = input_shape, constants
         self._model = self._build(registry.schedule.num_classes(1))
         self.arrays: dict[str, Tensor] = {}
         self._adopt(self._model.to(device))
@@ -55,8 +64,7 @@ class GlobalModel:
         self._adopt(self._complete(complete).to(self.device))
 
     def frozen(self) -> dict[str, Tensor]:
-        """Every tensor of the model as it is now, its own frozen parts too: the previous model of the next
-        task."""
+        """Every tensor of the model, its frozen parts too: the previous model of the next task."""
         return {name: tensor.detach().clone() for name, tensor in complete_state(self.loaded()).items()}
 
     def loaded(self) -> IncrementalModel:
@@ -71,7 +79,8 @@ class GlobalModel:
     def _build(self, num_classes: int) -> IncrementalModel:
         experiment = self._experiment
         shape, seed = self.input_shape, experiment.seed
-        return build_model(experiment.model, shape, num_classes, seed, experiment.encoder)
+        encoder, constants = experiment.encoder, self._constants
+        return build_model(experiment.model, shape, num_classes, seed, encoder, constants)
 
     def _complete(self, tensors: Mapping[str, Tensor]) -> IncrementalModel:
         model = self._build(len(tensors["head.weight"]))

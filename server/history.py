@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perennial.server.evaluation import Counts, pooled
+from perennial.server.evaluation import Counts, ToldCounts, pooled
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
 from perennial.strategies.base import RoundOutcome
 
@@ -60,7 +60,7 @@ class History:
         self,
         boundaries: Sequence[int],
         central: Counts | None,
-        federated: Mapping[str, Counts],
+        federated: Mapping[str, ToldCounts],
         sent: tuple[int, int] = (0, 0),
     ) -> dict[str, Any]:
         """Add a row of the accuracy matrix; returns what the journal says of it.
@@ -84,7 +84,8 @@ class History:
         self._data["task_end_bytes_up"] += sent[0]
         self._data["task_end_bytes_down"] += sent[1]
         for site, (correct, total) in federated.items():
-            self.site(site)["accuracy"] = sum(correct) / sum(total) if sum(total) else None
+            told = sum(samples or 0 for samples in total)
+            self.site(site)["accuracy"] = sum(correct) / told if told else None
         return {
             "accuracy": row,
             "average_accuracy": average,

@@ -18,11 +18,13 @@ EVENTS = "events.jsonl"
 
 
 class Journal:
-    """Append-only. position: where the checkpoint stood. listener: called with every event, for the live
-    display.
+    """An append-only file of events.
 
-    A file that ends before position has lost lines, to a disk or to a copy: it goes on after the last whole
-    one, and a note says so. Raises StateError wherever the file cannot be written.
+    position: the file's length at the checkpoint.
+    listener: called with every event, for the live display.
+
+    A file that ends before position has lost lines, to a disk or to a copy: the journal then continues after
+    the last whole line, and a note says so. Raises StateError wherever the file cannot be written.
     """
 
     def __init__(

@@ -28,10 +28,9 @@ def average_incremental_accuracy(averages: Row) -> float | None:
 
 
 def forgetting(matrix: Sequence[Row]) -> float | None:
-    """Mean over earlier tasks of the best accuracy before minus the accuracy now; may be negative; None after
-    one task.
+    """Mean over earlier tasks of the best accuracy before minus the accuracy now; None after one task.
 
-    Chaudhry et al. 2018 (arXiv 1801.10112).
+    May be negative. Chaudhry et al. 2018 (arXiv 1801.10112).
     """
     last = len(matrix) - 1
     best = [max(_complete([row[task] for row in matrix[task:last]]), default=None) for task in range(last)]
@@ -48,15 +47,19 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
 
 
 def task_accuracies(
-    correct: Sequence[int], total: Sequence[int], boundaries: Sequence[int]
+    correct: Sequence[int], total: Sequence[int | None], boundaries: Sequence[int]
 ) -> tuple[list[float | None], list[int]]:
-    """(accuracy, samples) of each task, from right answers and samples of each class; boundaries: 0, M_1,
-    ..., M_t."""
+    """(accuracy, samples) of each task, from right answers and samples of each class.
+
+    boundaries: 0, M_1, ..., M_t.
+    A class whose samples are None was reported by no site, and its task has no accuracy.
+    """
     accuracies: list[float | None] = []
     sizes = []
     for low, high in pairwise(boundaries):
-        size = sum(total[low:high])
-        accuracies.append(sum(correct[low:high]) / size if size else None)
+        told = [samples for samples in total[low:high] if samples is not None]
+        size = sum(told)
+        accuracies.append(sum(correct[low:high]) / size if size and len(told) == high - low else None)
         sizes.append(size)
     return accuracies, sizes
 
@@ -67,8 +70,13 @@ def overall_accuracy(correct: Sequence[int], total: Sequence[int], boundaries: S
     return sum(correct) / sum(total) if all(sizes) else None
 
 
-def balanced_accuracy(correct: Sequence[int], total: Sequence[int]) -> float | None:
-    """Mean over classes with samples of the class's accuracy; None without samples."""
+def balanced_accuracy(correct: Sequence[int], total: Sequence[int | None]) -> float | None:
+    """Mean of the classes' accuracies over the classes with samples.
+
+    None without samples, or if some class's counts are not known.
+    """
+    if None in total:
+        return None
     recalls = [c / t for c, t in zip(correct, total, strict=True) if t]
     return sum(recalls) / len(recalls) if recalls else None
 

@@ -1,4 +1,4 @@
-"""What each site was asked to release under protection: what the run may have cost it, never too little.
+"""What each site was asked to release under protection: an upper bound on the privacy cost of a run.
 
 A line is on the disk before the requests leave. A round that is repeated after a crash is asked, and counted,
 again: its first releases may have been seen. A site that refused released nothing, and is taken off.
@@ -39,8 +39,10 @@ class Releases:
         self._append(number, "refused", sites, entries, once)
 
     def charged(self) -> dict[str, list[Entry]]:
-        """site -> what it may have charged in this run, for every site that was asked. Raises StateError
-        naming a line that cannot be read."""
+        """The entries that each site which was asked may have charged in this run, by site.
+
+        Raises StateError naming a line that cannot be read.
+        """
         times: dict[str, Counter[tuple[str, tuple[Entry, ...]]]] = {}
         for line in self._lines():
             release = line["once"], tuple(Entry.from_json(entry) for entry in line["entries"])

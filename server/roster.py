@@ -1,24 +1,30 @@
 """Which sites are there: node ids come and go, a site's name stays.
 
-A node says its name once, when it first connects. Of two connected nodes with one name the first keeps it.
-The second is a mistake, a lie, or the same site after a restart whose old connection has not timed out yet:
-it rests, and is asked again as soon as the first is gone.
+In a deployment the operator's record says which name belongs to which key, and Flower which key a node has
+proven; a node that says another name than its own takes no part, and is named in the journal.
+Without a record, as in simulation, a node says its name once, when it first connects. Of two connected nodes
+with one name the first keeps it. The second is a mistake, a lie, or the same site after a restart whose old
+connection has not timed out yet: it rests, and is asked again as soon as the first is gone.
 """
 
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from flwr.serverapp import Grid
 
 from perennial.foundation.errors import ProtocolError, StateError
+from perennial.foundation.registered import registered_names
 from perennial.protocol.messages import VERSION, DescribeReply, DescribeRequest
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask
 
 DESCRIBE_DEADLINE = 120.0
 WAIT_POLL = 0.5
+WRONG_NAME = "it says it is site"
+"""In the journal's note about a node that says another's name."""
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 """Seconds until a node that rests is asked its name again, doubled each time."""
 
@@ -32,8 +38,11 @@ def canonical(name: str) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class _Resting:
-    """A node that could not say its name, or said that of another: why, and when it is asked again (monotonic
-    clock). behind: the node that has its name; 0: none."""
+    """A node that could not say its name, or said that of another; it is asked again later.
+
+    ask_at: when, by the monotonic clock.
+    behind: the node that has its name; 0 for none.
+    """
 
     reason: str
     pause: float
@@ -52,13 +61,24 @@ class _NameTaken(ProtocolError):
         self.holder = holder
 
 
-class Roster:
-    """The connected sites. note: told what the operator should know, once for each node."""
+class _WrongName(ProtocolError):
+    """A node says a name that the operator's record gives to another, or to none."""
 
-    def __init__(self, grid: Grid, experiment: str, note: Callable[[str], None]) -> None:
+
+class Roster:
+    """The connected sites. note: told what the operator should know, once for each node.
+
+    record: the operator's file of nodes and names, read again for each node that is new; None: there is none,
+    and a node's word is taken.
+    """
+
+    def __init__(
+        self, grid: Grid, experiment: str, note: Callable[[str], None], record: Path | None = None
+    ) -> None:
         self._grid = grid
         self._experiment = experiment
         self._note = note
+        self._record = record
         self._names: dict[int, str] = {}
         self._turned_away: set[int] = set()
         self._resting: dict[int, _Resting] = {}
@@ -75,8 +95,10 @@ class Roster:
         return {name: sites[name] for name in sorted(sites, key=canonical)}
 
     def wait(self, count: int, timeout: float) -> dict[str, int]:
-        """connected(), once at least count sites are. Raises StateError naming who is there after timeout
-        seconds."""
+        """Wait until at least `count` sites are connected, and return them as connected() does.
+
+        Raises StateError after timeout seconds, naming who is there.
+        """
         deadline = time.monotonic() + timeout
         while len(sites := self.connected()) < count:
             if time.monotonic() >= deadline:
@@ -106,6 +128,9 @@ class Roster:
                 self._admit(int(node), reply, online)
             except _NameTaken as taken:
                 self._rest(int(node), f"not asked to take part: {taken}", taken.holder)
+            except _WrongName as wrong:
+                # the operator may still write the record, and the site its file
+                self._rest(int(node), f"not asked to take part: {wrong}")
             except ProtocolError as error:
                 self._turned_away.add(int(node))
                 self._note(f"node {node}: not asked to take part: {error}")
@@ -127,6 +152,7 @@ class Roster:
             raise ProtocolError(
                 f"site {reply.site!r} has experiment {reply.experiment:.12}, this run {self._experiment:.12}"
             )
+        self._check_name(node, reply.site)
         for other, name in list(self._names.items()):
             if name == reply.site:
                 if other in online:
@@ -134,3 +160,13 @@ class Roster:
                 del self._names[other]
         self._names[node] = reply.site
         self._resting.pop(node, None)
+
+    def _check_name(self, node: int, said: str) -> None:
+        """Raises _WrongName unless the operator's record has this name for the node's key."""
+        if self._record is None:
+            return
+        known = registered_names(self._record).get(str(node))
+        if known is None:
+            raise _WrongName(f"{WRONG_NAME} {said!r}, and no registered site has its key")
+        if known != said:
+            raise _WrongName(f"{WRONG_NAME} {said!r}, but its key is that of site {known!r}")

@@ -9,9 +9,9 @@ from typing import Any
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.errors import StateError
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import make_folder, replace_file
 from perennial.models.saved import Inputs
-from perennial.protocol.messages import RUN_TOKEN
+from perennial.protocol.messages import RUN_TOKEN, SPLIT_KEY
 from perennial.server.checkpoint import (
     BEFORE,
     LATEST,
@@ -28,8 +28,12 @@ FREE_ON_RESUME = ("rounds", "evaluation", "absence")
 
 @dataclass
 class RunFolder:
-    """A run's folder. checkpoint: None on a fresh start. inputs: how data are read, as Progress keeps it.
-    note: for the journal."""
+    """A run's folder.
+
+    checkpoint: None on a fresh start.
+    inputs: how data are read, as Progress keeps it.
+    note: for the journal.
+    """
 
     path: Path
     checkpoint: Checkpoint | None
@@ -41,8 +45,15 @@ class RunFolder:
         return self.path / CHECKPOINT
 
     def first_progress(self) -> Progress:
-        """The progress of a run that has not begun; its token is drawn here, once."""
-        return Progress(run=secrets.token_hex(RUN_TOKEN // 2), inputs=self.inputs)
+        """The progress of a run that has not begun.
+
+        Its token and the key of its splits are drawn here, once, from the operating system's secure source.
+        """
+        return Progress(
+            run=secrets.token_hex(RUN_TOKEN // 2),
+            split_key=secrets.token_hex(SPLIT_KEY // 2),
+            inputs=self.inputs,
+        )
 
 
 def open_run_folder(
@@ -70,7 +81,7 @@ def open_run_folder(
         # killed before the first round was done: starting over loses nothing
         folder.note = "no round was finished before the stop: started over"
     try:
-        folder.checkpoint_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder.checkpoint_folder)
     except OSError as error:
         raise StateError(f"{folder.checkpoint_folder}: could not be made ({error.strerror})") from error
     replace_file(path / "experiment.yaml", experiment.to_yaml().encode(), mode=0o644)
@@ -80,8 +91,10 @@ def open_run_folder(
 def _require_same_experiment(
     path: Path, checkpoint: Checkpoint, experiment: Experiment, registry: Registry
 ) -> None:
-    """Raises StateError naming each changed key, unless all that changed is more tasks after those already
-    begun."""
+    """Check that an experiment may go on in this folder: only later tasks may have been added.
+
+    Raises StateError naming each changed key.
+    """
     old, new = checkpoint.experiment, experiment.model_dump(mode="json")
     changed = _differences(
         {k: v for k, v in old.items() if k not in (*FREE_ON_RESUME, "tasks")},

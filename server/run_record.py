@@ -49,7 +49,7 @@ class Claim(_Record):
     adversary: str
     relation: str
     mechanism: str
-    typical_relation: str = "one typical site is replaced by another"
+    bayesian_relation: str = "one typical site is replaced by another"
     not_covered: list[str] = []
     warnings: list[str] = []
 
@@ -57,7 +57,7 @@ class Claim(_Record):
 class Epsilon(_Record):
     """Privacy loss; value is the worst case over sites, absent where no noise was added.
 
-    typical: the Bayesian figure beside it. claim: what is hidden, from whom, how, and what is not covered.
+    bayesian: the Bayesian figure beside it. claim: what is hidden, from whom, how, and what is not covered.
     """
 
     value: Measured
@@ -65,7 +65,7 @@ class Epsilon(_Record):
     delta: Measured = None
     accountant: str
     per_site: dict[str, Measured] = {}
-    typical: Measured = None
+    bayesian: Measured = None
     claim: Claim | None = None
 
 
@@ -94,6 +94,8 @@ class Summary(_Record):
     task_end_bytes_down: int | None = None
     seconds: float
     model_sha256: str
+    group_models_sha256: dict[str, str] = {}
+    personal_models_sha256: dict[str, str] = {}
     sites: dict[str, SiteSummary]
     epsilon: Epsilon | None
     classes: list[str] = []

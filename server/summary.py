@@ -6,27 +6,34 @@ import json
 import math
 import platform
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from perennial.foundation.files import replace_file
-from perennial.learning.bayesian_estimate import typical_of
-from perennial.models.saved import GLOBAL_MODEL, Inputs, save_model
+from perennial.learning.bayesian_estimate import bayesian_figure_of
+from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, Inputs, save_model
 from perennial.privacy.entries import Entry
 from perennial.privacy.statement import Statement, describe
 from perennial.protocol.tensors import content_sha256
-from perennial.server.claims import open_channels
 from perennial.server.curriculum import Curriculum
 from perennial.server.journal import read_events
 from perennial.server.metrics import average_incremental_accuracy, backward_transfer, forgetting
+from perennial.server.privacy_claim import open_channels
 
+MODEL_HASHES = ("model_sha256", "group_models_sha256", "personal_models_sha256")
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
 
 
 def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[str, Any]:
-    """Write everything that a finished run leaves; returns the summary. inputs: of the model, to use it
-    alone."""
+    """Write everything that a finished run leaves; returns the summary.
+
+    inputs: what the model takes, so that its file can be used alone.
+    """
     folder = curriculum.folder.path
     summary = summarise(curriculum, engine)
     curriculum.journal.write(
@@ -50,11 +57,15 @@ def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[s
 
 
 def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
-    """summary.json as a dict; accuracies are central where the server has a test set, else the sites' pooled,
-    and null where nothing was measured.
+    """The content of summary.json.
 
-    bytes_up, bytes_down: of the rounds' tensors; task_end_bytes_up, task_end_bytes_down: of those at the ends
-    of tasks, beside them.
+    Accuracies are central if the server has a test set, otherwise the sites' pooled; null if nothing was
+    measured.
+    group_models_sha256: of the models of groups that the server keeps.
+    personal_models_sha256: of the sites' own models where their folders lie in the run's, as in simulation;
+    deployed sites keep theirs to themselves.
+    bytes_up, bytes_down: of the rounds' tensors.
+    task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
     history, schedule = curriculum.history.data, curriculum.schedule
     matrix, averages = history["central"], history["average"]
@@ -81,6 +92,11 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "task_end_bytes_down": history["task_end_bytes_down"],
         "seconds": round(curriculum.progress.seconds, 3),
         "model_sha256": content_sha256(curriculum.model.arrays),
+        "group_models_sha256": {
+            group: content_sha256(arrays)
+            for group, arrays in sorted(curriculum.strategy.group_models().items())
+        },
+        "personal_models_sha256": personal_hashes(curriculum.folder.path),
         "sites": history["sites"],
         "epsilon": epsilon(curriculum),
         "classes": list(classes),
@@ -93,10 +109,23 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     }
 
 
+def personal_hashes(folder: Path) -> dict[str, str]:
+    """site -> SHA-256 of the tensors of its own model, for the sites whose folders lie in a run's folder."""
+    return {
+        path.parent.name: content_sha256(load_file(path))
+        for path in sorted(folder.glob(f"sites/*/{PERSONAL_MODEL}"))
+    }
+
+
+def hashes_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a run's models are known by: equal for two runs when every model has the same bits."""
+    return {name: summary[name] for name in MODEL_HASHES}
+
+
 def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     """What each site's releases may have cost in this run, worst case; None without protection.
 
-    value and per_site are null where no noise was added. typical: the Bayesian figure beside the worst case;
+    value and per_site are null where no noise was added. bayesian: the Bayesian figure beside the worst case;
     of the modes that noise at the sites only where their folders are here, as in simulation. claim: unit,
     adversary, relation, mechanism, and what is not covered.
     """
@@ -105,8 +134,8 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     if not privacy.enabled:
         return None
     charged = curriculum.releases.charged()
-    typical = _typical(curriculum, [site for site, entries in charged.items() if entries])
-    sites = len(charged) if privacy.unit == "site" else None
+    bayesian = _bayesian(curriculum, [site for site, entries in charged.items() if entries])
+    sites = len(charged) if privacy.hidden_unit == "site" else None
 
     @cache
     def claim(releases: frozenset[tuple[Entry, int]]) -> Statement:
@@ -114,7 +143,7 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
             privacy,
             [entry for entry, times in sorted(releases, key=repr) for _ in range(times)],
             units=sites,
-            typical_epsilon=typical,
+            bayesian_epsilon=bayesian,
             also_open=open_channels(experiment),
         )
 
@@ -123,25 +152,25 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     worst = max([claim(frozenset()), *claims.values()], key=lambda statement: statement.epsilon)
     return {
         "value": _finite(worst.epsilon),
-        "unit": privacy.unit,
+        "unit": privacy.hidden_unit,
         "delta": privacy.delta,
         "accountant": privacy.accountant,
         "per_site": {site: _finite(value) for site, value in per_site.items()},
-        "typical": typical,
+        "bayesian": bayesian,
         "claim": worst.to_json(),
     }
 
 
-def _typical(curriculum: Curriculum, sites: list[str]) -> float | None:
+def _bayesian(curriculum: Curriculum, sites: list[str]) -> float | None:
     """The largest of all sites; None where it is not asked for, or where one has none."""
-    if curriculum.experiment.privacy.typical is None:
+    if curriculum.experiment.privacy.bayesian_estimate is None:
         return None
     if curriculum.central is not None:
         # a repeated round released more than the Bayesian accountant saw
         repeated = curriculum.releases.repeated(curriculum.progress.round)
-        return None if repeated else curriculum.central.typical_epsilon()
+        return None if repeated else curriculum.central.bayesian_epsilon()
     folder = curriculum.folder.path / "sites"
-    found = [typical_of(folder / site, curriculum.progress.run) for site in sites]
+    found = [bayesian_figure_of(folder / site, curriculum.progress.run) for site in sites]
     values = [figure.epsilon for figure in found if figure is not None and figure.epsilon is not None]
     return max(values) if values and len(values) == len(sites) else None
 

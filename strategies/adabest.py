@@ -17,6 +17,8 @@ class AdaBest(Corrected):
     uniform mean.
     """
 
+    needs = "the sites' drift estimates in their steps"
+
     def __init__(
         self, mu: float = 0.1, beta: float = 0.85, max_update_norm: float | None = None, **flower: Any
     ) -> None:

@@ -1,5 +1,4 @@
-"""What every strategy of Perennial shares: the gate, streaming aggregation, hooks for tasks, and durable
-state.
+"""What every strategy of Perennial shares: the gate, streaming aggregation, hooks for tasks, durable state.
 
 A method is a subclass that says what it does with one admitted reply (`fold`) and what the round comes to
 (`finish_round`). It works under Flower's own `start()` with any ClientApp that follows Flower's convention,
@@ -7,24 +6,28 @@ and under the curriculum, which calls `begin_task`, `train_round`, `state_dict` 
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from logging import INFO, WARNING
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.sums import SumsConfig
-from perennial.foundation.errors import PrivacyError
+from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.models.sum_grid import SumGrid
 from perennial.protocol.messages import Stamp, TrainRequest
 from perennial.protocol.tensors import Tensors, byte_count, pack, unpack
+from perennial.strategies.ring.turns import TakesTurns
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
+from perennial.strategies.round.previous import PreviousModel
 from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.services import Services
 from perennial.strategies.sums.update_file import UpdateFile
@@ -55,12 +58,9 @@ class RoundRequest:
     deadline: float
     quorum: int = 1
     progress: float = 0.0
-    previous: str = ""
-    previous_arrays: Arrays | None = None
+    previous: PreviousModel = PreviousModel()
     clip_norm: float | None = None
     """Sent to the sites under adaptive clipping."""
-    holders: frozenset[str] = frozenset()
-    """Sites known to hold the previous task's model already."""
     resting: frozenset[str] = frozenset()
     """Sites that are there and are not asked in this round."""
     known: int = 0
@@ -95,13 +95,32 @@ class RoundOutcome:
 
     @property
     def train_loss(self) -> float | None:
-        """Mean of the sites' losses, weighted by samples; None when no site told one."""
-        told = [
+        """Mean of the sites' losses, weighted by samples; None when no site reported one."""
+        reported = [
             (r.train_loss, r.num_examples)
             for _, r in sorted(self.participants.items())
             if r.train_loss is not None
         ]
-        return sum(loss * n for loss, n in told) / sum(n for _, n in told) if told else None
+        return sum(loss * n for loss, n in reported) / sum(n for _, n in reported) if reported else None
+
+
+@dataclass(frozen=True)
+class RoundPart:
+    """What a strategy hands to one inside it when a round begins.
+
+    reference, outcome: the inner strategy's part of the model and of the outcome; the rest is the round's
+    own.
+    """
+
+    reference: Arrays
+    outcome: RoundOutcome
+    asked: int
+    most_replies: int
+    stamp: Stamp | None
+    names: Mapping[int, str]
+    max_update_norm: float | None
+    bounds: BoundsConfig
+    sums: SumsConfig
 
 
 class IncrementalStrategy(FlowerFedAvg):
@@ -119,6 +138,13 @@ class IncrementalStrategy(FlowerFedAvg):
     """Whether an update may be scaled down: not where the site remembers the whole of it."""
     serves_groups = True
     """Whether one of these can aggregate some of the sites beside others that aggregate the rest."""
+    combines_replies = True
+    """Whether a round is one exchange with all sites, whose replies are folded; a ring has hops instead."""
+    stands_in = False
+    """Whether it makes updates in place of sites that do not answer."""
+    needs: str = ""
+    """What the method needs and Flower's own start() with other people's ClientApps does not give, in words;
+    without it another method would run under this one's name. '' where nothing is missing."""
 
     def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
         minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
@@ -128,8 +154,8 @@ class IncrementalStrategy(FlowerFedAvg):
         self.outcome = RoundOutcome()
         self.asked = 0
         """Sites asked in this round, whether or not they answer."""
-        self.watch: Watch | None = None
-        """Sees each reply that was folded, while its update is still there: for what wraps this strategy."""
+        self.watchers: list[Watch] = []
+        """See each reply that was folded, while its update is still there: for what wraps this strategy."""
         self.bounds, self.sums = BoundsConfig(), SumsConfig()
         """The experiment's; whoever assembles a run sets them."""
         self.running: RunningBounds | None = None
@@ -152,17 +178,27 @@ class IncrementalStrategy(FlowerFedAvg):
     def begin_task(self, task: TaskStart) -> None:
         """A task begins; state that has the model's shape grows here. Default: nothing."""
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
-        """The request for one site; default: the same for all."""
-        return request
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
+        """The request of each site, made of the plain one; default: the plain one for all.
+
+        Sites that get the same request share one object, so that a model is serialised once.
+        """
+        return dict.fromkeys(sites, request)
+
+    @property
+    def turns(self) -> TakesTurns | None:
+        """This strategy as one whose sites train one after the other; None where they train side by side."""
+        return None
+
+    def weight(self, reply: Admitted) -> float:
+        """How much one update counts beside the others; default: its samples."""
+        return float(reply.num_examples)
 
     def check_layers(self, arrays: Arrays) -> None:
         """Raises ConfigError when the method cannot work on a model of these tensors. Default: it can."""
 
-    def serve_group(
-        self, whole: "IncrementalStrategy", own: Arrays, former: "IncrementalStrategy | None"
-    ) -> None:
-        """Serve a group of the sites that `whole`, of the same settings, serves; members says which.
+    def serve_group(self, whole: Any, own: Arrays, former: Any) -> None:
+        """Serve a group of the sites that `whole`, of this class and settings, serves; members says which.
 
         own: layers that stay at the sites, as the global model has them; self.reference lacks them. former:
         who served these sites in the task before, where the group goes on from there. Called after attach
@@ -195,11 +231,13 @@ class IncrementalStrategy(FlowerFedAvg):
         raise NotImplementedError
 
     def largest_weight(self) -> float:
-        """The most by which one site's update is multiplied on its way into the new model of this round,
-        whatever the sites report and whoever answers; noise at the server is sized by it.
+        """The largest factor by which one site's update can enter the new model of this round.
 
-        The bound must hold with every other site's weight unchanged by that site: weights fixed in public,
-        over a public divisor. Raises PrivacyError where the method has no such bound, which is the default.
+        It holds whatever the sites report and whoever answers; noise at the server is sized by it. The bound
+        must hold with every other site's weight unchanged by that site: weights fixed in public, over a
+        public divisor.
+
+        Raises PrivacyError if the method has no such bound, which is the default.
         """
         raise PrivacyError(
             f"strategy: {type(self).__name__} does not bound the weight of one site, so noise at the server "
@@ -209,6 +247,10 @@ class IncrementalStrategy(FlowerFedAvg):
     def disclosures(self) -> Disclosures:
         """What this method needs from the sites beside the update; default: nothing."""
         return Disclosures()
+
+    def group_models(self) -> dict[str, Arrays]:
+        """The models that the server keeps for groups of sites beside the global one; default: none."""
+        return {}
 
     def summary_blocks(self) -> dict[str, Any]:
         """Blocks of summary.json that this method fills, by name; see server/report/method_blocks.py."""
@@ -237,23 +279,19 @@ class IncrementalStrategy(FlowerFedAvg):
         common = TrainRequest(
             **request.stamp.stamp_fields,
             arrays=Tensors(request.arrays),
-            previous=request.previous,
             progress=request.progress,
             clip_norm=request.clip_norm,
         )
-        full = common
-        if request.previous_arrays is not None and set(request.sites) - request.holders:
-            full = TrainRequest(**{**vars(common), "previous_arrays": Tensors(request.previous_arrays)})
         if self.waits_for_busy_sites:
             self._exchange.settle(grid, request.sites, request.quorum)
         asked = {site: node for site, node in request.sites.items() if not self._exchange.busy(site)}
         # a site that still works on an earlier round is not asked, and is named when its late reply comes
         self._names |= {node: site for site, node in request.sites.items()}
         self.asked, self.most_replies = len(asked), request.most_replies
-        requests = [
-            (site, node, self.personalise(site, common if site in request.holders else full))
-            for site, node in asked.items()
-        ]
+        made: dict[str, TrainRequest] = {}
+        for sites, fields in request.previous.fields_for(asked):
+            made |= self.requests(replace(common, **fields), sites)
+        requests = [(site, node, made[site]) for site, node in asked.items()]
         bytes_down = sum(message.tensor_bytes for _, _, message in requests)
         replies = self._exchange.train(grid, requests, request.deadline, self.while_waiting)
         arrays, _ = self.aggregate_train(request.stamp.round, (reply for _, reply in replies))
@@ -270,11 +308,27 @@ class IncrementalStrategy(FlowerFedAvg):
 
     def begin_round_of(self, inner: "IncrementalStrategy", reference: Arrays, outcome: RoundOutcome) -> None:
         """This round begins for a strategy inside this one, with its part of the model and of the outcome."""
-        inner.reference, inner.outcome, inner.asked = reference, outcome, self.asked
-        inner._stamp, inner._names = self._stamp, self._names
-        inner.max_update_norm = self.max_update_norm
-        inner.bounds, inner.sums, inner.most_replies = self.bounds, self.sums, self.most_replies
-        inner.begin_round()
+        inner.begin_part(
+            RoundPart(
+                reference,
+                outcome,
+                self.asked,
+                self.most_replies,
+                self._stamp,
+                self._names,
+                self.max_update_norm,
+                self.bounds,
+                self.sums,
+            )
+        )
+
+    def begin_part(self, part: RoundPart) -> None:
+        """A round begins in which this strategy works inside another one."""
+        self.reference, self.outcome = part.reference, part.outcome
+        self.asked, self.most_replies = part.asked, part.most_replies
+        self._stamp, self._names = part.stamp, dict(part.names)
+        self.max_update_norm, self.bounds, self.sums = part.max_update_norm, part.bounds, part.sums
+        self.begin_round()
 
     def _take(self, reply: Admitted) -> None:
         """Bound a reply, fold it, and let whoever watches see it."""
@@ -283,8 +337,8 @@ class IncrementalStrategy(FlowerFedAvg):
             if self.running is not None:
                 reply = self.running.bounded(reply, self.takes_parts)
             self.fold(reply)
-            if self.watch is not None:
-                self.watch(reply, self.reference, 1)
+            for watch in self.watchers:
+                watch(reply, self.reference, 1)
         except (Rejected, OverflowError) as rejection:
             outcome.dropped.append((site, str(rejection)))
         else:
@@ -295,10 +349,23 @@ class IncrementalStrategy(FlowerFedAvg):
 
     # Flower's own hooks
 
+    def require_flowers_round(self) -> None:
+        """Raises ConfigError where the method needs more than Flower's own start() gives it."""
+        if self.needs:
+            raise ConfigError(
+                f"strategy {type(self).__name__}: needs {self.needs}, which Flower's own start() with "
+                "another ClientApp does not give; it would run another method under this name. Run it with "
+                "`perennial run` or as a Perennial app; docs/interop.md lists the strategies that work here"
+            )
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's own round: remembers the model that goes out."""
+        """Flower's own round: remembers the model that goes out.
+
+        Raises ConfigError if the method needs more than Flower's own round has.
+        """
+        self.require_flowers_round()
         self.reference = {
             name: tensor for name, tensor in unpack(arrays, "model").items() if tensor.is_floating_point()
         }
@@ -311,8 +378,10 @@ class IncrementalStrategy(FlowerFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Gate and fold replies as they come; (None, None) when fewer than a quorum pass, and the model
-        stays."""
+        """Gate and fold replies as they come.
+
+        Returns (None, None) when fewer than a quorum pass; the model then stays.
+        """
         self.outcome = outcome = RoundOutcome()
         gate = Gate(
             self.reference, self._stamp, self.max_update_norm, self.staleness, self.bounds.max_samples
@@ -340,6 +409,8 @@ class IncrementalStrategy(FlowerFedAvg):
             self.running.see_all(held.values())
             for site, update in updates:
                 self._take(replace(held[site], update=Tensors(update)))
+        if self._stamp is None:
+            self._log_failures()
         if self.close_round() < self._quorum:
             return None, None
         record = pack(self.finish_round())
@@ -347,3 +418,11 @@ class IncrementalStrategy(FlowerFedAvg):
             record[name] = array
         loss = outcome.train_loss
         return record, MetricRecord({} if loss is None else {"train_loss": loss})
+
+    def _log_failures(self) -> None:
+        """In the words of Flower's own strategies, because under start() nobody reads the outcome."""
+        failures = [*self.outcome.dropped, *self.outcome.refused]
+        results = len(self.outcome.participants)
+        log(INFO, "aggregate_train: Received %s results and %s failures", results, len(failures))
+        for site, reason in failures:
+            log(WARNING, "\t> Dropped the reply of %s: %s", site, reason)

@@ -9,7 +9,7 @@ The printed algorithm adds up the shared layers of a cluster without dividing; t
 mean is used, as in FedPer (Arivazhagan et al. 2019, arXiv 1912.00818).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,12 +17,12 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.models.layers import batch_norm_layers, select_layers
 from perennial.models.sparsity import Combine
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.clusters.aggregation import ClusterAggregation, Model
 from perennial.strategies.clusters.clustering import adjusted_rand, two_directions
 from perennial.strategies.clusters.grouping import Grouping, Rule
@@ -32,13 +32,14 @@ from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.nested_state import nested, part
 from perennial.strategies.round.services import Services
+from perennial.strategies.wrapper import Wrapper
 
 
-class ClusteredPersonalisation(IncrementalStrategy):
+class ClusteredPersonalisation(Wrapper):
     """base aggregates: all sites in the global rounds, then the shared layers of each cluster.
 
     global_rounds: of each task, or one number for all; the task's other rounds are personal.
-    clusters: how many, or auto. grouping: by sparsity vectors (k-means, or PFA's threshold), random, or given
+    clusters: how many, or auto. grouping: by sparsity vectors (k-means, or PFA's threshold), random, or fixed
     as groups, lists of site names; groups beside another rule only measure how well it finds them.
     standardise: entries of the vectors count by how much they differ between sites.
     personal: layers that stay at the sites: modules, tensors or wildcards; none is PFA, all is fine-tuning.
@@ -46,6 +47,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
     channels, layers, combine, channel_choice, extractor: what a sparsity vector is made of (VectorSettings).
     sparsity_epsilon, sparsity_delta: of the noise on each vector; None: no noise, and no claim.
     """
+
+    needs = "sites that keep layers of their own, and sparsity vectors where groups are found by them"
 
     def __init__(
         self,
@@ -67,8 +70,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
         max_update_norm: float | None = None,
     ) -> None:
         bounds = [bound for bound in (max_update_norm, base.max_update_norm) if bound is not None]
-        super().__init__(min(bounds, default=None))
-        if type(base).train_round is not IncrementalStrategy.train_round or not base.serves_groups:
+        super().__init__(base, min(bounds, default=None))
+        if not base.combines_replies or not base.serves_groups:
             raise ValueError(
                 f"base: {type(base).__name__} serves all sites at once and cannot work in one cluster beside "
                 "others; allowed: a strategy that combines replies, such as fedavg"
@@ -82,7 +85,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
                 f"sparsity_epsilon, sparsity_delta: found {sparsity_epsilon}, {sparsity_delta}; "
                 "allowed above 0, and between 0 and 1"
             )
-        self._base, self.staleness, self.takes_parts = base, base.staleness, base.takes_parts
+        self.combines_replies, self.takes_parts = False, base.takes_parts
         self._global_rounds = global_rounds
         self._patterns = personal
         self._personal: tuple[str, ...] = ()
@@ -102,7 +105,6 @@ class ClusteredPersonalisation(IncrementalStrategy):
         self._in_personal_phase = False
         self._phase_task = 0
         self._clusters = ClusterAggregation(base, self._grouping)
-        self._requests: dict[tuple[int, int], TrainRequest] = {}
         self._accuracy = OwnAccuracy()
 
     # before anything starts
@@ -110,7 +112,7 @@ class ClusteredPersonalisation(IncrementalStrategy):
     def attach(self, services: Services) -> None:
         """Raises ConfigError or PrivacyError when the settings do not fit the experiment."""
         self._services = services
-        self._base.attach(services)
+        super().attach(services)
         experiment = services.experiment
         self._grouping.check_sites(experiment.data.sites)
         for task, rounds in enumerate(services.schedule.rounds, start=1):
@@ -124,29 +126,37 @@ class ClusteredPersonalisation(IncrementalStrategy):
         """What the base discloses, and the sparsity vectors where groups are found by them."""
         protection = "none" if self._vectors.epsilon is None else "sample"
         needed = self._grouping.needs_vectors
-        return replace(self._base.disclosures(), sparsity=protection if needed else None)
+        return replace(super().disclosures(), sparsity=protection if needed else None)
 
     def begin_task(self, task: TaskStart) -> None:
         self._personal = self._personal_of(task.reference)
-        self._base.check_layers(self._shared(task.reference))
+        self.check_layers(self._shared(task.reference))
         if self._services is not None and self._grouping.needs_vectors:
             network = self._vectors.network(self._services, task.reference)
             self._vectors.available(network, self._services.input_shape)
-        self._base.begin_task(task)
+        super().begin_task(task)
 
-    # a round
+    def largest_weight(self) -> float:
+        """Raises PrivacyError: the models of the clusters never get the server's noise."""
+        raise PrivacyError(
+            f"strategy: {type(self).__name__} gives each cluster a model of its own, and the server's noise "
+            "is added to the global one alone; privacy.mode client_central goes with fedavg"
+        )
+
+    # a round, whose exchange is this strategy's own
+
+    configure_train = IncrementalStrategy.configure_train
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """A global round, or one round of every cluster; a task's last round completes the sites' models."""
         self._global = request.arrays
         self._in_personal_phase = self._round_in_task(request) > self._rounds_of_global(request.stamp.task)
         if not self._in_personal_phase:
-            return super().train_round(grid, request)
+            return IncrementalStrategy.train_round(self, grid, request)
         up, down = self._exchange.bytes_up, self._exchange.bytes_down
         warnings = self._group(grid, request)
         members = {site: node for site, node in request.sites.items() if site in self._grouping.labels}
-        self._requests = {}
-        outcome = super().train_round(grid, replace(request, sites=members))
+        outcome = IncrementalStrategy.train_round(self, grid, replace(request, sites=members))
         outcome.absent += [site for site in request.sites if site not in members]
         outcome.warnings += warnings
         outcome.details["clusters"] = {site: self._grouping.labels[site] for site in members}
@@ -156,20 +166,20 @@ class ClusteredPersonalisation(IncrementalStrategy):
         return outcome
 
     def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
-        self._base.prepare_round(grid, request, outcome)
+        super().prepare_round(grid, request, outcome)
         if self._in_personal_phase:
             self._clusters.prepare_round(grid, request, outcome)
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         if not self._in_personal_phase:
-            self._base.reference = self._global
-            return self._base.personalise(site, request)
-        cluster = self._grouping.labels[site]
-        key = (cluster, id(request))
-        if key not in self._requests:
-            changed = {"arrays": Tensors(self._sent(cluster)), "personal": list(self._personal)}
-            self._requests[key] = TrainRequest(**{**vars(request), **changed})
-        return self._clusters.personalise(site, self._requests[key])
+            return super().requests(request, sites)
+        made: dict[str, TrainRequest] = {}
+        members = self._grouping.by_cluster(sites)
+        for cluster, some in members.items():
+            arrays, personal = Tensors(self._sent(cluster)), list(self._personal)
+            theirs = replace(request, arrays=arrays, personal=personal)
+            made |= self._clusters.requests(cluster, theirs, some)
+        return made
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -177,33 +187,36 @@ class ClusteredPersonalisation(IncrementalStrategy):
         if self._in_personal_phase:
             # the gate admits updates of exactly these tensors: a personal layer in a reply is refused
             self.reference = self._shared(self._global)
-        return super().aggregate_train(server_round, replies)
+        return IncrementalStrategy.aggregate_train(self, server_round, replies)
 
     def begin_round(self) -> None:
         if not self._in_personal_phase:
-            self.begin_round_of(self._base, self.reference, self.outcome)
+            super().begin_round()
         else:
             self._clusters.begin_round(self)
 
     def while_waiting(self) -> None:
-        (self._clusters if self._in_personal_phase else self._base).while_waiting()
+        if self._in_personal_phase:
+            self._clusters.while_waiting()
+        else:
+            super().while_waiting()
 
     def fold(self, reply: Admitted) -> None:
         if not self._in_personal_phase:
-            self._base.fold(reply)
-            return
-        self._clusters.fold(reply)
+            super().fold(reply)
+        else:
+            self._clusters.fold(reply)
 
     def close_round(self) -> int:
         """Answers in all clusters; a cluster without one keeps its model."""
         if not self._in_personal_phase:
-            return self._base.close_round()
+            return super().close_round()
         return self._clusters.close_round(self.outcome)
 
     def finish_round(self) -> Model:
         """The new global model; in the personal phase the global model stays, and the clusters' move."""
         if not self._in_personal_phase:
-            return self._base.finish_round()
+            return super().finish_round()
         if details := self._clusters.finish_round():
             self.outcome.details["in_clusters"] = details
         return dict(self._global)
@@ -243,8 +256,10 @@ class ClusteredPersonalisation(IncrementalStrategy):
         return sorted(notes)
 
     def _begin_phase(self, task: int, classes: range, before: Mapping[str, int]) -> None:
-        """Shared layers start from the global model, or, in a task without global rounds, from the task
-        before."""
+        """Start the shared layers from the global model, or else from the previous task's.
+
+        The latter in a task without global rounds.
+        """
         assert self._services is not None
         start = TaskStart(
             task, classes.stop, classes, self._shared(self._global), tuple(self._grouping.labels)
@@ -289,19 +304,26 @@ class ClusteredPersonalisation(IncrementalStrategy):
 
     # what is left
 
+    def group_models(self) -> dict[str, Arrays]:
+        return {str(cluster): model for cluster, model in self._clusters.models.items()}
+
     def summary_blocks(self) -> dict[str, Any]:
-        """clusters: where sites lie and in which cluster; personalised_accuracy: of each site after each
-        task; personalisation: figures of the whole run."""
+        """The blocks of summary.json about clusters and personal models.
+
+        clusters: each site's vector and cluster.
+        personalised_accuracy: of each site after each task.
+        personalisation: figures of the whole run.
+        """
         labels, vectors = self._grouping.labels, self._grouping.vectors
-        blocks: dict[str, Any] = {**self._base.summary_blocks()}
+        blocks: dict[str, Any] = super().summary_blocks()
         if len(vectors) > 1:
             blocks["clusters"] = {
                 site: {"x": x, "y": y, "cluster": str(labels[site])}
                 for site, (x, y) in two_directions(vectors).items()
                 if site in labels
             }
-        told = self._accuracy.told
-        if told:
+        reported = self._accuracy.reported
+        if reported:
             blocks["personalised_accuracy"] = dict(sorted(self._accuracy.by_site.items()))
         if labels:
             truth = self._grouping.truth
@@ -309,8 +331,8 @@ class ClusteredPersonalisation(IncrementalStrategy):
                 "clusters": len(set(labels.values())),
                 "members": dict(sorted(labels.items())),
                 "adjusted_rand": adjusted_rand(labels, truth) if truth else None,
-                "accuracy": told[-1] if told else None,
-                "best_accuracy": max(told, default=None),
+                "accuracy": reported[-1] if reported else None,
+                "best_accuracy": max(reported, default=None),
                 "rounds": self._accuracy.by_round,
                 "sparsity_epsilon": self._vectors.epsilon if self._grouping.needs_vectors else None,
                 "personal": list(self._personal),
@@ -325,13 +347,13 @@ class ClusteredPersonalisation(IncrementalStrategy):
             "by_round": self._accuracy.by_round,
             **self._clusters.state_dict(),
             **nested("grouping", self._grouping.state_dict()),
-            **nested("base", self._base.state_dict()),
+            **super().state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._phase_task, self._personal = state["phase_task"], tuple(state["personal"])
         self._accuracy.by_site, self._accuracy.by_round = state["accuracy"], state["by_round"]
         self._grouping.load_state_dict(part("grouping", state))
-        self._base.load_state_dict(part("base", state))
+        super().load_state_dict(state)
         if self._services is not None:
             self._clusters.load_state_dict(self._services, state)

@@ -14,40 +14,50 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.foundation.streams import stream
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
-from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.nested_state import nested, part
 from perennial.strategies.round.services import Services
-from perennial.strategies.serial_ring import SerialRing
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
-from perennial.strategies.valuation.shapley import MOST_EXACT, Value, drawn_orders, exact, over_orders, shares
+from perennial.strategies.valuation.shapley import (
+    MOST_EXACT,
+    Value,
+    drawn_permutations,
+    exact,
+    over_permutations,
+    shares,
+)
 from perennial.strategies.valuation.site_utility import SiteJudge
+from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic
-"""What the cost of a valuation is told by."""
+"""What the cost of a valuation is stated in."""
 NULL_UPDATE = 1e-8
 """Norm of an update as a share of the model's, below which a site has returned what it was sent."""
 
 
-class Contribution(IncrementalStrategy):
-    """base, with the contribution of each site measured on the server's held-out samples; with "online", and
-    where the server has none, on those of the sites.
+class Contribution(Wrapper):
+    """Wraps a strategy and measures the contribution of each site on held-out samples.
+
+    The samples are the server's; with "online", and if the server has none, they are the sites'.
 
     estimator: "online" takes a ring's sweeps as they happen for orders of joining; "reconstruct" puts models
     together from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
-    names. utility: what a model is worth; samples: on how many held-out samples. permutations: orders drawn
-    at most; None: the larger of 30 and three times the sites. exact: all coalitions instead. every: one
-    of so many rounds, or with "online" sweeps, is valued, drawn in secret. threshold: part of an equal share
-    below which the whole interval of a flagged site lies, after least_sweeps. on_flag "exclude" no longer
-    asks flagged sites.
+    names.
+    utility: what a model is worth.
+    samples: on how many held-out samples.
+    permutations: orders drawn at most; None: the larger of 30 and three times the sites.
+    exact: all coalitions instead.
+    every: one of so many rounds, or with "online" sweeps, is valued, drawn in secret.
+    threshold: part of an equal share below which the whole interval of a flagged site lies, after
+    least_sweeps.
+    on_flag: "exclude" no longer asks flagged sites.
     """
+
+    needs = "held-out samples at the server or the sites, on which models are valued"
 
     def __init__(
         self,
@@ -62,13 +72,14 @@ class Contribution(IncrementalStrategy):
         least_sweeps: int = 5,
         on_flag: Literal["report", "exclude"] = "report",
     ) -> None:
-        super().__init__()
-        if estimator != "reconstruct" and not isinstance(base, SerialRing):
+        super().__init__(base)
+        self.combines_replies = False
+        if estimator != "reconstruct" and base.turns is None:
             raise ValueError(
                 f"estimator: found {estimator!r} with base {type(base).__name__}; allowed with serial_ring, "
                 "which trains one site after the other; other strategies take 'reconstruct'"
             )
-        if estimator == "reconstruct" and isinstance(base, SerialRing) and base.relabel != "none":
+        if estimator == "reconstruct" and base.turns is not None and base.turns.renames_neurons:
             raise ValueError(
                 "estimator: found 'reconstruct' with base.relabel 'permute'; allowed with relabel 'none', "
                 "because updates of differently named neurons cannot be added"
@@ -81,7 +92,7 @@ class Contribution(IncrementalStrategy):
                 raise ValueError(f"{name}: found {found}, allowed 1 and more")
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold: found {threshold}, allowed 0 to 1")
-        self.base, self.estimator, self.utility, self.samples = base, estimator, utility, samples
+        self.estimator, self.utility, self.samples = estimator, utility, samples
         self.permutations, self.exact, self.every = permutations, exact, every
         self.threshold, self.least_sweeps, self.on_flag = threshold, least_sweeps, on_flag
         self._services: Services | None = None
@@ -107,30 +118,31 @@ class Contribution(IncrementalStrategy):
             )
         self._services = services
         self.base.bounds, self.base.sums, self.base.running = self.bounds, self.sums, self.running
-        self.base.attach(services)
-        self.base.watch = self._watch
-        if isinstance(self.base, SerialRing) and self.estimator == "online":
-            self.base.weigh, self.base.weigh_first = self._weigh, self._site_judge is not None
+        super().attach(services)
+        self.watchers.append(self._watch)
+        if self.turns is not None and self.estimator == "online":
+            self.turns.weigh_by(self._weigh, first=self._site_judge is not None)
 
-    def disclosures(self) -> Disclosures:
-        return self.base.disclosures()
-
-    def begin_task(self, task: TaskStart) -> None:
-        self.base.begin_task(task)
+    def largest_weight(self) -> float:
+        """Raises PrivacyError: what sites have contributed is computed from exact models, and published."""
+        raise PrivacyError(
+            "strategy: contribution tells what models are worth before the server's noise; privacy.mode "
+            "client_central goes with fedavg"
+        )
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """The base's round without excluded sites, then its valuation."""
         start, valued = clock(), self._seconds["valuing"]
         self._updates = {}
         self._least_norm = NULL_UPDATE * _norm(request.arrays)
-        if isinstance(self.base, SerialRing):
-            before = (request.stamp.round - 1) * self.base.segments
-            sweeps = range(1, self.base.segments + 1)
-            self.base.weighed = frozenset(s for s in sweeps if self._valued(before + s))
+        if self.turns is not None:
+            before = (request.stamp.round - 1) * self.turns.segments
+            sweeps = range(1, self.turns.segments + 1)
+            self.turns.weighed = frozenset(s for s in sweeps if self._valued(before + s))
         sites = {site: node for site, node in request.sites.items() if site not in self._excluded}
         request = replace(request, sites=sites)
         self._round = grid, request
-        outcome = self.base.train_round(grid, request)
+        outcome = super().train_round(grid, request)
         self._tell_measuring(outcome)
         if not outcome.skipped:
             valuing = clock()
@@ -176,14 +188,10 @@ class Contribution(IncrementalStrategy):
     def _watch(self, reply: Admitted, before: Arrays, sweep: int) -> dict[str, Any]:
         """Whether the update is null; "reconstruct" needs all updates of a round at once, and keeps them."""
         if self.estimator == "reconstruct":
-            weight = None
-            if not isinstance(self.base, SerialRing):
-                weight = (
-                    self.base.weight(reply) if isinstance(self.base, FedAvg) else float(reply.num_examples)
-                )
+            weight = self.weight(reply) if self.turns is None else None
             self._updates.setdefault(sweep, Reconstructed(before)).add(reply.site, reply.update, weight)
         null = reply.norm <= self._least_norm
-        if not isinstance(self.base, SerialRing):
+        if self.turns is None:
             self._count_null(reply.site, null)
         return {"null": null}
 
@@ -192,13 +200,13 @@ class Contribution(IncrementalStrategy):
         for turn in turns:
             self._count_null(turn["site"], turn["null"])
         if self.estimator == "online":
-            assert isinstance(self.base, SerialRing)
-            self._rows += sweep_marginals(turns, outcome.details.get("worth"), self.base.weighed)
+            assert self.turns is not None
+            self._rows += sweep_marginals(turns, outcome.details.get("worth"), self.turns.weighed)
         elif self._valued(request.stamp.round):
             games: list[Reconstructed | Replayed] = []
             if self.estimator == "replay":
-                assert isinstance(self.base, SerialRing)
-                games = [Replayed(self.base, grid, request, outcome)]
+                assert self.turns is not None
+                games = [Replayed(self.turns, grid, request, outcome)]
             else:
                 # of a round that went on after a stop, the sweeps whose updates are lost are left out
                 turns_of = Counter(turn["sweep"] for turn in turns)
@@ -217,8 +225,8 @@ class Contribution(IncrementalStrategy):
             return exact(players, value)
         assert self._services is not None
         count = self.permutations or max(30, 3 * players)
-        orders = drawn_orders(players, count, stream(self._services.experiment.seed, "shapley", *ids))
-        return over_orders(players, value, orders, truncation=1e-3, stop=0.05)
+        orders = drawn_permutations(players, count, stream(self._services.experiment.seed, "shapley", *ids))
+        return over_permutations(players, value, orders, truncation=1e-3, stop=0.05)
 
     # who is flagged
 
@@ -258,7 +266,7 @@ class Contribution(IncrementalStrategy):
         if self.on_flag == "exclude":
             self._excluded = sorted(flags)
 
-    # what stays, and what is told
+    # what stays, and what is reported
 
     def summary_blocks(self) -> dict[str, Any]:
         """contribution: site -> share, low, high, flag. valuation: how it was measured and what it cost."""
@@ -286,7 +294,7 @@ class Contribution(IncrementalStrategy):
             "seconds": round(spent["valuing"], 3),
             "share_of_other_work": round(spent["valuing"] / max(spent["rounds"] - spent["valuing"], 1e-9), 4),
         }
-        return self.base.summary_blocks() | {"contribution": block, "valuation": valuation}
+        return super().summary_blocks() | {"contribution": block, "valuation": valuation}
 
     def state_dict(self) -> dict[str, Any]:
         sites = sorted({site for row in self._rows for site in row})
@@ -301,7 +309,7 @@ class Contribution(IncrementalStrategy):
                 "seconds": self._seconds,
             },
         }
-        return own | nested("base", self.base.state_dict())
+        return own | super().state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         facts = state["contribution"]
@@ -311,19 +319,7 @@ class Contribution(IncrementalStrategy):
         ]
         self._null, self._flags = facts["null"], facts["flags"]
         self._excluded, self._seconds = facts["excluded"], facts["seconds"]
-        self.base.load_state_dict(part("base", state))
-
-    # Flower's own start(): the base's rounds as they are; without a server's services nothing is valued
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Any:
-        return self.base.configure_train(server_round, arrays, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Any
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        return self.base.aggregate_train(server_round, replies)
+        super().load_state_dict(state)
 
 
 def sweep_marginals(

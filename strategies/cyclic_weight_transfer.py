@@ -1,5 +1,7 @@
-"""Cyclic weight transfer: the model goes round, one site training it after the other (Chang et al. 2018,
-JAMIA 25(8); cyclic institutional incremental learning of Sheller et al. 2019)."""
+"""Cyclic weight transfer: one site trains the model after the other.
+
+Chang et al. 2018 (JAMIA 25(8)); cyclic institutional incremental learning of Sheller et al. 2019.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,7 +10,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.strategies.base import RoundOutcome, RoundRequest
-from perennial.strategies.ring.chain import Serial
+from perennial.strategies.ring.serial import Serial
 
 
 class CyclicWeightTransfer(Serial):

@@ -12,36 +12,58 @@ trained with the rest on all digests of the cluster, and sent to nobody.
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.foundation.streams import stream
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.layers import with_rows
-from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.digests.lending import DigestLending
 from perennial.strategies.digests.recall import Momentum, Recall
 from perennial.strategies.digests.spread import spread_factor
-from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.previous import PreviousModel
 from perennial.strategies.round.services import Services
+from perennial.strategies.wrapper import Wrapper
 
 
-class DigestSynthesis(IncrementalStrategy):
-    """base: what combines the updates. recall_epochs: over an absent site's digests. server_epochs: over all
-    digests, after aggregation; 0 leaves the aggregate and the guidance as they are.
+@dataclass(frozen=True)
+class Heritage:
+    """What a strategy of digests hands on to its successor.
 
-    weights: "uniform" counts every site alike, absent or not; "samples" by what it trains on, an absent one
-    by the samples in its digests. server_lr: of the model, None takes the learner's; guidance_lr: of the
-    guidance producer, None takes server_lr's. spread: give digests of one class the variance of single
-    samples back before training on them; the paper does not.
+    guidance: the producer's tensors.
+    own: the server's own layers.
+    velocity: of the producer.
     """
+
+    lending: DigestLending
+    guidance: dict[str, Tensor]
+    withdrawals: int
+    own: dict[str, Tensor]
+    velocity: Tensor | None
+
+
+class DigestSynthesis(Wrapper):
+    """FedDig: wraps a strategy, and lets the digests of absent sites stand in for them.
+
+    base: what combines the updates.
+    recall_epochs: over an absent site's digests.
+    server_epochs: over all digests, after aggregation; 0 leaves the aggregate and the guidance as they are.
+    weights: "uniform" counts every site alike, absent or not; "samples" by what it trains on, an absent one
+    by the samples in its digests.
+    server_lr: of the model; None takes the learner's.
+    guidance_lr: of the guidance producer; None takes server_lr's.
+    spread: give digests of one class the variance of single samples back before training on them; the paper
+    does not.
+    """
+
+    needs = "digests from the sites"
 
     def __init__(
         self,
@@ -54,8 +76,8 @@ class DigestSynthesis(IncrementalStrategy):
         weights: Literal["uniform", "samples"] = "uniform",
         spread: bool = False,
     ) -> None:
-        super().__init__(max_update_norm=base.max_update_norm)
-        if type(base).train_round is not IncrementalStrategy.train_round or isinstance(base, DigestSynthesis):
+        super().__init__(base)
+        if not base.combines_replies or base.stands_in:
             raise ValueError(
                 f"base: {type(base).__name__} has rounds of its own kind, where nobody can stand in for an "
                 "absent site; allowed: a strategy that only combines replies, such as fedavg"
@@ -69,9 +91,8 @@ class DigestSynthesis(IncrementalStrategy):
         for name, lr in (("server_lr", server_lr), ("guidance_lr", guidance_lr)):
             if lr is not None and not 0 < lr < math.inf:
                 raise ValueError(f"{name}: found {lr}, allowed a number above 0")
-        self.base, self.weights, self.spread = base, weights, spread
-        self.staleness, self.serves_groups = base.staleness, base.serves_groups
-        self.takes_parts = base.takes_parts
+        self.stands_in, self.takes_parts = True, base.takes_parts
+        self.weights, self.spread = weights, spread
         self.recall_epochs, self.server_epochs = recall_epochs, server_epochs
         self.server_lr, self.guidance_lr, self.server_momentum = server_lr, guidance_lr, server_momentum
         self._services: Services | None = None
@@ -109,61 +130,68 @@ class DigestSynthesis(IncrementalStrategy):
             raise ConfigError("learner.optimizer.name: digest_synthesis trains with sgd, as its sites must")
         self._services = services
         self._begin_guidance()
-        self.base.attach(services)
+        super().attach(services)
 
-    def check_layers(self, arrays: Arrays) -> None:
-        self.base.check_layers(arrays)
+    def serve_group(self, whole: Any, own: Arrays, former: Any) -> None:
+        """Begin as the strategy of one group of sites, with the digests that `whole` has borrowed.
 
-    def serve_group(
-        self, whole: IncrementalStrategy, own: Arrays, former: IncrementalStrategy | None
-    ) -> None:
-        """The group's digests are among those that `whole` has borrowed, and its guidance begins as theirs;
-        where it goes on from a former one, guidance and the server's own layers do too.
+        Its guidance begins as that of `whole`. If it continues a former group, it takes that one's guidance
+        and the server's own layers.
 
         own: what the server's own copy of the sites' layers begins as, and its rows of new classes.
         """
-        assert isinstance(whole, DigestSynthesis) and whole._lending is not None
-        assert former is None or isinstance(former, DigestSynthesis)
-        self._whole, self._lending, self._own = whole, whole._lending, dict(own)
-        source = former or whole
-        source._forget_withdrawn()
-        self._guidance.load_state_dict(source._guidance.state_dict())
-        self._withdrawals = source._withdrawals
+        source = (former or whole).heritage()
+        self._whole, self._lending, self._own = whole, source.lending, dict(own)
+        self._guidance.load_state_dict(source.guidance)
+        self._withdrawals = source.withdrawals
         if former is not None:
-            self._own = {name: with_rows(former._own[name], tensor) for name, tensor in own.items()}
-            self._velocities = (None, former._velocities[1])
-        self.base.serve_group(whole.base, own, None if former is None else former.base)
+            self._own = {name: with_rows(source.own[name], tensor) for name, tensor in own.items()}
+            self._velocities = (None, source.velocity)
+        super().serve_group(whole, own, former)
 
-    def disclosures(self) -> Disclosures:
-        return self.base.disclosures()
+    def heritage(self) -> "Heritage":
+        """What one that goes on from here takes over; nothing that was trained on withdrawn digests."""
+        assert self._lending is not None
+        self.forget_withdrawn()
+        return Heritage(
+            self._lending, self._guidance.state_dict(), self._withdrawals, self._own, self._velocities[1]
+        )
+
+    def largest_weight(self) -> float:
+        """Raises PrivacyError: the server trains on the exact aggregate before noise could be added to it."""
+        raise PrivacyError(
+            "strategy: digest_synthesis trains on the aggregate before the server's noise, so one site's "
+            "influence has no bound; privacy.mode client_central goes with fedavg"
+        )
 
     def begin_task(self, task: TaskStart) -> None:
         """The model has grown: its velocity has another shape, and starts anew."""
         self._recall = None
         self._velocities = (None, self._velocities[1])
-        self.base.begin_task(task)
+        super().begin_task(task)
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
-        return self.base.personalise(site, request)
+    # one round, whose exchange is this strategy's own
 
-    # one round
+    train_round = IncrementalStrategy.train_round
+    configure_train = IncrementalStrategy.configure_train
+    aggregate_train = IncrementalStrategy.aggregate_train
 
     def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         """Borrow the digests of this task from sites that have not been asked."""
-        self._request = replace(request, arrays={}, previous_arrays=None)
-        self.base.members = self.members
-        self.base.prepare_round(grid, request, outcome)
+        self._request = replace(request, arrays={}, previous=PreviousModel())
+        super().prepare_round(grid, request, outcome)
         if self._whole is None:
             assert self._lending is not None
             outcome.bytes_up += self._lending.borrow(grid, request, outcome.warnings)
-        self._forget_withdrawn()
+        self.forget_withdrawn()
 
     def begin_round(self) -> None:
         self._stood_in = {}
-        self.begin_round_of(self.base, self.reference, self.outcome)
+        super().begin_round()
 
     def while_waiting(self) -> None:
         """Stand in for sites that are known to be away."""
+        super().while_waiting()
         if self._request is None:
             return
         there = {*self._request.sites, *self._request.resting}
@@ -184,9 +212,9 @@ class DigestSynthesis(IncrementalStrategy):
         if self._request is None:
             return answers
         assert self._lending is not None
-        self._forget_withdrawn()
+        self.forget_withdrawn()
         if self._whole is not None:
-            self._whole._forget_withdrawn()
+            self._whole.forget_withdrawn()
         heard = {*self.outcome.participants, *(site for site, _ in self.outcome.dropped)}
         for site in self._lenders():
             if site in self._request.sites and site not in heard:
@@ -211,7 +239,7 @@ class DigestSynthesis(IncrementalStrategy):
         return [site for site in self._lending.store.sites if self.members is None or site in self.members]
 
     def _weighted(self, reply: Admitted) -> Admitted:
-        return reply if self.weights == "samples" else Admitted(**{**vars(reply), "num_examples": 1})
+        return reply if self.weights == "samples" else replace(reply, num_examples=1)
 
     def _stand_in(self, site: str) -> None:
         """The update of an absent site, from its digests."""
@@ -301,7 +329,7 @@ class DigestSynthesis(IncrementalStrategy):
             )
         return self._recall
 
-    def _forget_withdrawn(self) -> None:
+    def forget_withdrawn(self) -> None:
         """What was trained on withdrawn digests and goes on starts anew: guidance and velocities.
 
         The model keeps what it has learnt; only a run without the site is free of it.
@@ -320,12 +348,12 @@ class DigestSynthesis(IncrementalStrategy):
     # what stays
 
     def summary_blocks(self) -> dict[str, Any]:
-        """Beside the base's: what is held of whom, at what honest epsilon."""
-        blocks = self.base.summary_blocks()
+        """The base's blocks, and whose digests the server holds at what epsilon."""
+        blocks = super().summary_blocks()
         return blocks if self._lending is None else blocks | {"digest": self._lending.summary_block()}
 
     def state_dict(self) -> dict[str, Any]:
-        state = nested("base", self.base.state_dict())
+        state = super().state_dict()
         if self._lending is None:
             return state
         state |= nested("guidance", self._guidance.state_dict()) | nested("own", self._own)
@@ -336,7 +364,7 @@ class DigestSynthesis(IncrementalStrategy):
         return state if self._whole is not None else state | self._lending.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.base.load_state_dict(part("base", state))
+        super().load_state_dict(state)
         if self._services is None or self._lending is None:
             return
         device = self._services.device

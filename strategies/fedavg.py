@@ -1,5 +1,7 @@
 """FedAvg: the mean of the sites' updates, weighted by samples (McMahan et al. 2017, arXiv 1602.05629)."""
 
+from typing import Any
+
 from torch import Tensor
 
 from perennial.strategies.base import IncrementalStrategy
@@ -9,14 +11,21 @@ from perennial.strategies.sums.exact_sum import ExactSum
 
 
 class FedAvg(IncrementalStrategy):
-    """theta + sum_k n_k update_k / sum_k n_k, in the memory of one accumulator and in any order of
-    arrival.
+    """The mean of the sites' updates, weighted by samples: theta + sum_k n_k update_k / sum_k n_k.
+
+    It takes the memory of one accumulator, and any order of arrival gives the same bits.
 
     Under privacy mode client_central: theta + sum_k update_k / (sites asked), as McMahan et al. 2018 (arXiv
     1710.06963) bound the sensitivity of the mean: no report and no absence changes the weight of the others.
     """
 
     _fixed_weights = False
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """A subclass weighs in its own way: it has no bound on a site's weight unless it gives its own."""
+        super().__init_subclass__(**keywords)
+        if "largest_weight" not in vars(cls):
+            cls.largest_weight = IncrementalStrategy.largest_weight  # type: ignore[method-assign]
 
     def attach(self, services: Services) -> None:
         self._fixed_weights = services.experiment.privacy.mode == "client_central"
@@ -39,7 +48,5 @@ class FedAvg(IncrementalStrategy):
         return self._sum.added_to(self.reference, self.asked if self._fixed_weights else None)
 
     def largest_weight(self) -> float:
-        """1 / (sites asked). A subclass weighs in its own way, and has to give its own bound."""
-        if type(self) is not FedAvg:
-            return super().largest_weight()
+        """1 / (sites asked)."""
         return 1.0 / self.asked

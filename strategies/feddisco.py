@@ -1,5 +1,7 @@
-"""FedDisco: a site counts less the further its labels are from balanced (Ye et al. 2023, arXiv
-2305.19229)."""
+"""FedDisco: a site counts less the further its labels are from balanced.
+
+Ye et al. 2023 (arXiv 2305.19229).
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +16,7 @@ from perennial.protocol.messages import MAX_EXAMPLES, TrainRequest
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.site_settings import SameForAll, with_settings
+from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.update_file import UpdateFile
 
@@ -22,11 +24,11 @@ Distance = Literal["kl", "l1", "l2", "cosine"]
 
 
 def discrepancies(counts: NDArray[np.int64], distance: Distance) -> NDArray[np.float64]:
-    """(K,) distances of K sites' label distributions from the uniform one over the classes that any of them
-    holds.
+    """(K,) distances of K sites' label distributions from the uniform one.
 
-    counts: (K, M) samples of each class at each site, no row empty. KL (natural logarithm) is divided by its
-    sum over the sites, as the authors' code does.
+    Uniform is over the classes that any of the sites holds.
+    counts: (K, M) samples of each class at each site, no row empty.
+    KL (natural logarithm) is divided by its sum over the sites, as the authors' code does.
     """
     held = counts[:, counts.sum(axis=0) > 0].astype(np.float64)
     share = held / held.sum(axis=1, keepdims=True)
@@ -60,6 +62,8 @@ class FedDisco(FedAvg):
     Where no site was asked (Flower's own convention) the weights are FedAvg's.
     """
 
+    needs = "label counts from the sites"
+
     def __init__(
         self,
         a: float = 0.5,
@@ -73,26 +77,26 @@ class FedDisco(FedAvg):
             raise ValueError(f"a, b: found {a}, {b}; allowed 0 or more")
         self.a, self.b = a, b
         self.distance: Distance = distance
-        self._requests = SameForAll()
         self._asked = False
+        self._waiting: UpdateFile | None = None
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         self._asked = True
-        made = self._requests.get(request)
-        return made or self._requests.put(request, with_settings(request, tell=[LABEL_COUNTS]))
+        return dict.fromkeys(sites, with_settings(request, tell=[LABEL_COUNTS]))
 
     def disclosures(self) -> Disclosures:
         return Disclosures(clear_uploads=("label_counts",))
 
     def begin_round(self) -> None:
-        self._requests.clear()
         self._grid = self.sum_grid(self.most_replies)
         self._waiting = UpdateFile(self.reference)
         self._replies: dict[str, Admitted] = {}
         self._counts: dict[str, list[int]] = {}
 
     def fold(self, reply: Admitted) -> None:
-        counts = checked_counts(reply.metrics.get(LABEL_COUNTS)) if self._asked else []
+        assert self._waiting is not None
+        reported = reply.metrics.get(LABEL_COUNTS)
+        counts = checked_counts(reported, reply.num_examples) if self._asked else []
         if not self._grid.holds(self.most_replies, reply.norm):
             raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
         if self._asked:
@@ -101,12 +105,14 @@ class FedDisco(FedAvg):
         self._replies[reply.site] = replace(reply, update={}, method={})
 
     def finish_round(self) -> dict[str, Tensor]:
+        assert self._waiting is not None
         sites = sorted(self._replies)
         weights = dict(zip(sites, self._weights(sites).tolist(), strict=True))
         # weights that sum to the number of sites: the grid's step is small beside them however many there are
         total = ExactSum(self.reference, self._grid)
         for site, update in self._waiting:
             total.add(update, weights[site] * len(sites), self._replies[site].norm)
+        self._waiting = None
         self.outcome.details["weights"] = weights
         return total.added_to(self.reference, len(sites))
 
@@ -121,11 +127,20 @@ class FedDisco(FedAvg):
         return disco_weights(samples, discrepancies(counts, self.distance), self.a, self.b)
 
 
-def checked_counts(value: Any) -> list[int]:
-    """A site's label counts. Raises Rejected for anything but whole numbers, not all of them 0."""
+def checked_counts(value: Any, samples: int) -> list[int]:
+    """A site's label counts; what it withholds is spread evenly over the classes that it withholds.
+
+    samples: on which it trained.
+    Raises Rejected for anything but whole numbers and null, not all of them 0.
+    """
     numbers = isinstance(value, list) and all(
-        type(count) is int and 0 <= count <= MAX_EXAMPLES for count in value
+        count is None or (type(count) is int and 0 <= count <= MAX_EXAMPLES) for count in value
     )
-    if not numbers or not any(value):
+    if not numbers or not any(count is None or count for count in value):
         raise Rejected(f"label_counts: found {value!r:.60}, allowed whole numbers from 0, one above 0")
-    return value
+    untold = sum(count is None for count in value)
+    if not untold:
+        return value
+    # at least one sample each, so that a row is never empty
+    rest = max(untold, samples - sum(count or 0 for count in value))
+    return [rest // untold if count is None else count for count in value]

@@ -1,5 +1,7 @@
-"""FedDyn: every site's objective is bent so that the sites' optima agree with the federation's (Acar et al.
-2021, arXiv 2111.04263)."""
+"""FedDyn: bends every site's objective so that the sites' optima agree with the federation's.
+
+Acar et al. 2021 (arXiv 2111.04263).
+"""
 
 from typing import Any
 
@@ -17,6 +19,8 @@ class FedDyn(Corrected):
     alpha: strength of the sites' dynamic regulariser. memory is the server's h divided by alpha. It never
     decays, so a site that leaves for good keeps pulling: the method is known to diverge then.
     """
+
+    needs = "the dynamic regulariser in the sites' steps"
 
     def __init__(self, alpha: float = 0.1, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)

@@ -1,5 +1,8 @@
-"""FedNova: updates are normalised by the work that went into them, so that a site with more local steps does
-not pull the optimum towards itself (Wang et al. 2020, arXiv 2007.07481)."""
+"""FedNova: normalises updates by the work that went into them.
+
+A site with more local steps then does not pull the optimum towards itself. Wang et al. 2020 (arXiv
+2007.07481).
+"""
 
 import math
 from dataclasses import replace
@@ -36,7 +39,7 @@ class FedNova(FedAvg):
     """theta + tau_eff sum_k p_k update_k / A_k, p_k = n_k / n, tau_eff = sum_k p_k A_k.
 
     A_k is accumulated_weight of the site's steps under the experiment's local SGD; for Adam, which has no
-    closed form, it is the number of steps. Equal A_k give FedAvg. A site that does not tell its steps is
+    closed form, it is the number of steps. Equal A_k give FedAvg. A site that does not report its steps is
     dropped. Running statistics are averaged as in FedAvg.
     """
 
@@ -64,6 +67,11 @@ class FedNova(FedAvg):
         self._work: list[float] = []
 
     def fold(self, reply: Admitted) -> None:
+        if self._stamp is None and not reply.steps:
+            raise ConfigError(
+                "strategy FedNova: needs the number of local steps, and a reply of another ClientApp tells "
+                "none; allowed: `num-steps` beside `num-examples` in its MetricRecord"
+            )
         if not 1 <= reply.steps <= MAX_STEPS:
             raise Rejected(f"steps: found {reply.steps}; fednova needs the number of local steps, from 1")
         work = accumulated_weight(reply.steps, self._momentum, self._pull)

@@ -1,6 +1,8 @@
-"""GLFC's proxy server: sites that notice new classes send gradients of perturbed prototypes; the server makes
-images of them, and by these chooses which of a task's models is the old model of the next (Dong et al. 2022,
-CVPR, arXiv 2203.14867).
+"""GLFC's proxy server: chooses the best of a task's models by images made from the sites' gradients.
+
+Sites that notice new classes send gradients of perturbed prototypes; the server makes images of them, and by
+these chooses which of a task's models is the old model of the next. Dong et al. 2022 (CVPR, arXiv
+2203.14867).
 
 The other half, class-aware gradient compensation and class-semantic relation distillation, is two parts of
 the learner: `classification: gradient_compensation` and `distillation: {form: all_classes}`.
@@ -8,7 +10,7 @@ the learner: `classification: gradient_compensation` and `distillation: {form: a
 Symbols: k prototypes of one reply, n images made in this task.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,21 +27,26 @@ from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.services import Services
-from perennial.strategies.round.site_settings import SameForAll, with_settings
+from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 
 class Glfc(FedAvg):
-    """FedAvg whose model at the end of a task is the best of the task by the made images, the latest of equal
-    ones.
+    """FedAvg that ends a task with the best model of the task, judged by the made images.
 
-    noise: on a prototype, in deviations of its class's pixels. entropy_rise: nats from one round to the next
-    that a site takes for new classes (the paper: 1.2, with a hundred classes). per_class: images of a class
-    at most, of the first sites by name. steps: of the search for an image.
-    The paper sends the best model as the old one only; here it ends the task, so it is also what the
-    next task starts from.
+    Of equal models the latest counts.
+
+    noise: on a prototype, in deviations of its class's pixels.
+    entropy_rise: nats from one round to the next that a site takes for new classes (the paper: 1.2, with a
+    hundred classes).
+    per_class: images of a class at most, of the first sites by name.
+    steps: of the search for an image.
+
+    The paper sends the best model as the old one only; here it ends the task, so it is also what the next
+    task starts from.
     """
 
+    needs = "gradients of prototypes from the sites, and the server's model"
     serves_groups = False  # its choice is of one model, the old one of every site
 
     def __init__(
@@ -59,7 +66,6 @@ class Glfc(FedAvg):
         self.images, self.labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self.best: dict[str, Tensor] = {}
         self.best_score = -1.0
-        self._requests = SameForAll()
         self._services: Services | None = None
 
     def attach(self, services: Services) -> None:
@@ -73,17 +79,15 @@ class Glfc(FedAvg):
         self.images, self.labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
         self.best, self.best_score = {}, -1.0
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         order = {"noise": self.noise, "entropy_rise": self.entropy_rise}
-        made = self._requests.get(request)
-        return made or self._requests.put(request, with_settings(request, prototypes=order))
+        return dict.fromkeys(sites, with_settings(request, prototypes=order))
 
     def disclosures(self) -> Disclosures:
         return Disclosures(clear_uploads=("gradients of prototype samples",))
 
     def begin_round(self) -> None:
         super().begin_round()
-        self._requests.clear()
         self._arrived: dict[str, dict[str, Tensor]] = {}
 
     def fold(self, reply: Admitted) -> None:

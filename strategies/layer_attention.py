@@ -17,7 +17,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import Arrays, IncrementalStrategy, TaskStart
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.sums.exact_sum import ExactSum
-from perennial.strategies.sums.layer_groups import bundles, of_each
+from perennial.strategies.sums.layer_groups import layer_groups, of_each
 from perennial.strategies.sums.softmax_sum import LARGEST, SoftmaxSum
 from perennial.strategies.sums.update_file import UpdateFile
 
@@ -85,7 +85,7 @@ class LayerAttention(IncrementalStrategy):
         sizes = {
             layer: sum(tensor.numel() for tensor in like.values()) for layer, like in self._layers.items()
         }
-        self._bundles = bundles(sizes)
+        self._groups = layer_groups(sizes)
         self._distances: dict[str, dict[str, float]] = {layer: {} for layer in self._layers}
         self._samples: dict[str, int] = {}
         self._norms: dict[str, float] = {}
@@ -104,7 +104,7 @@ class LayerAttention(IncrementalStrategy):
 
     def fold(self, reply: Admitted) -> None:
         site = reply.site
-        distances = of_each(self._bundles, lambda layer: _norm(reply.update, self._layers[layer], self.order))
+        distances = of_each(self._groups, lambda layer: _norm(reply.update, self._layers[layer], self.order))
         far = [layer for layer, distance in distances.items() if not math.isfinite(distance)]
         if far:
             raise Rejected(f"layer {far[0]!r}: its distance from the server's model is not finite")
@@ -120,7 +120,7 @@ class LayerAttention(IncrementalStrategy):
                 score = self._score(distances[layer], reply.num_examples)
                 self._sums[layer].add(site, reply.update, score, reply.norm)
 
-        of_each(self._bundles, add)
+        of_each(self._groups, add)
         if self._from_mean:
             self._head_mean.add(reply.update, 1.0, reply.norm)
         if self._waiting is not None:
@@ -139,10 +139,15 @@ class LayerAttention(IncrementalStrategy):
                 new[name] = step.add_(tensor).to(tensor.dtype)
             return new
 
-        moved = of_each(self._bundles, stepped)
+        moved = of_each(self._groups, stepped)
         new = {name: tensor for layer in moved.values() for name, tensor in layer.items()}
         self._tell({layer: total.weights() for layer, total in self._sums.items()})
         return {name: new[name] for name in self.reference}
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of the accumulators of the last round."""
+        return sum(total.nbytes for total in self._sums.values())
 
     def summary_blocks(self) -> dict[str, Any]:
         """attention: layer -> site -> weight, mean over the rounds so far; an absent site counts as 0."""
@@ -187,7 +192,7 @@ class LayerAttention(IncrementalStrategy):
                     score = self._score(self._distances[layer][site], self._samples[site])
                     self._sums[layer].add(site, update, score, self._norms[site])
 
-            of_each(self._bundles, add)
+            of_each(self._groups, add)
         self._waiting = None
         return means
 

@@ -5,7 +5,7 @@ undefined, is the timeliness of Xiao, Tang and Lu 2024 (doi 10.1109/TMLCN.2023.3
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -81,31 +81,28 @@ class MultiFactor(IncrementalStrategy):
         self.coefficients = {name: value for name, value in given.items() if value}
         self.kappa, self.loss_floor, self.max_weight = kappa, loss_floor, max_weight
         self.timeliness, self.quality, self.staleness = timeliness, quality, staleness
-        self.tell = self._measurements()
-        self._asking: list[tuple[TrainRequest, TrainRequest]] = []
+        self.measurements = self._measurements()
+        measured = {CLASS_COVERAGE, HELD_OUT_ACCURACY, TRAIN_ACCURACY, CLASSIFICATION_LOSS} & {
+            *self.measurements
+        }
+        if measured:
+            self.needs = f"{', '.join(sorted(measured)).replace('_', ' ')}, measured at the sites"
 
     def disclosures(self) -> Disclosures:
-        """Weights that sites influence by what they tell: no claim covers them."""
-        return Disclosures(weights_use_metrics=bool(self.tell))
+        """Weights that sites influence by what they report: no claim covers them."""
+        return Disclosures(weights_use_metrics=bool(self.measurements))
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
-        """The request, asking for the measurements that the weights need."""
-        if not self.tell:
-            return request
-        # one object for all sites that get the same message, so that a model is serialised once for a round
-        for plain, ours in self._asking:
-            if plain is request:
-                return ours
-        ours = replace(request, settings=asking(request.settings, self.tell))
-        self._asking = [*self._asking[-1:], (request, ours)]
-        return ours
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
+        """Requests that ask for the measurements which the weights need."""
+        if self.measurements:
+            request = replace(request, settings=asking(request.settings, self.measurements))
+        return dict.fromkeys(sites, request)
 
     def begin_round(self) -> None:
-        self._asking = []
         self._values: dict[str, Values] = {}
         self._told = {name: ExactSum(self.reference, self._grid(name)) for name in self.coefficients}
         self._untold: dict[str, ExactSum] = {}
-        self._heaviest = LargestWeights(int(1 / self.max_weight + 1e-9))
+        self._largest = LargestWeights(int(1 / self.max_weight + 1e-9))
 
     def fold(self, reply: Admitted) -> None:
         """Raises Rejected when a figure is not finite or out of its range."""
@@ -117,7 +114,7 @@ class MultiFactor(IncrementalStrategy):
         for name, total in sums.items():
             total.add(reply.update, values[name] or 1.0, reply.norm)
         self._values[reply.site] = values
-        self._heaviest.offer(reply.site, tuple(values.values()), reply.update)
+        self._largest.offer(reply.site, tuple(values.values()), reply.update)
 
     def finish_round(self) -> dict[str, Tensor]:
         sites = sorted(self._values)
@@ -134,22 +131,22 @@ class MultiFactor(IncrementalStrategy):
         for position, weight in sorted(filled.fixed.items()):
             site = sites[position]
             # what the sums hold of this site is replaced by its fixed weight
-            terms.append((weight - raw[position] * filled.rest, self._heaviest.update(site)))
+            terms.append((weight - raw[position] * filled.rest, self._largest.update(site)))
         self.outcome.details["weights"] = {
             site: round(filled.weight(position, raw[position]), 6) for position, site in enumerate(sites)
         }
         return {name: _moved(tensor, name, terms) for name, tensor in self.reference.items()}
 
     def _measurements(self) -> list[str]:
-        """What the sites are asked to tell."""
-        tell = []
+        """What the sites are asked to report."""
+        asked = []
         if "timeliness" in self.coefficients and self.timeliness == "coverage":
-            tell.append(CLASS_COVERAGE)
+            asked.append(CLASS_COVERAGE)
         if "quality" in self.coefficients:
-            tell.append(HELD_OUT_ACCURACY if self.quality == "held_out" else TRAIN_ACCURACY)
+            asked.append(HELD_OUT_ACCURACY if self.quality == "held_out" else TRAIN_ACCURACY)
         if "inverse_loss" in self.coefficients:
-            tell.append(CLASSIFICATION_LOSS)
-        return tell
+            asked.append(CLASSIFICATION_LOSS)
+        return asked
 
     def _factors(self, reply: Admitted) -> Values:
         values: Values = {}

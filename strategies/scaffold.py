@@ -1,5 +1,7 @@
-"""SCAFFOLD: control variates take each site's drift out of its steps (Karimireddy et al. 2020, arXiv
-1910.06378)."""
+"""SCAFFOLD: control variates take each site's drift out of its steps.
+
+Karimireddy et al. 2020 (arXiv 1910.06378).
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -25,8 +27,10 @@ class Scaffold(Corrected):
     Option II of the paper, c_k+ = c_k - c - update_k / (K_k eta) after K_k steps of size eta. All of it
     follows from the update and the number of steps, so the sites' variates stay where they are: upload is
     FedAvg's, download is twice FedAvg's. With all sites in every round c is the mean of all c_k.
-    A reply that does not tell its steps (Flower's own convention) counts in the mean and leaves c as it was.
+    A reply without its steps (Flower's own convention) counts in the mean and leaves c as it was.
     """
+
+    needs = "control variates in the sites' steps"
 
     def __init__(self, server_lr: float = 1.0, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)
@@ -61,21 +65,21 @@ class Scaffold(Corrected):
         # one sum for both, so that a reply is in both of them or in neither
         together = {**self.reference, **prefixed(PER_STEP, parameter_zeros(self.reference))}
         self._sum = ExactSum(together, self.sum_grid())
-        self._telling = 0
+        self._reporting = 0
 
     def fold(self, reply: Admitted) -> None:
-        tells = reply.steps > 0 and self._local_lr is not None and not reply.stand_in
+        reports = reply.steps > 0 and self._local_lr is not None and not reply.stand_in
         zeros = parameter_zeros(self.reference)
-        per_step = {name: reply.update[name] / reply.steps for name in zeros} if tells else zeros
+        per_step = {name: reply.update[name] / reply.steps for name in zeros} if reports else zeros
         super().fold(replace(reply, update={**reply.update, **prefixed(PER_STEP, per_step)}))
-        self._telling += tells
+        self._reporting += reports
 
     def moved(self) -> dict[str, Tensor]:
         total = self._sum.value()
-        if self._telling and self._local_lr is not None:
+        if self._reporting and self._local_lr is not None:
             sites = len(self.population)
             for name, drift in unprefixed(PER_STEP, total).items():
-                change = self.memory[name].double() * self._telling + drift / self._local_lr
+                change = self.memory[name].double() * self._reporting + drift / self._local_lr
                 self.memory[name].sub_((change / sites).to(self.memory[name].dtype))
         return {
             name: (

@@ -20,26 +20,19 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.config.link import Link
-from perennial.config.turn import MOST_SEGMENTS, FeatureNoise, Turn
+from perennial.config.turn import MOST_SEGMENTS, USUAL_SEGMENTS, FeatureNoise, Turn
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.models.incremental import travelling
 from perennial.models.relabel import relabel
-from perennial.protocol.messages import TrainRequest
-from perennial.protocol.tensors import Tensors, byte_count, unpack
+from perennial.protocol.tensors import byte_count, unpack
 from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.ring.chain import Chain, Silent
 from perennial.strategies.ring.cost import RingCost
 from perennial.strategies.ring.hop_log import Hop, RingLog
-from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
+from perennial.strategies.ring.turns import TakesTurns, Weigh
+from perennial.strategies.round.gate import Admitted, Refused, Rejected
 from perennial.strategies.round.services import Services
-
-SLOWEST_POLL = 0.05
-"""Seconds between looks at the grid: every one of the many hops waits for its site alone."""
-
-
-class Silent(Exception):
-    """The site did not answer before the deadline, is not connected, or still works on an earlier request."""
 
 
 class SerialRing(IncrementalStrategy):
@@ -54,9 +47,12 @@ class SerialRing(IncrementalStrategy):
     A site that fails is skipped: the last valid model goes on to the next one.
     """
 
+    combines_replies = False
+    waits_for_busy_sites = False  # the ring goes on without
+
     def __init__(
         self,
-        segments: int = 4,
+        segments: int = USUAL_SEGMENTS,
         sizes: Literal["variable", "equal"] = "variable",
         least_segment: int | None = None,
         reshuffle: Literal["sweep", "round", "never"] = "sweep",
@@ -104,13 +100,11 @@ class SerialRing(IncrementalStrategy):
         self.init_noise_std, self.init_noise_layers = init_noise_std, init_noise_layers
         self.hop_timeout: float | None = None
         """Seconds for a hop under Flower's own start(), which tells a strategy no deadline."""
-        self.weigh: Callable[[Arrays], float | None] | None = None
-        """Asked what the model is worth that a site is at work on, so that the answer costs no time."""
-        self.weigh_first = False
-        """Ask before the site is given the model: the answer takes the sites themselves."""
+        self._weighing: Weigh | None = None
+        self._weigh_first = False
         self.weighed: frozenset[int] = frozenset()
         """Sweeps of this round before, in and after which models are weighed."""
-        self._exchange = Exchange(slowest_poll=SLOWEST_POLL)
+        self._chain = Chain()
         self._services: Services | None = None
         self._cost = RingCost()
 
@@ -138,9 +132,23 @@ class SerialRing(IncrementalStrategy):
             # a model without a known labelling is refused now, and not after the first site has trained
             self._relabelled(task.reference, 0, 0, 0)
 
+    @property
+    def turns(self) -> TakesTurns:
+        return self
+
+    @property
+    def renames_neurons(self) -> bool:
+        return self.relabel != "none"
+
+    def weigh_by(self, weigh: Weigh, *, first: bool) -> None:
+        """The answer costs no time while a site is at work, except where the sites themselves give it."""
+        self._weighing, self._weigh_first = weigh, first
+
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
-        """One round: segments sweeps over all sites, one message at a time; a stopped one goes on at its
-        hop."""
+        """Run one round: `segments` sweeps over all sites, one message at a time.
+
+        A round that was stopped goes on at its hop.
+        """
         start = time.monotonic()
         assert self._services is not None
         log = RingLog.open(self._services.folder, request.stamp, request.arrays)
@@ -188,9 +196,6 @@ class SerialRing(IncrementalStrategy):
 
         Raises Refused, Rejected or Silent.
         """
-        node = request.sites.get(site)
-        if node is None or self._exchange.busy(site):
-            raise Silent(f"{'not connected' if node is None else 'still at work on an earlier request'}")
         frozen = frozen_names(arrays, self.freeze)
         turn = Turn(
             sweep=sweep,
@@ -201,37 +206,33 @@ class SerialRing(IncrementalStrategy):
             frozen=frozen,
             features=self._features(arrays),
         )
-        send_previous = request.previous_arrays is not None and not holds_previous
-        message = TrainRequest(
-            **request.stamp.stamp_fields,
-            arrays=Tensors(arrays),
-            previous=request.previous,
-            previous_arrays=Tensors(request.previous_arrays or {}) if send_previous else None,
-            progress=request.progress,
+        admitted = self._chain.turn(
+            grid,
+            request,
+            site,
+            arrays,
             settings=json.dumps({"turn": turn.model_dump()}),
+            held=holds_previous,
+            max_update_norm=self.max_update_norm,
+            max_samples=self.bounds.max_samples,
+            meanwhile=meanwhile,
         )
-        gate = Gate(arrays, request.stamp, self.max_update_norm, max_samples=self.bounds.max_samples)
-        # another site's late reply belongs to a model that has moved on
-        self._exchange.late.clear()
-        for _, reply in self._exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):
-            admitted = gate.admit(reply, site)
-            if self.running is not None:
-                admitted = self.running.bounded(admitted, scalable=True)
-            for name in frozen:
-                if admitted.update[name].any():
-                    raise Rejected(f"tensor {name!r} is frozen, and the site changed it")
-            return admitted, byte_count(arrays) + byte_count(message.previous_arrays or {})
-        raise Silent(f"no answer within {request.deadline:.0f} s")
+        if self.running is not None:
+            admitted = self.running.bounded(admitted, scalable=True)
+        for name in frozen:
+            if admitted.update[name].any():
+                raise Rejected(f"tensor {name!r} is frozen, and the site changed it")
+        return admitted, self._chain.sent
 
     def _hop(
         self, grid: Grid, request: RoundRequest, site: str, sweep: int, position: int, log: RingLog
     ) -> Hop:
         """One site's turn; on success log.arrays is the model that goes on."""
-        holds = site in request.holders or log.has_trained(site)
+        holds = site in request.previous.holders or log.has_trained(site)
         try:
             weigh = {sweep, log.last_sweep} & self.weighed
-            meanwhile = (lambda: self._weigh(log)) if weigh and not self.weigh_first else (lambda: None)
-            if weigh and self.weigh_first:
+            meanwhile = (lambda: self._weigh(log)) if weigh and not self._weigh_first else (lambda: None)
+            if weigh and self._weigh_first:
                 self._weigh(log)
             reply, sent = self.turn(grid, request, site, log.arrays, sweep, holds, meanwhile)
         except Refused as refusal:
@@ -241,10 +242,10 @@ class SerialRing(IncrementalStrategy):
         except Silent as silence:
             return Hop(site, sweep, "absent", str(silence))
         facts = {} if log.worth is None else {"worth": log.worth}
-        if self.watch is not None:
-            facts |= self.watch(reply, log.arrays, sweep)
+        for watch in self.watchers:
+            facts |= watch(reply, log.arrays, sweep)
         if reply.norm:
-            # a model that came back as it was is worth what it was, to the last bit
+            # a zero update leaves the model's value unchanged, to the last bit
             log.worth = None
         after = moved(log.arrays, reply.update, frozen_names(log.arrays, self.freeze))
         if self.relabel == "permute":
@@ -260,8 +261,8 @@ class SerialRing(IncrementalStrategy):
         return FeatureNoise(module=module, clip=self.feature_clip, std=self.feature_noise)
 
     def _weigh(self, log: RingLog) -> None:
-        if self.weigh is not None and log.worth is None:
-            log.worth = self.weigh(log.arrays)
+        if self._weighing is not None and log.worth is None:
+            log.worth = self._weighing(log.arrays)
 
     @property
     def _seed(self) -> int:
@@ -274,8 +275,7 @@ class SerialRing(IncrementalStrategy):
         return {name: tensor.clone() for name, tensor in travelling(model).items()}
 
     def _first_model(self, arrays: Arrays) -> Arrays:
-        """The model that the round starts from: perturbed once, before the first round that comes to
-        anything."""
+        """The model that the round starts from, perturbed once before the first round that succeeds."""
         if self._cost.rounds or not self.init_noise_std:
             return arrays
         return perturbed(arrays, self.init_noise_std, self.init_noise_layers, self._seed)
@@ -285,8 +285,7 @@ class SerialRing(IncrementalStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send all hops but the last one round, and give Flower the last, whose reply is the round's
-        model."""
+        """Send all hops but the last one, and give Flower the last, whose reply is the round's model."""
         messages = sorted(
             super().configure_train(server_round, arrays, config, grid),
             key=lambda message: message.metadata.dst_node_id,

@@ -1,17 +1,18 @@
-"""SplitFed: the first layers are the sites', the rest is the server's (Thapa et al. 2022, arXiv
-2004.12088)."""
+"""SplitFed: the first layers belong to the sites, the rest to the server.
 
-from collections.abc import Iterable, Mapping
+Thapa et al. 2022 (arXiv 2004.12088).
+"""
+
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.strategies.base import RoundOutcome, RoundRequest
-from perennial.strategies.ring.chain import Serial
+from perennial.strategies.ring.serial import Serial
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.services import Services
 from perennial.strategies.sums.exact_sum import ExactSum
@@ -37,17 +38,19 @@ class SplitFed(Serial):
     ) -> None:
         super().__init__(max_update_norm, **flower)
         self.version, self.client_part = version, client_part
+        if version == "v1":
+            self.combines_replies = self.waits_for_busy_sites = True
+        self.needs = "a model that is cut between the sites and the server"
         self._seed = 0
         self._sites_sum: ExactSum | None = None
 
     def attach(self, services: Services) -> None:
         self._seed = services.experiment.seed
 
-    def fold(self, reply: Admitted) -> None:
-        super().fold(reply)
-        if self._sites_sum is not None:
-            # here, where an update that does not fit is dropped by its site's name
-            self._sites_sum.add(reply.update, self.weight(reply), reply.norm)
+    def admit_hop(self, reply: Admitted) -> None:
+        # here, where an update that does not fit is dropped by its site's name
+        assert self._sites_sum is not None
+        self._sites_sum.add(reply.update, self.weight(reply), reply.norm)
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         if self.version == "v1":
@@ -81,13 +84,3 @@ class SplitFed(Serial):
                 f"tensors: {', '.join(list(arrays)[:6])} ..."
             )
         return ours
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        if self.version == "v2":
-            raise ConfigError(
-                "strategy.version: v2 serves sites one after the other, which Flower's own start() cannot; "
-                "allowed there: v1"
-            )
-        return super().configure_train(server_round, arrays, config, grid)

@@ -1,6 +1,9 @@
-"""TARGET: old classes are kept alive by inputs that the server makes from the old model alone, and nobody
-keeps exemplars (Zhang et al. 2023, ICCV, arXiv 2303.06937)."""
+"""TARGET: inputs that the server makes from the old model keep old classes alive, without exemplars.
 
+Zhang et al. 2023 (ICCV, arXiv 2303.06937).
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +12,11 @@ from torch import Tensor
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import Arrays, IncrementalStrategy, TaskStart
+from perennial.strategies.base import Arrays, TaskStart
 from perennial.strategies.digests.inversion import Inversion
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.services import Services
-from perennial.strategies.round.site_settings import SameForAll, with_settings
+from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 
@@ -24,6 +27,8 @@ class Target(FedAvg):
     them. distillation, temperature: its weight and softness at the sites. Made-up inputs are
     a function of a model that every site has seen; they travel to the sites in every round.
     """
+
+    needs = "the server's model, and distillation on made inputs at the sites"
 
     def __init__(
         self,
@@ -40,18 +45,14 @@ class Target(FedAvg):
         self.samples, self.distillation, self.temperature = samples, distillation, temperature
         self.inversion = Inversion(steps=steps, temperature=temperature)
         self.made: dict[str, Tensor] = {}
-        self._requests = SameForAll()
         self._services: Services | None = None
         self._whole: Target | None = None
 
     def attach(self, services: Services) -> None:
         self._services = services
 
-    def serve_group(
-        self, whole: IncrementalStrategy, own: Arrays, former: IncrementalStrategy | None
-    ) -> None:
+    def serve_group(self, whole: Any, own: Arrays, former: Any) -> None:
         """The inputs are those of the old model, which all groups have in common."""
-        assert isinstance(whole, Target)
         self._whole = whole
 
     def begin_task(self, task: TaskStart) -> None:
@@ -73,14 +74,8 @@ class Target(FedAvg):
         )
         self.made = {"x": inputs, "logits": logits}
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
-        if not self.made:
-            return request
-        return self._requests.get(request) or self._requests.put(request, self._with_inputs(request))
-
-    def begin_round(self) -> None:
-        super().begin_round()
-        self._requests.clear()
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
+        return dict.fromkeys(sites, self._with_inputs(request) if self.made else request)
 
     def state_dict(self) -> dict[str, Any]:
         return prefixed("made", self.made)

@@ -12,11 +12,11 @@ from flwr.app import Context, Message, RecordDict
 from safetensors.torch import load_file
 from torch import Tensor
 
-from perennial.cli.predict import model_file
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_site_names
 from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.models.saved import model_file
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import TrainReply
 from perennial.server.app import serve
@@ -38,7 +38,7 @@ EXPERIMENT = {
     "learner": {"optimizer": {"lr": 0.1}, "batch_size": 16},
     "strategy": STRATEGY,
 }
-GROUPS = {"grouping": "given", "groups": [["site-0", "site-1"], ["site-2", "site-3"]]}
+GROUPS = {"grouping": "fixed", "groups": [["site-0", "site-1"], ["site-2", "site-3"]]}
 Change = Callable[[str, TrainReply], TrainReply]
 
 

@@ -78,7 +78,7 @@ class Federation:
 
     def _reply(self, name: str, number: int, remember: bool = True) -> Admitted:
         stamp = {**STAMP.stamp_fields, "round": number}
-        request = self.strategy.personalise(name, TrainRequest(**stamp, arrays=Tensors(self.arrays)))
+        request = self.strategy.requests(TrainRequest(**stamp, arrays=Tensors(self.arrays)), [name])[name]
         model = Point()
         flat = FlatParameters(model)
         flat.load(request.arrays)

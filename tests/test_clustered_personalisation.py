@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from personal_runs import EXPERIMENT, GROUPS, Run, equal, go, run
 from safetensors.torch import load_file
 from torch import Tensor
 
 from perennial.config.run import RunSettings
-from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, StateError
 from perennial.models.layers import select_layers, with_rows
@@ -91,7 +89,7 @@ def test_one_cluster_that_shares_everything_is_the_base_strategy(tmp_path: Path)
 
 
 def test_singletons_are_local_training_and_so_is_keeping_every_layer(tmp_path: Path) -> None:
-    singletons = {"grouping": "given", "groups": [[f"site-{i}"] for i in range(4)]}
+    singletons = {"grouping": "fixed", "groups": [[f"site-{i}"] for i in range(4)]}
     alone = run(tmp_path / "alone", strategy=singletons)
     local = run(
         tmp_path / "local", strategy={"grouping": "random", "clusters": 1, "personal": ["backbone", "head"]}
@@ -176,7 +174,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ({"personal": ["haed"]}, "'haed' names no tensor of the model .did you mean 'head'"),
         ({"global_rounds": 4}, "global_rounds: found 4 in task 1"),
         ({"global_rounds": -1}, "global_rounds"),
-        ({"grouping": "given"}, "groups: missing"),
+        ({"grouping": "fixed"}, "groups: missing"),
         ({"sparsity_epsilon": 0.0}, "sparsity_epsilon, sparsity_delta: found 0.0"),
         ({"grouping": "random", "clusters": "auto"}, "random groups need their number"),
         ({"groups": [["site-0"], ["site-0"]]}, "site-0 listed more than once"),
@@ -184,7 +182,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigError, match=reason):
             run(tmp_path / reason[:9].replace(" ", "-").replace(":", ""), strategy=setting)
-    nobody = {"grouping": "given", "groups": [["nobody"]]}
+    nobody = {"grouping": "fixed", "groups": [["nobody"]]}
     with pytest.raises(StateError, match="2 rounds in a row"):
         run(tmp_path / "strangers", strategy=nobody, rounds={"max_skipped": 2})
 
@@ -221,22 +219,6 @@ def test_wildcards_and_modules_name_layers() -> None:
     assert select_layers([], keys) == ()
     strategy = build_strategy("clustered_personalisation", {"base": "fedavg", "global_rounds": [3, 1]})
     assert strategy.state_dict()["clusters"] == []
-
-
-def test_under_flowers_own_start_it_is_the_base_strategy() -> None:
-    def plus_one(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 2, "loss": 0.5})
-        if message.metadata.message_type == "evaluate":
-            return Message(RecordDict({"metrics": metrics}), reply_to=message)
-        arrays = message.content.array_records["arrays"]
-        moved = ArrayRecord([array.numpy() + 1.0 for array in arrays.values()])
-        named = ArrayRecord(dict(zip(arrays, moved.values(), strict=True)))
-        return Message(RecordDict({"arrays": named, "metrics": metrics}), reply_to=message)
-
-    strategy = build_strategy("clustered_personalisation", {"base": "fedavg", "global_rounds": 0})
-    start = ArrayRecord({"head.weight": torch.zeros(2, 2)})
-    result = strategy.start(InProcessGrid(plus_one, site_contexts(3, {})), start, num_rounds=2)
-    assert result.arrays["head.weight"].numpy().tolist() == [[2.0, 2.0], [2.0, 2.0]]
 
 
 @pytest.mark.slow

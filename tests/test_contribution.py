@@ -57,15 +57,13 @@ def test_models_are_weighed_while_the_next_site_works_and_each_once() -> None:
     strategy = valued(SerialRing(**{**RING, "segments": 2}))
     grid = ScriptedGrid({"a": adds(1.0), "rider": adds(0.0), "b": adds(3.0), "away": lambda _: None})
     weighed: list[tuple[float, int]] = []
-    ring = strategy.base
-    assert isinstance(ring, SerialRing) and ring.weigh is not None
-    weigh = ring.weigh
+    assert strategy.turns is not None
 
     def noted(arrays: Arrays) -> float:
-        weighed.append((weigh(arrays), len(grid.asked)))
+        weighed.append((strategy.utility_of(arrays), len(grid.asked)))
         return weighed[-1][0]
 
-    ring.weigh = noted
+    strategy.turns.weigh_by(noted, first=False)
     rounds(strategy, grid, 1)
     # (worth, hops before): what a works on, the rider, whose 6 stays, who is away, and twice round, and the
     # end

@@ -53,7 +53,7 @@ def admitted(gate, *message):
     at_last("server")
     return admit(gate, *message)
 
-client.handlers.check_reply, Gate.admit = checked, admitted
+handlers.check_reply, Gate.admit = checked, admitted
 run_in_process(RunSettings(experiment, runs=runs))
 """
 

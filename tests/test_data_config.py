@@ -14,7 +14,7 @@ DIGITS = {"source": "digits", "sites": 5}
     ("block", "words"),
     [
         ({**DIGITS, "sourse": "digits"}, "sourse"),
-        ({"source": "digit"}, "'digits', 'folder'"),
+        ({"source": "digit"}, "csv, digits, folder"),
         ({**DIGITS, "path": "/data"}, "path belongs to source folder"),
         ({**DIGITS, "columns": {"age": "numeric"}}, "columns belongs to source csv"),
         ({"source": "folder"}, "needs path; an experiment without data of its own must list classes"),

@@ -11,8 +11,10 @@ from perennial.data.config import DataConfig, TasksConfig
 from perennial.data.deployed import declared_input_shape, load_site, site_config
 from perennial.data.federation import build
 from perennial.data.site import SiteData
+from perennial.data.splits import simulation_key
 from perennial.foundation.errors import ConfigError, DataError
 
+KEY = bytes(32)
 TASKS = TasksConfig(count=2, rounds=1)
 SITES = {"graz": 14, "linz": 3, "wien": 30}
 
@@ -47,10 +49,11 @@ def test_a_folder_at_a_site_is_split_as_in_simulation(tmp_path: Path, cached: bo
         here = site_config(experiment, configure(source="folder", path=str(root / name)))
         cache = tmp_path / "cache" / name if cached else None
         for _ in range(2):
-            site = load_site(here, simulated.classes, name, 5, cache)
+            site = load_site(here, simulated.classes, name, 5, simulation_key(5), cache)
             assert contents(site) == contents(simulated.site(name))
             assert site.mean.tolist() == simulated.mean.tolist()
-    assert sum(len(simulated.site(name).test) for name in SITES) == 3 * (3 + 1 + 6)
+    total = 3 * sum(SITES.values())
+    assert sum(len(simulated.site(name).test) for name in SITES) == pytest.approx(0.2 * total, abs=14)
 
 
 def test_a_table_at_a_site_is_split_and_read_as_in_simulation(tmp_path: Path) -> None:
@@ -77,7 +80,9 @@ def test_a_table_at_a_site_is_split_and_read_as_in_simulation(tmp_path: Path) ->
         alone = site_config(experiment, configure(source="csv", path=str(tmp_path / f"{name}.csv")))
         among_all = site_config(experiment, configure(source="csv", path=experiment.path, site_column="site"))
         for here in (alone, among_all):
-            assert contents(load_site(here, simulated.classes, name, 5)) == contents(simulated.site(name))
+            assert contents(load_site(here, simulated.classes, name, 5, simulation_key(5))) == contents(
+                simulated.site(name)
+            )
 
 
 def test_arrays_with_an_official_split_keep_it(tmp_path: Path) -> None:
@@ -89,9 +94,11 @@ def test_arrays_with_an_official_split_keep_it(tmp_path: Path) -> None:
     simulated = build(experiment, TASKS, 5)
     here = site_config(experiment, configure(source="npz", path=experiment.path, classes=["0", "1"]))
     for name in ("graz", "wien"):
-        assert contents(load_site(here, simulated.classes, name, 5)) == contents(simulated.site(name))
+        assert contents(load_site(here, simulated.classes, name, 5, simulation_key(5))) == contents(
+            simulated.site(name)
+        )
     with pytest.raises(DataError, match="the data names other sites only: graz, wien"):
-        load_site(here, simulated.classes, "salzburg", 5)
+        load_site(here, simulated.classes, "salzburg", 5, KEY)
 
 
 def test_a_site_says_where_its_data_is_and_nothing_else(tmp_path: Path) -> None:
@@ -126,32 +133,37 @@ def test_pixels_of_a_site_have_the_scale_of_the_experiment(tmp_path: Path) -> No
     here = site_config(
         experiment, configure(source="npz", path=str(tmp_path / "bytes.npz"), classes=["0", "1"])
     )
-    assert load_site(here, ("0", "1"), "wien", 0).input_shape == declared_input_shape(experiment)
+    assert load_site(here, ("0", "1"), "wien", 0, KEY).input_shape == declared_input_shape(experiment)
     here = site_config(
         experiment, configure(source="npz", path=str(tmp_path / "floats.npz"), classes=["0", "1"])
     )
     with pytest.raises(DataError, match=r"floats\.npz, x: .* ask for uint8 images"):
-        load_site(here, ("0", "1"), "wien", 0)
+        load_site(here, ("0", "1"), "wien", 0, KEY)
 
 
 def test_what_a_site_cannot_know_the_experiment_must_say(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("size,label\n1,a\n2,b\n")
     table = configure(source="csv", path=str(tmp_path / "a.csv"))
     with pytest.raises(ConfigError, match=r"data\.columns: missing"):
-        load_site(table, ("a", "b"), "wien", 0)
+        load_site(table, ("a", "b"), "wien", 0, KEY)
     with pytest.raises(ConfigError, match=r"data\.normalise: missing"):
-        load_site(table.model_copy(update={"columns": {"size": "numeric"}}), ("a", "b"), "wien", 0)
+        load_site(table.model_copy(update={"columns": {"size": "numeric"}}), ("a", "b"), "wien", 0, KEY)
     with pytest.raises(DataError, match="line 3: label 'b' is not in the registry"):
-        load_site(table.model_copy(update={"columns": {"size": "numeric"}}), ("a", "c"), "wien", 0)
+        load_site(table.model_copy(update={"columns": {"size": "numeric"}}), ("a", "c"), "wien", 0, KEY)
 
 
 def test_classes_that_a_site_lacks_are_noted(tmp_path: Path) -> None:
     root = photographs(tmp_path)
     here = configure(source="folder", path=str(root / "linz"), samples_limit=5)
-    site = load_site(here, ("nv", "bcc", "mel", "df"), "linz", 0)
-    assert site.counts("train", 4).tolist() == [2, 0, 2, 2]
+    site = load_site(here, ("nv", "bcc", "mel", "df"), "linz", 0, bytes([4] * 32))
+    train, validation, test = (site.counts(part, 4).tolist() for part in ("train", "validation", "test"))
+    assert (np.array(train) + validation + test).tolist() == [3, 0, 3, 3]
+    assert (train, validation, test) == ([3, 0, 2, 3], [0, 0, 0, 0], [0, 0, 1, 0])
     assert site.notes == (
         "site 'linz' holds no sample of bcc",
+        "site 'linz' has no validation sample of nv, mel, df: a hash of each record decides, whatever its "
+        "class",
+        "site 'linz' has no test sample of nv, df: a hash of each record decides, whatever its class",
         "data.samples_limit and test_limit are for simulation; this site uses all of its samples",
     )
 

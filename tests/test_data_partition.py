@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from perennial.data.apportion import apportion
 from perennial.data.config import PartitionConfig
 from perennial.data.group_partition import group_holders, group_of_site
-from perennial.data.partition import Partition, partition
-from perennial.data.splits import Strata
+from perennial.data.partition import Partition, partition, share_out
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 
@@ -198,37 +197,15 @@ def test_apportion_by_hand() -> None:
     ]
 
 
-@settings(deadline=None)
-@given(
-    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=5), fraction=st.sampled_from([0.0, 0.1, 0.2, 0.5])
-)
-def test_a_hold_out_is_stratified_and_leaves_every_class_a_sample(sizes: list[int], fraction: float) -> None:
-    labels = some_labels(sizes)
-    held, kept = Strata(labels, NAMES, 3).hold_out(
-        np.arange(len(labels)), fraction, 5, "validation", "site-0"
-    )
-    assert np.array_equal(np.sort(np.concatenate([held, kept])), np.arange(len(labels)))
-    for label, size in enumerate(sizes):
-        taken = int((labels[held] == label).sum())
-        assert (
-            taken == min(size - 1, max(int(fraction * size + 0.5), int(fraction > 0 and size >= 5)))
-            or size == 0
-        )
-
-
-def test_a_hold_out_of_a_class_does_not_know_the_others() -> None:
-    labels = some_labels([20, 30, 25])
-    strata = Strata(labels, NAMES, 3)
-    whole, _ = strata.hold_out(np.arange(75), 0.2, 2, "test-split")
-    alone, _ = strata.hold_out(np.flatnonzero(labels == 1), 0.2, 2, "test-split")
-    assert np.array_equal(whole[labels[whole] == 1], alone)
-
-
-def test_a_cap_keeps_proportions_and_every_class() -> None:
-    labels = some_labels([600, 300, 100, 1])
-    rows = Strata(labels, NAMES, 0).cap(np.arange(1001), 100, "samples-limit")
-    assert np.bincount(labels[rows]).tolist() == [60, 30, 10, 1]
-    assert len(Strata(labels, NAMES, 0).cap(np.arange(1001), 2000, "samples-limit")) == 1001
+def test_a_central_test_set_follows_the_training_samples() -> None:
+    labels, rows = np.array([0, 0, 0, 0, 1, 1, 2, 2]), np.arange(100, 108)
+    held = np.array([[3, 1], [0, 5], [0, 0]])
+    shares = share_out(labels, rows, held, NAMES, seed=1)
+    assert np.array_equal(np.sort(np.concatenate(shares)), rows)
+    assert [np.bincount(labels[share - 100], minlength=3).tolist() for share in shares] == [
+        [3, 0, 1],
+        [1, 2, 1],
+    ]
 
 
 def test_sites_of_a_group_share_its_classes_and_every_class_is_held() -> None:

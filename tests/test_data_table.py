@@ -13,7 +13,7 @@ from perennial.data.deployed import declared_constants, declared_input_shape
 from perennial.data.federation import build
 from perennial.data.samples import Source, fill_missing
 from perennial.data.sources import load
-from perennial.data.table import feature_count, numeric_places
+from perennial.data.table import feature_count, numeric_indices
 from perennial.foundation.errors import ConfigError, DataError
 
 
@@ -39,7 +39,7 @@ def test_columns_become_numbers_indicators_and_one_hot_codes(tmp_path: Path) -> 
     columns = {"sex": ["m", "f"], "age": "numeric"}
     source = read(write(tmp_path, PATIENTS), columns=columns, site_column="site")
     assert source.columns is not None and source.train.site is not None
-    assert (feature_count(source.columns), numeric_places(source.columns)) == (5, {"age": 3})
+    assert (feature_count(source.columns), numeric_indices(source.columns)) == (5, {"age": 3})
     expected = [
         [0, 1, 0, 50, 0],
         [1, 0, 0, np.nan, 1],

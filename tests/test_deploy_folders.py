@@ -3,6 +3,7 @@
 import http.client
 import re
 import shutil
+import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perennial.config.site import load_site_config
+from perennial.config.site import Connection, load_site_config
+from perennial.deploy import operations
 from perennial.deploy.application import read_application, stage_application
 from perennial.deploy.approval import (
     approve,
@@ -24,7 +26,7 @@ from perennial.deploy.bundle import open_bundle, write_bundle, write_operator_fi
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.keys import make_node_key, public_line, read_node_key, write_node_key
 from perennial.deploy.reports import report_server
-from perennial.deploy.supernode import read_setup
+from perennial.deploy.supernode import ports_in_words, read_setup, require_free_ports
 from perennial.foundation.errors import ConfigError, StateError
 
 
@@ -115,24 +117,24 @@ def test_only_the_app_with_the_told_hash_is_approved(
     app = stage_application(experiment, [], "", operator.apps)
     home = tmp_path / "flower"
     with pytest.raises(StateError, match="no app is approved"):
-        require_read_only(home)
-    prepare_apps(home)
+        require_read_only(home, tmp_path / "approvals")
+    prepare_apps(home, tmp_path / "approvals")
     with pytest.raises(ConfigError, match="ask the operator which is right"):
-        approve(app.fab, home, "0" * 64)
+        approve(app.fab, home, "0" * 64, tmp_path / "approvals")
     assert approved_apps(home) == []
-    approved = approve(app.fab, home, app.digest)
+    approved = approve(app.fab, home, app.digest, tmp_path / "approvals")
     assert approved.experiments == ("small",) and approved.name.endswith(app.digest[:8])
     assert approved_apps(home) == [approved]
     for path in (home / "apps", home / "apps" / approved.name / "perennial" / "client" / "app.py"):
         assert not path.stat().st_mode & 0o222, "nobody but root can change what was approved"
     with pytest.raises(ConfigError, match="not approved here"):
-        withdraw("other", home)
-    withdraw(approved.name, home)
+        withdraw("other", home, tmp_path / "approvals")
+    withdraw(approved.name, home, tmp_path / "approvals")
     assert approved_apps(home) == []
     broken = tmp_path / "broken.fab"
     broken.write_bytes(b"not a zip")
     with pytest.raises(ConfigError, match="not an app bundle"):
-        approve(broken, home, read_hash(broken))
+        approve(broken, home, read_hash(broken), tmp_path / "approvals")
 
 
 def test_a_site_without_connection_or_key_says_so(tmp_path: Path) -> None:
@@ -241,3 +243,26 @@ def test_no_key_enters_a_repository_that_a_folder_is_made_in(tmp_path: Path) -> 
     (site / ".gitignore").write_text("node.key\n")
     open_bundle(write_bundle(operator, "graz"), site, None)
     assert (site / ".gitignore").read_text() == "node.key\n", "what the hospital wrote stays"
+
+
+def test_the_log_of_a_run_that_has_not_started_is_not_waited_for(
+    operator: OperatorFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "run_statuses", lambda folder: {"7": "pending", "8": "running"})
+    with pytest.raises(StateError, match="run 'trial': pending .*SuperExec"):
+        operations.require_started(operator, "trial", "7")
+    operations.require_started(operator, "trial", "8")
+
+
+def test_a_second_supernode_on_a_machine_is_told_which_key_to_change() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for first in (port, port - 1):
+            connection = Connection(superlink="fl.example.org:9092", runtime_port=first)
+            with pytest.raises(StateError, match=f"runtime_port: {first} .*{port} is in use"):
+                require_free_ports(connection)
+            with pytest.raises(StateError, match="runtime_port"):
+                ports_in_words(connection)
+    assert "are free" in ports_in_words(Connection(superlink="fl.example.org:9092", runtime_port=port))

@@ -10,6 +10,7 @@ import yaml
 from perennial.benchmarks.loopback import Deployment, digit_folders
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
+from perennial.server.summary import hashes_of
 
 SITES = ["graz", "linz"]
 CLASSES = [f"digit-{digit}" for digit in range(10)]
@@ -51,6 +52,7 @@ def federation() -> Iterator[Deployment]:
                 data={"path": str(deployment.folder / "data" / name)},
                 connection={"runtime_port": deployment.ports[name], "any_app": not deployment.pinned},
             )
+            deployment.open_site(name)
         deployment.start_superlink()
         yield deployment
 
@@ -85,7 +87,7 @@ def test_a_federation_from_nothing_to_a_finished_run(federation: Deployment) -> 
     path = federation.folder / "simulated.yaml"
     path.write_text(yaml.safe_dump({**EXPERIMENT, "data": data}))
     here = run_in_process(RunSettings(str(path), runs=str(federation.folder / "here")))
-    assert there["model_sha256"] == here["model_sha256"]
+    assert hashes_of(there) == hashes_of(here)
     for name in SITES:
         ledger = (federation.folder / name / "state" / "ledger.jsonl").read_text().splitlines()
         kinds = [json.loads(line)["kind"] for line in ledger]

@@ -32,6 +32,7 @@ from perennial.models.factory import build_model
 from perennial.models.saved import load_saved
 from perennial.privacy.sample_level import refuse_mixing_layers
 from perennial.protocol.messages import DigestRequest
+from perennial.server.summary import hashes_of
 
 SHAPE = (1, 8, 8)
 EXPERIMENT: dict[str, Any] = {
@@ -249,7 +250,7 @@ def test_a_run_with_each_encoder_has_the_same_bits_with_two_workers(
         run_in_process(RunSettings(str(path), runs=str(tmp_path / f"runs-{workers}")), workers)
         for workers in (1, 2)
     )
-    assert one["model_sha256"] == two["model_sha256"]
+    assert hashes_of(one) == hashes_of(two)
     assert isinstance(one["digest"], dict)
     assert one["digest"]["sites"]["site-1"]["rounds_stood_in"] == 1
 
@@ -333,7 +334,7 @@ def test_the_file_travels_in_the_app_that_sites_approve(trained: Path, tmp_path:
     path = write(tmp_path, autoencoder(trained))
     staged = stage_application(path, [], "", tmp_path / "apps")
     home = tmp_path / "flower"
-    approve(staged.fab, home, staged.digest)
+    approve(staged.fab, home, staged.digest, tmp_path / "approvals")
     (installed,) = (home / "apps").iterdir()
     there = load_experiment(installed / "perennial" / "experiments" / "encoders.yaml")
     assert there.encoder.file == str(installed / "perennial" / "experiments" / "encoders.encoder.json")

@@ -14,6 +14,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.server.app import serve
+from perennial.server.summary import hashes_of
 from perennial.strategies.digests.recall import Recall
 
 EXPERIMENT: dict[str, Any] = {
@@ -151,4 +152,4 @@ def test_a_whole_run_with_nobody_absent_and_no_server_epochs_has_the_bits_of_its
     wrapped = run_in_process(settings(tmp_path, strategy=alone))
     (tmp_path / "base").mkdir()
     base = run_in_process(settings(tmp_path / "base", strategy="fedavg", digests=None))
-    assert wrapped["model_sha256"] == base["model_sha256"]
+    assert hashes_of(wrapped) == hashes_of(base)

@@ -5,10 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.common.serde_utils import metadata_from_proto, metadata_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -21,8 +20,7 @@ from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.protocol.tensors import TensorArray
 from perennial.server.app import serve
-from perennial.strategies.digest_synthesis import DigestSynthesis
-from perennial.strategies.fedavg import FedAvg
+from perennial.server.summary import hashes_of
 
 EXPERIMENT: dict[str, Any] = {
     "name": "wire",
@@ -74,28 +72,10 @@ def test_digests_that_crossed_as_bytes_give_the_bits_of_those_that_did_not(tmp_p
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
     there = serve(grid, context, engine="in-process")
     here = run_in_process(settings(tmp_path, "here"))
-    assert there["model_sha256"] == here["model_sha256"]
+    assert hashes_of(there) == hashes_of(here)
     assert there["digest"] == here["digest"]
     assert there["digest"]["sites"]["site-1"]["rounds_stood_in"] == 1
     assert sum("digest" in kind for kind in client.kinds) == 4
-
-
-def third_party(message: Message, context: Context) -> Message:
-    """An app that knows Flower's convention only: the partition number plus one is added to every weight."""
-    arrays = message.content.array_records["arrays"]
-    step = float(context.node_config["partition-id"]) + 1.0
-    record = ArrayRecord({name: Array(array.numpy() + step) for name, array in arrays.items()})
-    metrics = MetricRecord({"num-examples": 5})
-    return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
-
-
-def test_under_flowers_own_start_it_is_its_base() -> None:
-    grid = InProcessGrid(third_party, site_contexts(2, {}))
-    start = ArrayRecord({"w": Array(np.zeros(1, dtype=np.float32))})
-    strategy = DigestSynthesis(FedAvg(fraction_evaluate=0.0))
-    strategy.fraction_evaluate = 0.0
-    result = strategy.start(grid, start, num_rounds=2)
-    assert result.arrays["w"].numpy() == pytest.approx([2 * 1.5])
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from perennial.foundation import files
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file, sole_owner
 from perennial.server.checkpoint import BEFORE, LATEST
+from perennial.server.summary import hashes_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
@@ -72,7 +73,7 @@ def test_a_damaged_checkpoint_costs_one_round_and_no_bit(tmp_path: Path, damage:
         data[-5] ^= 1
     latest.write_bytes({"cut": data[:-100], "flip": data, "empty": b""}[damage])
     resumed = run_in_process(RunSettings(**{**vars(settings), "resume": "yes"}))
-    assert resumed["model_sha256"] == whole["model_sha256"]
+    assert hashes_of(resumed) == hashes_of(whole)
     notes = (tmp_path / "runs" / "small" / "events.jsonl").read_text()
     assert "damaged" in notes and LATEST in notes, "the operator is told"
 
@@ -110,7 +111,7 @@ def test_a_full_disk_ends_the_run_and_room_lets_it_go_on(
     assert not list((tmp_path / "runs").rglob("*.partial")), "nothing half-written stays"
     resume = (tmp_path / "runs" / "small" / "events.jsonl").exists()
     resumed = run_in_process(RunSettings(**{**vars(settings), "resume": "yes" if resume else ""}))
-    assert resumed["model_sha256"] == whole["model_sha256"]
+    assert hashes_of(resumed) == hashes_of(whole)
 
 
 def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +216,7 @@ def test_a_finished_run_resumed_again_has_the_same_model(tmp_path: Path, model: 
     first = run_in_process(settings)
     saved = load_file(tmp_path / "runs" / "small" / "model.safetensors")
     again = run_in_process(RunSettings(**{**vars(settings), "resume": "yes"}))
-    assert again["model_sha256"] == first["model_sha256"]
+    assert hashes_of(again) == hashes_of(first)
     kept = load_file(tmp_path / "runs" / "small" / "model.safetensors")
     assert kept.keys() == saved.keys() and all(torch.equal(kept[name], saved[name]) for name in saved)
 
@@ -244,4 +245,4 @@ def test_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
         assert process.returncode == 0, output.decode()
         break
     summary = json.loads((runs / "small" / "summary.json").read_text())
-    assert killed >= 2 and summary["model_sha256"] == whole["model_sha256"]
+    assert killed >= 2 and hashes_of(summary) == hashes_of(whole)

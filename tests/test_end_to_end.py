@@ -11,6 +11,7 @@ import yaml
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
+from perennial.server.summary import hashes_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
@@ -64,7 +65,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
         )
         assert killed.returncode == -9, killed.stderr.decode()
         resumed = run_in_process(RunSettings(experiment, runs=str(runs), resume="yes"))
-        assert resumed["model_sha256"] == whole["model_sha256"], f"killed at {event} {value}"
+        assert hashes_of(resumed) == hashes_of(whole), f"killed at {event} {value}"
         events = [json.loads(line) for line in (runs / "small" / "events.jsonl").read_text().splitlines()]
         rounds = [entry["round"] for entry in events if entry["event"] == "round"]
         assert rounds == [1, 2, 3, 4]

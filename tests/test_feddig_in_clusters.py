@@ -33,7 +33,7 @@ CLUSTERS: dict[str, Any] = {
     "name": "clustered_personalisation",
     "base": FEDDIG,
     "global_rounds": 1,
-    "grouping": "given",
+    "grouping": "fixed",
     "groups": GROUPS,
 }
 EXPERIMENT: dict[str, Any] = {

@@ -17,6 +17,7 @@ from perennial.client.prototypes import (
 )
 from perennial.client.site import Site
 from perennial.client.state import SiteState
+from perennial.config.site import SitePolicy
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError, PrivacyError, ProtocolError
 from perennial.learning.batches import TrainingSet
@@ -65,6 +66,7 @@ def site(folder: Path, data: TrainingSet, enabled: bool = False) -> Site:
     made = SimpleNamespace(
         name="a",
         experiment=experiment,
+        identity=SimpleNamespace(policy=SitePolicy(below_floor=["prototypes"])),
         models=SimpleNamespace(input_shape=SHAPE),
         state=lambda run: state,
         samples=lambda indices: data,

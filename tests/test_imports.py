@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from perennial.deploy.approval import approve_installed
+
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("opacus", "plotly", "ray", "scipy", "sklearn.datasets", "sympy", "torch._dynamo", "torchvision")
 MESSAGE = """
@@ -91,4 +93,6 @@ def answered(request: str, runs: Path) -> set[str]:
     code += "assert reply.content.config_records['fields']['message'] != 'Refusal', reply.content"
     site = runs / "site.yaml"
     site.write_text(json.dumps({"site": "site-0", "state_dir": str(runs / "state")}))
-    return modules_after(code, str(ROOT / "experiments" / "quickstart.yaml"), str(runs), str(site))
+    experiment = ROOT / "experiments" / "quickstart.yaml"
+    approve_installed(experiment, runs / "approvals")
+    return modules_after(code, str(experiment), str(runs), str(site))

@@ -1,28 +1,24 @@
 """Hand-computed losses and exemplar choices."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.state import SiteState
 from perennial.config.learner import LearnerConfig, Memory
 from perennial.data.site import SiteData
+from perennial.data.splits import KeyedHash, content_groups
 from perennial.foundation.errors import ConfigError
+from perennial.learning import losses
 from perennial.learning.exemplar_selection import herding, nearest, random_by_hash
-from perennial.learning.losses import (
-    balanced_softmax,
-    current_softmax,
-    distillation,
-    gradient_compensation,
-    icarl_bce,
-    log_prior,
-    relation_distillation,
-    supervised_contrastive,
-)
+from perennial.learning.losses import log_prior, supervised_contrastive
 
 
 @pytest.mark.parametrize(
@@ -42,6 +38,19 @@ def test_selection_by_hand(
     assert [values[i] for i in nearest(features, budget)] == by_nearest
 
 
+def averaged(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss of samples as the loss of a batch."""
+    return lambda *arguments, **keywords: loss(*arguments, **keywords).mean()
+
+
+balanced_softmax = averaged(losses.balanced_softmax)
+current_softmax = averaged(losses.current_softmax)
+distillation = averaged(losses.distillation)
+gradient_compensation = averaged(losses.gradient_compensation)
+icarl_bce = averaged(losses.icarl_bce)
+relation_distillation = averaged(losses.relation_distillation)
+
+
 def test_selection_of_all_and_of_nothing() -> None:
     features = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     assert sorted(herding(features, 99).tolist()) == list(range(6))
@@ -54,10 +63,11 @@ def test_selection_of_all_and_of_nothing() -> None:
 
 
 def test_random_selection_ignores_the_other_samples() -> None:
-    hashes = [f"{i:x}" for i in range(20)]
-    chosen = {hashes[i] for i in random_by_hash(hashes, 5, seed=1)}
-    fewer = [h for h in hashes if h in chosen or int(h, 16) % 2]
-    assert {fewer[i] for i in random_by_hash(fewer, 5, seed=1)} == chosen
+    hashes = np.random.default_rng(1).integers(0, 2**63, 20, dtype=np.uint64)
+    chosen = hashes[random_by_hash(hashes, 5).numpy()]
+    assert chosen.tolist() == sorted(hashes.tolist())[:5]
+    fewer = hashes[np.isin(hashes, chosen) | (np.arange(20) % 2 == 0)]
+    assert fewer[random_by_hash(fewer, 5).numpy()].tolist() == chosen.tolist()
 
 
 def test_balanced_softmax_by_hand() -> None:
@@ -195,12 +205,13 @@ def test_a_class_below_its_quota_is_kept_whole_and_logged(
     x, y = torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 0, 1, 1])
     x[:, 0, 0, 0] = torch.arange(5)
     rows, none = torch.arange(5), torch.empty(0, dtype=torch.int64)
-    data = SiteData("north", x, y, rows, none, none, torch.zeros(1), torch.ones(1))
+    keyed = KeyedHash(bytes(32), content_groups(x))
+    data = SiteData("north", x, y, rows, none, none, torch.zeros(1), torch.ones(1), keyed)
     store = ExemplarStore(SiteState(tmp_path, "north"), data, ["cat", "dog"])
     members = {0: rows[:3], 1: rows[3:]}
     features = {label: torch.randn(len(indices), 4) for label, indices in members.items()}
     with caplog.at_level("INFO", logger="perennial.site"):
-        store.choose(Memory(per_class=3), 3, features, members, version=1, seed=1)
+        store.choose(Memory(per_class=3), 3, features, members, version=1)
     assert caplog.messages == ["north: below the quota of 3 exemplars: dog 2"]
     assert sorted(store.indices(before_round=2).tolist()) == [0, 1, 2, 3, 4]
 

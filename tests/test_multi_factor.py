@@ -180,7 +180,7 @@ def test_a_late_reply_weighs_less() -> None:
     aggregate(strategy, [reply("now", 1), reply("late", 2, base_round=2)])
     weight = strategy.outcome.details["weights"]
     assert weight["late"] / weight["now"] == pytest.approx(math.exp(-1.0), rel=1e-4)
-    assert strategy.tell == []
+    assert strategy.measurements == []
 
 
 def test_what_may_still_be_capped_is_kept_and_little_else() -> None:
@@ -188,7 +188,7 @@ def test_what_may_still_be_capped_is_kept_and_little_else() -> None:
     begun(strategy)
     for k in range(50):
         strategy.fold(reply(f"site-{k}", k, num_examples=1 + (37 * k) % 50))
-    assert len(strategy._heaviest) == 3
+    assert len(strategy._largest) == 3
     several = LargestWeights(2)
     several.offer("low", (1.0, 1.0), REFERENCE)
     for k in range(2):
@@ -257,9 +257,9 @@ def test_keys_out_of_range_are_named(keys: dict[str, Any], named: str) -> None:
 def test_sites_are_asked_for_what_the_weights_need_in_one_message_for_all() -> None:
     request = TrainRequest(**STAMP.stamp_fields, arrays=REFERENCE, settings='{"mu": 1}')  # type: ignore[arg-type]
     strategy = MultiFactor()
-    first, second = (strategy.personalise(site, request) for site in ("a", "b"))
+    first, second = strategy.requests(request, ["a", "b"]).values()
     assert first is second
     assert first.settings == '{"mu": 1, "tell": ["held_out_accuracy", "classification_loss"]}'
-    assert MultiFactor(gamma=0, delta=0).personalise("a", request) is request
+    assert MultiFactor(gamma=0, delta=0).requests(request, ["a"]) == {"a": request}
     literal = MultiFactor(quality="train", timeliness="coverage", delta=0)
-    assert literal.tell == ["class_coverage", "train_accuracy"]
+    assert literal.measurements == ["class_coverage", "train_accuracy"]

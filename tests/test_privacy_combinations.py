@@ -158,7 +158,7 @@ def test_seeded_noise_is_a_warning_beside_what_the_secure_source_would_give() ->
 
 
 def test_the_typical_record_stands_beside_the_worst_case() -> None:
-    statement = describe(PLANNED, updates(PLANNED, 20), typical_epsilon=1.234)
+    statement = describe(PLANNED, updates(PLANNED, 20), bayesian_epsilon=1.234)
     text = statement.text()
     assert statement.epsilon > 1.234
     assert "typical record: 1.234" in text

@@ -10,9 +10,10 @@ from perennial.config.link import Link
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.tensors import byte_count
 from perennial.strategies.factory import build_strategy
+from perennial.strategies.ring.chain import SLOWEST_POLL
 from perennial.strategies.ring.cost import RingCost
 from perennial.strategies.round import exchange
-from perennial.strategies.serial_ring import SLOWEST_POLL, SerialRing
+from perennial.strategies.serial_ring import SerialRing
 
 
 def test_the_rate_of_a_link_by_hand() -> None:

@@ -124,7 +124,7 @@ def test_adabest_forgets_by_the_rounds_that_a_site_was_away(tmp_path: Path) -> N
 def test_reductions_to_fedavg(strategy: IncrementalStrategy, uniform: bool, tmp_path: Path) -> None:
     samples = {"a": 1, "b": 1} if uniform else {"a": 3, "b": 1}
     if isinstance(strategy, FedDisco):
-        strategy.personalise = lambda site, request: request  # type: ignore[method-assign]
+        strategy.requests = lambda request, sites: dict.fromkeys(sites, request)  # type: ignore[method-assign]
     mine = federation(strategy, tmp_path / "mine", {"a": 3, "b": 3}, samples=samples).play()
     plain = federation(FedAvg(), tmp_path / "plain", {"a": 3, "b": 3}, samples=samples).play()
     assert mine == pytest.approx(plain, abs=1e-6)
@@ -178,7 +178,7 @@ def test_feddisco_weighs_the_updates_in_any_order() -> None:
 @pytest.mark.parametrize("counts", [None, [], [0, 0], [1.5], [True, 1], [-1, 3], "12", [10**12]])
 def test_label_counts_that_are_no_counts_are_rejected(counts: object) -> None:
     with pytest.raises(Rejected, match="label_counts"):
-        checked_counts(counts)
+        checked_counts(counts, 9)
 
 
 @pytest.mark.parametrize("steps", [0, 10**9])

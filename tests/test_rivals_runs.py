@@ -146,17 +146,6 @@ def half_way_to_three(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
-@pytest.mark.parametrize("name", sorted({"fedavg", *OURS}))
-def test_under_flowers_own_loop_with_an_ordinary_client(name: str) -> None:
-    strategy = build_strategy(name, {"version": "v1"} if name == "splitfed" else {})
-    grid = InProcessGrid(half_way_to_three, site_contexts(2, {}))
-    start = ArrayRecord({"w": Array(torch.ones(2).numpy())})
-    result = strategy.start(grid, start, num_rounds=3)
-    after = result.arrays["w"].numpy()
-    assert after.dtype == "float32"
-    assert (after > 2.0).all()
-
-
 def test_flowers_own_server_momentum_of_0_and_step_of_1_is_fedavg() -> None:
     start = ArrayRecord({"w": Array(torch.ones(2).numpy())})
     minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from perennial.cli.main import app
-from perennial.cli.predict import model_file
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
 from perennial.config.simulation import simulated_federation
@@ -21,7 +20,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
 from perennial.models.class_means import NearestMean
 from perennial.models.incremental import IncrementalModel
-from perennial.models.saved import SavedModel, load_saved
+from perennial.models.saved import SavedModel, load_saved, model_file
 
 EXPERIMENT: dict[str, Any] = {
     "name": "means",

@@ -8,7 +8,7 @@ import pytest
 
 from perennial.foundation.streams import stream
 from perennial.strategies.contribution import sweep_marginals
-from perennial.strategies.valuation.shapley import drawn_orders, exact, over_orders, shares
+from perennial.strategies.valuation.shapley import drawn_permutations, exact, over_permutations, shares
 
 TOY = {(): 0, (0,): 10, (1,): 20, (2,): 30, (0, 1): 40, (0, 2): 50, (1, 2): 60, (0, 1, 2): 90}
 
@@ -35,7 +35,7 @@ def test_the_values_of_a_hand_computed_game() -> None:
 def test_all_orders_give_the_exact_values_and_their_sum_is_the_gain(players: int) -> None:
     game = drawn_game(players, players)
     phi = exact(players, game.__getitem__)
-    assert over_orders(players, game.__getitem__, every_order(players)) == pytest.approx(phi, abs=1e-12)
+    assert over_permutations(players, game.__getitem__, every_order(players)) == pytest.approx(phi, abs=1e-12)
     everybody = frozenset(range(players))
     assert phi.sum() == pytest.approx(game[everybody] - game[frozenset()])
 
@@ -57,7 +57,7 @@ def test_players_that_can_be_exchanged_get_the_same() -> None:
 def test_an_additive_game_gives_each_its_part_in_any_single_order() -> None:
     parts = [3.0, -1.0, 0.5]
     for order in every_order(3):
-        phi = over_orders(3, lambda members: math.fsum(parts[m] for m in members), [order])
+        phi = over_permutations(3, lambda members: math.fsum(parts[m] for m in members), [order])
         assert phi == pytest.approx(parts)
 
 
@@ -67,7 +67,10 @@ def test_the_error_shrinks_like_the_root_of_the_orders() -> None:
 
     def error(count: int) -> float:
         each = [
-            over_orders(6, game.__getitem__, drawn_orders(6, count, stream(7, "orders", count, trial))) - phi
+            over_permutations(
+                6, game.__getitem__, drawn_permutations(6, count, stream(7, "orders", count, trial))
+            )
+            - phi
             for trial in range(40)
         ]
         return float(np.sqrt(np.mean(np.square(each))))
@@ -82,15 +85,15 @@ def test_an_order_is_left_off_when_nothing_more_can_come() -> None:
         asked.append(members)
         return float(0 in members)
 
-    phi = over_orders(4, value, [np.array([0, 1, 2, 3])], truncation=1e-3)
+    phi = over_permutations(4, value, [np.array([0, 1, 2, 3])], truncation=1e-3)
     assert phi.tolist() == [1, 0, 0, 0]
     assert frozenset({0, 1}) not in asked
 
 
 def test_no_more_orders_are_drawn_when_the_values_stand_still() -> None:
     drawn = []
-    orders = (drawn.append(order) or order for order in drawn_orders(3, 500, stream(1, "orders")))
-    over_orders(3, lambda members: float(len(members)), orders, stop=0.05)
+    orders = (drawn.append(order) or order for order in drawn_permutations(3, 500, stream(1, "orders")))
+    over_permutations(3, lambda members: float(len(members)), orders, stop=0.05)
     assert len(drawn) == 20
 
 
@@ -98,9 +101,9 @@ def test_what_is_no_game_is_refused() -> None:
     with pytest.raises(ValueError, match="found 13 players, allowed 1 to 12"):
         exact(13, toy)
     with pytest.raises(ValueError, match=r"found \[0, 0, 1\], no permutation"):
-        over_orders(3, toy, [np.array([0, 0, 1])])
+        over_permutations(3, toy, [np.array([0, 0, 1])])
     with pytest.raises(ValueError, match="found no order"):
-        over_orders(3, toy, [])
+        over_permutations(3, toy, [])
 
 
 def test_shares_of_equal_sweeps_have_no_width_and_sum_to_one() -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 import yaml
 
+from perennial.client.floor import check_floor
 from perennial.client.identity import Identity
-from perennial.client.policy import check_answer, check_evaluation, check_samples, check_update
+from perennial.client.policy import check_answer, check_evaluation, check_update
 from perennial.client.release import charge, release_update
 from perennial.client.site import Site
 from perennial.config.experiment import Experiment, load_experiment
@@ -89,7 +90,7 @@ def test_a_protection_that_is_demanded_needs_a_budget(tmp_path: Path, demanded: 
 
 def test_too_few_samples_are_refused_without_their_number() -> None:
     with pytest.raises(PolicyRefusal, match="fewer than 50") as refusal:
-        check_samples(SitePolicy(min_samples=50), 49)
+        check_floor(SitePolicy(min_samples=50), "update", 49)
     assert "49" not in str(refusal.value)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import yaml
 from flwr.app import Context, Message, RecordDict
 from safetensors.torch import save
 
-from perennial.client import handlers
+from perennial.client import door, handlers
 from perennial.client.app import app
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.state import KEPT_VERSIONS, SiteState
 from perennial.config.learner import Memory
 from perennial.config.run import RunSettings
 from perennial.data.federation import SiteData
+from perennial.data.splits import KeyedHash, content_groups
+from perennial.deploy.approval import approve_installed
 from perennial.engine.grid import set_task_identity
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import RecordGone, StateError
@@ -106,11 +109,19 @@ def test_what_is_chosen_twice_after_one_round_is_kept_together(tmp_path: Path) -
     x = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
     rows, none = torch.arange(6), torch.empty(0, dtype=torch.int64)
     data = SiteData(
-        "graz", x, torch.tensor([0, 0, 0, 1, 1, 1]), rows, none, none, torch.zeros(1), torch.ones(1)
+        "graz",
+        x,
+        torch.tensor([0, 0, 0, 1, 1, 1]),
+        rows,
+        none,
+        none,
+        torch.zeros(1),
+        torch.ones(1),
+        KeyedHash(bytes(32), content_groups(x)),
     )
     store = ExemplarStore(SiteState(tmp_path, "graz"), data, ["cat", "dog"])
     for label, indices in ((1, rows[3:]), (0, rows[:3])):
-        store.choose(Memory(selection="random", per_class=3), 3, {}, {label: indices}, version=4, seed=1)
+        store.choose(Memory(selection="random", per_class=3), 3, {}, {label: indices}, version=4)
     assert sorted(store.indices(before_round=5).tolist()) == list(range(6))
 
 
@@ -158,6 +169,7 @@ def test_the_operator_reads_of_a_record_that_is_gone_and_not_of_a_damaged_file(
 ) -> None:
     site = tmp_path / "site.yaml"
     site.write_text(json.dumps({"site": "site-0", "state_dir": str(tmp_path / "state")}))
+    approve_installed(Path(settings(tmp_path).experiment), tmp_path / "approvals")
     config = {"experiment": settings(tmp_path).experiment, "runs": str(tmp_path), "device": "cpu"}
     ids: dict[str, Any] = {"run": "0" * 16, "experiment": "e" * 64, "class_order": "c" * 64}
     request = EvaluateRequest(**ids, task=1, round=1, num_classes=2, arrays=Tensors(w=torch.zeros(1)))
@@ -169,6 +181,7 @@ def test_the_operator_reads_of_a_record_that_is_gone_and_not_of_a_damaged_file(
             raise error
 
         monkeypatch.setattr(handlers, "answer_evaluate", fail)
+        monkeypatch.setattr(door, "admitted", lambda site, request: nullcontext())
         context = Context(1, 1, {"site": str(site)}, RecordDict(), dict(config))
         reply = app(Message(request.to_record(), 1, "evaluate"), context)
         fields = reply.content.config_records["fields"]

@@ -3,7 +3,6 @@ files say."""
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,20 @@ from typer.testing import CliRunner
 
 from perennial.benchmarks import grid
 from perennial.benchmarks.chart import chart
-from perennial.benchmarks.claims import Claim, judge
 from perennial.benchmarks.cost import cost, duration
-from perennial.benchmarks.grid import finished, read_results, run_table
+from perennial.benchmarks.grid import finished, newest, read_results, run_table
 from perennial.benchmarks.markdown import markdown
+from perennial.benchmarks.paper_claims import Claim, judge
 from perennial.benchmarks.results_page import PAGE, PICTURES, Measured, measured, page, pictures
-from perennial.benchmarks.table import RESULTS, Row, Table, table_called, tables
+from perennial.benchmarks.table import (
+    OLD_REVISIONS,
+    RESULTS,
+    RESULTS_REVISION,
+    Row,
+    Table,
+    table_called,
+    tables,
+)
 from perennial.cli.main import app
 from perennial.foundation.errors import ConfigError
 
@@ -49,9 +56,9 @@ def test_what_is_done_is_not_run_again_and_what_has_changed_is(
     ran: list[tuple[str, int]] = []
     run = grid._run
 
-    def counted(experiment: Path, changes: Sequence[str], seed: int, device: str) -> dict[str, Any]:
-        ran.append(("longer" if changes else "as it is", seed))
-        return run(experiment, changes, seed, device)
+    def counted(row: Row, seed: int, device: str) -> dict[str, Any]:
+        ran.append((row.label, seed))
+        return run(row, seed, device)
 
     monkeypatch.setattr(grid, "_run", counted)
     results = tmp_path / "results"
@@ -100,6 +107,22 @@ def test_a_new_label_keeps_the_results_and_a_new_measure_does_not(small: Table, 
     experiment = small.rows[0].file
     experiment.write_text(experiment.read_text().replace("lr: 0.05", "lr: 0.06"))
     assert not finished(small, path)
+
+
+def test_results_of_an_old_revision_are_shown_as_old_and_run_again(small: Table, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    found = run_table("t", small, lambda text: None, device="cpu", results=tmp_path)
+    assert {run["revision"] for run in found} == {RESULTS_REVISION}
+    assert "old" not in (tmp_path / "t.md").read_text()
+    lines = [json.dumps({k: v for k, v in run.items() if k != "revision"}) for run in found]
+    path.write_text("\n".join(lines) + "\n")
+    assert not finished(small, path)
+    assert cost(small, path, "cpu").missing == 4
+    shown = newest(small, path)
+    assert [run["measures"] for run in shown] == [run["measures"] for run in found]
+    assert f"**These figures are old:** they were {OLD_REVISIONS[1]}." in markdown("t", small, shown)
+    path.write_text("\n".join([*lines, json.dumps(found[3])]) + "\n")
+    assert newest(small, path) == [found[3]], "old and new runs are never in one table"
 
 
 def runs(better: list[float], worse: list[float]) -> list[dict[str, Any]]:

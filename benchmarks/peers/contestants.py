@@ -48,8 +48,10 @@ class PlainLoop(Contestant):
 
 @dataclass
 class Adapter(Contestant):
-    """A module of this package that reads the prepared task. requirements: of its own environment; () runs
-    it in this one."""
+    """A module of this package that reads the prepared task.
+
+    requirements: packages of its own environment; () runs it in this one.
+    """
 
     module: str = ""
     requirements: Sequence[str] = ()

@@ -26,8 +26,10 @@ def all_there(summary: Mapping[str, Any]) -> float:
 
 
 def own_models_of(*sites: str) -> Measure:
-    """Mean over some sites of each one's own model on its own held-out samples, after the last round; of the
-    global model where sites have none of their own."""
+    """Mean over some sites of each one's own model on its own held-out samples, after the last round.
+
+    Where sites have no model of their own, the global model counts.
+    """
 
     def measured(summary: Mapping[str, Any]) -> float:
         own = summary.get("personalised_accuracy")

@@ -66,8 +66,10 @@ NEVER_STOP = "rounds={max_skipped: 60}"
 
 
 def half_leave(sites: int, least: int | None = None) -> tuple[str, ...]:
-    """So many sites of unequal data, and the first half of them gone from round 9 of 20 on. least: samples of
-    a site, where there are too few for the usual number at each."""
+    """Settings in which half of the sites, whose data are unequal, leave for good after round 8 of 20.
+
+    least: samples of a site, if there are too few for the usual number at each.
+    """
     absences = away(*((number, 9, None) for number in range(sites // 2)))
     return (
         "tasks.rounds=20",

@@ -1,17 +1,18 @@
-"""FedPerC and its rivals: accuracy of each site's own model, mean over sites, and how well sites are
-grouped."""
+"""FedPerC and its rivals: the mean accuracy of the sites' own models, and how well sites are grouped."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.paper_claims import Claim
 from perennial.benchmarks.table import Row, Table
 
 
 def own_models(summary: dict[str, Any]) -> float:
-    """Mean over sites of each site's own model on its own held-out samples, after the last round; of the
-    global model where sites have none of their own."""
+    """Mean over sites of each site's own model on its own held-out samples, after the last round.
+
+    Where sites have no model of their own, the global model counts.
+    """
     own = summary.get("personalisation")
     return global_model(summary) if own is None else float(own["accuracy"])
 
@@ -23,8 +24,10 @@ def global_model(summary: dict[str, Any]) -> float:
 
 
 def rand_index(summary: dict[str, Any]) -> float:
-    """Adjusted Rand index of the clusters against the known groups; one model for all is one cluster, whose
-    index is 0."""
+    """Adjusted Rand index of the clusters against the known groups.
+
+    One model for all is one cluster, whose index is 0.
+    """
     own = summary.get("personalisation")
     return 0.0 if own is None else float(own["adjusted_rand"])
 
@@ -35,7 +38,7 @@ def rivals(experiment: str, random_clusters: int) -> list[Row]:
     everything = ("strategy.personal=['*']",)
     return [
         Row("FedPerC", experiment),
-        Row("FedPerC, true groups", experiment, ("strategy.grouping=given",)),
+        Row("FedPerC, true groups", experiment, ("strategy.grouping=fixed",)),
         Row("FedPerC, random groups", experiment, random),
         Row("fine-tuning, equal budget", experiment, (*NO_CLUSTERS, *everything)),
         Row("FedPer", experiment, NO_CLUSTERS),
@@ -77,7 +80,7 @@ TABLES = {
         [
             Row("FedPerC, vector of the last ReLU layer", "fedperc_synth", LAST_LAYER),
             Row("FedPerC, as published", "fedperc_synth"),
-            Row("FedPerC, true groups", "fedperc_synth", ("strategy.grouping=given",)),
+            Row("FedPerC, true groups", "fedperc_synth", ("strategy.grouping=fixed",)),
             Row("fine-tuning, equal budget", "fedperc_synth", (*NO_CLUSTERS, "strategy.personal=['*']")),
             Row("FedPer", "fedperc_synth", NO_CLUSTERS),
             Row("FedPerC, random groups", "fedperc_synth", ("strategy.grouping=random",)),

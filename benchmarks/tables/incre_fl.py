@@ -1,10 +1,9 @@
-"""Incre-FL: the ablations of its tables 1 to 5 beside the uniform mean, at a size for one processor and at
-the paper's."""
+"""Incre-FL: the ablations of its tables 1 to 5 beside the uniform mean, small and at the paper's size."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.paper_claims import Claim
 from perennial.benchmarks.table import STANDARD, Row, Table
 from perennial.server.metrics import average_incremental_accuracy
 
@@ -39,8 +38,7 @@ BASE, PRETRAINED, CHANNELS, LAYERS, BOTH, ALL, MEAN, MEAN_IN_ALL = (
 
 
 def rows(experiment: str) -> list[Row]:
-    """The five rows of the paper, what they add to, and for each aggregation the uniform mean that it has to
-    beat."""
+    """The five rows of the paper, what they add to, and for each aggregation the uniform mean to beat."""
 
     def row(label: str, **changes: str) -> Row:
         return Row(label, experiment, tuple(f"{key}={value}" for key, value in (PLAIN | changes).items()))

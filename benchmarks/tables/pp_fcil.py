@@ -6,7 +6,7 @@ The paper: Varalakshmi et al. 2026, doi 10.38124/ijisrt/26apr1499.
 from collections.abc import Mapping
 from typing import Any
 
-from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.paper_claims import Claim
 from perennial.benchmarks.table import STANDARD, Measure, Row, Table
 from perennial.benchmarks.tables.privacy import epsilon
 from perennial.server.metrics import average_incremental_accuracy

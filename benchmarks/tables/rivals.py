@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.paper_claims import Claim
 from perennial.benchmarks.table import STANDARD, Row, Table
 
 

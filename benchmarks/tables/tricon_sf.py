@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import Any
 
-from perennial.benchmarks.claims import Claim
+from perennial.benchmarks.paper_claims import Claim
 from perennial.benchmarks.table import Measure, Row, Table, of
 
 TARGET = 0.85

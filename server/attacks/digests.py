@@ -30,8 +30,10 @@ REFERENCE_EPSILON = 8.0
 def digest_reconstruction(
     experiment: Experiment, federation: Federation, folder: Path, victims: int, steps: int
 ) -> dict[str, Any]:
-    """The entry of the report. The picture has a row of originals, one for each kind of release, and a column
-    for each attacked digest: its first member, and the reconstruction that is most like it.
+    """Reconstruct the members of digests, as the server that holds them could; returns the report's entry.
+
+    The picture has a row of originals, one for each kind of release, and a column for each attacked digest:
+    its first member, and the reconstruction that is most like it.
 
     Raises DataError when no site has enough samples for one digest.
     """

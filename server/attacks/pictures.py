@@ -1,5 +1,4 @@
-"""What attacks on images share: whom they attack, the model as a function of pixels, and the picture of what
-came of it."""
+"""What attacks on images share: the victims, the model as a function of pixels, and the picture."""
 
 import io
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.data.federation import Federation
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream
 from perennial.models.incremental import IncrementalModel
 from perennial.models.saved import SavedModel
@@ -32,7 +31,7 @@ def victims_of(federation: Federation, count: int, seed: int) -> Tensor:
 
 def write_picture(folder: Path, name: str, rows: list[Tensor]) -> str:
     """Put picture(rows) into the run folder; returns its path there."""
-    (folder / "attacks").mkdir(exist_ok=True, mode=0o700)
+    make_folder(folder / "attacks")
     replace_file(folder / "attacks" / name, picture(rows))
     return f"attacks/{name}"
 

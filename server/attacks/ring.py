@@ -28,7 +28,6 @@ from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
 from perennial.privacy.protection import protect_update
 from perennial.strategies.factory import build_strategy
-from perennial.strategies.serial_ring import SerialRing
 
 PAIRS = 5
 BETWEEN = 3
@@ -39,7 +38,7 @@ REFERENCE = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=1
 def ring_linkage(saved: SavedModel, experiment: Experiment, federation: Federation) -> dict[str, Any] | None:
     """The entry of the report; None where no model goes round, or its layers are no chain."""
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-    if not any(isinstance(part, SerialRing) for part in (strategy, *vars(strategy).values())):
+    if strategy.turns is None:
         return None
     if not _is_chain(saved.model):
         return None

@@ -40,15 +40,17 @@ HEAD = "model.head.weight"
 
 
 def attack_run(folder: Path, victims: int = VICTIMS, steps: int = STEPS) -> list[dict[str, Any]]:
-    """Attack the run's final model, write pictures and the block `attacks` of summary.json and the report;
-    returns the block.
+    """Attack the run's final model, and add pictures and figures to its summary and report.
 
-    victims: images to reconstruct. steps: of each reconstruction.
+    victims: images to reconstruct.
+    steps: of each reconstruction.
+    Returns the block `attacks` of summary.json.
+
     Raises StateError when the run is not finished, DataError when its data is not here.
     """
     saved = load_saved(folder / "model.safetensors")
     experiment = Experiment.model_validate(saved.settings)
-    if experiment.data.path is None and experiment.data.source in ("folder", "csv", "npz"):
+    if experiment.data.only_at_sites:
         raise DataError("data.path: missing; the attacks need the training samples, which stay at the sites")
     federation = simulated_federation(experiment)
     entries = [*membership(saved, federation)]
@@ -101,8 +103,10 @@ def inversion(
     victims: int,
     steps: int,
 ) -> dict[str, Any]:
-    """Images back from the gradient of one sample, in the clear and protected; the picture has a row for the
-    originals, one for each kind of release, and a column for each victim."""
+    """Reconstruct images from the gradient of one sample, in the clear and protected.
+
+    The picture has a row for the originals, one for each kind of release, and a column for each victim.
+    """
     model, privacy = of_pixels(saved), experiment.privacy
     if not privacy.enabled or not privacy.noise_multiplier:
         privacy = REFERENCE_PROTECTION

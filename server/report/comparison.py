@@ -73,8 +73,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """better > worse: by mean over the seeds that both have, with wins on so many of them; better = worse
-    where the mean is 0."""
+    """A paired difference of two rows over the seeds that both have: better > worse.
+
+    better = worse if the mean difference is 0. wins: on how many seeds the better row is ahead.
+    """
 
     better: str
     worse: str
@@ -90,8 +92,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows, best final accuracy first, and their paired differences; as text, Markdown. page: the HTML
-    page."""
+    """Rows, best final accuracy first, and their paired differences, as text or as Markdown.
+
+    page: the HTML page.
+    """
 
     rows: Sequence[Row]
     differences: Sequence[Difference]
@@ -146,12 +150,12 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
             by_seed: dict[int, Run] = {}
             title = f"{name} ({settings})" if settings else name
             for run in group:
-                twin = by_seed.setdefault(run.summary.seed, run)
-                if twin is not run:
+                if twin := by_seed.get(run.summary.seed):
                     raise StateError(
                         f"{run.folder}: experiment {title!r} with seed {run.summary.seed} is also in "
                         f"{twin.folder}; compare one of them, or a run with another seed"
                     )
+                by_seed[run.summary.seed] = run
             rows.append(Row(title, dict(sorted(by_seed.items()))))
     return sorted(rows, key=_place)
 

@@ -57,8 +57,11 @@ class Place(BaseModel):
 
 
 class Attack(BaseModel):
-    """One attack on the run. figures: its numbers by name. images: data URIs, or files inside the run
-    folder."""
+    """One attack on the run.
+
+    figures: its numbers by name.
+    images: data URIs, or files inside the run folder.
+    """
 
     model_config = ConfigDict(frozen=True)
     name: str
@@ -180,8 +183,11 @@ def _fact(value: object) -> str:
 
 
 def attention(content: object, run: Run) -> Section:
-    """layer -> site -> weight. Above the picture: the last warning of the journal that one site decides
-    layers alone, and how many there were."""
+    """The weights of layer attention, by layer and site.
+
+    Above the picture stand the journal's last warning that one site decides layers alone, and the number of
+    such warnings.
+    """
     weights = _checked(dict[str, dict[str, Measured]], content, run, "attention")
     sites = list(dict.fromkeys(site for row in weights.values() for site in row))
     grid = [[row.get(site) for site in sites] for row in weights.values()]
@@ -264,8 +270,10 @@ def attacks(content: object, run: Run) -> Section:
 
 
 def _embedded(image: str, run: Run) -> Markup:
-    """A picture as a data URI. Raises StateError unless it is PNG or JPEG, given so or as a file in the run
-    folder."""
+    """A picture as a data URI.
+
+    Raises StateError unless it is a PNG or JPEG, either as a data URI or as a file in the run folder.
+    """
     if image.startswith("data:"):
         head, _, body = image.partition(",")
         if head not in {f"data:{kind};base64" for kind in IMAGE_TYPES.values()}:

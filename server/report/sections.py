@@ -188,11 +188,11 @@ def _claim(epsilon: Epsilon, claim: Claim) -> Markup:
         ["from", claim.adversary],
         ["by", claim.mechanism],
     ]
-    if epsilon.typical is not None:
+    if epsilon.bayesian is not None:
         rows.append(
             [
                 "typical record",
-                f"ε = {decimal(epsilon.typical)} (Bayesian: {claim.typical_relation}; outliers are not "
+                f"ε = {decimal(epsilon.bayesian)} (Bayesian: {claim.bayesian_relation}; outliers are not "
                 "covered, and it does not compare with the figure above)",
             ]
         )
@@ -209,8 +209,7 @@ def cost(run: Run) -> Section | None:
 
 
 def origin(run: Run) -> Section:
-    """What it takes to run this again: the experiment file, versions, the model's hash; and the journal's
-    notes."""
+    """What it takes to repeat this run: experiment, versions, model hash; and the journal's notes."""
     code = element("pre", element("code", run.experiment_text))
     parts: list[Figure | Markup] = []
     if run.notes:

@@ -31,10 +31,10 @@ REPORT = "report.html"
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write report.html into a run folder from summary.json, events.jsonl and experiment.yaml; returns its
-    path.
+    """Write report.html into a run folder; returns its path.
 
-    Raises StateError naming the file that is missing or damaged, and what to do.
+    It is made from summary.json, events.jsonl and experiment.yaml. Raises StateError naming the file that is
+    missing or damaged, and what to do.
     """
     run = read_run(run_folder)
     path = run_folder / REPORT

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,9 +71,9 @@ class ClusterAggregation:
             sites = {site: node for site, node in request.sites.items() if site in aggregator.members}
             aggregator.prepare_round(grid, replace(request, sites=sites), outcome)
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
-        """As a strategy's, by the one of the site's cluster."""
-        return self._aggregators[self._grouping.labels[site]].personalise(site, request)
+    def requests(self, cluster: int, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
+        """As a strategy's, for sites of one cluster."""
+        return self._aggregators[cluster].requests(request, sites)
 
     def begin_round(self, outer: IncrementalStrategy) -> None:
         """A round of outer begins; warnings of the clusters are its own."""

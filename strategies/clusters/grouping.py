@@ -26,7 +26,7 @@ from perennial.strategies.clusters.site_vectors import VectorSettings, ask_vecto
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.services import Services
 
-Rule = Literal["sparsity", "threshold", "random", "given"]
+Rule = Literal["sparsity", "threshold", "random", "fixed"]
 
 
 class Grouping:
@@ -50,8 +50,8 @@ class Grouping:
             raise ValueError(f"clusters: found {clusters}, allowed 1 or more, or auto")
         if rule == "random" and clusters == "auto":
             raise ValueError("clusters: found auto, but random groups need their number")
-        if rule == "given" and groups is None:
-            raise ValueError("groups: missing; grouping given needs lists of site names")
+        if rule == "fixed" and groups is None:
+            raise ValueError("groups: missing; grouping fixed needs lists of site names")
         members = [site for group in groups or [] for site in group]
         twice = sorted({site for site in members if members.count(site) > 1})
         if twice:
@@ -75,6 +75,13 @@ class Grouping:
     def members(self, cluster: int) -> frozenset[str]:
         """Sites of a cluster, with those that are away."""
         return frozenset(s for s, label in {**self.away, **self.labels}.items() if label == cluster)
+
+    def by_cluster(self, sites: Sequence[str]) -> dict[int, list[str]]:
+        """These sites, by their clusters."""
+        found: dict[int, list[str]] = {}
+        for site in sites:
+            found.setdefault(self.labels[site], []).append(site)
+        return found
 
     def check_sites(self, sites: int | None) -> None:
         """Raises ConfigError when there cannot be that many clusters. sites: where the experiment says it."""
@@ -156,7 +163,8 @@ class Grouping:
 
         if services.releases is not None:
             # one that refuses is counted too: its answer does not tell whether a vector had been charged
-            services.releases.asked(request.stamp.round, asked, [settings.charge(request.stamp)])
+            charge = settings.charge(services.experiment, request.stamp.run)
+            services.releases.asked(request.stamp.round, asked, [charge])
         found = ask_vectors(grid, exchange, request, asked, plan, settings, network, dropped)
         if self._channels is None and found:
             self._channels = list(plan.channels)
@@ -166,7 +174,7 @@ class Grouping:
         return found
 
     def _assign_without(self, sites: Sequence[str], seed: int, notes: list[str]) -> None:
-        if self._rule == "given":
+        if self._rule == "fixed":
             self.labels = canonical(sorted(self.truth), np.array([self.truth[s] for s in sorted(self.truth)]))
             strangers = [site for site in sites if site not in self.labels]
             notes += [f"site {site}: no cluster: it is in none of strategy.groups" for site in strangers]

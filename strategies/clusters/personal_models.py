@@ -11,7 +11,7 @@ from perennial.protocol.messages import PersonalModelReply, PersonalModelRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import RoundRequest
 from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import ask
+from perennial.strategies.round.queries import ask, check_withheld
 
 
 def complete_personal_models(
@@ -23,7 +23,7 @@ def complete_personal_models(
     personal: tuple[str, ...],
     dropped: Callable[[str, str], None],
 ) -> dict[str, float | None]:
-    """Accuracy of each site's own model on its held-out samples; None where it has none or does not tell.
+    """Accuracy of each site's own model on its held-out samples; None if it reports none.
 
     models: what goes out to each cluster, every tensor. clusters: of the sites to ask, which request.sites
     holds.
@@ -31,24 +31,18 @@ def complete_personal_models(
     common = {
         **request.stamp.stamp_fields,
         "personal": list(personal),
-        "previous": request.previous,
     }
-    previous = None if request.previous_arrays is None else Tensors(request.previous_arrays)
-
-    def message(cluster: int, held: bool) -> PersonalModelRequest:
-        return PersonalModelRequest(
-            **common, arrays=Tensors(models[cluster]), previous_arrays=None if held else previous
-        )
-
-    # one object for all sites that get the same message, so that it is serialised once
-    messages = {(cluster, held): message(cluster, held) for cluster in models for held in (True, False)}
+    messages: dict[str, PersonalModelRequest] = {}
+    for cluster, model in models.items():
+        members = [site for site, own in clusters.items() if own == cluster]
+        for sites, fields in request.previous.fields_for(members):
+            # one object for all sites that get the same message, so that it is serialised once
+            message = PersonalModelRequest(**common, arrays=Tensors(model), **fields)
+            messages |= dict.fromkeys(sites, message)
     replies = ask(
         grid,
         exchange,
-        [
-            (site, request.sites[site], messages[cluster, site in request.holders])
-            for site, cluster in clusters.items()
-        ],
+        [(site, request.sites[site], messages[site]) for site in clusters],
         PersonalModelReply,
         request.deadline,
         dropped,
@@ -60,8 +54,8 @@ def complete_personal_models(
 class OwnAccuracy:
     """How good the sites' own models were.
 
-    by_site: site -> accuracy after each task, None where it told none. by_round: round, task and mean over
-    sites, for each round that was measured.
+    by_site: site -> accuracy after each task, None where it reported none.
+    by_round: round, task and mean over sites, for each round that was measured.
     """
 
     def __init__(self) -> None:
@@ -69,7 +63,7 @@ class OwnAccuracy:
         self.by_round: list[dict[str, Any]] = []
 
     def add(self, accuracies: Mapping[str, float | None], number: int, task: int) -> float | None:
-        """Count what sites told in a round; returns their mean."""
+        """Count what sites reported in a round; returns their mean."""
         mean = mean_accuracy(accuracies)
         self.by_round.append({"round": number, "task": task, "accuracy": mean})
         for site, accuracy in accuracies.items():
@@ -79,15 +73,15 @@ class OwnAccuracy:
         return mean
 
     @property
-    def told(self) -> list[float]:
-        """The means, in the order of the rounds, of those in which a site told one."""
+    def reported(self) -> list[float]:
+        """The means, in the order of the rounds, of those in which a site reported one."""
         return [entry["accuracy"] for entry in self.by_round if entry["accuracy"] is not None]
 
 
 def mean_accuracy(accuracies: Mapping[str, float | None]) -> float | None:
-    """Mean over the sites that told one, every site counting the same; None when no site did."""
-    told = [value for _, value in sorted(accuracies.items()) if value is not None]
-    return sum(told) / len(told) if told else None
+    """Mean over the sites that reported one, every site counting the same; None when no site did."""
+    reported = [value for _, value in sorted(accuracies.items()) if value is not None]
+    return sum(reported) / len(reported) if reported else None
 
 
 def _accuracy(reply: PersonalModelReply) -> float | None:
@@ -96,10 +90,11 @@ def _accuracy(reply: PersonalModelReply) -> float | None:
 
 
 def _check(reply: PersonalModelReply) -> None:
-    told: list[Any] = [reply.correct, reply.total]
-    if told == [None, None]:
+    reported: list[Any] = [reply.correct, reply.total]
+    if reported == [None, None]:
         return
-    if None in told or not len(told[0]) == len(told[1]) == reply.num_classes:
+    if None in reported or not len(reported[0]) == len(reported[1]) == reply.num_classes:
         raise ProtocolError(f"PersonalModelReply: correct, total: allowed {reply.num_classes} counts each")
-    if any(right > samples for right, samples in zip(*told, strict=True)):
+    if any(right > samples for right, samples in zip(*reported, strict=True)):
         raise ProtocolError("PersonalModelReply: more right answers than samples")
+    check_withheld(reply.withheld, reported[1])

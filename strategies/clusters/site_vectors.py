@@ -10,13 +10,14 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
+from perennial.config import charges
+from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, common_channels
 from perennial.models.vgg_front import VggFront, read_vgg11, vgg11_front, with_weights
-from perennial.privacy.calibration import gaussian_multiplier
-from perennial.privacy.entries import RECIPIENT, Entry
-from perennial.protocol.messages import SparsityReply, SparsityRequest, Stamp
+from perennial.privacy.entries import Entry
+from perennial.protocol.messages import SparsityReply, SparsityRequest
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.strategies.base import RoundRequest
 from perennial.strategies.round.exchange import Exchange
@@ -79,20 +80,9 @@ class VectorSettings:
         chosen = stream(seed, "sparsity-channels").choice(available, self.channels, replace=False)
         return self.plan(sorted(chosen.tolist()))
 
-    def charge(self, stamp: Stamp) -> Entry:
+    def charge(self, experiment: Experiment, run: str) -> Entry:
         """What a site charges for one vector."""
-        place: dict[str, Any] = {
-            "run": stamp.run,
-            "experiment": stamp.experiment,
-            "recipient": RECIPIENT,
-            "kind": "sparsity",
-            "unit": "sample",
-            "relation": "replace",
-        }
-        if self.epsilon is None:
-            return Entry(**place, mechanism="unprotected")
-        multiplier = gaussian_multiplier(self.epsilon, self.delta)
-        return Entry(**place, mechanism="gaussian", noise_multiplier=multiplier, sample_rate=1.0, steps=1)
+        return charges.sparsity(experiment, run, self.epsilon, self.delta)
 
     def plan(self, channels: Sequence[int]) -> SparsityPlan:
         return SparsityPlan(tuple(channels), self.layers, self.combine)
@@ -122,29 +112,30 @@ def ask_vectors(
     network: nn.Module,
     dropped: Callable[[str, str], None],
 ) -> dict[str, np.ndarray]:
-    """(plan.length,) float64 of each site that gave a valid vector of the network, which is request.arrays
-    or settings' own."""
+    """Ask sites for their sparsity vectors; (plan.length,) float64 of each site with a valid one.
+
+    They are vectors of the network, which is request.arrays or the settings' own.
+    """
     own = isinstance(network, VggFront)
     arrays = Tensors(network.state_dict() if own else request.arrays)
     common: dict[str, Any] = {
         **request.stamp.stamp_fields,
         "arrays": arrays,
         "network": VGG if own else MODEL,
-        "previous": request.previous,
         "channels": list(plan.channels),
         "layers": plan.layers,
         "combine": plan.combine,
         "epsilon": settings.epsilon,
         "delta": None if settings.epsilon is None else settings.delta,
     }
-    holder, other = SparsityRequest(**common), SparsityRequest(**common)
-    if request.previous_arrays is not None:
-        other = SparsityRequest(**common, previous_arrays=Tensors(request.previous_arrays))
+    messages: dict[str, SparsityRequest] = {}
+    for some, fields in request.previous.fields_for(sites):
+        messages |= dict.fromkeys(some, SparsityRequest(**common, **fields))
     fingerprint = plan.fingerprint(content_sha256(arrays))
     replies = ask(
         grid,
         exchange,
-        [(site, request.sites[site], holder if site in request.holders else other) for site in sites],
+        [(site, request.sites[site], messages[site]) for site in sites],
         SparsityReply,
         request.deadline,
         dropped,

@@ -1,5 +1,7 @@
-"""Inputs made from a model alone: a generator is trained until the model is sure of what it makes, and a
-second model that learns from it is not yet.
+"""Makes inputs from a model alone, by training a generator.
+
+The generator is trained until the model is sure of what it makes, and a second model that learns from it is
+not yet.
 
 Zhang et al. 2023 (TARGET, arXiv 2303.06937), after Yin et al. 2020 (DeepInversion, arXiv 1912.08795).
 """
@@ -21,8 +23,13 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Inversion:
-    """steps: of the generator. boundary: weight of the disagreement with the second model. statistics: weight
-    of the distance from the running statistics of batch normalisation, where the model has any."""
+    """Settings of the generator.
+
+    steps: of its training.
+    boundary: weight of the disagreement with the second model.
+    statistics: weight of the distance from the running statistics of batch normalisation, if the model has
+    any.
+    """
 
     steps: int = 200
     lr: float = 2e-3

@@ -6,10 +6,10 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.models.digest_encoders import build_encoder, digest_shape, encoder_hash
-from perennial.privacy.digest_entries import digest_entries
-from perennial.privacy.entries import RECIPIENT, Entry
+from perennial.privacy.entries import Entry
 from perennial.protocol.messages import DigestReply, Stamp
 from perennial.strategies.base import RoundRequest
 from perennial.strategies.digests.collection import collect
@@ -86,7 +86,7 @@ class DigestLending:
             notes.append(f"site {site} has withdrawn its digests; the guidance starts anew")
 
     def summary_block(self) -> dict[str, Any]:
-        """What is held of whom, at what honest epsilon."""
+        """Whose digests the server holds, and at what epsilon."""
         encoder = f"{self._services.experiment.encoder.name}, SHA-256 {self._encoder:.12}"
         length = math.prod(digest_shape(self._services.input_shape))
         return {"encoder": encoder} | digest_block(
@@ -115,7 +115,7 @@ class DigestLending:
     def _charge(self, stamp: Stamp) -> list[Entry]:
         """What a site charges for the digests of one task."""
         guarantee = published_guarantee(self.digests, math.prod(digest_shape(self._services.input_shape)))
-        return digest_entries(self.digests, guarantee, stamp.run, stamp.experiment, RECIPIENT)
+        return charges.digests(self._services.experiment, stamp.run, self.digests, guarantee)
 
     @cached_property
     def _encoder(self) -> str:

@@ -1,4 +1,4 @@
-"""The `digest` block of summary.json: what is held of whom, and what its noise is honestly worth."""
+"""The `digest` block of summary.json: whose digests the server holds, and what their noise is worth."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -52,11 +52,11 @@ def digest_block(
 
 def published_guarantee(config: DigestConfig, length: int) -> DigestGuarantee:
     """What digests of `length` numbers are worth, by the experiment alone."""
-    heaviest = max(config.weights) if config.weights else 1 / config.per_digest
-    # drawn weights are not told; one sample may weigh nearly everything
-    heaviest = 1.0 if config.weight_alpha is not None else heaviest
+    largest = max(config.weights) if config.weights else 1 / config.per_digest
+    # drawn weights are not reported; one sample may weigh nearly everything
+    largest = 1.0 if config.weight_alpha is not None else largest
     # the published scale is a share of the bound, so the bound itself does not matter to its epsilon
-    return guarantee_of(config, length, config.largest or 1.0, heaviest)
+    return guarantee_of(config, length, config.largest or 1.0, largest)
 
 
 def _figure(epsilon: float) -> float | str:

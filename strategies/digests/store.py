@@ -76,8 +76,10 @@ class DigestStore:
     _held: dict[str, dict[int, StoredDigests]] = field(default_factory=dict)
 
     def put(self, site: str, task: int, digests: StoredDigests) -> None:
-        """Keep digests. Raises ProtocolError for a second release of the same task, which would cost the site
-        twice."""
+        """Keep a site's digests of one task.
+
+        Raises ProtocolError for a second release of the same task, which would cost the site twice.
+        """
         tasks = self._held.setdefault(site, {})
         if task in tasks:
             raise ProtocolError(f"DigestReply: site {site!r} has lent digests of task {task} already")
@@ -116,7 +118,7 @@ class DigestStore:
         return torch.cat(features), torch.cat([digests.padded(num_classes) for digests in parts])
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and JSON-able facts by name; site names are told by number, for any name is allowed."""
+        """Tensors and JSON-able facts by name; site names are written by number, for any name is allowed."""
         state: dict[str, Any] = {}
         facts = []
         for site in self.sites:

@@ -1,48 +1,66 @@
-"""One round as a chain: the model goes to one site after the other, each going on from the last one's."""
+"""The model's way along a chain of sites: one message at a time, each site going on from the last model."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from flwr.serverapp import Grid
-from torch import Tensor
 
-from perennial.strategies.base import Arrays, RoundOutcome, RoundRequest
-from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.base import Arrays, RoundRequest
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.gate import Admitted, Gate
+
+SLOWEST_POLL = 0.05
+"""Seconds between looks at the grid: every one of the many hops waits for its site alone."""
 
 
-class Serial(FedAvg):
-    """Sends the model along the chain; a site that fails is left out and the chain goes on without it."""
+class Silent(Exception):
+    """The site did not answer before the deadline, is not connected, or still works on an earlier request."""
 
-    waits_for_busy_sites = False  # the chain goes on without
-    _hop: str | None = None
 
-    def fold(self, reply: Admitted) -> None:
-        if self._hop is not None and reply.site != self._hop:
-            raise Rejected("too late: the chain has gone on without this site")
-        super().fold(reply)
+@dataclass
+class Chain:
+    """The server's side of every hop of a chain."""
 
-    def hop(
+    exchange: Exchange = field(default_factory=lambda: Exchange(slowest_poll=SLOWEST_POLL))
+    sent: int = 0
+    """Bytes of the latest turn's request; 0 where none went out."""
+
+    def turn(
         self,
         grid: Grid,
         request: RoundRequest,
         site: str,
         arrays: Arrays,
-        outcome: RoundOutcome,
-    ) -> dict[str, Tensor] | None:
-        """Give one site its turn with arrays; returns the arrays after it, or None when it failed.
+        *,
+        settings: str = "{}",
+        held: bool,
+        max_update_norm: float | None,
+        max_samples: int,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Admitted:
+        """The site's reply to arrays.
 
-        outcome collects who took part, what failed, bytes and seconds.
+        settings: of the request. held: whether the site holds the model of the task before. meanwhile: what
+        to do while it works. max_update_norm, max_samples: as in Gate. Raises Refused, Rejected or Silent.
         """
-        self._hop = site
-        part = super().train_round(
-            grid, replace(request, arrays=arrays, sites={site: request.sites[site]}, quorum=1)
+        self.sent = 0
+        node = request.sites.get(site)
+        if node is None or self.exchange.busy(site):
+            raise Silent(f"{'not connected' if node is None else 'still at work on an earlier request'}")
+        message = TrainRequest(
+            **request.stamp.stamp_fields,
+            arrays=Tensors(arrays),
+            progress=request.progress,
+            clip_norm=request.clip_norm,
+            settings=settings,
+            **request.previous.fields(held=held),
         )
-        self._hop = None
-        outcome.participants |= part.participants
-        outcome.dropped += part.dropped
-        outcome.refused += part.refused
-        outcome.absent += part.absent
-        outcome.bytes_up += part.bytes_up
-        outcome.bytes_down += part.bytes_down
-        outcome.seconds += part.seconds
-        return part.arrays
+        self.sent = message.tensor_bytes
+        gate = Gate(arrays, request.stamp, max_update_norm, max_samples=max_samples)
+        # another site's late reply belongs to a model that has moved on
+        self.exchange.late.clear()
+        for _, reply in self.exchange.run(grid, [(site, node, message)], request.deadline, meanwhile):
+            return gate.admit(reply, site)
+        raise Silent(f"no answer within {request.deadline:.0f} s")

@@ -1,5 +1,7 @@
-"""What a ring has sent, beside what the formulas of its paper count (Yan et al. 2025, arXiv 2506.16723,
-equations 14, 15, 22 and 23)."""
+"""What a ring has sent, beside what the formulas of its paper count.
+
+Yan et al. 2025 (arXiv 2506.16723), equations 14, 15, 22 and 23.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +30,12 @@ class RingCost:
         self.sites = max(self.sites, sites)
 
     def block(self, link: Link | None) -> dict[str, Any]:
-        """bytes_direct: of a ring whose sites have a channel between them, with the last hand-over, to the
-        server. seconds_equation_15: what its hand-overs take on the link, one after the other."""
+        """The block of summary.json about a ring's traffic.
+
+        bytes_direct: of a ring whose sites have a channel between them, with the last hand-over, to the
+        server.
+        seconds_equation_15: what its hand-overs take on the link, one after the other.
+        """
         last = self.turn_bytes // self.turns if self.turns else 0
         block: dict[str, Any] = {
             "rounds": self.rounds,

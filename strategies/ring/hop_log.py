@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import make_folder, replace_file
 from perennial.protocol.messages import Stamp
 from perennial.protocol.tensors import content_sha256
 from perennial.strategies.base import RoundOutcome
@@ -61,8 +61,13 @@ class Hop:
 
 @dataclass
 class RingLog:
-    """route: sites by sweep, in order. arrays: the model that goes on. worth: of that model, once somebody
-    has asked. folder: None keeps nothing on disk."""
+    """How far a ring's round has come, kept on disk after each hop.
+
+    route: sites by sweep, in order.
+    arrays: the model that goes on.
+    worth: of that model, once somebody has asked.
+    folder: None keeps nothing on disk.
+    """
 
     folder: Path | None
     key: str
@@ -80,7 +85,7 @@ class RingLog:
         """
         key = json.dumps([stamp.stamp_fields, content_sha256(arrays)], sort_keys=True)
         log = cls(folder, key, arrays)
-        path = log._path
+        path = log.path
         if path is not None and path.exists():
             try:
                 with safe_open(path, framework="pt") as file:
@@ -97,8 +102,8 @@ class RingLog:
     def add(self, hop: Hop) -> None:
         """Keep one hop more."""
         self.hops.append(hop)
-        if time.monotonic() - self._saved >= SAVE_EVERY and self._path is not None:
-            self._save(self._path)
+        if time.monotonic() - self._saved >= SAVE_EVERY and self.path is not None:
+            self._save(self.path)
             self._saved = time.monotonic()
 
     @property
@@ -133,22 +138,23 @@ class RingLog:
         return list({hop.site: hop.reason for hop in self.hops if hop.kind == kind}.items())
 
     @property
-    def _path(self) -> Path | None:
+    def path(self) -> Path | None:
+        """Where the log lies; None where nothing is kept."""
         return None if self.folder is None else self.folder / FILE
 
     def _save(self, path: Path) -> None:
         facts = {"key": self.key, "route": self.route, "worth": self.worth}
         facts["hops"] = [asdict(hop) for hop in self.hops]
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in self.arrays.items()}
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path.parent)
         replace_file(path, save(tensors, {"log": json.dumps(facts)}))
 
 
 def _together(site: str, hops: list[Hop]) -> Admitted:
     """A site's turns of one round as one reply: samples and steps added, losses weighted by samples."""
     own = [hop for hop in hops if hop.site == site]
-    told = [(hop.train_loss, hop.num_examples) for hop in own if hop.train_loss is not None]
-    loss = sum(value * n for value, n in told) / sum(n for _, n in told) if told else None
+    reported = [(hop.train_loss, hop.num_examples) for hop in own if hop.train_loss is not None]
+    loss = sum(value * n for value, n in reported) / sum(n for _, n in reported) if reported else None
     return Admitted(
         site,
         {},

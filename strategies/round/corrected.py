@@ -1,6 +1,10 @@
-"""What SCAFFOLD, FedDyn and AdaBest share: sites count alike, each site corrects its gradients by a vector of
-its own, and the server keeps one vector of the model's shape across rounds."""
+"""What SCAFFOLD, FedDyn and AdaBest share: corrections at the sites, and one vector at the server.
 
+Sites count alike, each site corrects its gradients by a vector of its own, and the server keeps one vector of
+the model's shape across rounds.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +14,7 @@ from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import Arrays, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted
-from perennial.strategies.round.site_settings import SameForAll, with_settings
+from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.sums.parameters import parameter_zeros, prefixed, unprefixed
 
 
@@ -30,7 +34,6 @@ class Corrected(FedAvg):
         self.population: set[str] = set()
         self.folded: dict[str, int] = {}
         self._answered: dict[str, int] = {}
-        self._requests: dict[int, SameForAll] = {}
 
     # what a method changes
 
@@ -48,10 +51,11 @@ class Corrected(FedAvg):
         self.memory = grown(self.memory, self.beginning(task.reference))
         self.population |= set(task.sites)
 
-    def personalise(self, site: str, request: TrainRequest) -> TrainRequest:
-        last = self.folded.get(site, 0)
-        made = self._requests.setdefault(last, SameForAll())
-        return made.get(request) or made.put(request, self.ordered(request, last))
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
+        last = {site: self.folded.get(site, 0) for site in sites}
+        # one object for all sites that get the same message, so that a model is serialised once for a round
+        made = {number: self.ordered(request, number) for number in sorted(set(last.values()))}
+        return {site: made[last[site]] for site in sites}
 
     def ordered(self, request: TrainRequest, last: int) -> TrainRequest:
         """The request with the order in it, the same for all sites whose last folded round is the same."""
@@ -59,7 +63,6 @@ class Corrected(FedAvg):
 
     def begin_round(self) -> None:
         super().begin_round()
-        self._requests.clear()
         self._answered = {}
         # under Flower's own start() no task begins
         self.memory = grown(self.memory, self.beginning(self.reference))

@@ -1,5 +1,4 @@
-"""What a strategy needs from the sites beside the protected update: the facts by which a privacy claim is
-judged."""
+"""What a strategy needs from the sites beside the protected update, by which a privacy claim is judged."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,4 @@
-"""One exchange with the sites: requests go out together, replies come in as they are ready, until a
-deadline."""
+"""One exchange with the sites: requests go out together, replies come in until a deadline."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -18,8 +17,9 @@ SLOWEST_POLL = 0.5
 
 
 class Owed(NamedTuple):
-    """A reply that was not there in time. until: when nobody waits for it any more, on the monotonic clock.
+    """A reply that missed its deadline.
 
+    until: the time, by the monotonic clock, at which we stop accepting it.
     update: whether training was asked for.
     """
 
@@ -52,8 +52,10 @@ class Exchange:
         return any(owed.site == site for owed in self.owed.values())
 
     def settle(self, grid: Grid, sites: Collection[str], enough: int) -> None:
-        """Wait until so many of the sites owe nothing: their late replies have come, or are waited for no
-        more."""
+        """Wait until at least `enough` of the sites owe no reply.
+
+        A site owes none once its late reply has come, or once we no longer wait for it.
+        """
         pause = FIRST_POLL
         while sum(not self.busy(site) for site in sites) < min(enough, len(sites)):
             if self._let_in(grid.pull_messages([*self.owed])):
@@ -69,8 +71,10 @@ class Exchange:
         deadline: float,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[str, Message]]:
-        """As run, with late updates, which their stamps tell apart; that of a site that is asked again comes
-        last, because a newer one counts before it."""
+        """Exchange as run does, and yield late updates too, which their stamps tell apart.
+
+        The late update of a site that is asked again comes last, because a newer one counts before it.
+        """
         asked = {site for site, _, _ in requests}
         for site, reply in self.run(grid, requests, deadline, meanwhile):
             yield from self._take_late(but_of=asked)
@@ -89,12 +93,9 @@ class Exchange:
         Ends when every request has its reply or after deadline seconds. Replies to earlier requests are not
         among those yielded. meanwhile: what to do while the sites work.
         """
-        # one record for all sites that get the same message, so that a model is serialised once for a round
-        records = {
-            id(request): request.to_record() for request in {id(r): r for _, _, r in requests}.values()
-        }
+        # a request makes its record once, so that a model that goes to many sites is serialised once
         messages = [
-            Message(records[id(request)], node, request.message_type, ttl=2 * deadline)
+            Message(request.record, node, request.message_type, ttl=2 * deadline)
             for _, node, request in requests
         ]
         waiting: dict[str, str] = {}

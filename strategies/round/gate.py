@@ -107,8 +107,10 @@ class Gate:
         )
 
     def _flower(self, message: Message, site: str) -> Admitted:
-        """A reply by Flower's convention: the whole model after training, and `num-examples` among the
-        metrics; `num-steps` may be there too."""
+        """Admit a reply by Flower's convention: the whole model after training.
+
+        `num-examples` is among the metrics, and `num-steps` may be.
+        """
         arrays = arrays_of(message.content)
         metrics = next(iter(message.content.metric_records.values()), None)
         if arrays is None or metrics is None:

@@ -1,6 +1,6 @@
 """Asking sites something other than training: every reply is checked before it is believed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from flwr.serverapp import Grid
@@ -37,8 +37,22 @@ def ask(
     requests: (site, node id, message) each. check: raises ProtocolError when the content is not acceptable.
     dropped: told (site, reason) for every site whose reply is missing, refused or not valid.
     """
+    replies = dict(answers(grid, exchange, requests, expected, deadline, dropped, check))
+    return {site: replies[site] for site, _, _ in requests if site in replies}
+
+
+def answers(
+    grid: Grid,
+    exchange: Exchange,
+    requests: Sequence[tuple[str, int, WireMessage]],
+    expected: type[Reply],
+    deadline: float,
+    dropped: Callable[[str, str], None],
+    check: Callable[[Reply], None] = lambda reply: None,
+) -> Iterator[tuple[str, Reply]]:
+    """(site, valid reply) as replies come, so that none has to be kept; arguments as ask()."""
     asked = {site: request for site, _, request in requests}
-    replies: dict[str, Reply] = {}
+    answered: set[str] = set()
     exchange.bytes_down += sum(request.tensor_bytes for _, _, request in requests)
     for site, message in exchange.run(grid, requests, deadline):
         try:
@@ -52,14 +66,15 @@ def ask(
             if isinstance(request, Stamp) and isinstance(reply, Stamp):
                 require_same_round(request, reply)
             check(reply)
-            replies[site] = reply
-            exchange.bytes_up += reply.tensor_bytes
         except ProtocolError as error:
             dropped(site, str(error))
             asked.pop(site)
-    for site in asked.keys() - replies.keys():
+        else:
+            answered.add(site)
+            exchange.bytes_up += reply.tensor_bytes
+            yield site, reply
+    for site in asked.keys() - answered:
         dropped(site, f"no answer within {deadline:.0f} s")
-    return {site: replies[site] for site, _, _ in requests if site in replies}
 
 
 def check_counts(reply: EvaluateReply) -> None:
@@ -70,3 +85,13 @@ def check_counts(reply: EvaluateReply) -> None:
         )
     if any(right > samples for right, samples in zip(reply.correct, reply.total, strict=True)):
         raise ProtocolError("EvaluateReply: more right answers than samples")
+    check_withheld(reply.withheld, reply.total)
+
+
+def check_withheld(withheld: Sequence[int] | None, total: Sequence[int]) -> None:
+    """Raises ProtocolError when a class whose counts are withheld is none, or has counts all the same."""
+    for label in withheld or ():
+        if label >= len(total) or total[label]:
+            raise ProtocolError(
+                f"withheld: found class {label}; allowed a class of this task, without counts"
+            )

@@ -1,9 +1,8 @@
-"""The loops of `ExactSum` for large models, compiled: one pass over memory where PyTorch's operations need
-three.
+"""The compiled loops of `ExactSum` for large models: one pass over memory where PyTorch needs three.
 
 Compiling takes about a second, so only sums that are large enough to win it back import this file. On disk
 numba would keep what it compiled as pickles, so each process compiles anew. The sum runs on several threads;
-each element is one thread's, so their number changes no bit.
+each element belongs to one thread, so their number changes no bit.
 """
 
 from collections.abc import Sequence

@@ -85,6 +85,11 @@ class ExactSum:
         self._anchors += fast
         self._weights.append(weight)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the accumulator."""
+        return sum(steps.nbytes for steps in self._steps)
+
     def _add_compiled(self, update: Mapping[str, Tensor], weight: float) -> None:
         from perennial.strategies.sums.exact_kernel import add_rows, shares
 

@@ -1,4 +1,4 @@
-"""The weights of PP-FCIL's multi-factor aggregation, from what the sites told and how late they were.
+"""The weights of PP-FCIL's multi-factor aggregation, from what the sites report and how late they were.
 
 Varalakshmi et al. 2026 (doi 10.38124/ijisrt/26apr1499), equation 7, prints
 w_k = alpha n_k/n + beta r_k + gamma p_k + delta / L_k, which sums to anything and lets one tiny loss rule the
@@ -22,7 +22,7 @@ UNCAPPED_SITES = 2
 class Share:
     """How the values of one factor become shares: value * scale + constant, or `untold` where there is none.
 
-    A site that tells nothing counts as the mean of those that do, so that silence neither pays nor costs.
+    A site that reports nothing counts as the mean of those that do, so that silence neither pays nor costs.
     """
 
     scale: float
@@ -36,15 +36,15 @@ class Share:
 def share(values: Sequence[float | None]) -> Share:
     """The shares of one factor over m > 0 sites; equal shares where all values are 0 or untold.
 
-    values: (m,) finite and not negative; None where a site told nothing.
+    values: (m,) finite and not negative; None if a site reported nothing.
     """
     sites = len(values)
-    told = [value for value in values if value is not None]
-    total = math.fsum(told)
+    reported = [value for value in values if value is not None]
+    total = math.fsum(reported)
     # below the least normal number the reciprocal would be infinite
     if total < sys.float_info.min:
         return Share(0.0, 1 / sites, 1 / sites)
-    return Share(1 / (total * (sites / len(told))), 0.0, 1 / sites)
+    return Share(1 / (total * (sites / len(reported))), 0.0, 1 / sites)
 
 
 def mixed(
@@ -72,7 +72,7 @@ def water_fill(weights: Sequence[float], largest: float) -> Filled:
     """Cap each weight at `largest` and hand what is cut off to the others in proportion, until none is above.
 
     weights: (m,) not negative, sum 1. Where m * largest <= 1 all weights become 1 / m. One or two sites are
-    not capped. At most 1 / largest sites are fixed, and they are the heaviest.
+    not capped. At most 1 / largest sites are fixed, and they have the largest weights.
     """
     sites = len(weights)
     if sites <= UNCAPPED_SITES:

@@ -1,4 +1,4 @@
-"""Keeping the updates that may turn out to be the heaviest, before the weights of the round are known."""
+"""Keeping the updates that may turn out to have the largest weights, before the weights are known."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class _Entry:
 
 
 class LargestWeights:
-    """The updates that can be among the `count` heaviest, whatever replies are still to come.
+    """The updates that can be among the `count` with the largest weights, whatever replies are still to come.
 
     A weight grows with each factor, so a site that is below `count` others in every factor is out for good.
     What is kept grows with a power of the logarithm of the number of sites for unrelated factors, and is
@@ -33,8 +33,11 @@ class LargestWeights:
         return self._kept[site].update
 
     def offer(self, site: str, factors: Factors, update: Mapping[str, Tensor]) -> None:
-        """factors: of equal length for all sites; None, which only the whole round can value, compares with
-        nothing else."""
+        """Note one site's factors, and the update that they weigh.
+
+        factors: of equal length for all sites; None, which only the whole round can value, compares with
+        nothing else.
+        """
         if self._above(factors) >= self._count:
             return
         self._kept[site] = _Entry(factors, update)

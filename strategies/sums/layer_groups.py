@@ -9,19 +9,19 @@ WORTH_THREADS = 1 << 22
 """Values in a model from which handing work to threads pays."""
 
 T = TypeVar("T")
-Bundle = list[str]
+Group = list[str]
 
 
-def bundles(sizes: Mapping[str, int]) -> list[Bundle]:
-    """Layers by number of values, dealt out to threads; in one bundle, in order, where the model is small."""
+def layer_groups(sizes: Mapping[str, int]) -> list[Group]:
+    """Layers by number of values, dealt out to threads; in one group, in order, where the model is small."""
     if sum(sizes.values()) < WORTH_THREADS:
         return [list(sizes)]
     return deal(sizes, lambda layer: sizes[layer])
 
 
-def of_each(dealt: list[Bundle], work: Callable[[str], T]) -> dict[str, T]:
-    """work of every layer, a bundle a thread. Raises what work raised first."""
+def of_each(dealt: list[Group], work: Callable[[str], T]) -> dict[str, T]:
+    """work of every layer, a group a thread. Raises what work raised first."""
     results: dict[str, T] = {}
-    for part in on_threads("layers", lambda bundle: {layer: work(layer) for layer in bundle}, dealt):
+    for part in on_threads("layers", lambda group: {layer: work(layer) for layer in group}, dealt):
         results |= part
     return results

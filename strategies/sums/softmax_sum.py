@@ -34,10 +34,15 @@ class SoftmaxSum:
     def __init__(self, like: Mapping[str, Tensor], grid: SumGrid, model_size: int = 0) -> None:
         self._like, self._grid, self._model_size = like, grid, model_size
         self._bands: dict[int, ExactSum] = {}
-        self._places: dict[str, tuple[int, float]] = {}
+        self._band_of: dict[str, tuple[int, float]] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._band_of)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the accumulators that are held now."""
+        return sum(band.nbytes for band in self._bands.values())
 
     def add(self, site: str, update: Mapping[str, Tensor], score: float, norm: float) -> None:
         """Add one site's update. norm: its L2 norm.
@@ -51,20 +56,20 @@ class SoftmaxSum:
             self._bands[band].add({name: update[name] for name in self._like}, weight, norm)
             for low in [held for held in self._bands if held <= self._top - KEPT_BANDS]:
                 del self._bands[low]
-        self._places[site] = band, weight
+        self._band_of[site] = band, weight
 
     def weights(self) -> dict[str, float]:
         """site -> softmax weight, in the order of names; they add up to one."""
         relative = {
             site: math.ldexp(weight, BAND_BITS * (band - self._top)) if band in self._bands else 0.0
-            for site, (band, weight) in sorted(self._places.items())
+            for site, (band, weight) in sorted(self._band_of.items())
         }
         total = math.fsum(relative.values())
         return {site: weight / total for site, weight in relative.items()}
 
     def value(self) -> dict[str, Tensor]:
         """The weighted sum, float64, in the updates' shapes. Raises ValueError without any update."""
-        if not self._places:
+        if not self._band_of:
             raise ValueError("softmax over no site at all")
         bands = sorted(self._bands.items(), reverse=True)
         scales = [math.ldexp(1.0, BAND_BITS * (band - self._top)) for band, _ in bands]

@@ -1,5 +1,7 @@
-"""The server's arithmetic on several threads. An element of a model is one thread's alone, so their number
-changes no bit."""
+"""The server's arithmetic on several threads.
+
+An element of a model belongs to one thread, so their number changes no bit.
+"""
 
 import heapq
 import os

@@ -15,16 +15,20 @@ from torch import Tensor
 
 from perennial.protocol.tensors import byte_count
 from perennial.strategies.base import Arrays, RoundOutcome, RoundRequest
+from perennial.strategies.ring.chain import Silent
+from perennial.strategies.ring.turns import TakesTurns
 from perennial.strategies.round.gate import Refused, Rejected
-from perennial.strategies.serial_ring import SerialRing, Silent, frozen_names, moved
+from perennial.strategies.serial_ring import frozen_names, moved
 from perennial.strategies.valuation.shapley import Value
 
 Utility = Callable[[Arrays], float]
 
 
 class Reconstructed:
-    """One round's, or one sweep's, game of the updates that came in. Keeps them all: memory grows with the
-    sites."""
+    """The game of one round's or one sweep's updates: what a coalition's updates alone would have made.
+
+    It keeps all updates, so memory grows with the number of sites.
+    """
 
     def __init__(self, start: Arrays) -> None:
         self._start = start
@@ -48,9 +52,9 @@ class Reconstructed:
 
         def of(members: frozenset[int]) -> float:
             factors = torch.zeros(len(weights), dtype=updates.dtype, device=updates.device)
-            told = [weights[m] or 0.0 for m in sorted(members)]
-            for member, weight in zip(sorted(members), told, strict=True):
-                factors[member] = 1.0 if weights[member] is None else weight / sum(told)
+            known = [weights[m] or 0.0 for m in sorted(members)]
+            for member, weight in zip(sorted(members), known, strict=True):
+                factors[member] = 1.0 if weights[member] is None else weight / sum(known)
             return utility(self._named(start + factors @ updates))
 
         return of
@@ -64,15 +68,14 @@ class Reconstructed:
 
 
 class Replayed:
-    """The game of a ring's first sweep, trained again: members in the order of their names, with the same
-    batches.
+    """The game of a ring's first sweep, trained again: members in the order of their names, same batches.
 
     Every coalition's model is trained once, from the one without its last member: 2^N - 1 turns for all of
     them. A member that does not answer passes the model on unchanged. The bytes of the turns are added to
     outcome.
     """
 
-    def __init__(self, ring: SerialRing, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
+    def __init__(self, ring: TakesTurns, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         self.sites = sorted(outcome.participants)
         self._ring, self._grid, self._request, self._outcome = ring, grid, request, outcome
         self._models: dict[tuple[int, ...], Arrays] = {(): request.arrays}

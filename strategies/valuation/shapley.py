@@ -38,7 +38,7 @@ def exact(players: int, value: Value) -> np.ndarray:
     return phi
 
 
-def over_orders(
+def over_permutations(
     players: int, value: Value, orders: Iterable[np.ndarray], truncation: float = 0.0, stop: float = 0.0
 ) -> np.ndarray:
     """(N,) mean marginal of each player over orders, each a permutation of the players.
@@ -73,7 +73,7 @@ def over_orders(
     return total / count
 
 
-def drawn_orders(players: int, count: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
+def drawn_permutations(players: int, count: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
     """Random orders."""
     for _ in range(count):
         yield generator.permutation(players)

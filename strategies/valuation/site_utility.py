@@ -5,17 +5,19 @@ from statistics import median
 from flwr.serverapp import Grid
 
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
-from perennial.protocol.tensors import Tensors, byte_count
+from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import Arrays, RoundRequest
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask, check_counts
 
 
 class SiteJudge:
-    """Asks all sites of a round, and takes the median of their accuracies: a site that lies, or a few, cannot
-    move it far.
+    """Asks all sites of a round to measure a model, and takes the median of their accuracies.
 
-    sent: bytes of the models that were sent. failed: site -> why it did not measure, of the latest round.
+    So a site that lies, or a few, cannot move it far.
+
+    sent: bytes of the models that were sent.
+    failed: site -> why it did not measure, of the latest round.
     """
 
     def __init__(self) -> None:
@@ -28,10 +30,7 @@ class SiteJudge:
         requests = [
             (site, node, self._message(site, request, arrays)) for site, node in request.sites.items()
         ]
-        self.sent += sum(
-            byte_count(message.arrays) + byte_count(message.previous_arrays or {})
-            for _, _, message in requests
-        )
+        self.sent += sum(message.tensor_bytes for _, _, message in requests)
         replies = ask(
             grid,
             self._exchange,
@@ -45,10 +44,8 @@ class SiteJudge:
         return median(shares) if shares else None
 
     def _message(self, site: str, request: RoundRequest, arrays: Arrays) -> EvaluateRequest:
-        send = request.previous_arrays is not None and site not in request.holders
         return EvaluateRequest(
             **request.stamp.stamp_fields,
             arrays=Tensors(arrays),
-            previous=request.previous,
-            previous_arrays=Tensors(request.previous_arrays or {}) if send else None,
+            **request.previous.fields_of(site),
         )

@@ -105,9 +105,13 @@ def folder() -> Iterator[Path]:
 
 def gateway() -> str:
     """The address at which containers reach ports of this machine."""
-    template = "{{(index .IPAM.Config 0).Gateway}}"
+    # Debian's engine fills IPAM's gateway at its second start only, so the interface itself is asked
+    template = '{{index .Options "com.docker.network.bridge.name"}}'
     command = ["docker", "network", "inspect", "bridge", "--format", template]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    bridge = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    command = ["ip", "-json", "-4", "address", "show", "dev", bridge]
+    (found,) = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return found["addr_info"][0]["local"]
 
 
 def rewrite(path: Path, old: str, new: str) -> None:

@@ -17,7 +17,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, StateError
 from perennial.learning.batches import TrainingSet
-from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, halves, typical_of
+from perennial.learning.bayesian_estimate import FILE, NeighbourDistances, bayesian_figure_of, halves
 from perennial.privacy.bayesian import BayesianAccountant
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
@@ -62,14 +62,14 @@ def test_it_stands_beside_the_worst_case_in_the_summary_the_report_and_the_ledge
     plain: dict[str, Any] = run_in_process(settings(tmp_path, privacy=privacy, name="plain"))
     summary: dict[str, Any] = run_in_process(settings(tmp_path, privacy=privacy | {"bayesian": BAYESIAN}))
     epsilon = summary["epsilon"]
-    assert plain["epsilon"]["typical"] is None
+    assert plain["epsilon"]["bayesian"] is None
     assert epsilon["value"] == plain["epsilon"]["value"]
-    assert 0 < epsilon["typical"] < epsilon["value"]
-    assert epsilon["claim"]["typical_epsilon"] == epsilon["typical"]
+    assert 0 < epsilon["bayesian"] < epsilon["value"]
+    assert epsilon["claim"]["bayesian_epsilon"] == epsilon["bayesian"]
     # estimating it changes nothing of what is released
     assert summary["model_sha256"] == plain["model_sha256"]
     folder = tmp_path / "runs" / "small"
-    assert epsilon["claim"]["typical_relation"] in (folder / "report.html").read_text()
+    assert epsilon["claim"]["bayesian_relation"] in (folder / "report.html").read_text()
     ledger_command(folder / "sites" / "site-0", 1e-5, None)
     out = capsys.readouterr().out
     assert "typical record epsilon" in out and "planned invocations" in out
@@ -79,7 +79,7 @@ def test_no_message_carries_it(tmp_path: Path) -> None:
     run_in_process(settings(tmp_path, privacy=SAMPLE | {"bayesian": BAYESIAN}))
     folder = tmp_path / "runs" / "small"
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert not [event for event in events if "typical" in json.dumps(event.get("details", {}))]
+    assert not [event for event in events if "bayesian" in json.dumps(event.get("details", {}))]
     assert len(list(folder.glob(f"sites/*/runs/*/{FILE}"))) == 3
 
 
@@ -91,7 +91,7 @@ def test_every_step_is_an_invocation_and_one_more_than_planned_ends_the_figure(t
     for _ in range(4):
         record.see(torch.full((24,), 0.5))
     record.keep()
-    found = typical_of(tmp_path, "r")
+    found = bayesian_figure_of(tmp_path, "r")
     assert found is not None and (found.invocations, found.planned, found.void) == (4, 4, "")
     by_hand = BayesianAccountant(4, 1e-7)
     for _ in range(4):
@@ -99,7 +99,7 @@ def test_every_step_is_an_invocation_and_one_more_than_planned_ends_the_figure(t
     assert found.epsilon == pytest.approx(by_hand.epsilon(1e-5))
     record.see(torch.full((24,), 0.5))
     record.keep()
-    found = typical_of(tmp_path, "r")
+    found = bayesian_figure_of(tmp_path, "r")
     assert found is not None and found.epsilon is None and "planned for 4" in found.void
 
 
@@ -110,8 +110,8 @@ def test_a_damaged_file_is_not_passed_over(tmp_path: Path) -> None:
     for damaged in ('{"accountant": {}', sound, "[" * 100_000):
         path.write_text(damaged)
         with pytest.raises(StateError, match=r"typical\.json"):
-            typical_of(tmp_path, "r")
-    assert typical_of(tmp_path, "another") is None
+            bayesian_figure_of(tmp_path, "r")
+    assert bayesian_figure_of(tmp_path, "another") is None
 
 
 @pytest.mark.parametrize("ghost", [False, True])

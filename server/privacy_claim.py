@@ -1,8 +1,7 @@
-"""What a privacy claim of this experiment would have to be true: refused where it is not, and named where a
-channel stays open."""
+"""Refuses a privacy claim that the strategy or the data would make false, and names open channels."""
 
-from perennial.config.claims import check_claim
 from perennial.config.experiment import Experiment
+from perennial.config.privacy_claim import check_claim
 from perennial.strategies.base import IncrementalStrategy
 
 
@@ -35,8 +34,10 @@ def open_channels(experiment: Experiment) -> tuple[str, ...]:
         channels.append("sample counts, losses and numbers of right answers, which sites report in the clear")
     if experiment.evaluation.central:
         channels.append("the samples of the server's own test set, on which it measures the model")
-    if experiment.learner.memory is not None and experiment.privacy.unit == "sample":
-        channels.append("a sample kept as an exemplar is counted in every later round, as if it were in all")
+    if experiment.learner.memory is not None and experiment.privacy.mode == "sample":
+        channels.append(
+            f"a {experiment.privacy.hidden_unit} kept as an exemplar is counted in every later round, as if it were in all"
+        )
     if experiment.digests is not None:
         labels = "the labels of the digests, and " if experiment.digests.labels == "public" else ""
         channels.append(f"{labels}how many digests a site lends, which follows its number of samples")

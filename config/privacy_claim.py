@@ -21,11 +21,12 @@ def check_claim(
     normalisation_from_data: bool = False,
     planned_rounds: int | None = None,
 ) -> None:
-    """Raises PrivacyError with every reason for which the claim would be false; nothing is claimed in mode
-    none.
+    """Refuse an experiment whose privacy claim would be false; mode none claims nothing.
 
-    turn: of a ring, where a request has one. The others are what the settings alone do not say, as in
-    refuse_false_claims; left out by who does not know them.
+    turn: the turn in a ring, if a request has one. The other keywords are facts that the settings alone do
+    not say, as in refuse_false_claims; leave them out if you do not know them.
+
+    Raises PrivacyError with every reason.
     """
     learner, memory, digests = experiment.learner, experiment.learner.memory, experiment.digests
     refuse_false_claims(

@@ -1,0 +1,291 @@
+"""Fuzz what a stranger can send: messages and files. Nothing may crash, hang, grow, or end in the catch-all.
+
+    python -m perennial.benchmarks.fuzz [TARGET...] [--runs N] [--record]
+
+Each target takes bytes and turns them into a message or a file. Atheris (coverage-guided, libFuzzer) makes
+the bytes where it is installed (the extra `fuzz`), and Hypothesis otherwise. Each campaign is a process of
+its own with a bound on its memory and on the time of one input.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from perennial.benchmarks.fuzz_inputs import Choices, changed_record, changed_yaml
+
+RUNS = {"decode": 92_000, "yaml": 5_000, "site": 3_000}
+"""Inputs of each target in the slow stage of the tests: 100,000 together."""
+LONGEST_INPUT = 600
+"""Bytes, which decide on a few hundred changes."""
+SECONDS_FOR_ONE = 60
+GIGABYTES = 5
+GROWTH = 400 * 2**20
+"""Bytes by which a campaign may grow after its first tenth; a leak of a message's tensors would be more."""
+RESULTS = Path(__file__).parent / "results" / "fuzz.json"
+STATE_LIMITS = {"runs": 5, "gigabytes": 0.05, "gigabytes_per_run": 0.05}
+UNBOUNDED = {"max_repeats": 10**9, "max_runs": 10**9, "max_evaluations": 10**9}
+"""Counts would refuse most of a campaign at the door, where it would see nothing of what is behind."""
+EXPERIMENTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"strategy": {"name": "scaffold"}, "learner": {"optimizer": {"lr": 0.1}, "means": "site"}},
+    {"strategy": {"name": "serial_ring", "segments": 2}},
+    {
+        "privacy": {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 2.0},
+        "evaluation": {"federated": False},
+    },
+)
+
+Target = Callable[[bytes], str]
+
+
+class Failure(Exception):
+    """An input that ended as none may. It is no PerennialError, so that nothing takes it for a refusal."""
+
+
+def site_target(folder: Path) -> Target:
+    """Any message to a deployed site is answered, or refused with a typed reason."""
+    from perennial.benchmarks.deployed_site import DeployedSite
+    from perennial.protocol.messages import Refusal
+
+    sites = []
+    for number, experiment in enumerate(EXPERIMENTS):
+        (folder / str(number)).mkdir()
+        made = DeployedSite(folder / str(number), experiment=experiment, policy=UNBOUNDED, state=STATE_LIMITS)
+        sites.append((made, made.every_request()))
+
+    def send(data: bytes) -> str:
+        choices = Choices(data)
+        site, requests = choices.pick(sites)
+        request = choices.pick(requests)
+        record = changed_record(choices, request.to_record())
+        answer = site.send(record, request.message_type)
+        if (outcome := site.outcome(answer)) != "refused":
+            return outcome
+        refusal = Refusal.from_record(answer)
+        if refusal.kind == "error":
+            raise Failure(f"{type(request).__name__}: {refusal.reason}")
+        return f"refused: {refusal.kind}"
+
+    return send
+
+
+def decode_target(folder: Path) -> Target:
+    """Any record becomes a message or a ProtocolError."""
+    from perennial.benchmarks.deployed_site import DeployedSite
+    from perennial.foundation.errors import ProtocolError
+
+    site = DeployedSite(folder)
+    made = [(type(request), request.to_record()) for request in site.every_request()]
+
+    def decode(data: bytes) -> str:
+        choices = Choices(data)
+        kind, record = choices.pick(made)
+        try:
+            kind.from_record(changed_record(choices, record)).to_record()
+        except ProtocolError:
+            return "refused"
+        return "read"
+
+    return decode
+
+
+def yaml_target(folder: Path) -> Target:
+    """Any text is an experiment, a site, or a ConfigError."""
+    from perennial.benchmarks.deployed_site import EXPERIMENT
+    from perennial.config.experiment import load_experiment
+    from perennial.config.site import load_site_config
+    from perennial.foundation.errors import ConfigError
+    from perennial.strategies.factory import build_strategy
+
+    site = {
+        "site": "a",
+        "state_dir": "s",
+        "policy": {"answers": ["train"]},
+        "connection": {"superlink": "a:1"},
+    }
+    site |= {"data": {"source": "folder", "path": "d", "labels": {"x": "y"}}, "state": {"runs": 3}}
+    contents = [(load_site_config, site)]
+    contents += [(load_experiment, {**EXPERIMENT, **experiment}) for experiment in EXPERIMENTS]
+    path = folder / "file.yaml"
+
+    def read(data: bytes) -> str:
+        choices = Choices(data)
+        load, content = choices.pick(contents)
+        path.write_text(changed_yaml(choices, content), encoding="utf-8", errors="replace")
+        try:
+            found = load(path)
+            if load is load_experiment:
+                build_strategy(found.strategy.name, found.strategy.parameters)
+        except ConfigError as error:
+            if len(str(error)) > 20_000:
+                raise Failure(f"an error of {len(str(error))} characters") from error
+            return "refused"
+        return "read"
+
+    return read
+
+
+def planted_target(folder: Path) -> Target:
+    """A fault that a campaign must find: it shows that what a campaign finds is told."""
+
+    def divide(data: bytes) -> str:
+        return str(1 // (Choices(data).number(7) - 3))
+
+    return divide
+
+
+TARGETS: dict[str, Callable[[Path], Target]] = {
+    "decode": decode_target,
+    "yaml": yaml_target,
+    "site": site_target,
+}
+
+
+def engine() -> str:
+    """What makes the bytes here."""
+    return "atheris" if importlib.util.find_spec("atheris") is not None else "hypothesis"
+
+
+def campaign(name: str, runs: int) -> dict[str, Any]:
+    """One campaign in a process of its own: inputs, outcomes, seconds, growth.
+
+    Raises Failure with the input that ended as none may, and what it said.
+    """
+    with tempfile.TemporaryDirectory(prefix="perennial-fuzz-") as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "perennial.benchmarks.fuzz", "--inside", str(report), name]
+        done = subprocess.run(
+            [*command, "--runs", str(runs)], capture_output=True, text=True, cwd=folder, check=False
+        )
+        if done.returncode or not report.exists():
+            raise Failure(f"{name}: ended with {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        return json.loads(report.read_text())
+
+
+def _inside(name: str, runs: int, report: Path) -> None:
+    """The campaign itself."""
+    import logging
+
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_DATA, (GIGABYTES * 2**30, resource.RLIM_INFINITY))
+    folder = report.parent / "work"
+    folder.mkdir()
+    made = {**TARGETS, "planted": planted_target}[name]
+    guided = engine() == "atheris"
+    if guided:
+        atheris = importlib.import_module("atheris")
+
+        with atheris.instrument_imports(include=["perennial"]):
+            target = made(folder)
+    else:
+        target = made(folder)
+    outcomes: Counter[str] = Counter()
+    start, resident = time.monotonic(), [0]
+
+    def one(data: bytes) -> None:
+        signal.alarm(SECONDS_FOR_ONE)
+        try:
+            outcomes[target(data)] += 1
+        except Exception as error:
+            raise Failure(f"input {data.hex()}: {type(error).__name__}: {error}") from error
+        finally:
+            signal.alarm(0)
+        if outcomes.total() == max(1, runs // 10):
+            resident[0] = _resident()
+        if outcomes.total() == runs:
+            close()  # libFuzzer ends the process, and nothing that comes after it is run
+
+    def close() -> None:
+        grown = _resident() - resident[0]
+        found = {
+            "target": name,
+            "engine": engine(),
+            "inputs": outcomes.total(),
+            "outcomes": dict(sorted(outcomes.items())),
+            "seconds": round(time.monotonic() - start, 1),
+            "processor_seconds": round(time.process_time(), 1),
+            "grown_bytes": grown,
+            "disk_bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+        }
+        report.write_text(json.dumps(found))
+
+    if guided:
+        _with_atheris(one, runs)
+    else:
+        _with_hypothesis(one, runs)
+        close()
+
+
+def _with_hypothesis(one: Callable[[bytes], None], runs: int) -> None:
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import strategies as st
+
+    # seeds of whole inputs: making bytes one by one would cost more than what is done with them
+    data = st.integers(0, 2**64 - 1).map(_random_bytes)
+    tried = settings(
+        max_examples=runs,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.data_too_large,
+            HealthCheck.large_base_example,
+        ],
+    )
+    tried(given(data=data)(one))()
+
+
+def _random_bytes(seed: int) -> bytes:
+    import numpy as np
+
+    return np.random.default_rng(seed).bytes(LONGEST_INPUT)
+
+
+def _with_atheris(one: Callable[[bytes], None], runs: int) -> None:
+    atheris = importlib.import_module("atheris")
+
+    options = [f"-runs={runs}", f"-max_len={LONGEST_INPUT}", "-seed=1", f"-timeout={SECONDS_FOR_ONE}"]
+    options += [f"-rss_limit_mb={GIGABYTES * 1024}", "-len_control=0", "-print_final_stats=1"]
+    atheris.Setup([sys.argv[0], *options], one)
+    atheris.Fuzz()
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", nargs="*", default=[])
+    parser.add_argument("--runs", type=int, help="inputs of each target")
+    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.inside is not None:
+        return _inside(given.targets[0], given.runs, given.inside)
+    found = []
+    for name in given.targets or TARGETS:
+        found.append(campaign(name, given.runs or RUNS[name]))
+        print(json.dumps(found[-1]), flush=True)
+    if given.record:
+        from perennial.benchmarks.environment import machine
+
+        RESULTS.write_text(json.dumps({"campaigns": found, "measured_on": machine()}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

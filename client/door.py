@@ -1,0 +1,134 @@
+"""The first check of a deployed site: is this request one that the approved experiment makes?
+
+The policy must also bear its size. What the request would release is judged afterwards, by client/policy.py
+and client/floor.py, where it is computed.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from perennial.client.plan import Plan
+from perennial.client.request_count import RequestCount
+from perennial.client.site import Site
+from perennial.client.time_limit import time_limit
+from perennial.config.experiment import Experiment
+from perennial.config.site import SitePolicy
+from perennial.foundation.errors import PolicyRefusal
+from perennial.learning.private_training import steps_of_round
+from perennial.protocol.fields import WireMessage
+from perennial.protocol.messages import Stamp, TrainRequest
+
+
+@contextmanager
+def admitted(site: Site, request: WireMessage) -> Iterator[None]:
+    """Inside, a request that came through the door is answered, within the policy's time.
+
+    A simulated site has no door. Raises PolicyRefusal naming the rule, StateError when the request cannot be
+    counted.
+    """
+    if not site.identity.deployed or not isinstance(request, Stamp):
+        yield
+        return
+    policy = site.identity.policy
+    site.check_experiment(request)
+    plan = Plan(site.experiment, site.process.registry)
+    check_bytes(policy, request)
+    check_bounds(policy, site.experiment, plan.rounds)
+    kind = plan.check(request)
+    if isinstance(request, TrainRequest):
+        check_clip_norm(policy, site.experiment, request.clip_norm)
+    RequestCount(site.identity.state_dir).take(policy, plan, kind, request)
+    site.check_split_key(request)
+    with time_limit(policy.max_seconds):
+        yield
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One setting of an experiment and the policy's bound on it. least: found must be at least allowed."""
+
+    rule: str
+    key: str
+    found: float
+    allowed: float
+    least: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.found >= self.allowed if self.least else self.found <= self.allowed
+
+    def __str__(self) -> str:
+        words = "at least" if self.least else "at most"
+        return f"policy.{self.rule}: {self.key}: found {self.found:g}, allowed {words} {self.allowed:g}"
+
+
+def bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> Iterator[Bound]:
+    """What the policy bounds of an experiment. rounds: of the whole run.
+
+    Clip norm and noise are bounded where a site takes on trust what the server does with its update: in every
+    other mode its own noise follows from them, and the ledger says what it is worth.
+    """
+    learner, privacy = experiment.learner, experiment.privacy
+    yield Bound("max_rounds", "rounds of all tasks", rounds, policy.max_rounds)
+    yield Bound("max_epochs", "learner.epochs", learner.epochs, policy.max_epochs)
+    if privacy.mode == "sample":
+        steps = steps_of_round(learner, privacy)
+        yield Bound("max_steps", "steps of a round", steps, policy.max_steps)
+    if privacy.mode == "client_central":
+        assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
+        yield Bound("max_clip_norm", "privacy.clip_norm", privacy.clip_norm, policy.max_clip_norm)
+        yield Bound(
+            "min_noise_multiplier",
+            "privacy.noise_multiplier",
+            privacy.noise_multiplier,
+            policy.min_noise_multiplier,
+            least=True,
+        )
+
+
+def check_bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> None:
+    """Raises PolicyRefusal naming the first bound that an experiment does not keep."""
+    for bound in bounds(policy, experiment, rounds):
+        if not bound.holds:
+            raise PolicyRefusal(str(bound))
+
+
+def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:
+    """The bounds of a policy that an experiment as a whole does not keep, in words."""
+    yield from (str(bound) for bound in bounds(policy, plan.experiment, plan.rounds) if not bound.holds)
+    if plan.evaluations() > policy.max_evaluations:
+        yield (
+            f"policy.max_evaluations: the experiment asks for {plan.evaluations()} answers with counts, "
+            f"allowed {policy.max_evaluations}"
+        )
+
+
+def check_clip_norm(policy: SitePolicy, experiment: Experiment, clip_norm: float | None) -> None:
+    """Raises PolicyRefusal when adaptive clipping has driven the norm above the policy's largest."""
+    bound = Bound("max_clip_norm", "clip_norm of the request", clip_norm or 0.0, policy.max_clip_norm)
+    if experiment.privacy.mode == "client_central" and not bound.holds:
+        raise PolicyRefusal(str(bound))
+
+
+def check_steps(policy: SitePolicy, experiment: Experiment, samples: int) -> None:
+    """Refuse training that would take more steps than the policy allows.
+
+    Raises PolicyRefusal, which does not say how many samples the site has.
+    """
+    steps = experiment.learner.epochs * math.ceil(samples / experiment.learner.batch_size)
+    if experiment.privacy.mode != "sample" and steps > policy.max_steps:
+        raise PolicyRefusal(
+            f"policy.max_steps: a round of {experiment.learner.epochs} epochs with batches of "
+            f"{experiment.learner.batch_size} takes more than {policy.max_steps} steps here"
+        )
+
+
+def check_bytes(policy: SitePolicy, request: WireMessage) -> None:
+    """Raises PolicyRefusal for a request whose tensors are larger than the policy bears."""
+    if request.tensor_bytes > policy.max_bytes:
+        raise PolicyRefusal(
+            f"policy.max_bytes: {type(request).__name__}: found {request.tensor_bytes} bytes of tensors, "
+            f"allowed {policy.max_bytes}"
+        )

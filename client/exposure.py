@@ -1,0 +1,171 @@
+"""What a hostile server could get out of a site under a policy, channel by channel.
+
+For each channel: whether the server can recover single images, computed from the policy alone. The server is
+taken at its worst: it sends any model, in the requests of any experiment that the hospital approves.
+tests/redteam runs an attack on each channel and holds these answers against what it recovers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from perennial.client.floor import exempt
+from perennial.config.site import Answer, Release, SitePolicy
+
+BITS = 3 * 8
+"""Bits of the smallest thing that is called an image here: three pixels of 8 bits."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One way out. recovers: whether single images come out of it. why: the rule that decides it."""
+
+    name: str
+    recovers: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'YES' if self.recovers else 'no'}, {self.why}"
+
+
+def channels(policy: SitePolicy) -> Iterator[Channel]:
+    """Every channel of the protocol, whether it is open or shut."""
+    yield _updates(policy)
+    yield _evaluation(policy)
+    yield _class_means(policy)
+    yield _digests(policy)
+    yield _sparsity(policy)
+    yield _prototypes(policy)
+    yield _statistics(policy)
+
+
+def in_words(policy: SitePolicy) -> Iterator[str]:
+    """The lines that `perennial site check` prints."""
+    found = [*channels(policy)]
+    by = [channel.name for channel in found if channel.recovers]
+    if by:
+        yield f"a hostile server can recover single images: YES, by {', '.join(by)}"
+    else:
+        yield "a hostile server can recover single images: no channel that this file opens gives them"
+    yield from (f"  {channel}" for channel in found)
+    if policy.require_privacy in ("client_local", "sample") and policy.max_epsilon is not None:
+        yield (
+            f"  what all releases together tell of one {policy.unit} is bounded by epsilon "
+            f"{policy.max_epsilon:g} at delta {policy.delta:g}; an epsilon above 10 bounds little"
+        )
+
+
+def _answered(policy: SitePolicy, answer: Answer) -> bool:
+    return answer in policy.answers
+
+
+def _shut(policy: SitePolicy, name: str, answer: Answer) -> Channel | None:
+    if _answered(policy, answer):
+        return None
+    return Channel(name, False, f"policy.answers does not list {answer!r}")
+
+
+def _budget(policy: SitePolicy) -> str | None:
+    """Why nothing leaves in the clear; None where it may."""
+    if policy.require_privacy != "none":
+        return f"policy.require_privacy demands {policy.require_privacy!r}"
+    if policy.max_epsilon is not None:
+        return "policy.max_epsilon: what leaves in the clear has an infinite epsilon"
+    return None
+
+
+def _updates(policy: SitePolicy) -> Channel:
+    name = "updates"
+    if shut := _shut(policy, name, "train"):
+        return shut
+    if policy.require_privacy == "client_central":
+        return Channel(
+            name, True, "mode client_central cuts an update and sends it without noise to the server"
+        )
+    if policy.require_privacy != "none":
+        return Channel(name, False, f"{_budget(policy)}, with noise from this site")
+    if policy.max_epsilon is not None:
+        # the server may name the mode, and client_central has a finite epsilon against everybody but it
+        return Channel(
+            name,
+            True,
+            "policy.require_privacy 'none' with a budget takes mode client_central, in which the server sees "
+            "the update without noise",
+        )
+    return Channel(
+        name,
+        True,
+        "policy.require_privacy 'none': a model made for it leaves single images in the update of "
+        f"{policy.min_samples} samples and more",
+    )
+
+
+def _evaluation(policy: SitePolicy) -> Channel:
+    name = "counts of right answers"
+    if shut := _shut(policy, name, "evaluate"):
+        return shut
+    if budget := _budget(policy):
+        return Channel(name, False, budget)
+    if exempt(policy, "evaluate") or policy.min_samples == 1:
+        bits = policy.max_evaluations * policy.max_runs
+        recovers = bits >= BITS
+        why = "a class with one sample tells one bit of it in each of policy.max_evaluations "
+        return Channel(name, recovers, why + f"{policy.max_evaluations} answers")
+    return Channel(
+        name,
+        False,
+        f"policy.min_samples: counts are over {policy.min_samples} samples and more, in "
+        f"{policy.max_evaluations} answers at most (policy.max_evaluations); each tells a number of them",
+    )
+
+
+def _few(policy: SitePolicy, name: str, release: Release, answer: Answer, usual: str) -> Channel:
+    """A channel in the clear that the floor alone bounds."""
+    if shut := _shut(policy, name, answer):
+        return shut
+    if budget := _budget(policy):
+        return Channel(name, False, budget)
+    if exempt(policy, release):
+        return Channel(name, True, f"policy.below_floor lists {release!r}, so single samples may leave")
+    if policy.min_samples == 1:
+        return Channel(name, True, "policy.min_samples 1 lets what comes from one sample leave")
+    return Channel(name, False, usual)
+
+
+def _class_means(policy: SitePolicy) -> Channel:
+    usual = f"policy.min_samples: each sum is over {policy.min_samples} exemplars of a class and more"
+    return _few(policy, "sums for class means", "class_means", "train", usual)
+
+
+def _digests(policy: SitePolicy) -> Channel:
+    usual = f"policy.min_samples: each digest mixes {policy.min_samples} samples and more"
+    return _few(policy, "digests", "digest", "digest", usual)
+
+
+def _sparsity(policy: SitePolicy) -> Channel:
+    usual = f"policy.min_samples: each number is a mean over {policy.min_samples} samples and more"
+    return _few(policy, "sparsity vectors", "sparsity", "sparsity", usual)
+
+
+def _prototypes(policy: SitePolicy) -> Channel:
+    name = "gradients of prototypes"
+    if shut := _shut(policy, name, "train"):
+        return shut
+    if budget := _budget(policy):
+        return Channel(name, False, budget)
+    if exempt(policy, "prototypes"):
+        return Channel(name, True, "policy.below_floor lists 'prototypes', each of which is one sample")
+    return Channel(name, False, "policy.below_floor does not list 'prototypes'")
+
+
+def _statistics(policy: SitePolicy) -> Channel:
+    name = "sums of features"
+    if shut := _shut(policy, name, "statistics"):
+        return shut
+    if budget := _budget(policy):
+        return Channel(name, False, budget)
+    return Channel(
+        name,
+        True,
+        "policy.require_privacy 'none': sums over fewer samples than features tell the space that these lie "
+        "in, and features can be turned back into images",
+    )

@@ -1,0 +1,75 @@
+"""The one floor below which nothing that is computed from data leaves a site: policy.min_samples.
+
+It is asked of what a release is computed from, after every cut: a ring's segment, a class's exemplars, the
+validation part, the samples mixed in one digest.
+"""
+
+from collections.abc import Sequence
+
+from perennial.config.site import Release, SitePolicy
+from perennial.foundation.errors import PolicyRefusal
+from perennial.privacy.digest_config import DigestConfig
+
+RELEASES: dict[Release, str] = {
+    "update": "an update",
+    "evaluate": "counts of right answers",
+    "class_means": "a class's sum",
+    "digest": "a digest",
+    "sparsity": "a sparsity vector",
+    "prototypes": "gradients of prototypes",
+    "measurements": "a measurement",
+    "statistics": "sums of features",
+    "class_counts": "counts of samples",
+    "compare_heads": "counts of right answers",
+}
+
+
+def exempt(policy: SitePolicy, release: Release) -> bool:
+    """Whether the policy lets this release leave whatever it is computed from."""
+    return release in policy.below_floor
+
+
+def check_floor(policy: SitePolicy, release: Release, samples: int) -> None:
+    """Raises PolicyRefusal when a release comes from too few samples; their number is not told."""
+    if samples < policy.min_samples and not exempt(policy, release):
+        raise PolicyRefusal(
+            f"policy.min_samples: {RELEASES[release]} would be computed from fewer than "
+            f"{policy.min_samples} samples"
+        )
+
+
+def check_single_samples(policy: SitePolicy, release: Release) -> None:
+    """Raises PolicyRefusal for what is computed from one sample each, unless the policy names it."""
+    if not exempt(policy, release):
+        raise PolicyRefusal(
+            f"policy.below_floor: {RELEASES[release]} come from one sample each, and give it back to whoever "
+            f"reads them; allowed where the policy lists {release!r}"
+        )
+
+
+def withheld(policy: SitePolicy, release: Release, cells: Sequence[int]) -> set[int]:
+    """Which cells of a table of counts stay at the site because they are below the floor.
+
+    Empty cells stay too, and further ones, smallest first, until those that stay have two cells and the
+    floor's number of samples between them. So a total that is known from elsewhere gives none of them back,
+    and nobody learns whether a class has no sample or a few. A floor of 1 holds nothing back.
+    """
+    if policy.min_samples == 1 or exempt(policy, release):
+        return set()
+    small = {cell for cell, count in enumerate(cells) if count < policy.min_samples}
+    rest = sorted((count, cell) for cell, count in enumerate(cells) if cell not in small)
+    while small and rest and (len(small) < 2 or sum(cells[c] for c in small) < policy.min_samples):
+        small.add(rest.pop(0)[1])
+    return small
+
+
+def samples_of_digest(config: DigestConfig) -> int:
+    """How many samples one digest is really made of: 1 / (sum of squared weights), rounded down.
+
+    Drawn weights can be all but one sample's, so they count as one.
+    """
+    if config.weight_alpha is not None:
+        return 1
+    if config.weights is None:
+        return config.per_digest
+    return int(1 / sum(weight**2 for weight in config.weights) + 1e-6)

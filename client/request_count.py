@@ -1,0 +1,110 @@
+"""How often a site was asked, on its own disk: what the approved experiment needs, and no more.
+
+A request is counted before it is answered, so that a site that is killed in between has counted it. The
+count belongs to the site's life: neither a restart nor a new run's token begins it anew.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from perennial.client.plan import Plan
+from perennial.config.site import SitePolicy
+from perennial.foundation.errors import PolicyRefusal, StateError
+from perennial.foundation.files import make_folder
+from perennial.protocol.messages import Stamp
+
+FILE = "requests.sqlite"
+LOCK_SECONDS = 60.0
+OF_A_TASK = ("sparsity",)
+"""Kinds that an experiment asks for once in a task, in whichever round; others are counted by round."""
+UNCOUNTED = ("digest",)
+"""Made once and sent again bit for bit, so that asking often gives nothing more."""
+COUNTS = ("evaluate", "personal_model", "compare_heads")
+"""Kinds that answer with counts on held-out samples."""
+
+
+class RequestCount:
+    """The file requests.sqlite in a site's state_dir, mode 0600, safe for several processes at once."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.path = state_dir / FILE
+
+    def take(self, policy: SitePolicy, plan: Plan, kind: str, request: Stamp) -> None:
+        """Count one request, if the experiment may still make it.
+
+        Raises PolicyRefusal naming the rule when it may not, StateError when it cannot be counted.
+        """
+        if kind in UNCOUNTED:
+            return
+        place = f"task {request.task}" if kind in OF_A_TASK else f"round {request.round}"
+        experiment = plan.experiment
+        with self._open() as book:
+            runs = {
+                run
+                for (run,) in book.execute(
+                    "SELECT DISTINCT run FROM asked WHERE experiment = ?", (experiment.digest,)
+                )
+            }
+            if request.run not in runs and len(runs) >= policy.max_runs:
+                raise PolicyRefusal(
+                    f"policy.max_runs: this experiment has had its {policy.max_runs} runs at this site; "
+                    "resume one of them, or have the site allow more"
+                )
+            (before,) = book.execute(
+                "SELECT count(*) FROM asked WHERE experiment = ? AND run = ? AND kind = ? AND place = ?",
+                (experiment.digest, request.run, kind, place),
+            ).fetchone()
+            most = plan.most(kind, request.round)
+            if before >= most + policy.max_repeats:
+                raise PolicyRefusal(
+                    f"policy.max_repeats: {kind} of {place} was asked for {before} times; the experiment "
+                    f"needs {most}, and {policy.max_repeats} repeats are allowed"
+                )
+            if kind in COUNTS:
+                self._check_evaluations(book, policy, experiment.digest)
+            book.execute(
+                "INSERT INTO asked VALUES (?, ?, ?, ?)", (experiment.digest, request.run, kind, place)
+            )
+
+    def counted(self, kind: str) -> int:
+        """Requests of a kind over the site's life."""
+        if not self.path.exists():
+            return 0
+        with self._open() as book:
+            return book.execute("SELECT count(*) FROM asked WHERE kind = ?", (kind,)).fetchone()[0]
+
+    def _check_evaluations(self, book: sqlite3.Connection, policy: SitePolicy, experiment: str) -> None:
+        marks = ", ".join("?" * len(COUNTS))
+        (before,) = book.execute(
+            f"SELECT count(*) FROM asked WHERE experiment = ? AND kind IN ({marks})", (experiment, *COUNTS)
+        ).fetchone()
+        if before >= policy.max_evaluations:
+            raise PolicyRefusal(
+                f"policy.max_evaluations: this experiment has had {before} answers with counts of right "
+                "answers, which is all that this site gives"
+            )
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, for this process alone; on the disk when the block ends."""
+        make_folder(self.path.parent)
+        try:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            book = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            raise StateError(f"{self.path}: cannot be opened ({error}); nothing is answered") from error
+        try:
+            book.execute("PRAGMA synchronous = FULL")
+            book.execute("BEGIN IMMEDIATE")
+            book.execute(
+                "CREATE TABLE IF NOT EXISTS asked (experiment TEXT, run TEXT, kind TEXT, place TEXT)"
+            )
+            yield book
+            book.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise StateError(f"{self.path}: damaged or full ({error}); nothing is answered") from error
+        finally:
+            book.close()

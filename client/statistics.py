@@ -1,0 +1,222 @@
+"""A site's share of a closed-form classifier: sums over its samples' fixed features, and counts beside them.
+
+The maps are the same at every site and nothing here trains, so the site answers once a task, whenever it is
+there; what it answers does not depend on when.
+"""
+
+import logging
+
+import torch
+
+from perennial.client.floor import check_floor, withheld
+from perennial.client.policy import check_answer, check_evaluation, check_statistics
+from perennial.client.release import charge, charge_entry
+from perennial.client.site import Site
+from perennial.config import charges
+from perennial.config.site import Release
+from perennial.foundation.errors import PrivacyError, ProtocolError
+from perennial.foundation.streams import stream
+from perennial.learning.analytic.statistics import PRODUCT, Collector, Statistics, weighted
+from perennial.learning.feature_bank import bank_of
+from perennial.models.feature_maps.fixed import FixedFeatures
+from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
+from perennial.privacy.noised_sums import add_noise_to_sums
+from perennial.protocol.messages import (
+    ClassCountsReply,
+    ClassCountsRequest,
+    CompareHeadsReply,
+    CompareHeadsRequest,
+    Stamp,
+    StatisticsReply,
+    StatisticsRequest,
+)
+from perennial.protocol.tensors import Tensors
+
+log = logging.getLogger("perennial.site")
+
+
+def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
+    """The sums of one task. Classes below the policy's floor are in none of them.
+
+    Raises PolicyRefusal where sums may not leave, or all classes are below the floor.
+    """
+    policy = site.identity.policy
+    check_answer(policy, "statistics")
+    check_statistics(policy, site.experiment)
+    site.check_experiment(request)
+    backbone = _maps(site, request.features)
+    classes = _classes(site, request)
+    weights = request.weights
+    if weights is not None and len(weights) != len(classes):
+        raise ProtocolError(
+            f"StatisticsRequest: weights: found {len(weights)}, expected {len(classes)}, one a class"
+        )
+    if (sent := _sent_before(site, request)) is not None:
+        return _reply(request, sent)
+    # under noise, which classes are left out would tell of their samples
+    noised = site.experiment.privacy.enabled
+    counts = _counts(site, classes) if noised else _told_counts(site, classes, "statistics")
+    if not noised and 0 < sum(counts) <= backbone.width and site.identity.deployed:
+        log.warning(
+            "statistics of %d samples with %d features leave without noise: they tell the space that these "
+            "samples' features lie in",
+            sum(counts),
+            backbone.width,
+        )
+    told = [label for label, count in zip(classes, counts, strict=True) if count]
+    sums = summed(site, backbone, classes, told, weights)
+    tensors = _released(site, request, sums)
+    return _reply(request, tensors)
+
+
+def _reply(request: StatisticsRequest, tensors: Tensors) -> StatisticsReply:
+    return StatisticsReply(
+        **request.stamp_fields, of_task=request.of_task, features=request.features, statistics=tensors
+    )
+
+
+def _released(site: Site, request: StatisticsRequest, sums: Statistics) -> Tensors:
+    """The sums as they may leave, charged. Noise is added once: the same bytes are sent when asked again."""
+    privacy = site.experiment.privacy
+    clear = Tensors(gram=sums.gram, sums=sums.sums, counts=sums.counts)
+    if not privacy.enabled:
+        _charge(site, request, "statistics")
+        return clear
+    assert privacy.noise_multiplier is not None
+    state, name = site.state(request.run), _record(request.of_task)
+    secure = privacy.noise_source == "secure"
+    seeded = stream(site.experiment.seed, "sums-noise", site.name, request.of_task)
+    source = SecureWords() if secure else SeededWords(seeded)
+    gram, rows, counts = add_noise_to_sums(
+        sums.gram, sums.sums, sums.counts, PRODUCT, privacy.noise_multiplier, source
+    )
+    charge_entry(site, charges.sums(site.experiment, request.run, request.of_task))
+    noised = Tensors(gram=gram, sums=rows, counts=counts)
+    state.put(name, 0, noised, {"features": request.features})
+    return noised
+
+
+def _sent_before(site: Site, request: StatisticsRequest) -> Tensors | None:
+    """What left with noise when this was asked for before; None where nothing did."""
+    if not site.experiment.privacy.enabled:
+        return None
+    kept = site.state(request.run).get(_record(request.of_task), before=1)
+    return None if kept is None else Tensors(kept[0])
+
+
+def _record(task: int) -> str:
+    return f"statistics-{task}"
+
+
+def summed(
+    site: Site, backbone: FixedFeatures, classes: range, told: list[int], weights: list[int] | None
+) -> Statistics:
+    """Exact sums over the site's training samples of the classes whose counts may leave.
+
+    told: samples of each class that may leave.
+    weights: of each of the classes.
+    """
+    if weights is None:
+        return _collected(site, backbone, classes, told)
+    parts = (
+        (_collected(site, backbone, range(label, label + 1), [label]), weights[label - classes.start])
+        for label in told
+    )
+    return weighted(parts, backbone.width + 1, classes)
+
+
+def _collected(site: Site, backbone: FixedFeatures, classes: range, told: list[int]) -> Statistics:
+    collector = Collector(backbone.width, classes)
+    indices = site.data.task_indices("train", classes.start, classes.stop)
+    data = site.samples(indices[torch.isin(site.data.y[indices], torch.tensor(told, dtype=torch.int64))])
+    if len(data):
+        for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):
+            collector.add(features, labels)
+    return collector.finish()
+
+
+def _told_counts(site: Site, classes: range, release: Release) -> list[int]:
+    """Training samples of each class, 0 for those that the policy keeps back.
+
+    A class's sum over one sample is that sample's features.
+    """
+    counts = _counts(site, classes)
+    stay = withheld(site.identity.policy, release, counts)
+    if len(stay) == len(classes):
+        check_floor(site.identity.policy, release, 0)
+    return [0 if place in stay else count for place, count in enumerate(counts)]
+
+
+def _counts(site: Site, classes: range) -> list[int]:
+    indices = site.data.task_indices("train", classes.start, classes.stop)
+    return torch.bincount(site.data.y[indices] - classes.start, minlength=len(classes)).tolist()
+
+
+def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsReply:
+    """The number of training samples of each class of one task. Errors as answer_statistics."""
+    policy = site.identity.policy
+    check_answer(policy, "statistics")
+    check_statistics(policy, site.experiment)
+    site.check_experiment(request)
+    counts = _told_counts(site, _classes(site, request), "class_counts")
+    _charge(site, request, "class_counts")
+    return ClassCountsReply(**request.stamp_fields, of_task=request.of_task, counts=counts)
+
+
+def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHeadsReply:
+    """Right answers of several heads on the site's validation samples of the classes seen so far."""
+    policy = site.identity.policy
+    check_answer(policy, "evaluate")
+    check_evaluation(policy, site.experiment)
+    site.check_experiment(request)
+    backbone, known = _maps(site, request.features), request.num_classes
+    heads = request.heads
+    count = len(heads["bias"]) if "bias" in heads else 0
+    found = {name: tuple(tensor.shape) for name, tensor in heads.items()}
+    expected = {"weight": (count, known, backbone.width), "bias": (count, known)}
+    if found != expected or not count:
+        raise ProtocolError(f"CompareHeadsRequest: heads: found {found}, expected {expected}")
+    data = site.samples(site.data.task_indices("validation", 0, known))
+    correct = torch.zeros(count, known, dtype=torch.int64)
+    if len(data):
+        weight = heads["weight"].to(data.x.device)
+        bias = heads["bias"].to(data.x.device)
+        for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):
+            for head in range(count):
+                hits = (features @ weight[head].T + bias[head]).argmax(dim=1) == labels
+                correct[head] += torch.bincount(labels[hits], minlength=known).cpu()
+    total = data.counts(known).cpu()
+    stay = sorted(withheld(policy, "compare_heads", total.tolist()))
+    if len(stay) == known:
+        check_floor(policy, "compare_heads", 0)
+    correct[:, stay], total[stay] = 0, 0
+    charge(site, request.run, of_update=False)
+    return CompareHeadsReply(**request.stamp_fields, correct=correct.flatten().tolist(), total=total.tolist())
+
+
+def _maps(site: Site, features: str) -> FixedFeatures:
+    """This site's maps. Raises ProtocolError where they are not those of the request."""
+    backbone = site.models.fixed_features()
+    if backbone.content != features:
+        raise ProtocolError(
+            f"features: found {features:.12}, this site has {backbone.content:.12}; server and site need "
+            "the same maps, weights and preprocessing"
+        )
+    return backbone
+
+
+def _classes(site: Site, request: StatisticsRequest | ClassCountsRequest) -> range:
+    if request.of_task > request.task:
+        raise ProtocolError(
+            f"{type(request).__name__}: of_task: found {request.of_task}, allowed 1 to {request.task}"
+        )
+    return site.process.registry.schedule.classes_of(request.of_task)
+
+
+def _charge(site: Site, request: Stamp, kind: str) -> None:
+    """A simulated site without protection keeps no ledger: nothing leaves anybody."""
+    if site.experiment.privacy.enabled:
+        raise PrivacyError(f"privacy.mode {site.experiment.privacy.mode}: no noise is added to {kind}")
+    if not site.identity.deployed:
+        return
+    charge_entry(site, charges.in_the_clear(site.experiment, request.run, kind))

@@ -1,0 +1,40 @@
+"""A limit on the time that one request takes."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from perennial.foundation.errors import PolicyRefusal
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises PolicyRefusal inside the block once seconds have passed.
+
+    A site's process has one thread, where a signal stops the work; in any other thread the block ends first,
+    and its result must not leave.
+    """
+    refusal = PolicyRefusal(f"policy.max_seconds: the request took longer than {seconds:g} s")
+    start = time.monotonic()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise refusal
+
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGALRM, stop)
+        left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            if left:
+                # somebody else's alarm, at its own time
+                signal.setitimer(signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - start)))
+    else:
+        yield
+    if time.monotonic() - start > seconds:
+        raise refusal

@@ -1,0 +1,91 @@
+"""What each release of a site is charged as: one function for each kind of release.
+
+The site's ledger and the server's record of what it asked both call it.
+
+run, experiment: identifiers of the run and of the experiment (`Experiment.digest`).
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from perennial.config.experiment import Experiment
+from perennial.config.learner import LearnerConfig
+from perennial.privacy.calibration import gaussian_multiplier
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.digest_entries import digest_entries
+from perennial.privacy.digests import DigestGuarantee
+from perennial.privacy.entries import RECIPIENT, Entry
+
+
+def steps_of_round(learner: LearnerConfig, privacy: PrivacyConfig) -> int:
+    """Steps of one round: as many as sample each sample `epochs` times on average. Public."""
+    assert privacy.sample_rate is not None
+    return math.ceil(learner.epochs / privacy.sample_rate)
+
+
+def update(experiment: Experiment, run: str) -> Entry:
+    """One round's update."""
+    privacy = experiment.privacy
+    sampled = privacy.sample_rate is not None
+    return Entry.of_update(
+        privacy,
+        run=run,
+        experiment=experiment.digest,
+        recipient=RECIPIENT,
+        sample_rate=privacy.sample_rate or 1.0,
+        steps=steps_of_round(experiment.learner, privacy) if sampled else 1,
+    )
+
+
+def class_means(experiment: Experiment, run: str) -> Entry:
+    """Sums for the class means, which leave with the noise of an update."""
+    entry = Entry.of_update(experiment.privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT)
+    return replace(entry, kind="class_means")
+
+
+def sums(experiment: Experiment, run: str, task: int) -> Entry:
+    """One task's sums of features: one release, of the samples of the task alone."""
+    privacy = experiment.privacy
+    if not privacy.enabled:
+        return in_the_clear(experiment, run, "statistics")
+    return Entry.of_sums(privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT, task=task)
+
+
+def sparsity(experiment: Experiment, run: str, epsilon: float | None, delta: float | None) -> Entry:
+    """One sparsity vector, with noise for (epsilon, delta) of one sample replaced; None: without noise."""
+    place = _place(experiment, run, "sparsity", unit="sample")
+    if epsilon is None or delta is None:
+        return Entry(**place, mechanism="unprotected")
+    return Entry(
+        **place,
+        mechanism="gaussian",
+        noise_multiplier=gaussian_multiplier(epsilon, delta),
+        sample_rate=1.0,
+        steps=1,
+        seeded=experiment.privacy.noise_source == "seeded",
+    )
+
+
+def digests(
+    experiment: Experiment, run: str, config: DigestConfig, guarantee: DigestGuarantee
+) -> list[Entry]:
+    """Digests of one task: their features, and their labels where these are protected."""
+    return digest_entries(config, guarantee, run, experiment.digest, RECIPIENT)
+
+
+def in_the_clear(experiment: Experiment, run: str, kind: str) -> Entry:
+    """Figures without noise. kind: metrics beside an update, or an evaluation's counts."""
+    return Entry(**_place(experiment, run, kind, unit="site"), mechanism="unprotected")
+
+
+def _place(experiment: Experiment, run: str, kind: str, unit: str) -> dict[str, Any]:
+    return {
+        "run": run,
+        "experiment": experiment.digest,
+        "recipient": RECIPIENT,
+        "kind": kind,
+        "unit": unit,
+        "relation": "replace",
+    }

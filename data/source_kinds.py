@@ -1,0 +1,61 @@
+"""Every kind of data source: who reads it, and which keys of a `data` block mean something to it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+IMAGES = ("image_size", "color")
+TABLE = ("columns", "label_column", "site_column")
+COLLECTED = ("path", "labels", "patient")
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """reader: `module:function`, called with the data block, and with `takes` by name.
+
+    options: keys that other kinds would ignore. needs: keys without which nothing can be read. collected:
+    somebody's own data, which every site can bring for itself, and in which a class outside the registry is a
+    mistake; other kinds are benchmarks whose classes are known. own_sites: whether the data says who holds
+    each sample: it can, never, always, or where site_column says so.
+    """
+
+    reader: str
+    options: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    takes: tuple[Literal["seed", "cache"], ...] = ()
+    collected: bool = False
+    own_sites: Literal["can", "never", "always", "by_column"] = "can"
+
+
+SOURCES: dict[str, SourceKind] = {
+    "digits": SourceKind("perennial.data.digits:load_digits", IMAGES, own_sites="never"),
+    "folder": SourceKind(
+        "perennial.data.folder:load_folder",
+        (*COLLECTED, *IMAGES),
+        takes=("cache",),
+        collected=True,
+    ),
+    "csv": SourceKind(
+        "perennial.data.table:load_table",
+        (*COLLECTED, *TABLE),
+        collected=True,
+        own_sites="by_column",
+    ),
+    "npz": SourceKind("perennial.data.npz:load_npz", (*COLLECTED, "arrays", *IMAGES), collected=True),
+    "pack": SourceKind("perennial.data.pack:load_pack", ("path", "patient", *IMAGES), needs=("path",)),
+    "torchvision": SourceKind(
+        "perennial.data.torchvision_source:load_torchvision",
+        ("path", "dataset", "download", *IMAGES),
+        needs=("path",),
+        own_sites="never",
+    ),
+    "synth_groups": SourceKind(
+        "perennial.data.synth_groups:load_synth_groups", takes=("seed",), own_sites="always"
+    ),
+}
+PLUGIN_OPTIONS = ("path", "labels", "options", "patient", *IMAGES, *TABLE, "arrays", "dataset")
+"""Keys that a plug-in may read from the data block."""
+
+
+def kind_of(source: str) -> SourceKind:
+    """What is known of a source. A plug-in's reader is `module:function` itself."""
+    return SOURCES.get(source) or SourceKind(source, PLUGIN_OPTIONS)

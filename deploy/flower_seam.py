@@ -1,0 +1,141 @@
+"""Every private name of Flower 1.39 that Perennial uses, with its purpose and what would replace it.
+
+Flower promises nothing about these names between releases, so no other file imports its private modules; a
+test holds that. A name is imported when it is first asked for, because a site starts a process for every
+message and pays for every import.
+"""
+
+# the aliases below mark names as re-exported, for type checkers
+# ruff: noqa: F401, PLC0414
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from flwr.app.message import make_message as make_message
+    from flwr.cli.build import build_fab_from_disk as build_fab_from_disk
+    from flwr.cli.install import install_from_fab as install_from_fab
+    from flwr.common.constant import ErrorCode as ErrorCode
+    from flwr.common.serde import message_from_proto as message_from_proto
+    from flwr.common.serde import message_to_proto as message_to_proto
+    from flwr.common.serde import recorddict_from_proto as recorddict_from_proto
+    from flwr.common.serde import recorddict_to_proto as recorddict_to_proto
+    from flwr.common.serde_utils import metadata_from_proto as metadata_from_proto
+    from flwr.common.serde_utils import metadata_to_proto as metadata_to_proto
+    from flwr.proto.message_pb2 import Message as ProtoMessage
+    from flwr.supercore import sql_mixin as sql_mixin
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree as iterate_object_tree
+    from flwr.supercore.object_store import ObjectStore as ObjectStore
+    from flwr.supercore.run import Run as Run
+    from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
+    from flwr.superlink.cli import flower_superlink as flower_superlink
+    from flwr.supernode import start_client_internal as start_client_internal
+    from flwr.supernode.cli import flower_supernode as flower_supernode
+
+    superlink_module: ModuleType
+
+
+@dataclass(frozen=True)
+class Private:
+    """One private name. module, attribute: where it lies; attribute "" is the module itself.
+
+    purpose: what Perennial does with it. successor: what would replace it.
+    """
+
+    module: str
+    attribute: str
+    purpose: str
+    successor: str
+
+
+_SERDE = "worker processes of the in-process engine exchange Flower's own serialised messages"
+_PUBLIC_SERDE = "a public serialisation of Message"
+
+PRIVATE = {
+    "TaskIdentity": Private(
+        "flwr.supercore.task_identity",
+        "TaskIdentity",
+        "the in-process engine sets the identity without which no Message can be built",
+        "a public way to build a Message outside Flower's runtimes",
+    ),
+    "Run": Private(
+        "flwr.supercore.run", "Run", "the type that Grid.set_run takes", "a public name of the same type"
+    ),
+    "ErrorCode": Private(
+        "flwr.common.constant",
+        "ErrorCode",
+        "an app that raises answers with the same code in process as at a SuperNode",
+        "public error codes",
+    ),
+    "make_message": Private("flwr.app.message", "make_message", _SERDE, _PUBLIC_SERDE),
+    "message_from_proto": Private("flwr.common.serde", "message_from_proto", _SERDE, _PUBLIC_SERDE),
+    "message_to_proto": Private("flwr.common.serde", "message_to_proto", _SERDE, _PUBLIC_SERDE),
+    "recorddict_from_proto": Private("flwr.common.serde", "recorddict_from_proto", _SERDE, _PUBLIC_SERDE),
+    "recorddict_to_proto": Private("flwr.common.serde", "recorddict_to_proto", _SERDE, _PUBLIC_SERDE),
+    "metadata_from_proto": Private("flwr.common.serde_utils", "metadata_from_proto", _SERDE, _PUBLIC_SERDE),
+    "metadata_to_proto": Private("flwr.common.serde_utils", "metadata_to_proto", _SERDE, _PUBLIC_SERDE),
+    "ProtoMessage": Private("flwr.proto.message_pb2", "Message", _SERDE, _PUBLIC_SERDE),
+    "build_fab_from_disk": Private(
+        "flwr.cli.build",
+        "build_fab_from_disk",
+        "the operator builds the bundle whose hash sites approve",
+        "the command `flwr build`, which writes the same bytes to a file",
+    ),
+    "install_from_fab": Private(
+        "flwr.cli.install",
+        "install_from_fab",
+        "a site unpacks an approved bundle where its SuperNode looks for it",
+        "the command `flwr install`",
+    ),
+    "flower_superlink": Private(
+        "flwr.superlink.cli",
+        "flower_superlink",
+        "the SuperLink runs in a process of ours, which changes what the entries below name",
+        "the command `flower-superlink`",
+    ),
+    "superlink_module": Private(
+        "flwr.superlink.cli.flower_superlink",
+        "",
+        "its SuperExec is watched: the SuperLink ends when it dies",
+        "a SuperLink that ends, or reports itself unhealthy, without its SuperExec",
+    ),
+    "sql_mixin": Private(
+        "flwr.supercore.sql_mixin",
+        "",
+        "the SuperLink's database waits for a busy file",
+        "a setting of the busy time-out",
+    ),
+    "flower_supernode": Private(
+        "flwr.supernode.cli",
+        "flower_supernode",
+        "the SuperNode runs in a process of ours, which changes what the entries below name",
+        "the command `flower-supernode`",
+    ),
+    "start_client_internal": Private(
+        "flwr.supernode.start_client_internal",
+        "",
+        "replies are sent once they are whole, and the SuperExec is watched",
+        "a SuperNode that survives a ClientApp killed while it replies, and ends without its SuperExec",
+    ),
+    "iterate_object_tree": Private(
+        "flwr.supercore.inflatable.inflatable_object",
+        "iterate_object_tree",
+        "to know when a reply is whole",
+        "the same SuperNode",
+    ),
+    "ObjectStore": Private(
+        "flwr.supercore.object_store", "ObjectStore", "to know when a reply is whole", "the same SuperNode"
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PRIVATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    private = PRIVATE[name]
+    module = import_module(private.module)
+    found = globals()[name] = getattr(module, private.attribute) if private.attribute else module
+    return found

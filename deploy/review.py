@@ -1,0 +1,159 @@
+"""What an app asks of a hospital, in words, before the hospital approves it.
+
+That is: data, protection, cost, what leaves and how often, and what changes against the last approval.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perennial.client.door import unmet
+from perennial.client.plan import Plan
+from perennial.config import charges
+from perennial.config.approval import Approval
+from perennial.config.experiment import Experiment
+from perennial.config.site import SitePolicy
+from perennial.data.config import DataConfig
+from perennial.models.feature_maps.config import map_in_words
+from perennial.privacy.composition import compose
+from perennial.privacy.digests import guarantee_of
+from perennial.privacy.entries import Entry
+from perennial.server.continuation import registry_of
+
+WORDS = {
+    "train": "updates of the model, computed from the training samples of the task and the exemplars kept",
+    "finish_task": "at the end of a task: that it is over; exemplars are chosen and stay",
+    "evaluate": "counts of right answers on held-out samples, by class",
+    "personal_model": "that the site's own model is kept; counts of its right answers where sites evaluate",
+    "sparsity": "how often each channel of a network is silent, as a mean over the training samples",
+    "statistics": "sums of fixed features of the training samples, and of products of every two features",
+    "class_counts": "the number of training samples of each class",
+    "compare_heads": "counts of right answers of several classifiers on validation samples, by class",
+    "digest": "mixtures of features of a few samples each, which the server keeps",
+}
+PROTECTED = {
+    "none": "none: what leaves is not protected, and a server can compute samples back from it",
+    "client_local": "noise at this site hides its whole data from the server",
+    "client_central": "the update is cut to clip_norm here; the SERVER adds the noise and is trusted to",
+    "sample": "noise at this site hides each single training sample from the server",
+}
+
+
+def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> Iterator[str]:
+    """The lines that `perennial site review` and `approve` print. earlier: the approval before this one."""
+    plan = Plan(experiment, registry_of(experiment))
+    schedule = plan.registry.schedule
+    yield f"experiment {experiment.name}, settings SHA-256 {experiment.digest}"
+    yield f"data: {_data(experiment.data)}"
+    for task in range(1, schedule.count + 1):
+        names = ", ".join(plan.registry.classes[label] for label in schedule.classes_of(task))
+        rounds = experiment.lead_rounds(task) + schedule.rounds[task - 1]
+        yield f"  task {task}: {names} ({rounds} rounds)"
+    yield f"training: {_training(experiment)}"
+    yield f"protection: privacy.mode {experiment.privacy.mode}: {PROTECTED[experiment.privacy.mode]}"
+    yield f"cost of the whole run: {_cost(plan)}"
+    yield "what leaves, and how often in the whole run:"
+    for kind, words in WORDS.items():
+        if times := _times(plan, kind):
+            yield f"  {kind}, {times} times: {words}"
+    if told := _told(plan):
+        yield f"  beside each update: {told}"
+    for words in unmet(policy, plan):
+        yield f"this site would refuse it: {words}"
+    yield from _changes(experiment, earlier)
+
+
+def _data(data: DataConfig) -> str:
+    size = "" if data.size is None else f", images as {data.size[0]} x {data.size[1]}"
+    color = f", {data.color}" if data.color else ""
+    normalise = data.normalise
+    constants = "" if normalise is None else f", normalised by {normalise.mean} and {normalise.std}"
+    limits = f", {data.test_fraction:g} held out for tests, {data.validation_fraction:g} for validation"
+    return f"source {data.source}{size}{color}{constants}{limits}"
+
+
+def _training(experiment: Experiment) -> str:
+    if experiment.model.features is not None:
+        maps = "; ".join(map_in_words(features) for features in experiment.model.features)
+        maps = f"fixed maps, which nobody trains here: {maps}"
+        if not experiment.strategy.trains:
+            return f"none: sums alone; {maps}"
+    else:
+        maps = ""
+    learner, memory = experiment.learner, experiment.learner.memory
+    kept = "no exemplars kept" if memory is None else f"exemplars kept here by {memory.selection}"
+    model = f"{experiment.model.name} ({maps})" if maps else experiment.model.name
+    return f"model {model}, {learner.epochs} epochs a round in batches of {learner.batch_size}; {kept}"
+
+
+def _cost(plan: Plan) -> str:
+    experiment = plan.experiment
+    privacy = experiment.privacy
+    releases = _entries(plan)
+    if not releases:
+        return "nothing is released"
+    cost = compose(releases, privacy.delta, privacy.accountant)
+    if math.isinf(cost.epsilon):
+        return "epsilon infinite: something leaves without a proven protection"
+    trust = "; against the server itself there is no guarantee" if cost.trusts_server else ""
+    return (
+        f"epsilon {cost.epsilon:.4g} for one {cost.unit} at delta {privacy.delta:g}, {len(releases)} "
+        f"releases by the accountant {cost.accountant}{trust}"
+    )
+
+
+def _entries(plan: Plan) -> list[Entry]:
+    """Everything that the whole run charges a site that takes part in all of it."""
+    experiment, run = plan.experiment, ""
+    found: list[Entry] = []
+    if experiment.strategy.trains:
+        found += [charges.update(experiment, run)] * (plan.rounds * plan.segments)
+    else:
+        found += [charges.sums(experiment, run, task) for task in range(1, len(plan.last_rounds) + 1)]
+    if experiment.learner.means == "global":
+        found += [charges.class_means(experiment, run)] * len(plan.last_rounds)
+    config = experiment.digests
+    if config is not None:
+        guarantee = guarantee_of(config, 1, config.largest or 1.0, 1.0)
+        found += charges.digests(experiment, run, config, guarantee) * len(plan.last_rounds)
+    return found + [charges.in_the_clear(experiment, run, "evaluation")] * plan.evaluations()
+
+
+def _times(plan: Plan, kind: str) -> int:
+    if kind in ("sparsity", "digest"):
+        return plan.most(kind, 1) * len(plan.last_rounds)
+    return sum(plan.most(kind, number) for number in range(1, plan.rounds + 1))
+
+
+def _told(plan: Plan) -> str:
+    privacy = plan.experiment.privacy
+    told: list[str] = []
+    if not privacy.enabled or privacy.allow_unaccounted_metrics:
+        told = ["number of samples", "training loss", "number of steps", *plan.measurements]
+    if plan.experiment.learner.means == "global":
+        told.append("at the end of a task, sums of the exemplars' features by class")
+    if "glfc" in plan.strategies:
+        told.append("gradients of SINGLE samples (prototypes)")
+    return ", ".join(told)
+
+
+def _changes(experiment: Experiment, earlier: Approval | None) -> Iterator[str]:
+    if earlier is None:
+        yield "no experiment was approved here before"
+        return
+    before, after = flat(earlier.settings), flat(experiment.model_dump(mode="json"))
+    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    yield f"against the approval of {earlier.time}: {len(changed) or 'no'} settings differ"
+    for key in changed:
+        yield f"  {key}: {before.get(key, 'not set')} -> {after.get(key, 'not set')}"
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every setting by its dotted key; lists whole."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

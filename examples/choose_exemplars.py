@@ -1,0 +1,34 @@
+"""Which samples stand best for a class? Three ways to choose, and how far the mean of the chosen is off."""
+
+import hashlib
+import sys
+
+import torch
+from sklearn.datasets import load_digits
+
+from perennial.learning.exemplar_selection import herding, nearest, random_by_hash
+
+BUDGETS = (1, 2, 5, 10, 20)
+
+
+def main(label: int) -> None:
+    """Print the distance to the class mean for each way and budget."""
+    digits = load_digits()
+    images = torch.from_numpy(digits.data[digits.target == label])
+    features = images / images.norm(dim=1, keepdim=True)
+    hashes = [hashlib.sha256(image.numpy().tobytes()).hexdigest() for image in images]
+    ways = {
+        "herding": lambda budget: herding(features, budget),
+        "nearest": lambda budget: nearest(features, budget),
+        "random": lambda budget: random_by_hash(hashes, budget, seed=1),
+    }
+    print(f"{len(images)} images of a {label}; distance of the mean of the chosen to the class mean")
+    print("budget  " + "".join(f"{budget:8d}" for budget in BUDGETS))
+    for name, choose in ways.items():
+        mean = features.mean(dim=0)
+        distances = [float((features[choose(budget)].mean(dim=0) - mean).norm()) for budget in BUDGETS]
+        print(f"{name:8s}" + "".join(f"{distance:8.4f}" for distance in distances))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 8)

@@ -1,0 +1,48 @@
+"""Four strategies on one experiment, three seeds each: mean and standard deviation of the final accuracy."""
+
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+
+STRATEGIES = ["fedavg", "scaffold", "fednova", "multi_factor"]
+SEEDS = [1, 2, 3]
+EXPERIMENT = {
+    "name": "compared",
+    "data": {
+        "source": "digits",
+        "sites": 4,
+        "samples_limit": 600,
+        "partition": {"kind": "dirichlet", "alpha": 0.3},
+    },
+    "tasks": {"increments": [10], "rounds": 4},
+    "model": {"name": "mlp", "hidden": [32]},
+    "learner": {"epochs": 2, "optimizer": {"lr": 0.1}},
+}
+
+
+def main(folder: Path) -> None:
+    """Run every strategy with every seed, and print a table."""
+    path = folder / "compared.yaml"
+    path.write_text(json.dumps(EXPERIMENT))
+    for strategy in STRATEGIES:
+        found = []
+        for seed in SEEDS:
+            settings = RunSettings(
+                str(path),
+                overrides=f"strategy={strategy};seed={seed}",
+                name=f"{strategy}-{seed}",
+                runs=str(folder / "runs"),
+            )
+            accuracy = run_in_process(settings)["final_accuracy"]
+            assert isinstance(accuracy, float)
+            found.append(100 * accuracy)
+        print(f"{strategy:14s} {statistics.mean(found):5.1f} ± {statistics.stdev(found):.1f}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()))

@@ -1,0 +1,45 @@
+"""A run that stops half-way goes on where it was, and ends at the bits of one that never stopped."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+
+EXPERIMENT = {
+    "name": "stopped",
+    "seed": 5,
+    "data": {"source": "digits", "sites": 3, "samples_limit": 400, "partition": {"kind": "iid"}},
+    "tasks": {"count": 5, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [16]},
+    "learner": {"optimizer": {"lr": 0.1}, "memory": {"per_class": 3}},
+}
+
+
+def stop_in_round_5(event: dict[str, Any]) -> None:
+    """A listener hears every event of the journal; this one is the power cut."""
+    if event["event"] == "round" and event["round"] == 5:
+        raise KeyboardInterrupt
+
+
+def main(folder: Path) -> None:
+    """Run once without a stop, once with one, and compare the models."""
+    path = folder / "stopped.yaml"
+    path.write_text(json.dumps(EXPERIMENT))
+    whole = run_in_process(RunSettings(str(path), name="whole", runs=str(folder / "runs")))
+    settings = {"name": "halved", "runs": str(folder / "runs")}
+    try:
+        run_in_process(RunSettings(str(path), **settings), listener=stop_in_round_5)
+    except KeyboardInterrupt:
+        print("stopped in round 5")
+    resumed = run_in_process(RunSettings(str(path), resume="yes", **settings))
+    print("without a stop:", whole["model_sha256"])
+    print("with a stop:   ", resumed["model_sha256"])
+    assert whole["model_sha256"] == resumed["model_sha256"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()))

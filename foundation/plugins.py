@@ -1,0 +1,120 @@
+"""Other people's strategies, data sources, models and losses: entry points, or `module:Class`.
+
+A plug-in is known by the SHA-256 of its source, which is part of an experiment's identity, so that server and
+sites that run other versions of it notice.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from perennial.foundation.errors import ConfigError, nearest
+
+Kind = Literal["strategy", "source", "model", "loss"]
+GROUPS: dict[Kind, str] = {
+    "strategy": "perennial.strategies",
+    "source": "perennial.sources",
+    "model": "perennial.models",
+    "loss": "perennial.losses",
+}
+"""Entry-point groups."""
+OURS = "perennial"
+
+
+def target_of(kind: Kind, name: str) -> str | None:
+    """`module:Class` that a name stands for; None where nobody has installed a plug-in of this name.
+
+    Raises ConfigError where two installed packages use the same name.
+    """
+    if is_target(name):
+        return name
+    found = {entry.value.replace(" ", "") for entry in entry_points(group=GROUPS[kind], name=name)}
+    if len(found) > 1:
+        raise ConfigError(f"{kind} {name!r}: several packages offer it: {', '.join(sorted(found))}; name one")
+    return next(iter(found), None)
+
+
+def is_target(name: str) -> bool:
+    """Whether a name is a `module:Class`."""
+    module, _, attribute = name.partition(":")
+    return attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def load(kind: Kind, target: str, where: str) -> Any:
+    """The object that `module:Class` names. where: the key of the experiment, for errors.
+
+    Raises ConfigError when it cannot be imported.
+    """
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise ConfigError(
+            f"{where}: {target!r} cannot be imported ({error}); install the package that has it, or put its "
+            "folder on PYTHONPATH"
+        ) from error
+    except AttributeError:
+        offered = [name for name in vars(import_module(module)) if not name.startswith("_")]
+        raise ConfigError(
+            f"{where}: module {module!r} has no {attribute!r}{nearest(attribute, offered)}"
+        ) from None
+
+
+def refuse_unknown(kind: Kind, name: str, ours: Iterable[str], where: str) -> ConfigError:
+    """The error for a name that is neither ours nor installed."""
+    allowed = known(kind, ours)
+    return ConfigError(
+        f"{where}: found {name!r}{nearest(name, allowed)}; allowed: {', '.join(allowed)}, or module:Class"
+    )
+
+
+def known(kind: Kind, ours: Iterable[str]) -> list[str]:
+    """Names that can be used: ours, and those of installed plug-ins."""
+    return sorted({*ours, *(entry.name for entry in entry_points(group=GROUPS[kind]))})
+
+
+@lru_cache(maxsize=64)
+def sources_of(target: str) -> dict[str, Path]:
+    """The plug-in's source: path from the import folder -> file, every .py file of its top-level package.
+
+    Raises ConfigError when the module is not there, or has no source.
+    """
+    module = target.partition(":")[0]
+    top = module.partition(".")[0]
+    try:
+        # of Perennial itself one module is the plug-in: the rest is known by the app
+        spec = find_spec(module if top == OURS else top)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise ConfigError(
+            f"{target!r}: no module {module!r}; install the package that has it, or put its folder on "
+            "PYTHONPATH"
+        )
+    found: dict[str, Path] = {}
+    if spec.submodule_search_locations is not None and top != OURS:
+        for location in map(Path, spec.submodule_search_locations):
+            found |= {
+                f"{top}/{path.relative_to(location).as_posix()}": path for path in location.rglob("*.py")
+            }
+    elif spec.origin is not None and spec.origin.endswith(".py"):
+        path = Path(spec.origin)
+        found[f"{module.replace('.', '/')}.py"] = path
+    if not found:
+        raise ConfigError(f"{target!r}: module {module!r} has no Python source, so nobody could approve it")
+    return dict(sorted(found.items()))
+
+
+def fingerprint(target: str) -> str:
+    """SHA-256 of the plug-in's source, file by file in the order of their names."""
+    digest = hashlib.sha256()
+    for name, path in sources_of(target).items():
+        content = path.read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -1,0 +1,249 @@
+"""Heads in closed form: ridge regression on class indicators, and the Gaussian classifier.
+
+Hoerl and Kennard 1970; AFL (arXiv 2405.16240) and ACIL (NeurIPS 2022) for ridge as a continual learner; the
+shared-covariance Gaussian is linear discriminant analysis, as FeCAM (arXiv 2309.14062) uses it.
+
+Shapes: D features with the appended constant, C classes.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from perennial.foundation.errors import DataError
+from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_width, unpacked
+from perennial.models.feature_maps.ball import CONSTANT, GRID
+
+HeadName = Literal["ridge", "balanced_ridge", "gaussian"]
+LEAST_VARIANCE = 1e-12
+"""Features that vary less say nothing, and make the covariance singular."""
+NEVER = -1e9
+"""Bias of a class without samples: it is never predicted."""
+REFINEMENTS = 2
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Statistics as float64.
+
+    gram: (D, D) sum of phi phi^T.
+    sums: (C, D).
+    counts: (C,).
+    constant: phi's last value.
+    samples: how many there are, which weighted counts do not say.
+    """
+
+    gram: Tensor
+    sums: Tensor
+    counts: Tensor
+    constant: float = CONSTANT
+    samples: int | None = None
+    noise: float = 0.0
+    """Standard deviation of the noise on gram's diagonal, on sums and on counts, all releases together."""
+
+    @classmethod
+    def of(cls, statistics: Statistics, *, samples: int | None = None) -> "Sums":
+        """samples: of weighted statistics, which count each sample w_c times; None for plain ones."""
+        unit = 1 if samples is None else WEIGHT
+        return cls(
+            unpacked(statistics.gram, statistics.width) / unit,
+            statistics.sums.double() / (GRID * unit),
+            statistics.counts.double() / unit,
+            samples=samples,
+        )
+
+    @classmethod
+    def of_noised(cls, statistics: Statistics, noise: float) -> "Sums":
+        """Turn sums that left with noise into what sums can be.
+
+        They then have no negative eigenvalue, and a sample or more of each class.
+        noise: its standard deviation.
+        """
+        gram = unpacked(statistics.gram, statistics.width)
+        values, vectors = torch.linalg.eigh(gram)
+        gram = (vectors * values.clamp(min=0)) @ vectors.T
+        counts = (statistics.counts.double() / GRID).clamp(min=1)
+        return cls((gram + gram.T) / 2, statistics.sums.double() / GRID, counts, noise=noise)
+
+    @property
+    def least_penalty(self) -> float:
+        """What ridge adds at least: about the largest eigenvalue of the noise."""
+        return math.sqrt(2 * len(self.gram)) * self.noise
+
+    @property
+    def total(self) -> float:
+        return float(self.counts.sum())
+
+    @property
+    def number(self) -> float:
+        """Samples, however they are weighted."""
+        return self.total if self.samples is None else float(self.samples)
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """scores = weight phi + bias. weight: (C, D - 1) float64, without the constant; bias: (C,)."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def scores(self, features: Tensor) -> Tensor:
+        """(B, C) of (B, D - 1) features."""
+        return features.double() @ self.weight.T + self.bias
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As the head of a saved model, in float32.
+
+        What all classes have in common is taken away first: it changes no prediction and no softmax, and
+        would cost digits.
+        """
+        held = self.bias > NEVER
+        weight, bias = self.weight.clone(), self.bias.clone()
+        if held.any():
+            weight[held] -= weight[held].mean(dim=0)
+            bias[held] -= bias[held].mean()
+        return {"head.weight": weight.float(), "head.bias": bias.float()}
+
+
+def ridge(sums: Sums, shrinkage: float, standardise: bool = False) -> LinearHead:
+    """W = (G + lambda m I)^-1 S^T with m = trace(G) / D, scores phi^T W.
+
+    standardise: of features with mean 0 and deviation 1, taken from the sums, and a bias that is not shrunk.
+    Of weighted sums it is class-balanced ridge. A class without samples is never predicted.
+    """
+    if standardise:
+        return _standardised(sums).head(shrinkage)
+    require_width(len(sums.gram))
+    penalty = max(shrinkage * float(sums.gram.trace()) / len(sums.gram), sums.least_penalty)
+    solution = solve(_raised(sums.gram, penalty), sums.sums.T).T
+    return _of_known(solution[:, :-1], solution[:, -1] * sums.constant, sums.counts)
+
+
+def gaussian(sums: Sums, shrinkage: float, prior: float = 0.0) -> LinearHead:
+    """Linear discriminants from class means and one within-class covariance.
+
+    The covariance is (1 - gamma) Sigma + gamma diag(Sigma). prior: tau, by which a class's log frequency
+    counts: 0 treats classes alike, 1 follows their frequency.
+    Raises DataError when there are not more samples than classes.
+    """
+    means, covariance, held = within_class(sums)
+    varies = covariance.diagonal() > LEAST_VARIANCE
+    if not varies.any():
+        raise DataError("gaussian head: no feature varies within a class, so there is no covariance")
+    weight = torch.zeros(len(sums.counts), len(covariance), dtype=torch.float64)
+    bias = torch.full((len(sums.counts),), NEVER, dtype=torch.float64)
+    kept = covariance[varies][:, varies]
+    del covariance
+    diagonal = kept.diagonal().clone()
+    kept *= 1 - shrinkage
+    kept.diagonal().copy_(diagonal)
+    directions = solve(kept, means[:, varies].T).T
+    rows = torch.zeros(len(means), weight.shape[1], dtype=torch.float64)
+    rows[:, varies] = directions
+    weight[held] = rows
+    frequency = torch.log(sums.counts[held] / sums.total)
+    bias[held] = -0.5 * (means * rows).sum(dim=1) + prior * frequency
+    return LinearHead(weight, bias)
+
+
+def within_class(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
+    """(means (C', D - 1), covariance (D - 1, D - 1), held (C,) bool) of the C' classes with samples."""
+    held = sums.counts > 0
+    counts, total = sums.counts[held], sums.total
+    if total <= len(counts):
+        raise DataError(
+            f"gaussian head: found {total:.0f} samples of {len(counts)} classes, whose spread within a class "
+            "cannot be estimated; allowed more samples than classes"
+        )
+    means = sums.sums[held, :-1] / counts[:, None]
+    covariance = sums.gram[:-1, :-1] - (means * counts[:, None]).T @ means
+    covariance /= total - len(counts)
+    return means, covariance, held
+
+
+@dataclass(frozen=True)
+class _Standardised:
+    """Ridge regression of features with mean 0 and deviation 1: gram (d, d), sums (C, d) of them."""
+
+    gram: Tensor
+    sums: Tensor
+    mean: Tensor
+    deviation: Tensor
+    counts: Tensor
+
+    def head(self, shrinkage: float) -> LinearHead:
+        penalty = shrinkage * float(self.gram.trace()) / len(self.gram)
+        weight = solve(_raised(self.gram, penalty), self.sums.T).T / self.deviation
+        bias = self.counts / self.counts.sum() - weight @ self.mean
+        return _of_known(weight, bias, self.counts)
+
+
+def _standardised(sums: Sums) -> _Standardised:
+    require_width(len(sums.gram))
+    total = sums.total
+    mean = sums.gram[-1, :-1] / (sums.constant * total)
+    centred = sums.gram[:-1, :-1] - total * torch.outer(mean, mean)
+    variance = centred.diagonal() / total
+    # a feature that does not vary gets no weight: its centred sums are 0
+    deviation = torch.where(variance > LEAST_VARIANCE, variance.clamp(min=0).sqrt(), torch.inf)
+    centred /= deviation[:, None]
+    centred /= deviation[None, :]
+    rows = (sums.sums[:, :-1] - sums.counts[:, None] * mean) / deviation
+    return _Standardised(centred, rows, mean, deviation, sums.counts)
+
+
+def gcv(sums: Sums, shrinkages: list[float], standardise: bool = False) -> list[float]:
+    """Generalised cross-validation of ridge for each shrinkage, from the sums alone; the least is best.
+
+    Golub, Heath and Wahba 1979, with the hat matrix's trace and the residual sum of squares by one
+    eigendecomposition. Class-balanced ridge weighs samples and counts them as they are.
+    """
+    gram, rows, energy, fitted = sums.gram, sums.sums, sums.total, 0.0
+    if standardise:
+        inner = _standardised(sums)
+        gram, rows, fitted = inner.gram, inner.sums, 1.0
+        energy -= float(sums.counts.square().sum()) / sums.total
+    values, vectors = torch.linalg.eigh(gram)
+    values = values.clamp(min=0)
+    squares = (vectors.T @ rows.T).square().sum(dim=1)
+    unit = float(gram.trace()) / len(gram)
+    scores = []
+    for shrinkage in shrinkages:
+        raised = values + shrinkage * unit
+        rss = energy - 2 * float((squares / raised).sum()) + float((squares * values / raised**2).sum())
+        freedom = 1 - (fitted + float((values / raised).sum())) / sums.number
+        scores.append((rss / sums.number) / freedom**2)
+    return scores
+
+
+def solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """X of matrix X = right, for a symmetric positive definite matrix (D, D), right (D, C), in float64.
+
+    Cholesky with iterative refinement. Raises DataError when the matrix is not positive definite.
+    """
+    require_width(len(matrix))
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if int(failed):
+        raise DataError(
+            "closed-form head: the matrix of products is singular; allowed: a larger shrinkage, or more "
+            "samples than features"
+        )
+    solution = torch.cholesky_solve(right, factor)
+    for _ in range(REFINEMENTS):
+        solution += torch.cholesky_solve(right - matrix @ solution, factor)
+    return solution
+
+
+def _raised(gram: Tensor, penalty: float) -> Tensor:
+    raised = gram.clone()
+    raised.diagonal().add_(penalty)
+    return raised
+
+
+def _of_known(weight: Tensor, bias: Tensor, counts: Tensor) -> LinearHead:
+    known = counts > 0
+    weight = torch.where(known[:, None], weight, torch.zeros_like(weight))
+    return LinearHead(weight, torch.where(known, bias, torch.full_like(bias, NEVER)))

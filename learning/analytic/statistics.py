@@ -1,0 +1,221 @@
+"""What a closed-form classifier needs to know of samples: sums of their features and of products of these.
+
+Every feature is a multiple of 2^-16 and every sample's features have length 1 at most, so every product is a
+multiple of 2^-32 of size 1 at most, and a sum over up to 2^20 samples is exact in double precision, in
+whatever order and blocking a library adds. Beyond, sums are 64-bit integers of such steps: exact up to 2^31
+samples. So the sums have the same bits however the samples are divided.
+
+Shapes: D width of the features with the constant that is appended, C classes, n samples.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perennial.foundation.errors import ConfigError, DataError
+from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID
+
+PRODUCT = GRID * GRID
+"""Steps in 1 of a product of two features."""
+EXACT_SAMPLES = 1 << 20
+"""Samples whose sums are exact in double precision."""
+WEIGHT = 1 << 20
+"""Steps in 1 of a class's weight."""
+MOST_STEPS = 1 << 62
+WIDEST = 10_000
+"""Features beyond which the matrix of products (8 D^2 bytes) is refused."""
+
+
+def require_width(width: int) -> None:
+    """Raises ConfigError when so many features, with the constant, are more than can be solved for."""
+    if width > WIDEST:
+        gigabytes = 8 * width * width / 1e9
+        raise ConfigError(
+            f"model.features: they have {width} values with the constant, whose matrix of products has "
+            f"{gigabytes:.1f} GB and is solved in {width}^3 / 3 steps; allowed {WIDEST} or fewer"
+        )
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Exact sums over samples of some classes.
+
+    gram: (D (D + 1) / 2,) int64, upper triangle of sum phi phi^T, row by row, in steps of 2^-32.
+    sums: (C, D) int64, sum of phi over each class, in steps of 2^-16. counts: (C,) int64.
+    classes: the labels that the rows of sums and counts stand for.
+    Weighted ones count each sample of a class w_c times, and so do their counts.
+    """
+
+    gram: Tensor
+    sums: Tensor
+    counts: Tensor
+    classes: range
+
+    @classmethod
+    def nothing(cls, width: int, classes: range) -> "Statistics":
+        """Sums over no sample. width: D."""
+        return cls(
+            torch.zeros(width * (width + 1) // 2, dtype=torch.int64),
+            torch.zeros(len(classes), width, dtype=torch.int64),
+            torch.zeros(len(classes), dtype=torch.int64),
+            classes,
+        )
+
+    @property
+    def width(self) -> int:
+        return self.sums.shape[1]
+
+    @property
+    def samples(self) -> int:
+        return int(self.counts.sum())
+
+    def over(self, classes: range) -> "Statistics":
+        """The same sums with rows for more classes. Raises DataError where rows would be lost."""
+        if classes == self.classes:
+            return self
+        if not (classes.start <= self.classes.start and self.classes.stop <= classes.stop):
+            raise DataError(f"statistics of classes {self.classes}: cannot stand among {classes}")
+        first = self.classes.start - classes.start
+        rows = slice(first, first + len(self.classes))
+        sums = torch.zeros(len(classes), self.width, dtype=torch.int64)
+        counts = torch.zeros(len(classes), dtype=torch.int64)
+        sums[rows], counts[rows] = self.sums, self.counts
+        return Statistics(self.gram, sums, counts, classes)
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        a, b = _alike(self, other)
+        return replace(a, gram=a.gram + b.gram, sums=a.sums + b.sums, counts=a.counts + b.counts)
+
+    def __sub__(self, other: "Statistics") -> "Statistics":
+        """What remains of these sums without those of some of their samples."""
+        a, b = _alike(self, other)
+        return replace(a, gram=a.gram - b.gram, sums=a.sums - b.sums, counts=a.counts - b.counts)
+
+    @property
+    def sha256(self) -> str:
+        """Of everything in it, so that equal sums are known by it."""
+        digest = hashlib.sha256(f"{self.width} {self.classes.start} {self.classes.stop}".encode())
+        for tensor in (self.gram, self.sums, self.counts):
+            digest.update(tensor.contiguous().numpy().astype("<i8", copy=False).data)
+        return digest.hexdigest()
+
+
+class Collector:
+    """Adds up samples, a batch at a time, in the memory of one matrix (D, D)."""
+
+    def __init__(self, width: int, classes: range) -> None:
+        """width: of the features, without the constant."""
+        require_width(width + 1)
+        self.classes = classes
+        self._width = width + 1
+        self._total = Statistics.nothing(self._width, classes)
+        self._gram = torch.zeros(self._width, self._width, dtype=torch.float64)
+        self._sums = torch.zeros(len(classes), self._width, dtype=torch.float64)
+        self._added = 0
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """features: (n, D - 1) float32 as on_grid gives them. labels: (n,) int64, all among the classes.
+
+        Raises DataError where a feature is none of the grid's, or a row is too long.
+        """
+        for start in range(0, len(labels), EXACT_SAMPLES):
+            part = slice(start, start + EXACT_SAMPLES)
+            phi = with_constant(features[part].to("cpu"))
+            if self._added + len(phi) > EXACT_SAMPLES:
+                self._settle()
+            _add_products(self._gram, phi)
+            self._sums.index_add_(0, labels[part].cpu() - self.classes.start, phi)
+            self._added += len(phi)
+            counts = torch.bincount(labels[part].cpu() - self.classes.start, minlength=len(self.classes))
+            self._total.counts.add_(counts)
+
+    def finish(self) -> Statistics:
+        """The sums of all that was added."""
+        self._settle()
+        return self._total
+
+    def _settle(self) -> None:
+        """Move the sums so far to integers, which have more room."""
+        self._total.gram.add_(packed(self._gram))
+        self._total.sums.add_((self._sums * GRID).to(torch.int64))
+        self._gram.zero_()
+        self._sums.zero_()
+        self._added = 0
+
+
+def weighted(parts: Iterable[tuple[Statistics, int]], width: int, classes: range) -> Statistics:
+    """sum_c w_c (sums over class c), exact. parts: (sums over one class, w_c) each; width: D.
+
+    Raises DataError where a sum could leave the range of 64-bit integers.
+    """
+    total = Statistics.nothing(width, classes)
+    room = MOST_STEPS
+    for part, weight in parts:
+        room -= weight * part.samples * PRODUCT
+        if room < 0:
+            raise DataError("weighted statistics: found sums of 2^62 steps or more; allowed fewer")
+        scaled = replace(
+            part, gram=part.gram * weight, sums=part.sums * weight, counts=part.counts * weight
+        ).over(classes)
+        total.gram.add_(scaled.gram)
+        total.sums.add_(scaled.sums)
+        total.counts.add_(scaled.counts)
+    return total
+
+
+def with_constant(features: Tensor) -> Tensor:
+    """(n, D) float64: the features and the constant, checked to lie on the grid and in the unit ball."""
+    phi = torch.empty(len(features), features.shape[1] + 1, dtype=torch.float64)
+    phi[:, :-1] = features
+    steps = phi[:, :-1] * GRID
+    if not torch.equal(steps, steps.trunc()):
+        raise DataError("features: found a value that is no multiple of 2^-16 (or NaN); allowed on_grid's")
+    phi[:, -1] = CONSTANT_STEPS / GRID
+    if len(phi) and float(phi.square().sum(dim=1).max()) > 1:
+        raise DataError("features: found a sample of length above 1 with the constant; allowed on_grid's")
+    return phi
+
+
+def packed(gram: Tensor) -> Tensor:
+    """(D (D + 1) / 2,) int64 steps of the upper triangle of (D, D) float64, row by row."""
+    width = len(gram)
+    triangle = torch.empty(width * (width + 1) // 2, dtype=torch.int64)
+    start = 0
+    for row in range(width):
+        end = start + width - row
+        triangle[start:end] = gram[row, row:] * PRODUCT
+        start = end
+    return triangle
+
+
+def unpacked(triangle: Tensor, width: int) -> Tensor:
+    """(D, D) float64 symmetric matrix of packed steps."""
+    gram = torch.empty(width, width, dtype=torch.float64)
+    start = 0
+    for row in range(width):
+        end = start + width - row
+        values = triangle[start:end].double() / PRODUCT
+        gram[row, row:] = values
+        gram[row:, row] = values
+        start = end
+    return gram
+
+
+def _add_products(gram: Tensor, phi: Tensor) -> None:
+    """gram += phi^T phi, its upper triangle alone. gram (D, D), phi (n, D) float64, row-major."""
+    from scipy.linalg import get_blas_funcs
+
+    syrk: Any = get_blas_funcs("syrk", dtype="float64")
+    # row-major memory is column-major memory of the transposed matrix: its lower triangle is our upper one
+    syrk(1.0, phi.numpy().T, 1.0, gram.numpy().T, lower=1, overwrite_c=1)
+
+
+def _alike(a: Statistics, b: Statistics) -> tuple[Statistics, Statistics]:
+    if a.width != b.width:
+        raise DataError(f"statistics: found {a.width} and {b.width} features; allowed the same number")
+    classes = range(min(a.classes.start, b.classes.start), max(a.classes.stop, b.classes.stop))
+    return a.over(classes), b.over(classes)

@@ -1,0 +1,142 @@
+"""Losses over the labels, by name.
+
+Each says what every sample of a batch costs, and whether that follows from the sample alone.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from perennial.config.learner import LearnerConfig
+from perennial.foundation import keywords, plugins
+from perennial.foundation.errors import ConfigError
+from perennial.learning.losses import (
+    balanced_softmax,
+    current_softmax,
+    gradient_compensation,
+    icarl_bce,
+    log_prior,
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a loss sees of a batch of B samples.
+
+    logits: (B, M), with gradient. labels: (B,) int64. features: (B, d). old_logits: (B, M_old) of the model
+    of the task before, or None. first_class: the first label of this task.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    features: Tensor
+    old_logits: Tensor | None = None
+    first_class: int = 0
+
+
+class Loss:
+    """A loss over the labels. Its keys in an experiment are the keywords of its constructor.
+
+    alone: whether a sample's values follow from that sample alone; DP-SGD refuses a loss that does not say
+    so.
+    needs_previous: whether it needs old_logits.
+    """
+
+    alone: ClassVar[bool] = False
+    needs_previous: ClassVar[bool] = False
+
+    def begin(self, counts: Tensor) -> None:
+        """Training begins at a site with so many samples of each class, (M,). Default: nothing."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """(B,) values, or (B, K) of which each sample's mean counts; their mean is the loss."""
+        raise NotImplementedError
+
+    def mean(self, batch: Batch) -> Tensor:
+        """The loss of the batch: the mean of its values."""
+        return batch_mean(self(batch))
+
+
+def batch_mean(values: Tensor) -> Tensor:
+    """The mean of values (B,) or (B, K); of (B,) to the bits of F.cross_entropy's own mean."""
+    if values.dim() > 1:
+        return values.mean()
+    # the kernel behind cross_entropy adds up in an order of its own
+    return F.nll_loss(-values[:, None], torch.zeros_like(values, dtype=torch.int64))
+
+
+class CrossEntropy(Loss):
+    """Softmax cross entropy over all classes seen so far."""
+
+    alone = True
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return F.cross_entropy(batch.logits, batch.labels, reduction="none")
+
+
+class BalancedSoftmax(Loss):
+    """See losses.balanced_softmax; the prior is the site's, so a sample's loss depends on the others."""
+
+    def __init__(self, scale: float = 1.0, sign: int = 1) -> None:
+        self.scale, self.sign = scale, sign
+
+    def begin(self, counts: Tensor) -> None:
+        self._prior = log_prior(counts, self.scale, self.sign)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return balanced_softmax(batch.logits, batch.labels, self._prior)
+
+
+class CurrentSoftmax(Loss):
+    """See losses.current_softmax."""
+
+    alone = True
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return current_softmax(batch.logits, batch.labels, batch.first_class)
+
+
+class IcarlBce(Loss):
+    """See losses.icarl_bce."""
+
+    alone = True
+    needs_previous = True
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return icarl_bce(batch.logits, batch.labels, batch.old_logits)
+
+    def mean(self, batch: Batch) -> Tensor:
+        return icarl_bce(batch.logits, batch.labels, batch.old_logits, "mean")
+
+
+class GradientCompensation(Loss):
+    """See losses.gradient_compensation; a sample counts by its share of the batch's gradients."""
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return gradient_compensation(batch.logits, batch.labels, batch.first_class)
+
+
+LOSSES: dict[str, type[Loss]] = {
+    "ce": CrossEntropy,
+    "balanced_softmax": BalancedSoftmax,
+    "icarl_bce": IcarlBce,
+    "current_softmax": CurrentSoftmax,
+    "gradient_compensation": GradientCompensation,
+}
+
+
+def classification(config: LearnerConfig) -> Loss:
+    """The loss over the labels that a learner names."""
+    named = config.classification
+    if named.name not in LOSSES:
+        where = "learner.classification"
+        made = plugins.load("loss", named.name, f"{where}.name")
+        loss = keywords.build(made, named.name, named.options, f"{where}.options")
+        if not isinstance(loss, Loss):
+            raise ConfigError(f"{where}.name: {named.name} is no subclass of {Loss.__module__}.Loss")
+        return loss
+    keys = {"scale": named.scale, "sign": named.sign} if named.name == "balanced_softmax" else {}
+    return LOSSES[named.name](**keys)

@@ -1,0 +1,110 @@
+"""The `features` of a model: which fixed maps say what a sample looks like."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from perennial.models.feature_maps.packages import PACKAGES
+
+Size = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Map(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def as_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """(height, width) of an image_size."""
+    return (size, size) if isinstance(size, int) else size
+
+
+class RandomMapConfig(_Map):
+    """ReLU of a random projection of the input, drawn from a public seed."""
+
+    name: Literal["random"]
+    width: Size = 1500
+    seed: int = Field(default=0, ge=0)
+
+
+class PatchesConfig(_Map):
+    """Whitened patches as filters, averaged over a coarse grid; nobody's training.
+
+    image_size: what larger images are averaged down to first; null keeps theirs.
+
+    filters: K, of which come 2 K grid^2 features. size: side of a patch. threshold: what a response must
+    exceed to count. seed: of which patches of two public photographs become filters.
+    """
+
+    name: Literal["patches"]
+    filters: Size = 400
+    image_size: Size | tuple[Size, Size] | None = None
+    size: int = Field(default=6, ge=2)
+    grid: Size = 3
+    threshold: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0)
+
+
+class PretrainedConfig(_Map):
+    """A network that was trained elsewhere, cut before its classifier.
+
+    network: one whose weights a package brings, or any of timm's. weights: a file of safetensors with timm's
+    names, of which sha256 says what it holds. image_size: what images are resized to before it; null keeps
+    theirs. mean, std: of pixels in 0..1, as the network was trained; licence: of the weights. They are known
+    for a packaged network, and needed beside a file.
+    """
+
+    name: Literal["pretrained"]
+    network: str = "efficientnet_lite0"
+    weights: str | None = None
+    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    image_size: Size | tuple[Size, Size] | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[Positive, Positive, Positive] | None = None
+    licence: str | None = None
+
+    @model_validator(mode="after")
+    def _weights_are_known(self) -> "PretrainedConfig":
+        packaged = self.network in PACKAGES
+        given = [key for key in ("weights", "mean", "std", "licence") if getattr(self, key) is not None]
+        if packaged and given:
+            raise ValueError(f"{given[0]}: {self.network} brings its own; allowed with another network")
+        if not packaged and (self.sha256 is None or self.mean is None or self.std is None):
+            raise ValueError(
+                f"network {self.network!r} comes without weights: give sha256 of a safetensors file, weights "
+                f"(where it lies), mean and std; allowed without: {', '.join(PACKAGES)}"
+            )
+        return self
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+FeatureMapConfig = Annotated[
+    Annotated[RandomMapConfig | PatchesConfig | PretrainedConfig, Field(discriminator="name")],
+    BeforeValidator(_named),
+]
+
+
+def map_in_words(config: "RandomMapConfig | PatchesConfig | PretrainedConfig") -> str:
+    """What a map is and where its values come from, for who has to allow it."""
+    if isinstance(config, RandomMapConfig):
+        return f"a random projection of the public seed {config.seed}"
+    if isinstance(config, PatchesConfig):
+        return f"patches of two public photographs (CC BY 2.0), of the public seed {config.seed}"
+    package = PACKAGES.get(config.network)
+    licence = package.licence if package is not None else config.licence or "not stated"
+    sha256 = package.checkpoint if package is not None else config.sha256
+    return f"{config.network}, trained elsewhere; licence {licence}, weights SHA-256 {sha256}"
+
+
+class ExpansionConfig(_Map):
+    """ReLU of a random projection of the joined features (RanPAC, arXiv 2307.02251).
+
+    width: of the projection. keep: the features themselves beside it. seed: public.
+    """
+
+    width: Size = 5000
+    keep: bool = False
+    seed: int = Field(default=0, ge=0)

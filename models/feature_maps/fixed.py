@@ -1,0 +1,152 @@
+"""The backbone of a model whose features nobody trains: one or more maps side by side, on the exact grid.
+
+Shapes: x (B, ...) normalised inputs, as every model takes them; features (B, d) multiples of 2^-16 of length
+1/sqrt(2). Each map's own features have length 1 before they are joined, so that none outweighs another.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from perennial.foundation.errors import ConfigError
+from perennial.models.feature_maps.ball import on_grid, unit_rows
+from perennial.models.feature_maps.config import (
+    ExpansionConfig,
+    FeatureMapConfig,
+    PatchesConfig,
+    PretrainedConfig,
+    RandomMapConfig,
+    as_sides,
+)
+from perennial.models.feature_maps.content import content_of
+from perennial.models.feature_maps.patches import Patches, drawn_filters
+from perennial.models.feature_maps.pixels import Constants, Pixels
+from perennial.models.feature_maps.random_relu import RandomReLU
+
+
+class FixedFeatures(nn.Module):
+    """maps: networks (B, ...) -> (B, width) over inputs, or over pixels in 0..255 behind `pixels`."""
+
+    def __init__(
+        self,
+        maps: Sequence[nn.Module],
+        pixels: Pixels,
+        expansion: RandomReLU | None,
+        keep: bool,
+        facts: list[dict[str, str]],
+    ) -> None:
+        """facts: of each map, what a person should know of where it comes from."""
+        super().__init__()
+        self.maps, self.pixels, self.expansion = nn.ModuleList(maps), pixels, expansion
+        self.facts, self._keep = facts, keep
+        joined = self.mapped_width = sum(int(module.width) for module in maps)  # pyright: ignore
+        self.width = joined if expansion is None else expansion.width + (joined if keep else 0)
+        self.requires_grad_(False)
+
+    def mapped(self, x: Tensor) -> Tensor:
+        """(B, sum of widths): the maps side by side, each of length 1."""
+        pixels: Tensor | None = None
+        parts = []
+        for module in self.maps:
+            if isinstance(module, RandomReLU):
+                parts.append(unit_rows(module(x)))
+            else:
+                pixels = self.pixels(x) if pixels is None else pixels
+                parts.append(unit_rows(module(pixels)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def finished(self, mapped: Tensor) -> Tensor:
+        """(B, width): what mapped gives, expanded where it is, on the grid."""
+        if self.expansion is None:
+            return on_grid(mapped)
+        joined = unit_rows(mapped)
+        expanded = self.expansion(joined)
+        if self._keep:
+            expanded = torch.cat([joined, unit_rows(expanded)], dim=1)
+        return on_grid(expanded)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.finished(self.mapped(x))
+
+    def train(self, mode: bool = True) -> "FixedFeatures":
+        """Stays as it is: nothing in it may depend on the batch."""
+        return super().train(False)
+
+    @property
+    def content(self) -> str:
+        """SHA-256 of everything that decides what a sample's features are, but the machine."""
+        behind = [] if self.expansion is None else [self.expansion]
+        parts = [*self.maps, self.pixels, *behind]
+        return content_of([(f"keep {self._keep}", {}), *map(_told, parts)])
+
+    def maps_content(self, constants: str) -> str:
+        """SHA-256 of what decides what `mapped` gives for a stored sample. constants: of the inputs."""
+        return content_of([(constants, {}), *map(_told, [*self.maps, self.pixels])])
+
+    @property
+    def costly(self) -> bool:
+        """Whether features cost more than reading them from a disk."""
+        return not all(isinstance(module, RandomReLU) for module in self.maps)
+
+
+def _told(module: nn.Module) -> tuple[str, Mapping[str, Tensor]]:
+    return str(module.about), module.state_dict()
+
+
+def build_fixed_features(
+    features: Sequence[FeatureMapConfig],
+    expansion: ExpansionConfig | None,
+    input_shape: tuple[int, ...],
+    constants: Constants | None,
+    *,
+    with_weights: bool = True,
+) -> FixedFeatures:
+    """Build the fixed feature maps of an experiment.
+
+    constants: mean and std of the inputs.
+    with_weights: whether weights are read now, and not filled in later from a saved model.
+    Raises ConfigError naming the key when a map cannot read such inputs.
+    """
+    maps: list[nn.Module] = []
+    facts: list[dict[str, str]] = []
+    for config in features:
+        if not isinstance(config, RandomMapConfig) and len(input_shape) != 3:
+            raise ConfigError(
+                f"model.features: found {config.name!r}, which reads images (channels, height, width), but "
+                f"the data has shape {input_shape}; allowed for tables: random"
+            )
+        module, fact = _build(config, input_shape, with_weights)
+        maps.append(module)
+        facts.append({"map": config.name, **fact})
+    joined = sum(int(module.width) for module in maps)  # pyright: ignore[reportArgumentType]
+    behind = (
+        None
+        if expansion is None
+        else RandomReLU(expansion.width, (joined,), expansion.seed, unit_length=True)
+    )
+    keep = expansion is not None and expansion.keep
+    return FixedFeatures(maps, Pixels(input_shape, constants), behind, keep, facts).eval()
+
+
+def _build(
+    config: RandomMapConfig | PatchesConfig | PretrainedConfig, shape: tuple[int, ...], with_weights: bool
+) -> tuple[nn.Module, dict[str, str]]:
+    if isinstance(config, RandomMapConfig):
+        drawn = f"drawn from the public seed {config.seed}"
+        return RandomReLU(config.width, shape, config.seed, unit_length=False), {"weights": drawn}
+    if isinstance(config, PatchesConfig):
+        sides = as_sides(config.image_size)
+        height, width = sides or shape[1:]
+        cells = min(height, width) - config.size + 1
+        if cells < config.grid:
+            raise ConfigError(
+                f"model.features: patches of size {config.size} fit {max(cells, 0)} times along images of "
+                f"{height}x{width} pixels; allowed {config.grid} (grid) or more: a smaller size or grid"
+            )
+        filters = drawn_filters(config.filters, config.size, shape[0], config.seed)
+        taken = f"patches of two public photographs (CC BY 2.0), drawn from the public seed {config.seed}"
+        return Patches(filters, config.grid, config.threshold, sides), {"weights": taken}
+    from perennial.models.feature_maps.pretrained import build_pretrained
+
+    return build_pretrained(config, shape, with_weights)

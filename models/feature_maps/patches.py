@@ -1,0 +1,126 @@
+"""Features of patches that nobody trained: whitened patches as filters, averaged over a coarse grid.
+
+Coates and Ng 2011; Thiry et al. 2021 (arXiv 2101.07528). A patch is centred and divided by its deviation,
+whitened, and multiplied with unit filters; what exceeds a threshold on either side is averaged over each cell
+of the grid. Centring and whitening are folded into the filters, and deviations come from box filters, so that
+all of it is one convolution.
+
+Shapes: K filters, p side of a patch, g cells along each side; features (B, 2 K g^2).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from perennial.foundation.streams import stream
+from perennial.models.feature_maps.photographs import photographs
+
+SMOOTHING = 10.0
+"""Added to a patch's variance, in 0..255 units: flat patches stay small."""
+WHITENING = 0.1
+"""Added to the eigenvalues of the patches' covariance."""
+SAMPLED = 50_000
+"""Patches whose covariance whitens."""
+TOGETHER = 100
+"""Filters that are applied at once, which bounds the memory."""
+MIDDLE = 128.0
+
+
+@dataclass(frozen=True)
+class Filters:
+    """weight: (K, C, p, p) float32, of centred patches divided by their deviation. offset: (K,)."""
+
+    weight: Tensor
+    offset: Tensor
+
+
+@lru_cache(maxsize=4)
+def drawn_filters(count: int, size: int, channels: int, seed: int) -> Filters:
+    """Filters from patches of public photographs. seed: of which patches.
+
+    Raises ConfigError where there are none of so many channels.
+    """
+    return filters_of(photographs(channels), count, size, seed)
+
+
+def filters_of(images: Sequence[np.ndarray], count: int, size: int, seed: int) -> Filters:
+    """Filters from patches of images, (C, H, W) in 0..255 each."""
+    generator = stream(seed, "patches", size)
+    channels = images[0].shape[0]
+    picked = generator.integers(0, len(images), SAMPLED + count)
+    places = generator.random((SAMPLED + count, 2))
+    patches = np.empty((SAMPLED + count, channels, size, size))
+    for patch, which, (row, column) in zip(patches, picked, places, strict=True):
+        image = images[which]
+        top = int(row * (image.shape[1] - size + 1))
+        left = int(column * (image.shape[2] - size + 1))
+        patch[:] = image[:, top : top + size, left : left + size]
+    patches = patches.reshape(len(patches), -1)
+    patches -= patches.mean(axis=1, keepdims=True)
+    patches /= np.sqrt(patches.var(axis=1, keepdims=True) + SMOOTHING)
+    mean = patches[:SAMPLED].mean(axis=0)
+    centred = patches - mean
+    values, vectors = np.linalg.eigh(centred[:SAMPLED].T @ centred[:SAMPLED] / SAMPLED)
+    whiten = (vectors / np.sqrt(values.clip(0) + WHITENING)) @ vectors.T
+    chosen = centred[SAMPLED:] @ whiten
+    chosen /= np.linalg.norm(chosen, axis=1, keepdims=True)
+    filters = chosen @ whiten
+    offset = filters @ mean
+    filters -= filters.mean(axis=1, keepdims=True)
+    weight = torch.from_numpy(filters.reshape(count, channels, size, size)).float()
+    return Filters(weight, torch.from_numpy(offset).float())
+
+
+class Patches(nn.Module):
+    """(B, C, H, W) pixels in 0..255 -> (B, 2 K g^2), never negative."""
+
+    def __init__(
+        self, filters: Filters, grid: int, threshold: float, sides: tuple[int, int] | None = None
+    ) -> None:
+        """sides: (H, W) that images are averaged down to; None keeps theirs."""
+        super().__init__()
+        self.sides = sides
+        self.weight = nn.Parameter(filters.weight, requires_grad=False)
+        self.offset = nn.Parameter(filters.offset, requires_grad=False)
+        self.grid, self.threshold = grid, threshold
+        self.width = 2 * len(filters.weight) * grid * grid
+
+    @property
+    def about(self) -> str:
+        """What its tensors do not say."""
+        return f"patches {self.grid} {self.threshold} {self.sides}"
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        size = self.weight.shape[-1]
+        if self.sides is not None:
+            pixels = F.adaptive_avg_pool2d(pixels, self.sides)
+        x = pixels - MIDDLE
+        mean = F.avg_pool2d(x.mean(dim=1, keepdim=True), size, stride=1)
+        square = F.avg_pool2d(x.square().mean(dim=1, keepdim=True), size, stride=1)
+        scale = torch.rsqrt((square - mean.square()).clamp(min=0) + SMOOTHING)
+        parts = []
+        for weight, offset in zip(self.weight.split(TOGETHER), self.offset.split(TOGETHER), strict=True):
+            response = F.conv2d(x, weight) * scale - offset[:, None, None]
+            parts.append(self._averaged(F.relu(response - self.threshold)))
+            parts.append(self._averaged(F.relu(-response - self.threshold)))
+        return torch.cat(parts, dim=1)
+
+    def _averaged(self, maps: Tensor) -> Tensor:
+        """(B, K, H, W) -> (B, K g^2): the mean over each cell."""
+        rows, columns = (_edges(side, self.grid) for side in maps.shape[2:])
+        cells = [
+            maps[:, :, top:bottom, left:right].mean(dim=(2, 3))
+            for top, bottom in rows
+            for left, right in columns
+        ]
+        return torch.cat(cells, dim=1)
+
+
+def _edges(side: int, parts: int) -> list[tuple[int, int]]:
+    """Where each of so many cells begins and ends; they overlap by one where the side cannot be divided."""
+    return [(part * side // parts, -(-(part + 1) * side // parts)) for part in range(parts)]

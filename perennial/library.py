@@ -1,0 +1,199 @@
+"""Perennial from a program: run an experiment, look at what came of it, use its model."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.run import RunSettings
+from perennial.engine.run import resumed_settings, run_in_process
+from perennial.foundation.errors import ConfigError, StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from torch import Tensor
+
+    from perennial.models.saved import SavedModel
+
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """name: of the file, or of the row in it. label: the class's name. confidence: from 0 to 1."""
+
+    name: str
+    label: str
+    confidence: float
+
+
+class Model:
+    """A trained model, alone: class names, and predictions for files or tensors.
+
+    >>> model = load_run("runs/quickstart").model
+    >>> model.predict(["scan.png"])[0].label
+    """
+
+    def __init__(self, saved: "SavedModel") -> None:
+        self.saved = saved
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names by label."""
+        return self.saved.classes
+
+    def probabilities(self, x: "Tensor") -> "Tensor":
+        """(B, M) probabilities.
+
+        x: (B, *input_shape) as the data has it: uint8 pixels, or float32 numbers in the data's own scale.
+        """
+        import torch
+
+        from perennial.data.augmentation import to_float
+
+        inputs = self.saved.inputs
+        if tuple(x.shape[1:]) != inputs.shape:
+            raise ConfigError(f"model: found inputs of shape {tuple(x.shape[1:])}, allowed {inputs.shape}")
+        with torch.no_grad():
+            return self.saved.classifier(to_float(x, inputs.mean, inputs.std)).softmax(dim=1)
+
+    def predict(self, paths: Sequence[Path | str]) -> list[Prediction]:
+        """One prediction for each image file, and for each row of each table or .npz array.
+
+        Raises DataError naming the file, and the line or column where there is one.
+        """
+        return [
+            Prediction(name, self.classes[index], confidence)
+            for names, label, probability in self.batches(paths)
+            for name, index, confidence in zip(names, label, probability, strict=True)
+        ]
+
+    def batches(self, paths: Sequence[Path | str]) -> Iterator[tuple[list[str], list[int], list[float]]]:
+        """(names, labels, confidences) of some samples at a time, for more of them than fit in memory."""
+        from perennial.data.inputs import read_inputs
+
+        inputs = self.saved.inputs
+        found = read_inputs([*map(Path, paths)], inputs.shape, inputs.stored, inputs.mean, inputs.columns)
+        for names, x in found:
+            probability, label = self.probabilities(x).max(dim=1)
+            yield names, label.tolist(), probability.tolist()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run. folder: with everything that it wrote. summary: the content of summary.json.
+
+    >>> result = load_run("runs/quickstart")
+    >>> result.summary["final_accuracy"], result.accuracy_matrix
+    """
+
+    folder: Path
+    summary: Mapping[str, Any]
+
+    @property
+    def accuracy_matrix(self) -> "np.ndarray":
+        """(T, T) float64: row t, column i is the accuracy on the classes of task i after task t.
+
+        NaN if nothing was measured.
+        """
+        import numpy as np
+
+        rows = self.summary["accuracy_matrix"]
+        matrix = np.full((len(rows), len(rows)), np.nan)
+        for index, row in enumerate(rows):
+            matrix[index, : len(row)] = [np.nan if value is None else value for value in row]
+        return matrix
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The experiment as it was run, every default written out."""
+        return load_experiment(self.folder / "experiment.yaml")
+
+    @cached_property
+    def model(self) -> Model:
+        """The global model."""
+        from perennial.models.saved import GLOBAL_MODEL, load_saved
+
+        return Model(load_saved(self.folder / GLOBAL_MODEL))
+
+    def model_of(self, site: str) -> Model:
+        """The model of one simulated site's own. Raises StateError where it has none."""
+        from perennial.models.saved import load_saved, model_file
+
+        return Model(load_saved(model_file(self.folder, site)))
+
+
+def load_run(folder: Path | str) -> Run:
+    """The finished run in a folder. Raises StateError when it is none.
+
+    >>> load_run("runs/quickstart").summary["model_sha256"]
+    """
+    folder = Path(folder).resolve()
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StateError(f"{folder / SUMMARY}: missing or damaged, so this is no finished run") from error
+    return Run(folder, summary)
+
+
+def run(
+    experiment: Experiment | Path | str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    name: str = "",
+    runs: Path | str = "runs",
+    workers: int = 1,
+    device: str = "auto",
+    threads: int = 1,
+    resume: Path | str | None = None,
+    listener: "Callable[[dict[str, Any]], None] | None" = None,
+) -> Run:
+    """Run an experiment on this machine, to its end.
+
+    >>> run("experiments/quickstart.yaml", overrides=["learner.epochs=3"], seed=2, name="three-epochs")
+
+    experiment: an object or the path of a file; None: what `resume` was. overrides: KEY=VALUE, as --set.
+    name: of the run's folder below `runs`; default: the experiment's. workers: processes; the result is the
+    same for any number. device: auto, cpu, cuda or cuda:N. resume: a run folder to go on with. listener: told
+    every event of the journal. With a GPU, workers begin as new processes: call this below
+    `if __name__ == "__main__":`.
+    Raises a PerennialError that says what is wrong before anything starts.
+    """
+    with _as_file(experiment) as path:
+        if resume is not None:
+            settings = resumed_settings(path, [*overrides], seed, Path(resume), device, threads)
+        elif path is None:
+            raise ConfigError("run: give an experiment, or resume=FOLDER")
+        else:
+            changes = [*overrides, *([] if seed is None else [f"seed={seed}"])]
+            settings = RunSettings(
+                experiment=str(path),
+                overrides=json.dumps(changes) if changes else "",
+                name=name,
+                runs=str(runs),
+                device=device,
+                threads=threads,
+            )
+        folder = settings.folder(settings.load())
+        summary = run_in_process(settings, workers, listener)
+    return Run(folder, summary)
+
+
+@contextmanager
+def _as_file(experiment: Experiment | Path | str | None) -> Iterator[Path | None]:
+    """A file that the server and all sites read the experiment from."""
+    if not isinstance(experiment, Experiment):
+        yield None if experiment is None else Path(experiment).resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="perennial-") as folder:
+        path = Path(folder) / f"{experiment.name}.yaml"
+        path.write_text(experiment.to_yaml(), encoding="utf-8")
+        yield path

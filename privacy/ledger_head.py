@@ -1,0 +1,131 @@
+"""The head of a ledger: how far it went, and what all of it costs, in a file of constant size.
+
+A process that charges a release goes on from the head and need not read the ledger from its first line. The
+head proves nothing by itself: the newest line that it names must stand in the ledger where it says, and that
+line holds the SHA-256 of the totals that the head gives. A ledger that lacks this line was truncated, changed
+or replaced by an older copy.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from perennial.foundation.errors import PrivacyError, StateError
+from perennial.foundation.files import replace_file
+from perennial.privacy.entries import Entry
+
+BEFORE_FIRST = "0" * 64
+MOST_GUARANTEES = 5_000
+"""Different ones that a ledger may hold: a method's settings give a few, a hostile server would give more."""
+LARGEST = 4 * 2**20
+"""Bytes of a head's file, with room for as many."""
+_WHO = ("run", "experiment", "recipient", "kind", "note", "time")
+_OF_A_GUARANTEE = frozenset(field.name for field in fields(Entry)) - set(_WHO)
+
+Totals = Mapping[Entry, int]
+"""How many releases had which guarantee. That is all that composition needs to know about them."""
+
+
+def guarantee(entry: Entry) -> Entry:
+    """The entry without what it was for: releases with equal guarantees are counted together."""
+    return replace(entry, **dict.fromkeys(_WHO, ""))
+
+
+def with_one_more(totals: Totals, entry: Entry) -> dict[Entry, int]:
+    """The totals after one more release."""
+    of_entry = guarantee(entry)
+    return {**totals, of_entry: totals.get(of_entry, 0) + 1}
+
+
+def commitment(totals: Totals) -> str:
+    """SHA-256 (hex) of the totals, whatever their order."""
+    return hashlib.sha256(json.dumps(listed(totals), separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place between two lines of a ledger: bytes and lines before it, and the hash of the line before."""
+
+    bytes: int = 0
+    lines: int = 0
+    last: str = BEFORE_FIRST
+
+
+@dataclass(frozen=True)
+class Head:
+    """A ledger up to a mark.
+
+    totals: what was released until there. newest: bytes of the line before the mark, its newline included.
+    checked: how far the check of older lines has come, which goes round and round.
+    """
+
+    mark: Mark
+    totals: Totals
+    newest: int = 0
+    checked: Mark = Mark()
+
+    @property
+    def releases(self) -> int:
+        """Releases until the mark."""
+        return sum(self.totals.values())
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """The head in a file; None without a file. Raises StateError when it cannot be read or is damaged."""
+        try:
+            with path.open("rb") as file:
+                data = file.read(LARGEST + 1)
+            if len(data) > LARGEST:
+                raise ValueError(f"more than {LARGEST} bytes")
+            values = json.loads(data)
+            totals = from_listed(values["totals"])
+            return cls(_mark(values["mark"]), totals, _count(values["newest"]), _mark(values["checked"]))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StateError(f"{path}: the ledger's head cannot be read ({error.strerror})") from error
+        except (ValueError, TypeError, KeyError, RecursionError, PrivacyError) as error:
+            raise StateError(f"{path}: not a ledger's head, or damaged ({error!r:.200})") from error
+
+    def write(self, path: Path, *, durable: bool) -> None:
+        """Replace the head in a file. durable: wait for the disk. Raises StateError naming the file."""
+        values = {
+            "mark": vars(self.mark),
+            "newest": self.newest,
+            "checked": vars(self.checked),
+            "totals": listed(self.totals),
+        }
+        replace_file(path, json.dumps(values).encode(), durable=durable)
+
+
+def listed(totals: Totals) -> list[tuple[dict[str, Any], int]]:
+    """The totals as JSON has them, in an order of their own."""
+    pairs = [(entry.to_json(), count) for entry, count in totals.items()]
+    return sorted(pairs, key=lambda pair: json.dumps(pair[0], sort_keys=True))
+
+
+def from_listed(values: Any) -> dict[Entry, int]:
+    """The totals that listed() wrote. Raises ValueError, TypeError or PrivacyError when they are none."""
+    return {_entry(of_entry): _count(count, 1) for of_entry, count in values}
+
+
+def _entry(values: Any) -> Entry:
+    if not isinstance(values, dict) or not values.keys() <= _OF_A_GUARANTEE:
+        raise ValueError(f"found {values!r:.80}, allowed a guarantee")
+    return guarantee(Entry.from_json({**dict.fromkeys(_WHO, ""), **values}))
+
+
+def _mark(values: Any) -> Mark:
+    last = values["last"]
+    if not isinstance(last, str) or len(last) != len(BEFORE_FIRST):
+        raise ValueError(f"found {last!r:.80}, allowed a SHA-256")
+    return Mark(_count(values["bytes"], 0), _count(values["lines"], 0), last)
+
+
+def _count(value: Any, least: int = 0) -> int:
+    if type(value) is not int or value < least:
+        raise ValueError(f"found {value!r:.80}, allowed a whole number from {least}")
+    return value

@@ -1,0 +1,174 @@
+"""The lines of a ledger: how they are chained, read from a head on, and checked again in turn."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from perennial.foundation.errors import PrivacyError, StateError
+from perennial.privacy.entries import Entry
+from perennial.privacy.ledger_head import Head, Mark, Totals, commitment, from_listed, with_one_more
+
+CHECKED_EACH_TIME = 2**20
+"""Bytes of older lines whose chain is checked again at each charge."""
+_PIECE = 2**20
+CARRIED = "carried"
+"""Key of a first line that says what an earlier, lost ledger had counted."""
+REMEDY = "Put the newest copy of the ledger back; if there is none, see 'A lost ledger' in docs/operations.md"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The whole ledger. head: up to its last newline. tail: what follows that.
+
+    counted: the release in the tail when it lacks its newline alone; any other tail is what a crash left of a
+    release that never left.
+    """
+
+    head: Head
+    tail: bytes = b""
+    counted: Entry | None = None
+
+    @property
+    def totals(self) -> Totals:
+        return self.head.totals if self.counted is None else with_one_more(self.head.totals, self.counted)
+
+
+@dataclass
+class Addition:
+    """Lines that will be appended, and the head after them."""
+
+    head: Head
+    data: bytes = b""
+
+    def line(self, values: dict[str, Any], totals: Totals) -> None:
+        """One more line; totals: after it."""
+        chained = {"previous": self.head.mark.last, "totals": commitment(totals)} | values
+        line = json.dumps(chained, allow_nan=False, separators=(",", ":")).encode()
+        self.data += line + b"\n"
+        self.head = after(self.head, line, totals)
+
+
+def after(head: Head, line: bytes, totals: Totals) -> Head:
+    """The head after one more line, which is given without its newline."""
+    mark = Mark(head.mark.bytes + len(line) + 1, head.mark.lines + 1, sha256(line).hexdigest())
+    return replace(head, mark=mark, totals=totals, newest=len(line) + 1)
+
+
+def newest_line(descriptor: int, head: Head) -> bytes | None:
+    """The line that a head ends with, or None when it does not stand where the head says."""
+    start = head.mark.bytes - head.newest
+    data = os.pread(descriptor, head.newest, start) if start >= 0 else b""
+    line = data[:-1]
+    intact = len(data) == head.newest and data.endswith(b"\n") and sha256(line).hexdigest() == head.mark.last
+    return line if intact else None
+
+
+def commits(descriptor: int, head: Head) -> bool:
+    """Whether the ledger vouches for the head's totals. Lines of earlier versions do not."""
+    line = newest_line(descriptor, head) if head.mark != Mark() else None
+    try:
+        values = json.loads(line) if line is not None else {}
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and values.get("totals") == commitment(head.totals)
+
+
+def read_on(descriptor: int, head: Head, path: Path, entries: list[Entry] | None = None) -> Contents:
+    """The ledger from a head to its end, every line of that checked. entries: collects the releases.
+
+    Only what follows the last newline may be torn: a newline is on the disk before its charge returns. Raises
+    StateError naming the line that breaks the chain.
+    """
+    totals, mark, newest = head.totals, head.mark, head.newest
+    tail = b""
+    for line, ended in _lines(descriptor, mark.bytes):
+        if not ended:
+            tail = line
+            break
+        found = _read_line(line, mark, totals)
+        if found is None:
+            raise _broken(path, mark.lines + 1)
+        entry, totals = found
+        if entries is not None and entry is not None:
+            entries.append(entry)
+        newest = len(line) + 1
+        mark = Mark(mark.bytes + newest, mark.lines + 1, sha256(line).hexdigest())
+    contents = Contents(Head(mark, totals, newest, head.checked), tail)
+    found = _read_line(tail, mark, totals) if tail else None
+    if found is None or found[0] is None:
+        return contents
+    if entries is not None:
+        entries.append(found[0])
+    return replace(contents, counted=found[0])
+
+
+def _lines(descriptor: int, start: int) -> Iterator[tuple[bytes, bool]]:
+    """(line, whether it has its newline) from a place in the file on, in pieces of bounded size."""
+    rest = b""
+    while piece := os.pread(descriptor, _PIECE, start):
+        start += len(piece)
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line, True
+    if rest:
+        yield rest, False
+
+
+def check_older(descriptor: int, head: Head, path: Path) -> Mark:
+    """Check the chain of some older lines again, from where the last charge stopped; where this one did.
+
+    Raises StateError naming the line that breaks the chain.
+    """
+    at = head.checked if head.checked.bytes < head.mark.bytes else Mark()
+    turn = left = min(CHECKED_EACH_TIME, head.mark.bytes)
+    while left > 0:
+        data = os.pread(descriptor, min(left, head.mark.bytes - at.bytes), at.bytes)
+        *lines, partial = data.split(b"\n")
+        if not lines and left == turn:
+            raise _broken(path, at.lines + 1)
+        if not lines:
+            break  # what is left of this turn is less than a line
+        for line in lines:
+            if not line.startswith(b'{"previous":"%s"' % at.last.encode()):
+                raise _broken(path, at.lines + 1)
+            at = Mark(at.bytes + len(line) + 1, at.lines + 1, sha256(line).hexdigest())
+        left -= len(data) - len(partial)
+        if at.bytes == head.mark.bytes:
+            if at.last != head.mark.last:
+                raise _broken(path, at.lines)
+            at = Mark()
+    return at
+
+
+def _broken(path: Path, number: int) -> StateError:
+    return StateError(
+        f"{path}: line {number} does not follow from the line before it; a line was changed or removed, so "
+        f"the cost so far cannot be trusted and nothing may leave. {REMEDY}"
+    )
+
+
+def _read_line(line: bytes, before: Mark, totals: Totals) -> tuple[Entry | None, Totals] | None:
+    """(the release in a line, or None for a note, and the totals after it); None when it does not follow.
+
+    before, totals: of what comes before the line.
+    """
+    entry = None
+    try:
+        values = json.loads(line)
+        if not isinstance(values, dict) or values.pop("previous", None) != before.last:
+            return None
+        promised = values.pop("totals", None)
+        if CARRIED in values:
+            totals = from_listed(values[CARRIED])
+            if before != Mark() or promised is None:
+                return None
+        elif "repair" not in values:
+            entry = Entry.from_json(values)
+            totals = with_one_more(totals, entry)
+    except (ValueError, TypeError, RecursionError, PrivacyError):
+        return None
+    return (entry, totals) if promised in (None, commitment(totals)) else None

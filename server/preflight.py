@@ -1,0 +1,125 @@
+"""What an experiment must be before anything starts: one function, for `perennial check` and every run."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from perennial.config.experiment import Experiment
+from perennial.config.simulation import simulated_federation
+from perennial.data.deployed import declared_constants, declared_input_shape
+from perennial.data.registry import Registry, build_registry
+from perennial.data.site import SiteData
+from perennial.foundation.errors import ConfigError
+from perennial.learning.objective import require_alone
+from perennial.models.factory import build_model
+from perennial.models.saved import Inputs
+from perennial.server.dry_run import dry_run
+from perennial.server.global_model import GlobalModel
+from perennial.server.privacy_claim import check_privacy
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.factory import build_strategy
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the server needs to know of the data.
+
+    test: central test samples, or None; sites: how many to expect; estimated_constants: whether the inputs'
+    mean and std come from the training data.
+    """
+
+    registry: Registry
+    inputs: Inputs
+    test: SiteData | None
+    sites: int
+    notes: tuple[str, ...]
+    estimated_constants: bool = False
+
+    def measuring(self, experiment: Experiment) -> tuple[Tensor, Tensor] | None:
+        """(mean, std) of the inputs where the server measures models; None where it does not."""
+        if self.test is None or not experiment.evaluation.central:
+            return None
+        return self.test.mean, self.test.std
+
+
+@dataclass(frozen=True)
+class Checked:
+    """An experiment that can start. model: before task 1. parameters: trained ones, with all classes."""
+
+    strategy: IncrementalStrategy
+    facts: DataFacts
+    model: GlobalModel
+    parameters: int
+
+
+def preflight(experiment: Experiment, device: torch.device) -> Checked:
+    """Check everything that can be checked before anything starts.
+
+    Raises a PerennialError that says what is wrong.
+    """
+    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+    facts = data_facts(experiment)
+    schedule = facts.registry.schedule
+    check_privacy(
+        experiment,
+        strategy,
+        rounds=sum(experiment.lead_rounds(task) + rounds for task, rounds in enumerate(schedule.rounds, 1)),
+        estimated_constants=facts.estimated_constants,
+    )
+    if experiment.privacy.mode == "sample":
+        require_alone(experiment.learner)
+    complete = build_model(
+        experiment.model,
+        facts.inputs.shape,
+        schedule.num_classes(schedule.count),
+        experiment.seed,
+        experiment.encoder,
+    )
+    parameters = sum(parameter.numel() for parameter in complete.parameters() if parameter.requires_grad)
+    constants = facts.inputs.mean, facts.inputs.std
+    model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device, constants)
+    dry_run(experiment, schedule, model, facts.measuring(experiment))
+    return Checked(strategy, facts, model, parameters)
+
+
+def data_facts(experiment: Experiment) -> DataFacts:
+    """From the data where the server has it, else from what the experiment declares."""
+    data = experiment.data
+    if data.only_at_sites:
+        if data.classes is None:
+            raise ConfigError(
+                "data.classes: missing; a server without data needs the registry of class names"
+            )
+        registry = build_registry(data.classes, experiment.tasks, experiment.seed)
+        _check_memory(experiment, registry, data.sites or 1)
+        stored = "float32" if data.source == "csv" else "uint8"
+        inputs = Inputs(declared_input_shape(data), stored, *declared_constants(data), data.columns)
+        return DataFacts(registry, inputs, None, data.sites or 1, ())
+    federation = simulated_federation(experiment)
+    if data.partition.kind == "natural":
+        try:
+            experiment.require_sites(federation.site_names)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    _check_memory(experiment, federation.registry, len(federation.sites))
+    if experiment.pretraining is not None:
+        first = federation.schedule.classes_of(1)
+        for name, site in federation.sites.items():
+            held = site.task_indices("train", first.start, first.stop)
+            experiment.pretraining.require(name, len(held))
+    return DataFacts(
+        federation.registry,
+        Inputs(
+            federation.input_shape, federation.stored, federation.mean, federation.std, federation.columns
+        ),
+        federation.test,
+        len(federation.sites),
+        federation.notes,
+        federation.estimated_constants,
+    )
+
+
+def _check_memory(experiment: Experiment, registry: Registry, sites: int) -> None:
+    if experiment.learner.memory is not None:
+        experiment.learner.memory.require(len(registry.classes), sites)

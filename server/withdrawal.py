@@ -1,0 +1,252 @@
+"""After a closed-form run: a site's sums taken back, two runs made one, and certificates of both.
+
+Sums are exact, so what is left after a subtraction has the bits that it would have had if the site had never
+taken part. What it does not undo: models that were handed out before, and what the difference of two models
+tells of what was subtracted.
+"""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perennial.config.experiment import Experiment
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.files import make_folder, replace_file, sole_owner
+from perennial.learning.analytic.statistics import Statistics
+from perennial.models.incremental import complete_state
+from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved, save_model
+from perennial.protocol.tensors import content_sha256
+from perennial.server.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, save_previous
+from perennial.server.run_folder import CHECKPOINT
+from perennial.strategies.analytic import Analytic
+from perennial.strategies.factory import build_strategy
+from perennial.strategies.statistics.kept import FOLDER, read_kept, write_statistics
+
+CERTIFICATES = "certificates"
+NOT_UNDONE = (
+    "models that were handed out before, and copies of the sums that somebody made",
+    "the difference of the models before and after, which tells what was subtracted",
+    "accuracy figures of the run, which are those of the model before",
+)
+SAME_MODEL = 1e-6
+"""By how much a head solved again may differ, relative to its largest value: float32's own rounding."""
+
+
+@dataclass
+class _Finished:
+    """A finished closed-form run, opened."""
+
+    folder: Path
+    checkpoint: Checkpoint
+    experiment: Experiment
+    strategy: Analytic
+    saved: SavedModel
+
+    @classmethod
+    def open(cls, folder: Path) -> "_Finished":
+        """Raises StateError or ConfigError naming what is missing, or does not allow to subtract or merge."""
+        checkpoint, _ = load_checkpoint(folder / CHECKPOINT)
+        if not checkpoint.progress.finished:
+            raise StateError(f"{folder}: the run is not finished; resume it first")
+        experiment = Experiment.model_validate(checkpoint.experiment)
+        strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+        if not isinstance(strategy, Analytic):
+            raise ConfigError(
+                f"{folder}: strategy {experiment.strategy.name} keeps no sums; allowed: analytic"
+            )
+        if experiment.privacy.enabled:
+            raise ConfigError(
+                f"{folder}: its sums left with noise; corrected ones need fresh noise and a new charge, and "
+                "the old release remains in the world"
+            )
+        strategy.load_state_dict(checkpoint.strategy)
+        strategy.kept_sums.folder = folder / FOLDER if strategy.keep_sites else None
+        return cls(folder, checkpoint, experiment, strategy, load_saved(folder / GLOBAL_MODEL))
+
+    @property
+    def total(self) -> Statistics:
+        assert self.strategy.kept_sums.total is not None
+        return self.strategy.kept_sums.total
+
+    def head(self, shrinkage: float | None) -> tuple[dict[str, Tensor], float]:
+        """The head of the sums as they are now, and its shrinkage."""
+        head, shrinkage = self.strategy.solved_again(len(self.saved.classes), shrinkage)
+        return head.tensors(), shrinkage
+
+    def write_model(self, path: Path, head: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The run's model with another head; returns its complete tensors."""
+        tensors = {name: tensor.clone() for name, tensor in complete_state(self.saved.model).items()} | head
+        settings = json.dumps(self.saved.settings)
+        save_model(path, tensors, self.saved.inputs, self.saved.classes, settings)
+        return tensors
+
+
+def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
+    """Take a site's sums out of a finished run, solve anew, and write a certificate; returns its path.
+
+    shrinkage: of the new head; None: the experiment's own, or chosen again from the sums. Raises StateError
+    or ConfigError saying why it cannot be done; a command that was stopped is completed by giving it again.
+    """
+    with sole_owner(folder, "forget"):
+        run = _Finished.open(folder)
+        sums, strategy = run.strategy.kept_sums, run.strategy
+        if site not in strategy.withdrawn:
+            before, given = run.total.sha256, sums.given_by(site)
+            subtracted = sums.take_back(site)
+            if not run.total.samples:
+                raise StateError(f"{folder}: {site} is the only site; without it there is no model")
+            gone = [
+                run.saved.classes[label]
+                for label in subtracted.classes
+                if not int(run.total.over(subtracted.classes).counts[label - subtracted.classes.start])
+            ]
+            strategy.withdrawn[site] = {
+                "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                "sums_before": before,
+                "sums_after": run.total.sha256,
+                "subtracted": subtracted.sha256,
+                "by_task": {str(task): facts["sha256"] for task, facts in given.items()},
+                "classes_removed": gone,
+            }
+        head, used = run.head(shrinkage)
+        _commit(run, head)
+        for path in (folder / FOLDER).glob(f"{site}-task-*.safetensors"):
+            path.unlink()
+        content = {
+            "kind": "forget",
+            "run": run.checkpoint.progress.run,
+            "experiment": run.experiment.digest,
+            "site": site,
+            **strategy.withdrawn[site],
+            **_of_model(head, used),
+            "not_undone": list(NOT_UNDONE),
+        }
+        return _write_certificate(folder, f"forget-{site}", content)
+
+
+def merge(first: Path, second: Path, output: Path) -> Path:
+    """Make one model of the sums of two finished runs on disjoint data, in a folder of its own.
+
+    Returns its certificate. Raises ConfigError if the runs' maps, classes or heads differ, or if a site is in
+    both.
+    """
+    one, other = _Finished.open(first), _Finished.open(second)
+    features = _features(one), _features(other)
+    if features[0] != features[1]:
+        raise ConfigError(f"{second}: its features are {features[1]:.12}, those of {first} {features[0]:.12}")
+    if one.saved.classes != other.saved.classes:
+        raise ConfigError(f"{second}: its classes, or their order, are not those of {first}")
+    if one.experiment.strategy != other.experiment.strategy:
+        raise ConfigError(f"{second}: its strategy's settings are not those of {first}")
+    sites = [
+        sorted({s for given in run.strategy.kept_sums.given.values() for s in given}) for run in (one, other)
+    ]
+    if both := sorted(set(sites[0]) & set(sites[1])):
+        raise ConfigError(
+            f"{second}: {', '.join(both[:5])} took part in {first} too; its data would count twice"
+        )
+    hashes = one.total.sha256, other.total.sha256
+    one.strategy.kept_sums.total = one.total + other.total
+    head, used = one.head(None)
+    make_folder(output)
+    with sole_owner(output, "merge"):
+        if (output / GLOBAL_MODEL).exists():
+            raise StateError(f"{output}: holds a model already; choose another folder")
+        write_statistics(output / FOLDER / "all.safetensors", one.total, {"sites": sites[0] + sites[1]})
+        one.write_model(output / GLOBAL_MODEL, head)
+        content = {
+            "kind": "merge",
+            "runs": [run.checkpoint.progress.run for run in (one, other)],
+            "experiment": one.experiment.digest,
+            "sites": sites,
+            "sums_before": list(hashes),
+            "sums_after": one.total.sha256,
+            **_of_model(head, used),
+        }
+        return _write_certificate(output, "merge", content)
+
+
+def verify(certificate: Path) -> list[str]:
+    """What was found to hold, from the folder that the certificate lies in alone.
+
+    The sums after are added up again from what the folder keeps of every site, and the head is solved again.
+    Raises StateError naming what does not hold.
+    """
+    try:
+        content = json.loads(certificate.read_text())
+        kind, after, model = content["kind"], content["sums_after"], content["model"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{certificate}: no certificate ({error!r})") from error
+    folder = certificate.absolute().parent.parent
+    saved = load_saved(folder / GLOBAL_MODEL)
+    experiment = Experiment.model_validate(saved.settings)
+    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+    if not isinstance(strategy, Analytic):
+        raise StateError(f"{folder}: its model is none of strategy analytic")
+    files = sorted((folder / FOLDER).glob("*.safetensors"))
+    total = None
+    for path in files:
+        statistics, facts = read_kept(path)
+        if kind == "forget" and facts.get("site") == content["site"]:
+            raise StateError(f"{path}: sums of {content['site']}, which were withdrawn, are still here")
+        total = statistics if total is None else total + statistics
+    if total is None or total.sha256 != after:
+        found = "none" if total is None else f"{total.sha256:.12}"
+        raise StateError(f"{folder}: the sums kept add up to {found}, the certificate says {after:.12}")
+    strategy.kept_sums.total = total
+    head, _ = strategy.solved_again(len(saved.classes), float(content["shrinkage"]))
+    solved = head.tensors()
+    now = {name: saved.model.state_dict()[name] for name in solved}
+    if content_sha256(now) != model:
+        raise StateError(f"{folder}: its model is another one than the certificate's, {model:.12}")
+    for name, tensor in solved.items():
+        if not torch.allclose(tensor, now[name], rtol=0, atol=SAME_MODEL * float(tensor.abs().max())):
+            raise StateError(f"{folder}: {name} is not what the sums give")
+    held = [
+        f"the sums of {len(files)} files add up to {after}",
+        f"the model is the one that these sums give, {model}",
+    ]
+    if kind == "forget":
+        held.append(f"nothing of {content['site']} is kept; its sums had SHA-256 {content['subtracted']}")
+        held += [f"not undone: {text}" for text in content["not_undone"]]
+    return held
+
+
+def _commit(run: _Finished, head: dict[str, Tensor]) -> None:
+    """The run's files with the new sums and model. The checkpoint decides; the rest can be repeated."""
+    folder, progress = run.folder / CHECKPOINT, run.checkpoint.progress
+    arrays = {name: tensor.clone() for name, tensor in complete_state(run.saved.model).items()} | head
+    sha256, former = content_sha256(arrays), progress.previous
+    save_previous(folder, sha256, arrays, former)
+    progress.previous, progress.holders = sha256, []
+    changed = Checkpoint(progress, run.checkpoint.experiment, head, run.strategy.state_dict())
+    # twice, because the file before it is kept, and holds the sums of the withdrawn site
+    save_checkpoint(folder, changed)
+    save_checkpoint(folder, changed)
+    save_previous(folder, sha256, arrays, sha256)
+    run.write_model(run.folder / GLOBAL_MODEL, head)
+    path = run.folder / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["model_sha256"] = content_sha256(head)
+    summary["analytic"] |= {"sums_sha256": run.total.sha256, "withdrawn": sorted(run.strategy.withdrawn)}
+    replace_file(path, (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
+
+
+def _features(run: _Finished) -> str:
+    return json.loads((run.folder / "summary.json").read_text())["analytic"]["features"]
+
+
+def _of_model(head: dict[str, Tensor], shrinkage: float) -> dict[str, Any]:
+    return {"shrinkage": shrinkage, "model": content_sha256(head)}
+
+
+def _write_certificate(folder: Path, name: str, content: dict[str, Any]) -> Path:
+    make_folder(folder / CERTIFICATES, mode=0o755)
+    path = folder / CERTIFICATES / f"{name}.json"
+    replace_file(path, (json.dumps(content, indent=2) + "\n").encode(), mode=0o644)
+    return path

@@ -1,0 +1,382 @@
+"""Closed form on fixed features: sums of each task once, one solution, nothing forgotten.
+
+AFL (arXiv 2405.16240), ACIL (Zhuang et al., NeurIPS 2022), RanPAC (arXiv 2307.02251), FeCAM (arXiv
+2309.14062), Fed3R (Fani et al., ICML 2024). The sums are exact integers, so the head is the one of all data
+in one place, whatever the number of sites, the skew, the order of tasks, absence or workers.
+"""
+
+import math
+import time
+from typing import Annotated, Any, Literal
+
+from flwr.serverapp import Grid
+from pydantic import Field
+
+from perennial.config import charges
+from perennial.foundation.errors import ConfigError, DataError
+from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, gaussian, gcv, ridge
+from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_width
+from perennial.models.feature_maps.fixed import FixedFeatures
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noised_sums import noise_std
+from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.services import Services
+from perennial.strategies.statistics.asking import Asking
+from perennial.strategies.statistics.kept import FOLDER, KeptSums
+
+Shrinkage = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["validation", "gcv"]
+GAMMAS = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
+LAMBDAS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+"""Shrinkages that are tried, where none is given."""
+DEFAULT_GAMMA = 0.1
+WITHOUT_ASKING = 1 << 35
+"""Bytes of sites' sums that are kept without being asked to."""
+
+
+class Analytic(IncrementalStrategy):
+    """One exchange a task: each site's sums of the task's classes, and of earlier ones that it was away for.
+
+    head: gaussian (discriminants of one covariance), ridge, or balanced_ridge (each class counts alike).
+    shrinkage: a number; "validation": what the sites' validation samples prefer, by one more exchange;
+    "gcv": ridge's generalised cross-validation, from the sums alone; null: gcv for ridge, 0.1 for gaussian.
+    shrinkages: those to choose among. criterion: what validation counts are compared by.
+    prior: gaussian: how far scores follow the classes' frequency, 0 to 1. standardise: ridge on features of
+    deviation 1. keep_sites: keep each site's sums in the run's folder, so that it can be withdrawn alone.
+    """
+
+    serves_groups = False
+
+    combines_replies = False
+    needs = "sums of features from the sites"
+
+    def __init__(
+        self,
+        head: HeadName = "gaussian",
+        shrinkage: Shrinkage | None = None,
+        shrinkages: tuple[float, ...] | None = None,
+        criterion: Literal["balanced", "plain"] = "balanced",
+        prior: float = 0.0,
+        standardise: bool = True,
+        keep_sites: bool = True,
+    ) -> None:
+        super().__init__()
+        if head == "gaussian" and shrinkage == "gcv":
+            raise ValueError("shrinkage: gcv chooses for ridge alone; allowed a number or validation")
+        if head == "gaussian" and isinstance(shrinkage, float) and shrinkage > 1:
+            raise ValueError(f"shrinkage: found {shrinkage}, allowed up to 1 with head gaussian")
+        if head != "gaussian" and prior:
+            raise ValueError(f"prior: found {prior}, allowed with head gaussian")
+        if shrinkages is not None and (not shrinkages or min(shrinkages) <= 0):
+            raise ValueError(f"shrinkages: found {shrinkages}, allowed one number above 0 or more")
+        if not 0 <= prior <= 1:
+            raise ValueError(f"prior: found {prior}, allowed 0 to 1")
+        self.head: HeadName = head
+        default: float | str = DEFAULT_GAMMA if head == "gaussian" else "gcv"
+        self.shrinkage = default if shrinkage is None else shrinkage
+        self.shrinkages = sorted(shrinkages or (GAMMAS if head == "gaussian" else LAMBDAS))
+        self.criterion, self.prior, self.standardise = criterion, prior, standardise
+        self.keep_sites = keep_sites
+        self._services: Services | None = None
+        self._features, self._width = "", 0
+        self._plain = KeptSums()
+        self._balanced: dict[int, KeptSums] = {}
+        self._counts: dict[int, dict[str, list[int]]] = {}
+        self._chosen: dict[int, float] = {}
+        self._facts: list[dict[str, str]] = []
+        self.withdrawn: dict[str, dict[str, Any]] = {}
+        """Sites whose sums were taken back, and what was said of it; they are asked no more."""
+
+    # the life of a run
+
+    def attach(self, services: Services) -> None:
+        """Raises ConfigError where the experiment has no validation samples to choose the shrinkage by."""
+        experiment = services.experiment
+        if self.shrinkage == "validation" and experiment.data.validation_fraction == 0:
+            raise ConfigError(
+                "strategy.shrinkage: found 'validation' with data.validation_fraction 0; allowed a number"
+                + ("" if self.head == "gaussian" else ", or gcv")
+            )
+        if experiment.privacy.enabled:
+            self._check_noised()
+        self._services = services
+        if self.keep_sites and services.folder is not None:
+            self._plain.folder = services.folder.parent / FOLDER
+
+    def _check_noised(self) -> None:
+        """Raises ConfigError for what sums with noise do not allow."""
+        if self.head != "ridge":
+            why = (
+                "no bound on how much one sample moves weighted sums has been worked out"
+                if self.head == "balanced_ridge"
+                else "it divides by counts and differences that noise can turn around"
+            )
+            raise ConfigError(f"strategy.head: found {self.head!r} with privacy; {why}; allowed: ridge")
+        if isinstance(self.shrinkage, str) or self.standardise:
+            raise ConfigError(
+                "strategy.shrinkage, standardise: with privacy allowed: a number, which the noise's own size "
+                "exceeds where it must, and false; validation counts would be a release of their own"
+            )
+
+    def begin_task(self, task: TaskStart) -> None:
+        """Raises ConfigError where the model has no fixed features, or more than can be solved for."""
+        assert self._services is not None
+        backbone = self._services.load(task.reference).backbone
+        if not isinstance(backbone, FixedFeatures):
+            name = self._services.experiment.model.name
+            raise ConfigError(
+                f"model.name: found {name!r}; strategy analytic solves for a head on features that nobody "
+                "trains; allowed: features"
+            )
+        require_width(backbone.width + 1)
+        self._features, self._width, self._facts = backbone.content, backbone.width + 1, backbone.facts
+        experiment, schedule = self._services.experiment, self._services.schedule
+        values = self._width * (self._width + 1) // 2
+        kept = 8 * values * (experiment.data.sites or 1) * schedule.count
+        if self.keep_sites and kept > WITHOUT_ASKING:
+            raise ConfigError(
+                f"strategy.keep_sites: the sums of all sites and tasks would take {kept / 1e9:.0f} GB of the "
+                f"server's disk, more than {WITHOUT_ASKING / 1e9:.0f} GB; set it to false, and no site can "
+                "be withdrawn without its help"
+            )
+
+    def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
+        """Ask for the sums that are not there, and solve."""
+        start = time.monotonic()
+        self.outcome = outcome = RoundOutcome()
+        self._exchange.bytes_up = self._exchange.bytes_down = 0
+        noised = self._privacy.enabled
+        asking = Asking(grid, self._exchange, request, outcome, self._features, self._width, noised)
+        task = request.stamp.task
+        for earlier in range(task, 0, -1):
+            if self.head == "balanced_ridge":
+                self._collect_balanced(asking, earlier)
+            else:
+                self._collect(asking, earlier)
+        for site in request.sites:
+            if self._kept(task).has(task, site):
+                samples = 1 if noised else max(1, self._samples(site))
+                outcome.participants[site] = Admitted(site, {}, 0.0, samples)
+        if len(outcome.participants) >= request.quorum:
+            try:
+                head = self._solved(asking)
+                outcome.arrays = {
+                    name: tensor.to(request.arrays[name].device) for name, tensor in head.tensors().items()
+                }
+            except DataError as error:
+                outcome.warnings.append(f"no head: {error}")
+        answered = {*outcome.participants, *asking.failed}
+        outcome.absent = [site for site in request.sites if site not in answered]
+        outcome.bytes_up, outcome.bytes_down = self._exchange.bytes_up, self._exchange.bytes_down
+        outcome.seconds = time.monotonic() - start
+        return outcome
+
+    def summary_blocks(self) -> dict[str, Any]:
+        """What was summed, over what, and how far it was shrunk."""
+        total = self._total()
+        values = self._width * (self._width + 1) // 2 + (self._width + 1) * self._task_classes()
+        return {
+            "analytic": {
+                "head": self.head,
+                "maps": self._facts,
+                "features": self._features,
+                "width": self._width,
+                "samples": None
+                if self._privacy.enabled
+                else sum(self._samples(site) for site in self._sites()),
+                "sums_sha256": None if total is None else total.sha256,
+                "shrinkage": {str(task): value for task, value in sorted(self._chosen.items())},
+                "message_bytes": 8 * values,
+                "withdrawable": self.keep_sites and self.head != "balanced_ridge",
+            }
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._plain.state("all")
+        for task, kept in self._balanced.items():
+            state |= kept.state(f"task-{task}")
+        state["balanced"] = sorted(self._balanced)
+        state["counts"] = {str(task): counts for task, counts in self._counts.items()}
+        state["withdrawn"] = self.withdrawn
+        state["chosen"] = {str(task): value for task, value in self._chosen.items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._plain.load("all", state)
+        self._balanced = {task: KeptSums() for task in state["balanced"]}
+        for task, kept in self._balanced.items():
+            kept.load(f"task-{task}", state)
+        self._counts = {int(task): dict(counts) for task, counts in state["counts"].items()}
+        self.withdrawn = dict(state["withdrawn"])
+        self._chosen = {int(task): float(value) for task, value in state["chosen"].items()}
+
+    # after the run: withdrawal and merging
+
+    @property
+    def kept_sums(self) -> KeptSums:
+        """Of heads that weigh every sample alike. Raises ConfigError with balanced_ridge."""
+        if self.head == "balanced_ridge":
+            raise ConfigError(
+                "strategy.head: balanced_ridge weighs every site's samples by the counts of all, so that "
+                "nothing can be subtracted or merged; allowed: gaussian, ridge"
+            )
+        return self._plain
+
+    def solved_again(self, classes: int, shrinkage: float | None = None) -> tuple[LinearHead, float]:
+        """The head of the sums as they are now, and its shrinkage, from nothing else.
+
+        shrinkage: None takes the experiment's number, or chooses by gcv. Raises ConfigError where validation
+        samples chose it, some of which may be the withdrawn site's.
+        """
+        total = self.kept_sums.total
+        assert total is not None
+        sums = Sums.of(total.over(range(classes)))
+        if shrinkage is None and self.shrinkage == "validation":
+            raise ConfigError(
+                "strategy.shrinkage: validation samples of all sites chose it, withdrawn ones too; give one "
+                "that nobody's samples chose, by --shrinkage"
+            )
+        if shrinkage is None:
+            shrinkage = self._by_gcv(sums) if self.shrinkage == "gcv" else float(self.shrinkage)
+        return self._head(sums, shrinkage), shrinkage
+
+    # sums
+
+    def _collect(self, asking: Asking, task: int) -> None:
+        there = [site for site in asking.request.sites if site not in self.withdrawn]
+        missing = [site for site in there if not self._plain.has(task, site)]
+        if not missing:
+            return
+        if self._privacy.enabled:
+            self._record(asking, missing, task)
+        few = []
+        for site, statistics in asking.statistics(missing, task, self._classes(task)):
+            self._plain.add(task, site, statistics)
+            if 0 < statistics.samples < self._width and not asking.noised:
+                few.append(site)
+        if few:
+            asking.outcome.warnings.append(
+                f"task {task}: without noise, sums over fewer samples than the {self._width} features tell "
+                f"the space that these lie in: {', '.join(sorted(few)[:5])}{', ...' if few[5:] else ''}"
+            )
+
+    def _record(self, asking: Asking, sites: list[str], task: int) -> None:
+        """What sites are about to charge, on the disk before they are asked; sent again, it costs nothing."""
+        assert self._services is not None
+        stamp = asking.request.stamp
+        entry = charges.sums(self._services.experiment, stamp.run, task)
+        if self._services.releases is not None:
+            self._services.releases.asked(stamp.round, sites, [entry], once=f"statistics {task}")
+
+    @property
+    def _privacy(self) -> PrivacyConfig:
+        assert self._services is not None
+        return self._services.experiment.privacy
+
+    def _collect_balanced(self, asking: Asking, task: int) -> None:
+        """Every site again, once the number of a class's samples has changed, and only if all are there."""
+        counts, classes = self._counts.setdefault(task, {}), self._classes(task)
+        there = set(asking.request.sites)
+        missing = [site for site in asking.request.sites if site not in counts]
+        kept = self._balanced.setdefault(task, KeptSums())
+        unsent = [site for site in counts if not kept.has(task, site)]
+        if not missing and not unsent:
+            return
+        if set(counts) - there:
+            away = ", ".join(sorted(set(counts) - there)[:5])
+            asking.outcome.warnings.append(
+                f"task {task}: its classes have other weights with {', '.join(missing or unsent)}; the sums "
+                f"are asked for again when {away} is there too"
+            )
+            return
+        counts |= asking.class_counts(missing, task, classes) if missing else {}
+        totals = [sum(row[place] for row in counts.values()) for place in range(len(classes))]
+        weights = [round(WEIGHT / total) if total else 0 for total in totals]
+        fresh = KeptSums()
+        for site, statistics in asking.statistics(list(counts), task, classes, weights):
+            fresh.add(task, site, statistics)
+        if fresh.given.get(task, {}).keys() == counts.keys():
+            self._balanced[task] = fresh
+        else:
+            gone = ", ".join(sorted(counts.keys() - fresh.given.get(task, {}).keys())[:5])
+            asking.outcome.warnings.append(f"task {task}: {gone} told its counts and sent no sums")
+
+    def _kept(self, task: int) -> KeptSums:
+        return self._balanced.get(task, KeptSums()) if self.head == "balanced_ridge" else self._plain
+
+    def _total(self) -> Statistics | None:
+        if self.head != "balanced_ridge":
+            return self._plain.total
+        totals = [kept.total for _, kept in sorted(self._balanced.items()) if kept.total is not None]
+        total = totals[0] if totals else None
+        for other in totals[1:]:
+            assert total is not None
+            total = total + other
+        return total
+
+    def _samples(self, site: str) -> int:
+        if self.head == "balanced_ridge":
+            return sum(sum(counts.get(site, ())) for counts in self._counts.values())
+        return self._plain.samples(site)
+
+    def _sites(self) -> list[str]:
+        if self.head == "balanced_ridge":
+            return sorted({site for counts in self._counts.values() for site in counts})
+        return sorted({site for sites in self._plain.given.values() for site in sites})
+
+    def _classes(self, task: int) -> range:
+        assert self._services is not None
+        return self._services.schedule.classes_of(task)
+
+    def _task_classes(self) -> int:
+        assert self._services is not None
+        schedule = self._services.schedule
+        return max(len(schedule.classes_of(task)) for task in range(1, schedule.count + 1))
+
+    # solution
+
+    def _solved(self, asking: Asking) -> LinearHead:
+        total, task = self._total(), asking.request.stamp.task
+        if total is None:
+            raise DataError("no site has sent sums yet")
+        known = range(asking.request.stamp.num_classes)
+        samples = None
+        if self.head == "balanced_ridge":
+            samples = sum(self._samples(site) for site in self._sites())
+        if self._privacy.enabled:
+            assert self._privacy.noise_multiplier is not None
+            releases = sum(len(sites) for sites in self._plain.given.values())
+            std = math.sqrt(releases) * noise_std(self._privacy.noise_multiplier, self._width)
+            sums = Sums.of_noised(total.over(known), std)
+        else:
+            sums = Sums.of(total.over(known), samples=samples)
+        shrinkage = self._shrinkage(asking, sums)
+        self._chosen[task] = shrinkage
+        asking.outcome.details = {"shrinkage": shrinkage, "sums_sha256": total.sha256}
+        return self._head(sums, shrinkage)
+
+    def _head(self, sums: Sums, shrinkage: float) -> LinearHead:
+        if self.head == "gaussian":
+            return gaussian(sums, shrinkage, self.prior)
+        return ridge(sums, shrinkage, self.standardise)
+
+    def _by_gcv(self, sums: Sums) -> float:
+        scores = gcv(sums, self.shrinkages, self.standardise)
+        return max(zip([-score for score in scores], self.shrinkages, strict=True))[1]
+
+    def _shrinkage(self, asking: Asking, sums: Sums) -> float:
+        """The given one, or the best of those to choose among; of equals the largest."""
+        if not isinstance(self.shrinkage, str):
+            return self.shrinkage
+        if self.shrinkage == "gcv":
+            return self._by_gcv(sums)
+        heads = [self._head(sums, shrinkage) for shrinkage in self.shrinkages]
+        correct, total = asking.right_answers(heads)
+        if not int(total.sum()):
+            raise DataError("strategy.shrinkage: no site has validation samples of these classes")
+        judged = total > 0
+        shares = correct[:, judged] / total[judged]
+        plain = correct.sum(dim=1) / total.sum()
+        values = (shares.mean(dim=1) if self.criterion == "balanced" else plain).tolist()
+        assert all(map(math.isfinite, values))
+        return max(zip(values, self.shrinkages, strict=True))[1]

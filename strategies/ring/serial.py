@@ -1,0 +1,69 @@
+"""The base of methods whose round is a chain: each site trains where the one before it left off."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from perennial.protocol.tensors import byte_count
+from perennial.strategies.base import Arrays, RoundOutcome, RoundRequest
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.ring.chain import Chain, Silent
+from perennial.strategies.round.gate import Admitted, Refused, Rejected
+from perennial.strategies.sums.exact_sum import ExactSum
+
+
+class Serial(FedAvg):
+    """Sends the model along the chain; a site that fails is left out and the chain goes on without it."""
+
+    combines_replies = False
+    waits_for_busy_sites = False  # the chain goes on without
+
+    def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
+        super().__init__(max_update_norm, **flower)
+        self._chain = Chain()
+
+    def admit_hop(self, reply: Admitted) -> None:
+        """Take what the method needs of a reply beside the model; OverflowError where it does not fit."""
+
+    def hop(
+        self, grid: Grid, request: RoundRequest, site: str, arrays: Arrays, outcome: RoundOutcome
+    ) -> dict[str, Tensor] | None:
+        """Give one site its turn with arrays; returns the arrays after it, or None when it failed.
+
+        outcome collects who took part, what failed, bytes and seconds.
+        """
+        start = time.monotonic()
+        try:
+            reply = self._chain.turn(
+                grid,
+                request,
+                site,
+                arrays,
+                held=site in request.previous.holders,
+                max_update_norm=self.max_update_norm,
+                max_samples=self.bounds.max_samples,
+            )
+            alone = replace(request, sites={site: request.sites[site]})
+            step = ExactSum(arrays, self.sums.grid(alone.most_replies, self.largest_sum_weight()))
+            step.add(reply.update, self.weight(reply), reply.norm)
+            self.admit_hop(reply)
+            for watch in self.watchers:
+                watch(reply, arrays, 1)
+        except Refused as refusal:
+            outcome.refused.append((site, str(refusal)))
+        except (Rejected, OverflowError) as rejection:
+            outcome.dropped.append((site, str(rejection)))
+        except Silent:
+            outcome.absent.append(site)
+        else:
+            outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
+            outcome.warnings += [f"site {site}: {note}" for note in reply.notes]
+            outcome.participants[site] = replace(reply, update={}, method={})
+            return step.added_to(arrays)
+        finally:
+            outcome.bytes_down += self._chain.sent
+            outcome.seconds += time.monotonic() - start
+        return None

@@ -1,0 +1,131 @@
+"""Asking sites for their sums, one exchange a task, and for what goes before and after."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from perennial.foundation.errors import ProtocolError
+from perennial.learning.analytic.solve import LinearHead
+from perennial.learning.analytic.statistics import Statistics
+from perennial.protocol.messages import (
+    ClassCountsReply,
+    ClassCountsRequest,
+    CompareHeadsReply,
+    CompareHeadsRequest,
+    Stamp,
+    StatisticsReply,
+    StatisticsRequest,
+)
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.base import RoundOutcome, RoundRequest
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.queries import answers, ask
+from perennial.strategies.statistics.checks import check_exact, check_range, read_statistics
+
+Reply = TypeVar("Reply", bound=Stamp)
+
+
+@dataclass
+class Asking:
+    """One round's questions. A site that failed to answer one is asked no other in this round.
+
+    features: SHA-256 of the maps. width: D, with the constant.
+    """
+
+    grid: Grid
+    exchange: Exchange
+    request: RoundRequest
+    outcome: RoundOutcome
+    features: str
+    width: int
+    noised: bool = False
+    """Whether sums come with noise, so that they need not be those of any samples."""
+    failed: set[str] = field(default_factory=set)
+
+    def statistics(
+        self, sites: Sequence[str], task: int, classes: range, weights: list[int] | None = None
+    ) -> Iterator[tuple[str, Statistics]]:
+        """(site, its sums of one task's classes) as they come."""
+        message = StatisticsRequest(**self._stamp, of_task=task, features=self.features, weights=weights)
+
+        def check(reply: StatisticsReply) -> None:
+            if (reply.of_task, reply.features) != (task, self.features):
+                raise ProtocolError("StatisticsReply: of_task, features: not those that were asked for")
+            found = read_statistics(reply.statistics, self.width, classes)
+            if self.noised:
+                check_range(found)
+            else:
+                check_exact(found, weights)
+
+        found = self._asked(sites)
+        requests = [(site, node, message) for site, node in found.items()]
+        replies = answers(
+            self.grid, self.exchange, requests, StatisticsReply, self.request.deadline, self._dropped, check
+        )
+        for site, reply in replies:
+            yield site, read_statistics(reply.statistics, self.width, classes)
+
+    def class_counts(self, sites: Sequence[str], task: int, classes: range) -> dict[str, list[int]]:
+        """site -> its training samples of each of the task's classes."""
+        message = ClassCountsRequest(**self._stamp, of_task=task)
+
+        def check(reply: ClassCountsReply) -> None:
+            if reply.of_task != task or len(reply.counts) != len(classes):
+                raise ProtocolError(f"ClassCountsReply: expected counts of the {len(classes)} classes")
+
+        found = self._ask(ClassCountsReply, message, self._asked(sites), check)
+        return {site: reply.counts for site, reply in found.items()}
+
+    def right_answers(self, heads: Sequence[LinearHead]) -> tuple[Tensor, Tensor]:
+        """Right answers of each head for each class (K, C), and samples of each class (C,).
+
+        They are of all sites that answer, on their validation samples.
+        """
+        known = self.request.stamp.num_classes
+        tensors = [head.tensors() for head in heads]
+        message = CompareHeadsRequest(
+            **self._stamp,
+            features=self.features,
+            heads=Tensors(
+                weight=torch.stack([tensor["head.weight"] for tensor in tensors]),
+                bias=torch.stack([tensor["head.bias"] for tensor in tensors]),
+            ),
+        )
+
+        def check(reply: CompareHeadsReply) -> None:
+            if len(reply.total) != known or len(reply.correct) != known * len(heads):
+                raise ProtocolError(f"CompareHeadsReply: expected {len(heads)} times {known} counts")
+            if any(right > reply.total[place % known] for place, right in enumerate(reply.correct)):
+                raise ProtocolError("CompareHeadsReply: more right answers than samples")
+
+        found = self._ask(CompareHeadsReply, message, self._asked(list(self.request.sites)), check)
+        correct = torch.zeros(len(heads), known, dtype=torch.int64)
+        total = torch.zeros(known, dtype=torch.int64)
+        for reply in found.values():
+            correct += torch.tensor(reply.correct).view(len(heads), known)
+            total += torch.tensor(reply.total)
+        return correct, total
+
+    @property
+    def _stamp(self) -> dict[str, Any]:
+        return self.request.stamp.stamp_fields
+
+    def _asked(self, sites: Sequence[str]) -> dict[str, int]:
+        nodes: Mapping[str, int] = self.request.sites
+        return {
+            site: nodes[site] for site in sites if site not in self.failed and not self.exchange.busy(site)
+        }
+
+    def _ask(
+        self, expected: type[Reply], message: Stamp, sites: Mapping[str, int], check: Callable[[Reply], None]
+    ) -> dict[str, Reply]:
+        requests = [(site, node, message) for site, node in sites.items()]
+        return ask(self.grid, self.exchange, requests, expected, self.request.deadline, self._dropped, check)
+
+    def _dropped(self, site: str, reason: str) -> None:
+        self.failed.add(site)
+        self.outcome.dropped.append((site, reason))

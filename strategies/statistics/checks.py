@@ -1,0 +1,70 @@
+"""Whether a site's sums can be true: what the constant feature says must agree with what the others do."""
+
+import torch
+
+from perennial.foundation.errors import ProtocolError
+from perennial.learning.analytic.statistics import PRODUCT, Statistics
+from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID
+from perennial.protocol.messages import MAX_EXAMPLES
+from perennial.protocol.tensors import Tensors
+
+MOST_NOISED = 1 << 56
+
+
+def read_statistics(tensors: Tensors, width: int, classes: range) -> Statistics:
+    """The statistics in a reply. width: D.
+
+    Raises ProtocolError naming the tensor that is missing, unknown, of another shape or another type.
+    """
+    shapes = {"gram": (width * (width + 1) // 2,), "sums": (len(classes), width), "counts": (len(classes),)}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if found != shapes:
+        raise ProtocolError(f"StatisticsReply: statistics: found {found}, expected {shapes}")
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.int64:
+            raise ProtocolError(f"StatisticsReply: statistics: {name}: found {tensor.dtype}, allowed int64")
+    gram, sums, counts = (tensors[name].cpu() for name in shapes)
+    return Statistics(gram, sums, counts, classes)
+
+
+def check_exact(found: Statistics, weight: list[int] | None = None) -> None:
+    """Raises ProtocolError when no samples have these sums; for sums without noise.
+
+    weight: of each class, in class-balanced statistics, whose counts are weighted too.
+    """
+    counts = found.counts
+    most = MAX_EXAMPLES if weight is None else MAX_EXAMPLES * max(weight, default=0)
+    if bool((counts < 0).any()) or bool((counts > most).any()):
+        raise _false("counts", "below 0 or beyond what a site can hold")
+    if weight is not None and any(
+        count % share if share else count for count, share in zip(counts.tolist(), weight, strict=True)
+    ):
+        raise _false("counts", "no multiples of the class weights")
+    total = int(counts.sum())
+    diagonal = found.gram[_diagonal_places(found.width)]
+    if bool((diagonal < 0).any()) or int(diagonal.double().sum()) > total * PRODUCT:
+        raise _false("gram", "a diagonal that samples of length 1 do not have")
+    if bool((found.sums.abs() > counts[:, None] * GRID).any()):
+        raise _false("sums", "a sum beyond what its samples can reach")
+    if not torch.equal(found.sums[:, -1], counts * CONSTANT_STEPS):
+        raise _false("sums", "a constant that is not the constant's")
+    last = _diagonal_places(found.width) + torch.arange(found.width - 1, -1, -1)
+    if not torch.equal(found.gram[last], found.sums.sum(dim=0) * CONSTANT_STEPS):
+        raise _false("gram", "products with the constant that are not the sums times it")
+
+
+def check_range(found: Statistics) -> None:
+    """Raises ProtocolError when a million noised sums like these could leave 64-bit integers."""
+    for name in ("gram", "sums", "counts"):
+        if int(getattr(found, name).abs().max()) >= MOST_NOISED:
+            raise ProtocolError(f"StatisticsReply: statistics: {name}: found 2^56 steps or more")
+
+
+def _diagonal_places(width: int) -> torch.Tensor:
+    """Where each row of a packed upper triangle begins."""
+    rows = torch.arange(width)
+    return rows * width - rows * (rows - 1) // 2
+
+
+def _false(name: str, what: str) -> ProtocolError:
+    return ProtocolError(f"StatisticsReply: statistics: {name}: found {what}; no samples have such sums")

@@ -1,0 +1,139 @@
+"""The base of strategies that hold another one: whatever a wrapper does not change is the inner strategy's.
+
+A subclass overrides the hooks in which it does something of its own, and calls super() for the rest. A
+wrapper hands the whole round to its base, unless it takes back `train_round` of IncrementalStrategy and folds
+the replies through the base.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from perennial.protocol.messages import TrainRequest
+from perennial.strategies.base import (
+    Arrays,
+    IncrementalStrategy,
+    RoundOutcome,
+    RoundPart,
+    RoundRequest,
+    TaskStart,
+)
+from perennial.strategies.ring.turns import TakesTurns
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.services import Services
+
+INSIDE = "base"
+"""Where a wrapper's state keeps the state of the strategy inside it."""
+
+
+class Wrapper(IncrementalStrategy):
+    """base: the strategy inside, which does all that this one does not change."""
+
+    def __init__(self, base: IncrementalStrategy, max_update_norm: float | None = None) -> None:
+        super().__init__(max_update_norm=max_update_norm or base.max_update_norm)
+        self.base = base
+        base.watchers = self.watchers
+        self.staleness, self.serves_groups = base.staleness, base.serves_groups
+        self.waits_for_busy_sites = base.waits_for_busy_sites
+        self.combines_replies, self.stands_in = base.combines_replies, base.stands_in
+        self.needs = self.needs or base.needs
+
+    # before anything starts
+
+    def attach(self, services: Services) -> None:
+        self.base.bounds, self.base.sums = self.bounds, self.sums
+        self.base.attach(services)
+
+    def begin_task(self, task: TaskStart) -> None:
+        self.base.begin_task(task)
+
+    def check_layers(self, arrays: Arrays) -> None:
+        self.base.check_layers(arrays)
+
+    def serve_group(self, whole: Any, own: Arrays, former: Any) -> None:
+        self.base.members = self.members
+        self.base.serve_group(whole.base, own, None if former is None else former.base)
+
+    def disclosures(self) -> Disclosures:
+        return self.base.disclosures()
+
+    def largest_weight(self) -> float:
+        self.base.asked = self.asked
+        return self.base.largest_weight()
+
+    # one round
+
+    def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
+        """The base's round, with what the gate is told here."""
+        self.base.max_update_norm, self.base.members = self.max_update_norm, self.members
+        self.base.bounds, self.base.sums = self.bounds, self.sums
+        outcome = self.base.train_round(grid, request)
+        self.reference, self.outcome, self.asked = self.base.reference, outcome, self.base.asked
+        return outcome
+
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
+        return self.base.requests(request, sites)
+
+    def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
+        self.base.members = self.members
+        self.base.prepare_round(grid, request, outcome)
+
+    def begin_part(self, part: RoundPart) -> None:
+        self.base.members = self.members
+        super().begin_part(part)
+
+    def begin_round(self) -> None:
+        self.begin_round_of(self.base, self.reference, self.outcome)
+
+    def while_waiting(self) -> None:
+        self.base.while_waiting()
+
+    def weight(self, reply: Admitted) -> float:
+        return self.base.weight(reply)
+
+    def fold(self, reply: Admitted) -> None:
+        self.base.fold(reply)
+
+    def close_round(self) -> int:
+        return self.base.close_round()
+
+    def finish_round(self) -> dict[str, Tensor]:
+        return self.base.finish_round()
+
+    @property
+    def turns(self) -> TakesTurns | None:
+        return self.base.turns
+
+    # what stays
+
+    def group_models(self) -> dict[str, Arrays]:
+        return self.base.group_models()
+
+    def summary_blocks(self) -> dict[str, Any]:
+        return self.base.summary_blocks()
+
+    def state_dict(self) -> dict[str, Any]:
+        return nested(INSIDE, self.base.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.base.load_state_dict(part(INSIDE, state))
+
+    # Flower's own hooks
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self.require_flowers_round()
+        return self.base.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        result = self.base.aggregate_train(server_round, replies)
+        self.outcome = self.base.outcome
+        return result

@@ -1,0 +1,179 @@
+"""The door of a deployed site: requests that the approved experiment does not make, or the policy does not
+bear."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perennial.benchmarks.hostile_server import POLICIES, RUN, Hospital
+from perennial.client.door import bounds
+from perennial.client.floor import withheld
+from perennial.client.plan import CLUSTERED, SETTINGS, Plan
+from perennial.client.request_count import RequestCount
+from perennial.client.time_limit import time_limit
+from perennial.config.experiment import load_experiment
+from perennial.config.site import SitePolicy
+from perennial.data.registry import Registry
+from perennial.data.schedule import TaskSchedule
+from perennial.foundation.errors import PolicyRefusal
+from perennial.protocol.measurements import LABEL_COUNTS, TRAIN_ACCURACY
+from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest, TrainReply, TrainRequest
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.factory import STRATEGIES
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
+
+
+def train(hospital: Hospital, **fields: Any) -> TrainRequest:
+    stamp = hospital.stamp() | {key: fields.pop(key) for key in ("run", "round", "task") if key in fields}
+    return TrainRequest(**stamp, arrays=Tensors(hospital.arrays()), **fields)
+
+
+def refused(hospital: Hospital, request: Any) -> str:
+    hospital.refusal = ""
+    assert hospital.ask(request) is None
+    assert hospital.refusal.startswith("policy: ")
+    return hospital.refusal.removeprefix("policy: ")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"turn": {"sweep": 1, "segments": 10}},
+        {"prototypes": {"noise": 0.0, "entropy_rise": 0.0}},
+        {"correction": {"name": "feddyn", "alpha": 0.1}},
+        {"rehearsal": {"weight": 1.0, "temperature": 1.0}},
+        {"tell": [LABEL_COUNTS]},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_of_methods_that_were_not_approved(settings: dict[str, Any], tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, POLICIES["open"])
+    key = next(iter(settings))
+    reason = refused(hospital, train(hospital, settings=json.dumps(settings)))
+    assert reason == f"settings.{key}: the approved experiment's strategy (fedavg) does not use it"
+
+
+def test_a_ring_is_cut_as_approved_and_no_finer(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, POLICIES["open"], strategy={"name": "serial_ring", "segments": 2})
+    finer = train(hospital, settings=json.dumps({"turn": {"sweep": 1, "segments": 40}}))
+    assert "settings.turn.segments: found 40, in the approved experiment 2" in refused(hospital, finer)
+    approved = train(hospital, settings=json.dumps({"turn": {"sweep": 1, "segments": 2}}))
+    assert isinstance(hospital.ask(approved), TrainReply)
+
+
+def test_other_measurements_layers_and_rounds_than_the_experiments(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, POLICIES["open"], strategy="feddisco")
+    other = train(hospital, settings=json.dumps({"tell": [TRAIN_ACCURACY]}))
+    assert "settings.tell: 'train_accuracy'" in refused(hospital, other)
+    personal = next(iter(hospital.arrays()))
+    assert "personal: the approved" in refused(hospital, train(hospital, personal=[personal]))
+    assert "round: found 5, allowed 1 to 4" in refused(hospital, train(hospital, round=5))
+    assert "task, num_classes: found 1, 5" in refused(hospital, train(hospital, round=3))
+    finish = FinishTaskRequest(**hospital.stamp(2), arrays=Tensors(hospital.arrays()))
+    assert "finish_task: the approved experiment does not ask" in refused(hospital, finish)
+    evaluate = EvaluateRequest(**hospital.stamp(1), arrays=Tensors(hospital.arrays()))
+    assert "evaluate: the approved experiment does not ask for it in round 1" in refused(hospital, evaluate)
+
+
+def test_requests_are_counted_over_restarts_and_runs(tmp_path: Path) -> None:
+    policy = {"answers": ["train", "evaluate"], "max_repeats": 1, "max_runs": 2, "max_evaluations": 3}
+    hospital = Hospital(tmp_path, policy)
+
+    def evaluate(run: str = RUN) -> EvaluateRequest:
+        return EvaluateRequest(**hospital.stamp(2) | {"run": run}, arrays=Tensors(hospital.arrays()))
+
+    assert hospital.ask(evaluate()) is not None and hospital.ask(evaluate()) is not None
+    assert "policy.max_repeats: evaluate of round 2 was asked for 2 times" in refused(hospital, evaluate())
+    second = "f" * 16
+    assert hospital.ask(evaluate(second)) is not None
+    assert "policy.max_evaluations" in refused(hospital, evaluate(second))
+    assert "policy.max_runs" in refused(hospital, train(hospital, run="e" * 16))
+    book = RequestCount(tmp_path / "state")
+    assert (book.counted("evaluate"), book.counted("train")) == (3, 0)
+    assert book.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_large_requests_and_long_ones(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, POLICIES["open"] | {"max_bytes": 1000})
+    assert "policy.max_bytes: TrainRequest: found" in refused(hospital, train(hospital))
+    slow = Hospital(tmp_path / "slow", POLICIES["open"] | {"max_seconds": 0.001})
+    assert "policy.max_seconds" in refused(slow, train(slow))
+    with (
+        pytest.raises(PolicyRefusal, match=r"max_seconds: the request took longer than 0\.01"),
+        time_limit(0.01),
+    ):
+        while True:
+            torch.ones(1).sum()
+
+
+def test_bounds_on_what_is_taken_on_trust(tmp_path: Path) -> None:
+    central = {"mode": "client_central", "clip_norm": 1.0, "noise_multiplier": 0.1}
+    hospital = Hospital(tmp_path, {}, privacy=central, evaluation={"federated": False})
+    assert "policy.min_noise_multiplier: privacy.noise_multiplier: found 0.1" in refused(
+        hospital, train(hospital)
+    )
+    adaptive = central | {"noise_multiplier": 1.0, "adaptive_clipping": {"count_noise_multiplier": 10.0}}
+    hospital = Hospital(tmp_path / "a", {}, privacy=adaptive, evaluation={"federated": False})
+    assert "policy.max_clip_norm: clip_norm of the request: found 1e+06" in refused(
+        hospital, train(hospital, clip_norm=1e6)
+    )
+    learner = {"optimizer": {"lr": 0.01}, "epochs": 30}
+    hospital = Hospital(tmp_path / "b", {}, learner=learner)
+    assert "policy.max_epochs: learner.epochs: found 30, allowed at most 20" in refused(
+        hospital, train(hospital)
+    )
+    hospital = Hospital(tmp_path / "c", {"max_steps": 3}, learner=learner | {"epochs": 1, "batch_size": 4})
+    assert "policy.max_steps" in refused(hospital, train(hospital))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_committed_experiment_passes_the_default_bounds(path: Path) -> None:
+    experiment, policy = load_experiment(path), SitePolicy()
+    tasks = experiment.tasks
+    count = tasks.count or (1 if isinstance(tasks.increments, int) else len(tasks.increments or (1,)))
+    if isinstance(tasks.increments, int):
+        count = 100 // tasks.increments
+    each = (tasks.rounds,) * count if isinstance(tasks.rounds, int) else tasks.rounds
+    schedule = TaskSchedule(tuple(range(len(each) + 1)), each)
+    plan = Plan(experiment, Registry(tuple(map(str, range(len(each)))), schedule))
+    assert [str(bound) for bound in bounds(policy, experiment, plan.rounds) if not bound.holds] == []
+    assert plan.evaluations() <= policy.max_evaluations
+
+
+def test_the_plan_knows_every_strategy_by_name() -> None:
+    assert set(SETTINGS) | set(CLUSTERED) <= set(STRATEGIES)
+
+
+@pytest.mark.parametrize(
+    ("cells", "stay"),
+    [
+        ([50, 60, 70], set[int]()),
+        # one small cell alone would be the total minus the rest: the next smallest stays too
+        ([3, 60, 70], {0, 1}),
+        # nobody learns whether a class has none or a few
+        ([0, 60, 70], {0, 1}),
+        ([3, 4, 30, 70], {0, 1, 2}),
+        ([19, 19, 30, 70], {0, 1}),
+        ([3, 4], {0, 1}),
+    ],
+)
+def test_cells_that_would_give_another_away_stay_with_it(cells: list[int], stay: set[int]) -> None:
+    assert withheld(SitePolicy(min_samples=20), "evaluate", cells) == stay
+    assert withheld(SitePolicy(), "evaluate", cells) == set()
+    assert withheld(SitePolicy(min_samples=20, below_floor=["evaluate"]), "evaluate", cells) == set()
+
+
+def test_the_floor_of_one_reply(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, {"answers": ["train", "evaluate"], "min_samples": 5})
+    request = EvaluateRequest(**hospital.stamp(2), arrays=Tensors(hospital.arrays()))
+    reply: Any = hospital.ask(request)
+    if reply is None:
+        assert "policy.min_samples" in hospital.refusal
+        return
+    for label, samples in enumerate(reply.total):
+        assert samples >= 5 or (label in reply.withheld and reply.correct[label] == 0)

@@ -1,0 +1,123 @@
+"""A server that wants patients' images, against a real ClientApp: what it gets is what the policy says."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perennial.benchmarks.attack_table import RESULTS, page
+from perennial.benchmarks.hostile_server import ATTACKS, POLICIES, Hospital, attacked
+from perennial.client.exposure import channels, in_words
+from perennial.config.site import SitePolicy
+
+CHANNEL = {
+    "update": "updates",
+    "evaluate": "counts of right answers",
+    "class_means": "sums for class means",
+    "digest": "digests",
+    "prototypes": "gradients of prototypes",
+}
+QUICK = [name for name in ATTACKS if name not in ("counts, pixel by pixel", "gradients of prototypes")]
+NOISED = "update in mode sample, imprinted model"
+
+
+def claimed(policy: str, channel: str) -> bool:
+    """Whether `perennial site check` says that single images can be recovered there."""
+    found = {c.name: c.recovers for c in channels(SitePolicy.model_validate(POLICIES[policy]))}
+    return found[CHANNEL[channel]]
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_every_attack_fails_at_the_template(name: str, tmp_path: Path) -> None:
+    outcome = attacked(name, "template", tmp_path)
+    assert outcome.recovered == 0
+    if name != NOISED:
+        # the noised update leaves, as it may; all others meet a rule that is named
+        assert outcome.refusal.split(": ")[1].startswith(("policy.", "run config", "lends", "the update for"))
+
+
+@pytest.mark.parametrize("name", ["ring, one sample a segment", "class means, one exemplar a class"])
+def test_the_floor_is_asked_after_every_cut(name: str, tmp_path: Path) -> None:
+    outcome = attacked(name, "floor of 20", tmp_path)
+    assert outcome.recovered == 0
+    assert "policy.min_samples" in outcome.refusal
+    # the same programs get everything where there is no floor, so that they would notice if there were none
+    without = attacked(name, "open", tmp_path / "open")
+    assert without.recovered == without.of
+
+
+def test_counts_of_few_samples_stay_and_questions_end(tmp_path: Path) -> None:
+    floor = attacked("counts, pixel by pixel", "floor of 20", tmp_path / "floor")
+    assert floor.recovered == 0 and "policy.min_samples" in floor.refusal
+    bounded = attacked("counts, pixel by pixel", "defaults", tmp_path / "bounded")
+    assert bounded.recovered == 0 and "policy.max_repeats" in bounded.refusal
+
+
+def test_prototypes_leave_only_where_the_policy_names_them(tmp_path: Path) -> None:
+    assert "policy.below_floor" in attacked("gradients of prototypes", "defaults", tmp_path).refusal
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_an_open_site_gives_what_it_is_said_to_give(name: str, tmp_path: Path) -> None:
+    outcome = attacked(name, "open", tmp_path)
+    if name in (NOISED, "settings of the run"):
+        assert outcome.recovered == 0
+    else:
+        assert outcome.recovered > 0 and outcome.refusal == ""
+        assert claimed("open", ATTACKS[name].channel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in QUICK])
+def test_an_open_site_gives_the_rest_too(name: str, tmp_path: Path) -> None:
+    outcome = attacked(name, "open", tmp_path)
+    assert outcome.recovered == outcome.of and claimed("open", ATTACKS[name].channel)
+
+
+def test_no_recorded_recovery_contradicts_what_site_check_says() -> None:
+    rows = json.loads(RESULTS.with_suffix(".json").read_text())
+    assert {(row["policy"], row["attack"]) for row in rows} == {(p, a) for p in POLICIES for a in ATTACKS}
+    assert RESULTS.with_suffix(".md").read_text() == page(rows), "run benchmarks.attack_table"
+    for row in rows:
+        if row["recovered"]:
+            assert claimed(row["policy"], row["channel"]), row
+        if row["policy"] == "template":
+            assert row["recovered"] == 0
+
+
+def test_site_check_speaks_of_the_policy_and_not_by_heart() -> None:
+    first = next(in_words(SitePolicy.model_validate(POLICIES["template"])))
+    assert first == "a hostile server can recover single images: no channel that this file opens gives them"
+    first = next(in_words(SitePolicy.model_validate(POLICIES["floor of 20"])))
+    assert first == "a hostile server can recover single images: YES, by updates"
+    central = {"require_privacy": "client_central", "max_epsilon": 8, "min_samples": 20}
+    assert next(in_words(SitePolicy.model_validate(central))).endswith("YES, by updates")
+    named = {"min_samples": 20, "answers": ["digest"], "below_floor": ["digest"]}
+    assert next(in_words(SitePolicy.model_validate(named))).endswith("YES, by digests")
+
+
+def test_an_experiment_that_was_not_approved_is_refused_by_its_name(tmp_path: Path) -> None:
+    from perennial.protocol.messages import VERSION, DescribeRequest
+
+    hospital = Hospital(tmp_path, POLICIES["open"])
+    request = DescribeRequest(version=VERSION, experiment=hospital.experiment.digest)
+    other = tmp_path / "other.yaml"
+    other.write_text(hospital.file.read_text().replace("lr: 0.01", "lr: 0.1"))
+    hospital.ask(request, experiment=str(other))
+    assert "policy: run config: experiment: found" in hospital.refusal
+    # the approved file itself, changed after the approval
+    hospital.file.write_text(hospital.file.read_text().replace("seed: 5", "seed: 6"))
+    hospital.refusal = ""
+    hospital.ask(request)
+    assert "policy: experiment: its settings have SHA-256" in hospital.refusal
+
+
+def test_code_that_was_not_approved_is_refused(tmp_path: Path) -> None:
+    from perennial.protocol.messages import VERSION, DescribeRequest
+
+    hospital = Hospital(tmp_path, POLICIES["open"])
+    (record,) = hospital.config.approvals.glob("*.json")
+    record.chmod(0o644)
+    record.write_text(record.read_text().replace('"code":"', '"code":"0').replace('"code": "', '"code": "0'))
+    hospital.ask(DescribeRequest(version=VERSION, experiment=hospital.experiment.digest))
+    assert "policy: app: its code has SHA-256" in hospital.refusal

@@ -1,0 +1,325 @@
+"""Nobody gets a budget back by deleting, cutting, editing or replacing a ledger, nor by a crash."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from perennial.foundation.errors import PrivacyError, StateError
+from perennial.privacy import ledger_lines
+from perennial.privacy.composition import compose
+from perennial.privacy.entries import Entry
+from perennial.privacy.ledger import Ledger, Limit
+from perennial.privacy.ledger_head import MOST_GUARANTEES, Head, Mark, commitment, with_one_more
+
+Attack = Callable[[Ledger, bytes], object]
+
+
+def update(run: str = "r", noise: float = 4.0) -> Entry:
+    return Entry(
+        run=run,
+        experiment="e",
+        recipient="server",
+        kind="update",
+        unit="site",
+        relation="replace",
+        mechanism="gaussian",
+        noise_multiplier=noise,
+        sample_rate=1.0,
+        steps=1,
+    )
+
+
+LIMIT = Limit(epsilon=compose([update()] * 4, 1e-5, "rdp").epsilon, delta=1e-5, accountant="rdp")
+"""Four releases and no more."""
+
+
+def spent(folder: Path, *, elsewhere: bool = True) -> tuple[Ledger, bytes]:
+    """A site that has spent its budget, and its ledger as it was after two releases."""
+    second = folder / "other-disk" / "head" if elsewhere else None
+    (folder / "other-disk").mkdir(parents=True)
+    ledger = Ledger(folder / "state", second)
+    for _ in range(2):
+        ledger.charge(update(), LIMIT)
+    older = ledger.path.read_bytes()
+    for _ in range(2):
+        ledger.charge(update(), LIMIT)
+    with pytest.raises(PrivacyError, match="limit"):
+        ledger.charge(update(), LIMIT)
+    return ledger, older
+
+
+def rewritten(ledger: Ledger) -> bytes:
+    """A ledger of one release, chained as it must be, by somebody who knows the format."""
+    forged = Ledger(ledger.path.parent.parent / "forged")
+    forged.charge(update("forged"))
+    return forged.path.read_bytes()
+
+
+def edited(ledger: Ledger) -> bytes:
+    return ledger.path.read_bytes().replace(b'"noise_multiplier":4.0', b'"noise_multiplier":9.0')
+
+
+ATTACKS: dict[str, Attack] = {
+    "delete": lambda ledger, older: ledger.path.unlink(),
+    "empty": lambda ledger, older: ledger.path.write_bytes(b""),
+    "truncate": lambda ledger, older: os.truncate(ledger.path, len(older)),
+    "older copy": lambda ledger, older: ledger.path.write_bytes(older),
+    "edit": lambda ledger, older: ledger.path.write_bytes(edited(ledger)),
+    "write anew": lambda ledger, older: ledger.path.write_bytes(rewritten(ledger)),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["one head", "two heads"])
+def test_a_changed_ledger_gives_no_budget_back(tmp_path: Path, attack: str, elsewhere: bool) -> None:
+    ledger, older = spent(tmp_path, elsewhere=elsewhere)
+    ATTACKS[attack](ledger, older)
+    for use in (lambda: ledger.charge(update(), LIMIT), lambda: ledger.cost(1e-5), ledger.entries):
+        with pytest.raises(StateError, match="so nothing may leave.*A lost ledger|changed or removed"):
+            use()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_the_head_elsewhere_notices_who_has_the_whole_state_folder(tmp_path: Path, attack: str) -> None:
+    ledger, older = spent(tmp_path)
+    ATTACKS[attack](ledger, older)
+    ledger.beside.unlink()
+    with pytest.raises(StateError, match="other-disk/head has noted|changed or removed"):
+        ledger.charge(update(), LIMIT)
+
+
+def test_a_state_folder_from_an_older_backup_is_noticed(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "state", tmp_path / "head")
+    ledger.charge(update(), LIMIT)
+    shutil.copytree(tmp_path / "state", tmp_path / "backup")
+    ledger.charge(update(), LIMIT)
+    shutil.rmtree(tmp_path / "state")
+    shutil.copytree(tmp_path / "backup", tmp_path / "state")
+    with pytest.raises(StateError, match="lacks line 2, which .*head has noted"):
+        ledger.charge(update(), LIMIT)
+
+
+def test_what_is_left_is_a_ledger_rolled_back_with_every_head(tmp_path: Path) -> None:
+    """Stated, not defended: docs/privacy.md says it. Who can write both places can restore both."""
+    ledger = Ledger(tmp_path / "state", tmp_path / "head")
+    ledger.charge(update(), LIMIT)
+    copies = {path: path.read_bytes() for path in (ledger.path, ledger.beside, tmp_path / "head")}
+    ledger.charge(update(), LIMIT)
+    for path, data in copies.items():
+        path.write_bytes(data)
+    assert len(ledger.entries()) == 1
+
+
+def test_totals_in_a_head_are_believed_only_if_the_ledger_vouches_for_them(tmp_path: Path) -> None:
+    ledger, _ = spent(tmp_path, elsewhere=False)
+    head = Head.read(ledger.beside)
+    assert head is not None and head.releases == 4
+    Head(head.mark, {next(iter(head.totals)): 1}, head.newest, head.checked).write(
+        ledger.beside, durable=True
+    )
+    with pytest.raises(PrivacyError, match="limit"):
+        ledger.charge(update(), LIMIT)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"mark": {}}', b"[" * 100_000, b'{"totals":[[{},1]]}'])
+def test_a_damaged_head_beside_the_ledger_is_rebuilt_and_one_elsewhere_refuses(
+    tmp_path: Path, damage: bytes
+) -> None:
+    ledger, _ = spent(tmp_path)
+    ledger.beside.write_bytes(damage)
+    with pytest.raises(PrivacyError, match="limit"):
+        ledger.charge(update(), LIMIT)
+    (tmp_path / "other-disk" / "head").write_bytes(damage)
+    with pytest.raises(StateError, match="not a ledger's head"):
+        ledger.charge(update(), LIMIT)
+
+
+def test_a_head_that_was_lost_is_noted_anew_by_hand(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "state")
+    ledger.charge(update())
+    with_head = Ledger(tmp_path / "state", tmp_path / "head")
+    with pytest.raises(StateError, match="ledger_head: no file .*perennial site note-head"):
+        with_head.charge(update())
+    assert with_head.note_head() == 1
+    with_head.charge(update())
+    assert len(with_head.entries()) == 2
+
+
+def test_a_lost_ledger_is_begun_anew_with_what_was_spent(tmp_path: Path) -> None:
+    ledger, _ = spent(tmp_path)
+    cost = ledger.cost(1e-5, "rdp")
+    ledger.path.unlink()
+    lost, carried = ledger.restart()
+    assert carried == 4 and lost.exists()
+    assert ledger.cost(1e-5, "rdp") == cost
+    with pytest.raises(PrivacyError, match="limit"):
+        ledger.charge(update(), LIMIT)
+    ledger.charge(update())
+    assert ledger.cost(1e-5).releases == 5 and len(ledger.entries()) == 1
+    for head in (ledger.beside, tmp_path / "other-disk" / "head"):
+        head.unlink()
+    with pytest.raises(StateError, match="nothing is known"):
+        ledger.restart()
+
+
+def test_carried_totals_stand_in_a_first_line_alone(tmp_path: Path) -> None:
+    ledger, _ = spent(tmp_path, elsewhere=False)
+    ledger.beside.unlink()
+    last = ledger.head()[1]
+    line = {"previous": last, "totals": commitment({}), "carried": []}
+    with ledger.path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with pytest.raises(StateError, match="line 5 does not follow"):
+        ledger.charge(update(), LIMIT)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from perennial.privacy import ledger_head
+from perennial.privacy.ledger import Ledger
+from tests.redteam.test_ledger_rollback import update
+calls = 0
+write = ledger_head.Head.write
+def dying(self, path, *, durable):
+    global calls
+    calls += 1
+    if calls == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, path, durable=durable)
+ledger_head.Head.write = dying
+Ledger(Path(sys.argv[1]) / "state", Path(sys.argv[1]) / "head").charge(update())
+print("left")
+"""
+
+
+@pytest.mark.parametrize("moment", [1, 2], ids=["before both heads", "between the heads"])
+def test_a_kill_between_the_writes_neither_locks_the_site_nor_gives_budget_back(
+    tmp_path: Path, moment: int
+) -> None:
+    ledger = Ledger(tmp_path / "state", tmp_path / "head")
+    ledger.charge(update())
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(moment)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == -9 and "left" not in run.stdout
+    assert ledger.cost(1e-5).releases == 2
+    ledger.charge(update())
+    assert ledger.cost(1e-5).releases == len(ledger.entries()) == 3
+    for path in (ledger.beside, tmp_path / "head"):
+        head = Head.read(path)
+        assert head is not None and head.releases == 3
+
+
+def test_a_full_disk_elsewhere_stops_the_release_and_not_the_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(tmp_path / "state", tmp_path / "full" / "head")
+    with pytest.raises(StateError, match="ledger_head: .*must not leave"):
+        ledger.charge(update())
+    (tmp_path / "full").mkdir()
+    with pytest.raises(StateError, match="ledger_head: no file"):
+        ledger.charge(update())
+    assert ledger.note_head() == 1, "counted although it did not leave"
+    ledger.charge(update())
+    assert ledger.cost(1e-5).releases == 2
+
+
+def test_processes_at_once_share_the_heads(tmp_path: Path) -> None:
+    refused: list[Exception] = []
+
+    def charge() -> None:
+        for _ in range(3):
+            try:
+                Ledger(tmp_path / "state", tmp_path / "head").charge(update(), LIMIT)
+            except PrivacyError as error:
+                refused.append(error)
+
+    threads = [Thread(target=charge) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(Ledger(tmp_path / "state", tmp_path / "head").entries()) == 4
+    assert len(refused) == 8
+
+
+def long_ledger(folder: Path, count: int) -> Ledger:
+    """A ledger with count releases, and its head, made without charging each."""
+    ledger = Ledger(folder)
+    folder.mkdir()
+    addition, totals = ledger_lines.Addition(Head(Mark(), {})), {}
+    with ledger.path.open("wb") as file:
+        for number in range(count):
+            totals = with_one_more(totals, update())
+            addition.line(update(f"run-{number}").to_json(), totals)
+            file.write(addition.data)
+            addition.data = b""
+    addition.head.write(ledger.beside, durable=True)
+    return ledger
+
+
+def read_by_a_charge(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes of the ledger that one charge reads."""
+    read: list[int] = []
+    pread = os.pread
+
+    def counted(descriptor: int, size: int, offset: int) -> bytes:
+        data = pread(descriptor, size, offset)
+        read.append(len(data))
+        return data
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_lines.os, "pread", counted)
+        ledger.charge(update())
+    return sum(read)
+
+
+def test_a_charge_reads_as_much_of_a_long_ledger_as_of_one_ten_times_as_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorter, longer = long_ledger(tmp_path / "a", 4_000), long_ledger(tmp_path / "b", 40_000)
+    assert longer.path.stat().st_size > 9 * shorter.path.stat().st_size > 9 * 2**20
+    most = ledger_lines.CHECKED_EACH_TIME + 4096
+    assert read_by_a_charge(shorter, monkeypatch) <= most
+    assert read_by_a_charge(longer, monkeypatch) <= most
+    assert longer.cost(1e-5).releases == 40_001
+
+
+def test_an_edit_far_back_is_found_within_as_many_charges_as_the_ledger_has_pieces(tmp_path: Path) -> None:
+    ledger = long_ledger(tmp_path / "state", 8_000)
+    data = bytearray(ledger.path.read_bytes())
+    place = data.index(b"run-6000")
+    data[place : place + 8] = b"run-9999"
+    ledger.path.write_bytes(data)
+    pieces = len(data) // ledger_lines.CHECKED_EACH_TIME + 2
+    with pytest.raises(StateError, match="line 6002 does not follow"):
+        for _ in range(pieces):
+            ledger.charge(update())
+
+
+def test_a_server_cannot_fill_the_head_with_guarantees(tmp_path: Path) -> None:
+    ledger = long_ledger(tmp_path / "state", 1)
+    head = Head.read(ledger.beside)
+    assert head is not None
+    many = {update(noise=1.0 + number / 1e6): 1 for number in range(MOST_GUARANTEES)}
+    totals = {**{entry: 1 for entry in map(_bare, many)}}
+    addition = ledger_lines.Addition(Head(Mark(), {}))
+    addition.line({"carried": [[e.to_json(), 1] for e in totals], "time": ""}, totals)
+    ledger.path.write_bytes(addition.data)
+    addition.head.write(ledger.beside, durable=True)
+    ledger.charge(update(noise=1.0))
+    with pytest.raises(PrivacyError, match="yet another guarantee"):
+        ledger.charge(update(noise=0.5))
+
+
+def _bare(entry: Entry) -> Entry:
+    from perennial.privacy.ledger_head import guarantee
+
+    return guarantee(entry)

@@ -1,0 +1,84 @@
+"""An operator that submits an approved app with other settings, and a site that says another's name: over
+gRPC, with real SuperNodes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perennial.benchmarks.loopback import Deployment
+from perennial.deploy.federation import OperatorFolder
+from perennial.deploy.superlink import CONNECTION, flwr_json
+from perennial.foundation.files import replace_file
+
+SITES = ["graz", "linz"]
+EXPERIMENT: dict[str, Any] = {
+    "name": "guarded",
+    "data": {"source": "digits", "sites": 2, "samples_limit": 200},
+    "tasks": {"count": 1, "rounds": 1},
+    "model": {"name": "mlp", "hidden": [8]},
+    "learner": {"optimizer": {"lr": 0.05}},
+    "privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 4.0, "sample_rate": 0.2},
+    "evaluation": {"federated": False},
+    "rounds": {"wait_for": 1, "join_timeout": 15, "deadline": 60},
+}
+
+
+@pytest.fixture(scope="module")
+def federation() -> Iterator[Deployment]:
+    with Deployment(SITES) as deployment:
+        deployment.init()
+        path = deployment.folder / "experiment.yaml"
+        path.write_text(yaml.safe_dump(EXPERIMENT))
+        deployment.start_superlink()
+        fab, digest = deployment.deploy("stage", path).split()[-2:]
+        for name in SITES:
+            deployment.make_site(name)
+            deployment.edit_site(name, data=None, site="site-0" if name == "graz" else "site-1")
+            deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
+            deployment.deploy("register", name)
+        yield deployment
+
+
+def hostile_run(deployment: Deployment, name: str, **settings: str) -> tuple[str, str]:
+    """What `flwr run` starts with the approved app and other settings: (status, what the server said)."""
+    operator = OperatorFolder(deployment.operator)
+    whole = {"name": name, "runs": str(operator.root / "state" / "runs"), **settings}
+    run_config = " ".join(f'{key}="{value}"' for key, value in whole.items())
+    app = str(operator.root / "apps" / "guarded")
+    answer = flwr_json(operator, "run", app, CONNECTION, "--run-config", run_config)
+    runs = operator.apps / "guarded.runs.json"
+    replace_file(runs, json.dumps([str(answer["run-id"])]).encode(), mode=0o644)
+    status = deployment.wait_for_run("guarded")
+    return status, deployment.deploy("logs", "guarded")
+
+
+def charged(deployment: Deployment) -> list[Path]:
+    return [path for name in SITES for path in (deployment.folder / name / "state").glob("ledger.jsonl")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_approved_app_answers_with_the_settings_that_were_approved(federation: Deployment) -> None:
+    if not federation.pinned:
+        pytest.skip("root, and nothing to bind root by permissions with")
+    federation.start_site("graz")
+    status, said = hostile_run(federation, "hostile", overrides="privacy={mode: none}")
+    assert status == "finished:failed", federation.logs()
+    assert "policy: run config: overrides: found 'privacy={mode: none}'" in said, said
+    assert charged(federation) == [], "nothing was released"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_site_that_says_anothers_name_takes_no_part_and_is_named(federation: Deployment) -> None:
+    if not federation.pinned:
+        pytest.skip("root, and nothing to bind root by permissions with")
+    status, said = hostile_run(federation, "guarded")
+    assert status == "finished:failed"
+    assert "it says it is site 'site-0', but its key is that of site 'graz'" in said, said
+    assert "it says it is site 'site-0'" in federation.deploy("status")
+    assert charged(federation) == []

@@ -1,0 +1,146 @@
+"""Sums that have the same bits however samples are divided."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from perennial.foundation.errors import DataError
+from perennial.learning.analytic.statistics import (
+    EXACT_SAMPLES,
+    PRODUCT,
+    WEIGHT,
+    Collector,
+    Statistics,
+    packed,
+    unpacked,
+    weighted,
+    with_constant,
+)
+from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID, on_grid
+
+SAMPLES, WIDTH, CLASSES = 300, 7, range(2, 6)
+
+
+def samples(seed: int = 0, count: int = SAMPLES) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    features = on_grid(torch.randn(count, WIDTH, generator=generator))
+    return features, torch.randint(CLASSES.start, CLASSES.stop, (count,), generator=generator)
+
+
+def summed(features: Tensor, labels: Tensor, batch: int = SAMPLES) -> Statistics:
+    collector = Collector(features.shape[1], CLASSES)
+    for part in zip(features.split(batch), labels.split(batch), strict=True):
+        collector.add(*part)
+    return collector.finish()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 50), st.integers(0, 2**32 - 1), st.integers(1, 80))
+def test_any_division_order_and_batch_give_the_same_bits(sites: int, seed: int, batch: int) -> None:
+    features, labels = samples()
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(SAMPLES, generator=generator)
+    site = torch.randint(0, sites, (SAMPLES,), generator=generator)
+    parts = [summed(features[order][site == k], labels[order][site == k], batch) for k in range(sites)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    assert total.sha256 == summed(features, labels).sha256
+
+
+def test_the_sums_are_those_of_integers() -> None:
+    features, labels = samples()
+    found = summed(features, labels)
+    steps = (with_constant(features) * GRID).to(torch.int64)
+    gram = steps.T @ steps
+    rows, columns = torch.triu_indices(WIDTH + 1, WIDTH + 1)
+    assert torch.equal(found.gram, gram[rows, columns])
+    for place, label in enumerate(CLASSES):
+        assert torch.equal(found.sums[place], steps[labels == label].sum(dim=0))
+    assert found.counts.tolist() == torch.bincount(labels, minlength=6)[2:].tolist()
+
+
+def test_rounding_off_the_grid_breaks_it() -> None:
+    """What the grid is for: without it the same sums differ in their last bits."""
+    features = torch.randn(4000, 40, generator=torch.Generator().manual_seed(3)).double()
+    whole = features.T @ features
+    parts = sum(part.T @ part for part in features.split(100))
+    assert not torch.equal(whole, parts)
+    exact = on_grid(features).double()
+    assert torch.equal(exact.T @ exact, sum(part.T @ part for part in exact.split(100)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 400), st.sampled_from([1e-30, 1e-3, 1.0, 1e6]))
+def test_every_sample_stays_in_the_ball(seed: int, width: int, scale: float) -> None:
+    row = torch.randn(3, width, generator=torch.Generator().manual_seed(seed)) * scale
+    phi = with_constant(on_grid(row))
+    steps = (phi * GRID).to(torch.int64)
+    assert bool((steps.square().sum(dim=1) <= PRODUCT).all())
+    assert torch.equal(steps[:, -1], torch.full((3,), CONSTANT_STEPS))
+
+
+def test_a_row_of_zeros_stays() -> None:
+    assert torch.equal(on_grid(torch.zeros(2, 5)), torch.zeros(2, 5))
+
+
+def test_what_was_subtracted_was_never_there() -> None:
+    features, labels = samples()
+    a, b = summed(features[:200], labels[:200]), summed(features[200:], labels[200:])
+    assert ((a + b) - b).sha256 == a.sha256
+
+
+def test_tasks_stand_beside_each_other() -> None:
+    features, labels = samples()
+    early, late = labels < 4, labels >= 4
+    first = Collector(WIDTH, range(2, 4))
+    first.add(features[early], labels[early])
+    second = Collector(WIDTH, range(4, 6))
+    second.add(features[late], labels[late])
+    assert (second.finish() + first.finish()).sha256 == summed(features, labels).sha256
+
+
+def test_beyond_what_doubles_hold_sums_are_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = samples()
+    whole = summed(features, labels)
+    monkeypatch.setattr("perennial.learning.analytic.statistics.EXACT_SAMPLES", 64)
+    assert summed(features, labels).sha256 == whole.sha256
+    assert EXACT_SAMPLES == 2**20
+
+
+def test_the_triangle_is_packed_and_unpacked() -> None:
+    features, _ = samples()
+    phi = with_constant(features)
+    gram = phi.T @ phi
+    assert torch.equal(unpacked(packed(gram), WIDTH + 1), gram)
+
+
+def test_weighted_sums_divide_like_plain_ones() -> None:
+    features, labels = samples()
+    weights = [round(WEIGHT / int((labels == label).sum())) for label in CLASSES]
+
+    def balanced(which: Tensor) -> Statistics:
+        parts = []
+        for label, weight in zip(CLASSES, weights, strict=True):
+            one = Collector(WIDTH, range(label, label + 1))
+            mine = which & (labels == label)
+            one.add(features[mine], labels[mine])
+            parts.append((one.finish(), weight))
+        return weighted(parts, WIDTH + 1, CLASSES)
+
+    first = torch.arange(SAMPLES) % 3 == 0
+    whole = balanced(torch.ones(SAMPLES, dtype=torch.bool))
+    assert (balanced(first) + balanced(~first)).sha256 == whole.sha256
+    # each class counts about alike, whatever its number of samples
+    assert torch.allclose(whole.counts.double() / WEIGHT, torch.ones(4).double(), rtol=1e-3)
+
+
+def test_features_off_the_grid_or_too_long_are_refused() -> None:
+    with pytest.raises(DataError, match="no multiple"):
+        with_constant(torch.full((1, 3), 0.1))
+    with pytest.raises(DataError, match="no multiple"):
+        with_constant(torch.full((1, 3), torch.nan))
+    with pytest.raises(DataError, match="length above 1"):
+        with_constant(torch.full((1, 3), 0.5))

@@ -1,0 +1,1 @@
+../../perennial/library.py
