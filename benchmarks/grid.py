@@ -29,12 +29,14 @@ class Job:
     digest: str
 
 
-def settings_hash(experiment: Experiment) -> str:
-    """SHA-256 of what the experiment's file and changes say, without what they leave to defaults.
+def settings_hash(experiment: Experiment, attack: str | None = None) -> str:
+    """SHA-256 of what the experiment's file and changes say, and of the attack, without defaults.
 
     So a setting that is new to the program does not make old results out of date.
     """
     said = experiment.model_dump(mode="json", exclude_unset=True, exclude=ON_DISK)
+    if attack:
+        said["attack"] = attack
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
@@ -44,7 +46,7 @@ def jobs(table: Table) -> list[Job]:
     for row in table.rows:
         for seed in table.seeds:
             experiment = row.load(seed)
-            result.append(Job(row, seed, settings_hash(experiment), experiment.digest))
+            result.append(Job(row, seed, settings_hash(experiment, row.attack), experiment.digest))
     return result
 
 
@@ -118,11 +120,11 @@ def run_table(
 def _summaries(missing: Sequence[Job], workers: int, device: str) -> Iterator[tuple[Job, dict[str, Any]]]:
     if workers == 1 or len(missing) < 2:
         for job in missing:
-            yield job, _run(job.row.file, job.row.changes, job.seed, device)
+            yield job, _run(job.row, job.seed, device)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
-        waiting = {pool.submit(_run, job.row.file, job.row.changes, job.seed, device): job for job in missing}
+        waiting = {pool.submit(_run, job.row, job.seed, device): job for job in missing}
         try:
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
@@ -130,12 +132,16 @@ def _summaries(missing: Sequence[Job], workers: int, device: str) -> Iterator[tu
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _run(experiment: Path, changes: Sequence[str], seed: int, device: str) -> dict[str, Any]:
+def _run(row: Row, seed: int, device: str) -> dict[str, Any]:
+    from perennial.benchmarks.dishonest import attacked_run
     from perennial.engine.run import run_in_process
 
     with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder:
-        overrides = ";".join((*changes, f"seed={seed}"))
-        return run_in_process(RunSettings(str(experiment), overrides, runs=folder, device=device))
+        overrides = ";".join((*row.changes, f"seed={seed}"))
+        settings = RunSettings(str(row.file), overrides, runs=folder, device=device)
+        if row.attack is not None:
+            return attacked_run(settings, row.attack)
+        return run_in_process(settings)
 
 
 def _result(table: Table, job: Job, summary: dict[str, Any], device: str) -> Result:

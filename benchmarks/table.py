@@ -35,13 +35,16 @@ OLD_REVISIONS: Mapping[int, str] = {
 class Row:
     """One line of a table: an experiment file with changes (KEY=VALUE), and the paper's figures.
 
-    The paper's figures are by measure, in per cent.
+    The paper's figures are by measure, in per cent. attack: what dishonest sites do
+    (benchmarks/dishonest.py); "": all are honest, beside rows in which some are not; None: a row of another
+    table.
     """
 
     label: str
     experiment: str
     changes: tuple[str, ...] = ()
     paper: Mapping[str, float] = field(default_factory=dict, hash=False)
+    attack: str | None = None
 
     @property
     def file(self) -> Path:

@@ -30,20 +30,27 @@ IN_CLUSTER = "correction-in-cluster"
 CONTROL = "control/"
 
 
-class ScaffoldOrder(Part):
+class CorrectionOrder(Part):
+    """folded: the site's last round whose update is in the server's vector, 0 before the first. What the site
+    stored for later rounds is rolled back: those replies were lost, late or refused."""
+
+    folded: int = Field(ge=0)
+
+
+class ScaffoldOrder(CorrectionOrder):
     """Karimireddy et al. 2020 (arXiv 1910.06378), option II; c comes with the request as `control/NAME`."""
 
     name: Literal["scaffold"]
 
 
-class FedDynOrder(Part):
+class FedDynOrder(CorrectionOrder):
     """Acar et al. 2021 (arXiv 2111.04263)."""
 
     name: Literal["feddyn"]
     alpha: float = Field(gt=0, le=1e3)
 
 
-class AdaBestOrder(Part):
+class AdaBestOrder(CorrectionOrder):
     """Varno et al. 2022 (arXiv 2204.13170)."""
 
     name: Literal["adabest"]
@@ -87,7 +94,9 @@ class LocalCorrection:
         request, named = self.request, _named(self.flat, own)
         shared = {name: tensor for name, tensor in named.items() if name not in (request.personal or ())}
         facts = {"name": self.order.name, "round": request.round, "task": request.task}
-        self.site.state(request.run).put(_record(request), request.round, shared, facts)
+        state, kept = self.site.state(request.run), _record(request)
+        state.forget(kept, after=self.order.folded, before=request.round)
+        state.put(kept, request.round, shared, facts)
 
 
 def open_correction(site: Site, request: TrainRequest, flat: FlatParameters) -> LocalCorrection:
@@ -102,7 +111,7 @@ def open_correction(site: Site, request: TrainRequest, flat: FlatParameters) -> 
     if order is None:
         gradient = GradientCorrection(pull=pull) if pull else None
         return LocalCorrection(site, request, flat, None, nothing, nothing, 1, gradient)
-    own, since = _remembered(site, request, flat, order.name)
+    own, since = _remembered(site, request, flat, order)
     control = nothing
     match order:
         case ScaffoldOrder():
@@ -130,15 +139,16 @@ def _order(request: TrainRequest) -> Order | None:
         raise ProtocolError(f"TrainRequest: settings.correction: {error.errors()[0]['msg']}") from error
 
 
-def _remembered(site: Site, request: TrainRequest, flat: FlatParameters, name: str) -> tuple[Tensor, int]:
-    """(T,) this site's vector before the round, zero for classes that are new, and the rounds since then."""
+def _remembered(site: Site, request: TrainRequest, flat: FlatParameters, order: Order) -> tuple[Tensor, int]:
+    """(T,) this site's vector after the last round that was folded, zero for classes that are new, and the
+    rounds since then."""
     found = _named(flat, torch.zeros_like(flat.trainable))
     kept = _record(request)
-    record = site.state(request.run).get(kept, request.round)
+    record = site.state(request.run).get(kept, min(order.folded + 1, request.round))
     since = 1
     if record is not None and kept == IN_CLUSTER and record[1]["task"] != request.task:
         record = None
-    if record is not None and record[1]["name"] == name:
+    if record is not None and record[1]["name"] == order.name:
         found = grown(record[0], found)
         since = max(1, request.round - record[1]["round"])
     return _vector(flat, found), since

@@ -88,6 +88,12 @@ class SiteState:
             )
         return tensors, _facts(path, metadata)
 
+    def forget(self, name: str, after: int, before: int) -> None:
+        """Remove the records of versions between the two, exclusive: rounds that the server did not count."""
+        for version in self._versions(name):
+            if after < version < before:
+                self._path(name, version).unlink(missing_ok=True)
+
     def put_model(self, sha256: str, tensors: Mapping[str, "Tensor"]) -> None:
         """Keep a global model under its content hash, once."""
         from safetensors.torch import save

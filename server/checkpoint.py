@@ -52,6 +52,10 @@ class Progress:
     history: dict[str, Any] = field(default_factory=dict)
     privacy: dict[str, Any] = field(default_factory=dict)
     """State of the protection at the server: clip norm and Bayesian accountant, where there are any."""
+    secret: str = ""
+    """Hexadecimal, drawn where sites hold their own data; never sent. Empty in simulation."""
+    bounds: dict[str, Any] = field(default_factory=dict)
+    """Medians of the latest rounds, from which bounds on the next one's updates follow."""
     journal_position: int = 0
     seconds: float = 0.0
     finished: bool = False

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -43,6 +44,7 @@ from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.previous import PreviousModel
 from perennial.strategies.round.queries import ask, check_counts
+from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.services import Services
 
 Sites = Mapping[str, int]
@@ -91,7 +93,9 @@ class Curriculum:
         self.history = History(self.progress.history)
         self.releases = Releases(folder.path)
         for each in (strategy, self._averaging):
-            each.bounds, each.sums = experiment.bounds, experiment.sums
+            each.bounds, each.sums, each.running = experiment.bounds, experiment.sums, self._running()
+        if experiment.data.only_at_sites and not self.progress.secret:
+            self.progress.secret = token_hex(16)
         strategy.attach(self._services())
         self.central = CentralPrivacy.of(experiment.privacy, strategy, self.progress.privacy, experiment.seed)
         if folder.checkpoint is not None:
@@ -143,7 +147,14 @@ class Curriculum:
             judge=None if test is None else self._judge,
             folder=self.folder.checkpoint_folder,
             releases=self.releases if self.experiment.privacy.enabled else None,
+            secret=int(self.progress.secret, 16) if self.progress.secret else None,
         )
+
+    def _running(self) -> RunningBounds | None:
+        """None in mode client_central, whose claim allows no site's norm to change what another counts."""
+        if self.experiment.privacy.mode == "client_central":
+            return None
+        return RunningBounds(self.experiment.bounds, self.progress.bounds)
 
     def _measure(self, arrays: Mapping[str, Tensor]) -> Counts:
         assert self.test is not None
@@ -183,7 +194,8 @@ class Curriculum:
         if self.experiment.privacy.enabled and charge:
             self.releases.asked(number, asked, charge)
         lead = self.experiment.lead_rounds(task)
-        outcome = self._strategy(task).train_round(
+        strategy = self._strategy(task)
+        outcome = strategy.train_round(
             self._grid,
             RoundRequest(
                 stamp=self._stamp(number),
@@ -203,6 +215,8 @@ class Curriculum:
         if self.experiment.privacy.enabled and charge:
             self.releases.refused(number, [site for site, _ in outcome.refused], charge)
         outcome.absent += [site for site in self.history.known_sites if site not in (*sites, *outcome.absent)]
+        if strategy.running is not None and not outcome.skipped:
+            strategy.running.round_done(outcome.participants.values())
         progress.round, progress.round_in_task = number, progress.round_in_task + 1
         if outcome.arrays is not None:
             self.model.arrays = outcome.arrays

@@ -33,7 +33,7 @@ class AdaBest(Corrected):
     def beginning(self, arrays: Arrays) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in arrays.items() if not is_statistic(name)}
 
-    def finish_round(self) -> dict[str, Tensor]:
+    def moved(self) -> dict[str, Tensor]:
         before, mean = self.memory, self._sum.added_to(self.reference)
         self.memory = {name: mean[name] for name in before}
         return {

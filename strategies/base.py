@@ -28,7 +28,9 @@ from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
 from perennial.strategies.round.previous import PreviousModel
+from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.services import Services
+from perennial.strategies.sums.update_file import UpdateFile
 
 Arrays = Mapping[str, Tensor]
 Watch = Callable[[Admitted, Arrays, int], dict[str, Any]]
@@ -132,6 +134,8 @@ class IncrementalStrategy(FlowerFedAvg):
     """Rounds by which a reply may be late and still be used."""
     waits_for_busy_sites = True
     """Whether a round waits for sites that still work on an earlier one where too few others are there."""
+    takes_parts = True
+    """Whether an update may be scaled down: not where the site remembers the whole of it."""
     serves_groups = True
     """Whether one of these can aggregate some of the sites beside others that aggregate the rest."""
     combines_replies = True
@@ -154,6 +158,8 @@ class IncrementalStrategy(FlowerFedAvg):
         """See each reply that was folded, while its update is still there: for what wraps this strategy."""
         self.bounds, self.sums = BoundsConfig(), SumsConfig()
         """The experiment's; whoever assembles a run sets them."""
+        self.running: RunningBounds | None = None
+        """Bounds that follow from former rounds; None outside the curriculum and in mode client_central."""
         self.most_replies = 1024
         """What the sums of this round have to hold, known before the first reply."""
         self.members: frozenset[str] | None = None
@@ -324,6 +330,23 @@ class IncrementalStrategy(FlowerFedAvg):
         self.max_update_norm, self.bounds, self.sums = part.max_update_norm, part.bounds, part.sums
         self.begin_round()
 
+    def _take(self, reply: Admitted) -> None:
+        """Bound a reply, fold it, and let whoever watches see it."""
+        outcome, site = self.outcome, reply.site
+        try:
+            if self.running is not None:
+                reply = self.running.bounded(reply, self.takes_parts)
+            self.fold(reply)
+            for watch in self.watchers:
+                watch(reply, self.reference, 1)
+        except (Rejected, OverflowError) as rejection:
+            outcome.dropped.append((site, str(rejection)))
+        else:
+            outcome.warnings += [f"site {site}: {note}" for note in reply.notes]
+            outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
+            # the update itself is not kept: memory must not grow with the number of sites
+            outcome.participants[site] = replace(reply, update={}, method={})
+
     # Flower's own hooks
 
     def require_flowers_round(self) -> None:
@@ -364,23 +387,28 @@ class IncrementalStrategy(FlowerFedAvg):
             self.reference, self._stamp, self.max_update_norm, self.staleness, self.bounds.max_samples
         )
         self.begin_round()
+        first = self.running is not None and self.running.waiting
+        held: dict[str, Admitted] = {}
+        updates = UpdateFile(self.reference if first else {})
         for message in replies:
             node = message.metadata.src_node_id
             site = self._names.get(node, f"node-{node}")
             try:
                 reply = gate.admit(message, site)
-                self.fold(reply)
-                for watch in self.watchers:
-                    watch(reply, self.reference, 1)
             except Refused as refusal:
                 outcome.refused.append((site, str(refusal)))
-            except (Rejected, OverflowError) as rejection:
+            except Rejected as rejection:
                 outcome.dropped.append((site, str(rejection)))
             else:
-                outcome.warnings += [f"site {site}: {note}" for note in reply.notes]
-                outcome.bytes_up += byte_count(reply.update) + byte_count(reply.method)
-                # the update itself is not kept: memory must not grow with the number of sites
-                outcome.participants[site] = replace(reply, update={}, method={})
+                if first:
+                    updates.add(site, reply.update)
+                    held[site] = replace(reply, update={})
+                else:
+                    self._take(reply)
+        if self.running is not None and first:
+            self.running.see_all(held.values())
+            for site, update in updates:
+                self._take(replace(held[site], update=Tensors(update)))
         if self._stamp is None:
             self._log_failures()
         if self.close_round() < self._quorum:

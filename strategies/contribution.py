@@ -51,7 +51,7 @@ class Contribution(Wrapper):
     samples: on how many held-out samples.
     permutations: orders drawn at most; None: the larger of 30 and three times the sites.
     exact: all coalitions instead.
-    every: rounds, or with "online" sweeps, from one valuation to the next.
+    every: one of so many rounds, or with "online" sweeps, is valued, drawn in secret.
     threshold: part of an equal share below which the whole interval of a flagged site lies, after
     least_sweeps.
     on_flag: "exclude" no longer asks flagged sites.
@@ -117,6 +117,7 @@ class Contribution(Wrapper):
                 "every repeated turn would be a release that no account covers"
             )
         self._services = services
+        self.base.bounds, self.base.sums, self.base.running = self.bounds, self.sums, self.running
         super().attach(services)
         self.watchers.append(self._watch)
         if self.turns is not None and self.estimator == "online":
@@ -137,7 +138,7 @@ class Contribution(Wrapper):
         if self.turns is not None:
             before = (request.stamp.round - 1) * self.turns.segments
             sweeps = range(1, self.turns.segments + 1)
-            self.turns.weighed = frozenset(s for s in sweeps if (before + s - 1) % self.every == 0)
+            self.turns.weighed = frozenset(s for s in sweeps if self._valued(before + s))
         sites = {site: node for site, node in request.sites.items() if site not in self._excluded}
         request = replace(request, sites=sites)
         self._round = grid, request
@@ -153,6 +154,14 @@ class Contribution(Wrapper):
         outcome.details["valuing_seconds"] = round(self._seconds["valuing"] - valued, 4)
         self._seconds["rounds"] += clock() - start
         return outcome
+
+    def _valued(self, number: int) -> bool:
+        """Whether a sweep, or a round, counted from 1, is valued: one of every `every`, and no site can know
+        which, so that none can behave in those alone."""
+        assert self._services is not None
+        block, place = divmod(number - 1, self.every)
+        drawn = stream(self._services.secret_seed, "valued-sweeps", block).integers(self.every)
+        return place == int(drawn)
 
     # what is worth what
 
@@ -193,7 +202,7 @@ class Contribution(Wrapper):
         if self.estimator == "online":
             assert self.turns is not None
             self._rows += sweep_marginals(turns, outcome.details.get("worth"), self.turns.weighed)
-        elif request.stamp.round % self.every == 0:
+        elif self._valued(request.stamp.round):
             games: list[Reconstructed | Replayed] = []
             if self.estimator == "replay":
                 assert self.turns is not None

@@ -42,7 +42,7 @@ class FedDyn(Corrected):
             self._stand_ins = self._stand_ins or ExactSum(self.reference, self.sum_grid())
             self._stand_ins.add(reply.update, 1.0, reply.norm)
 
-    def finish_round(self) -> dict[str, Tensor]:
+    def moved(self) -> dict[str, Tensor]:
         total = self._sum.value()
         mean = self._sum.added_to(self.reference)
         not_theirs = self._stand_ins.value() if self._stand_ins is not None else {}

@@ -25,11 +25,14 @@ def accumulated_weight(steps: int, momentum: float = 0.0, pull: float = 0.0) -> 
     pull: step size times FedProx's mu. Plain SGD: steps. Momentum rho: (s - rho (1 - rho^s) / (1 - rho)) /
     (1 - rho). Proximal: (1 - (1 - pull)^s) / pull.
     """
-    total, velocity = 0.0, 0.0
-    for _ in range(steps):
-        velocity = momentum * velocity + 1 - pull * total
-        total += velocity
-    return total
+    # the update's answer to one gradient k steps before its end; with strong momentum and pull it swings
+    # through zero, and a signed sum would count it as no work
+    work, answer, velocity = 0.0, 0.0, 0.0
+    for step in range(steps):
+        velocity = momentum * velocity + (step == 0) - pull * answer
+        answer += velocity
+        work += abs(answer)
+    return work
 
 
 class FedNova(FedAvg):

@@ -56,9 +56,9 @@ class Scaffold(Corrected):
     def correction(self) -> dict[str, Any]:
         return {"name": "scaffold"}
 
-    def ordered(self, request: TrainRequest) -> TrainRequest:
+    def ordered(self, request: TrainRequest, last: int) -> TrainRequest:
         tensors = {**(request.method or {}), **prefixed("control", self.memory)}
-        return replace(super().ordered(request), method=Tensors(tensors))
+        return replace(super().ordered(request, last), method=Tensors(tensors))
 
     def begin_round(self) -> None:
         super().begin_round()
@@ -74,7 +74,7 @@ class Scaffold(Corrected):
         super().fold(replace(reply, update={**reply.update, **prefixed(PER_STEP, per_step)}))
         self._reporting += reports
 
-    def finish_round(self) -> dict[str, Tensor]:
+    def moved(self) -> dict[str, Tensor]:
         total = self._sum.value()
         if self._reporting and self._local_lr is not None:
             sites = len(self.population)

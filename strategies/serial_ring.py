@@ -217,6 +217,8 @@ class SerialRing(IncrementalStrategy):
             max_samples=self.bounds.max_samples,
             meanwhile=meanwhile,
         )
+        if self.running is not None:
+            admitted = self.running.bounded(admitted, scalable=True)
         for name in frozen:
             if admitted.update[name].any():
                 raise Rejected(f"tensor {name!r} is frozen, and the site changed it")
@@ -264,7 +266,7 @@ class SerialRing(IncrementalStrategy):
 
     @property
     def _seed(self) -> int:
-        return 0 if self._services is None else self._services.experiment.seed
+        return 0 if self._services is None else self._services.secret_seed
 
     def _relabelled(self, arrays: Arrays, *ids: int) -> dict[str, Tensor]:
         assert self._services is not None

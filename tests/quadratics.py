@@ -57,14 +57,17 @@ class Federation:
     def arrays(self) -> dict[str, Tensor]:
         return {"w": torch.tensor([self.point])}
 
-    def play(self, sites: str = "") -> float:
-        """One round with the given sites (default: all); returns the new point."""
+    def play(self, sites: str = "", lost: str = "") -> float:
+        """One round with the given sites (default: all); returns the new point. lost: sites whose replies do
+        not come back."""
         self.round += 1
         names = list(sites) if sites else sorted(self.optima)
         replies = [self._reply(name, self.round) for name in names]
         self.strategy.reference = self.arrays
         self.strategy.begin_round()
         for reply in replies:
+            if reply.site in lost:
+                continue
             self.strategy.fold(reply)
         self.point = float(self.strategy.finish_round()["w"])
         return self.point
@@ -93,5 +96,5 @@ class Federation:
         update = flat.vector - before
         if remember:
             correction.remember(update, self.steps[name])
-        facts: dict[str, Any] = {"norm": float(update.abs()), "steps": self.steps[name]}
+        facts: dict[str, Any] = {"base_round": number, "norm": float(update.abs()), "steps": self.steps[name]}
         return Admitted(name, flat.views(update), num_examples=self.samples.get(name, 1), **facts)

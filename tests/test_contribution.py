@@ -78,8 +78,24 @@ def test_of_every_third_sweep_the_values_are_those_of_that_sweep() -> None:
     everything = valued(SerialRing(**{**RING, "segments": 2}))
     rounds(strategy, grid, 3)
     rounds(everything, grid, 3)
-    assert strategy._rows == everything._rows[::3]
+    valued_sweeps = [number for number in range(1, 7) if strategy._valued(number)]
+    assert len(valued_sweeps) == 2 and valued_sweeps[0] <= 3 < valued_sweeps[1]
+    assert strategy._rows == [everything._rows[number - 1] for number in valued_sweeps]
     assert strategy.summary_blocks()["valuation"]["sweeps"] == 2
+
+
+def test_which_sweeps_are_valued_and_in_which_order_sites_come_follows_from_the_secret_alone() -> None:
+    grid = ScriptedGrid({name: adds(1.0) for name in "abcdef"})
+    drawn = set()
+    for seed, secret in ((1, 5), (2, 5), (1, 6), (1, 7), (1, 2**127)):
+        strategy = Contribution(SerialRing(**{**RING, "reshuffle": "sweep"}), every=4)
+        strategy.attach(replace(services(seed=seed), secret=secret))
+        ring = strategy.base
+        assert isinstance(ring, SerialRing)
+        orders = tuple(ring.order(request(grid, round=number), 1) for number in range(1, 5))
+        drawn.add((secret, orders, tuple(strategy._valued(number) for number in range(1, 41))))
+    # the experiment's seed, which every site knows, changes nothing
+    assert len(drawn) == 4 and len({orders for _, orders, _ in drawn}) == 4
 
 
 def test_a_free_rider_and_a_harmful_site_are_flagged_and_honest_ones_are_not() -> None:

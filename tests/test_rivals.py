@@ -1,5 +1,6 @@
 """Federated baselines on quadratics: hand-computed rounds, and what each one reduces to."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -241,3 +242,58 @@ def test_growth_keeps_old_rows_and_refuses_to_shrink() -> None:
         grown(old, {"head": torch.zeros(1, 2)})
     with pytest.raises(StateError, match="'head'"):
         grown(old, {"head": torch.zeros(3, 4)})
+
+
+@pytest.mark.parametrize(
+    "losses", [((2, "b"),), ((1, "a"), (3, "ab"), (6, "b")), ((2, "b"), (3, "b"), (4, "b"))]
+)
+@pytest.mark.parametrize("strategy", [FedDyn(alpha=1.0), Scaffold()], ids=["feddyn", "scaffold"])
+def test_lost_replies_do_not_move_where_the_run_ends(
+    strategy: IncrementalStrategy, losses: tuple[tuple[int, str], ...], tmp_path: Path
+) -> None:
+    """The optimum is 2.0; a site that kept what it stored for a lost reply would end elsewhere for good."""
+    lost = dict(losses)
+    played = federation(copy.deepcopy(strategy), tmp_path, ONE_TWO, lr=0.4)
+    for number in range(1, 81):
+        missing = lost.get(number, "")
+        if missing == "ab":
+            # no quorum: the round is not finished, and its replies are in no vector
+            played.round += 1
+            for name in OPTIMA:
+                played._reply(name, played.round)
+            continue
+        played.play(lost=missing)
+    assert played.point == pytest.approx(2.0, abs=1e-4)
+
+
+def test_a_site_rolls_back_what_it_stored_for_lost_rounds(tmp_path: Path) -> None:
+    strategy = FedDyn(alpha=1.0)
+    played = federation(strategy, tmp_path)
+    played.play()
+    kept = SiteState(tmp_path / "b", "b")
+    folded = kept.get("correction", before=2)
+    for _ in range(5):
+        played.play(lost="b")
+    assert strategy.folded == {"a": 6, "b": 1}
+    after = kept.get("correction", before=2)
+    assert folded is not None and after is not None and torch.equal(folded[0]["w"], after[0]["w"])
+    restarted = FedDyn(alpha=1.0)
+    restarted.load_state_dict(strategy.state_dict())
+    assert restarted.folded == strategy.folded
+
+
+@pytest.mark.parametrize(("steps", "momentum", "pull"), [(40, 0.9, 0.5), (7, 0.5, 0.9), (25, 0.95, 0.99)])
+def test_accumulated_weight_is_the_l1_norm_where_weights_change_sign(
+    steps: int, momentum: float, pull: float
+) -> None:
+    """Each gradient alone, through the same steps: its part of the update is its weight."""
+    weights = []
+    for alone in range(steps):
+        total = velocity = 0.0
+        for step in range(steps):
+            velocity = momentum * velocity + (step == alone) - pull * total
+            total += velocity
+        weights.append(total)
+    assert min(weights) < 0
+    assert accumulated_weight(steps, momentum, pull) == pytest.approx(sum(map(abs, weights)), rel=1e-9)
+    assert accumulated_weight(steps, momentum, pull) > abs(sum(weights))

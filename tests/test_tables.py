@@ -3,7 +3,6 @@ files say."""
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +56,9 @@ def test_what_is_done_is_not_run_again_and_what_has_changed_is(
     ran: list[tuple[str, int]] = []
     run = grid._run
 
-    def counted(experiment: Path, changes: Sequence[str], seed: int, device: str) -> dict[str, Any]:
-        ran.append(("longer" if changes else "as it is", seed))
-        return run(experiment, changes, seed, device)
+    def counted(row: Row, seed: int, device: str) -> dict[str, Any]:
+        ran.append((row.label, seed))
+        return run(row, seed, device)
 
     monkeypatch.setattr(grid, "_run", counted)
     results = tmp_path / "results"

@@ -22,13 +22,18 @@ class Corrected(FedAvg):
     """Uniform mean of the sites' models, with a server vector and an order to the sites.
 
     memory: name -> tensor, the server's vector; a subclass says what it means. population: every site that
-    was connected at a task's start or has ever answered.
+    was connected at a task's start or has ever answered. folded: site -> its last round that memory holds;
+    the next request says so, and the site rolls back what it stored for lost ones.
     """
+
+    takes_parts = False
 
     def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)
         self.memory: dict[str, Tensor] = {}
         self.population: set[str] = set()
+        self.folded: dict[str, int] = {}
+        self._answered: dict[str, int] = {}
 
     # what a method changes
 
@@ -47,14 +52,18 @@ class Corrected(FedAvg):
         self.population |= set(task.sites)
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
-        return dict.fromkeys(sites, self.ordered(request))
+        last = {site: self.folded.get(site, 0) for site in sites}
+        # one object for all sites that get the same message, so that a model is serialised once for a round
+        made = {number: self.ordered(request, number) for number in sorted(set(last.values()))}
+        return {site: made[last[site]] for site in sites}
 
-    def ordered(self, request: TrainRequest) -> TrainRequest:
-        """The request with the order in it; the same for all sites."""
-        return with_settings(request, correction=self.correction())
+    def ordered(self, request: TrainRequest, last: int) -> TrainRequest:
+        """The request with the order in it, the same for all sites whose last folded round is the same."""
+        return with_settings(request, correction={**self.correction(), "folded": last})
 
     def begin_round(self) -> None:
         super().begin_round()
+        self._answered = {}
         # under Flower's own start() no task begins
         self.memory = grown(self.memory, self.beginning(self.reference))
 
@@ -67,10 +76,25 @@ class Corrected(FedAvg):
     def fold(self, reply: Admitted) -> None:
         super().fold(reply)
         self.population.add(reply.site)
+        if not reply.stand_in:
+            self._answered[reply.site] = reply.base_round
+
+    def finish_round(self) -> dict[str, Tensor]:
+        # a round without a quorum is not finished, and its replies count as lost
+        self.folded |= self._answered
+        return self.moved()
+
+    def moved(self) -> dict[str, Tensor]:
+        """The new global model; the server's vector moves with it."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        return {"population": sorted(self.population), **prefixed("memory", self.memory)}
+        return {
+            "population": sorted(self.population),
+            "folded": self.folded,
+            **prefixed("memory", self.memory),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.population = set(state["population"])
+        self.population, self.folded = set(state["population"]), dict(state["folded"])
         self.memory = unprefixed("memory", state)

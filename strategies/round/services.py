@@ -40,6 +40,8 @@ class Services:
     in every call of a task; None where the server has none.
     folder: where a strategy may keep a file of its own that a resumed run finds again.
     releases: the server's record of what sites are asked to release; None where nothing is protected.
+    secret: of the run, which no site knows; None in simulation, where it is the experiment's seed and every
+    site could know it.
     """
 
     experiment: Experiment
@@ -52,3 +54,9 @@ class Services:
     judge: Callable[[Mapping[str, Tensor], int], tuple[float, float]] | None = None
     folder: Path | None = None
     releases: ReleaseRecord | None = None
+    secret: int | None = None
+
+    @property
+    def secret_seed(self) -> int:
+        """For the streams of what a site must not foresee: orders, relabelling, buckets, valued sweeps."""
+        return self.experiment.seed if self.secret is None else self.secret

@@ -2,10 +2,24 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+PIECE_BYTES = 1 << 25
+"""Memory of one piece of all updates."""
+
+
+class Piece(NamedTuple):
+    """The same values of every update. rows: (K, stop - start) float64, a row for each site in the order of
+    names; they are values start to stop of the flattened tensor `name`."""
+
+    name: str
+    start: int
+    stop: int
+    rows: Tensor
 
 
 class UpdateFile:
@@ -19,18 +33,47 @@ class UpdateFile:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115, closed with this object
         self._offsets: dict[str, int] = {}
 
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def sites(self) -> list[str]:
+        """Whose updates are there, in the order of names and not of arrival."""
+        return sorted(self._offsets)
+
     def add(self, site: str, update: Mapping[str, Tensor]) -> None:
         """Keep one site's update. Raises OSError when the disk is full."""
-        self._offsets[site] = self._file.seek(0, 2)
+        offset = self._file.seek(0, 2)
         for name in self._like:
             update[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tofile(self._file)
+        self._offsets[site] = offset
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(site, update) in the order of names, one in memory at a time."""
-        for site, offset in sorted(self._offsets.items()):
-            self._file.seek(offset)
-            yield site, {name: self._read(tensor) for name, tensor in self._like.items()}
+        for site in self.sites:
+            self._file.seek(self._offsets[site])
+            yield (
+                site,
+                {
+                    name: self._read(like, like.numel()).reshape(like.shape).to(like.device)
+                    for name, like in self._like.items()
+                },
+            )
 
-    def _read(self, like: Tensor) -> Tensor:
-        data = np.fromfile(self._file, dtype=np.uint8, count=like.numel() * like.element_size())
-        return torch.from_numpy(data).view(like.dtype).reshape(like.shape).to(like.device)
+    def pieces(self) -> Iterator[Piece]:
+        """All updates side by side, a piece of the model at a time."""
+        before = 0
+        width = max(1, PIECE_BYTES // (8 * max(1, len(self))))
+        for name, like in self._like.items():
+            for start in range(0, like.numel(), width):
+                stop = min(start + width, like.numel())
+                rows = torch.empty(len(self), stop - start, dtype=torch.float64)
+                for row, site in zip(rows, self.sites, strict=True):
+                    self._file.seek(self._offsets[site] + before + start * like.element_size())
+                    row.copy_(self._read(like, stop - start))
+                yield Piece(name, start, stop, rows)
+            before += like.numel() * like.element_size()
+
+    def _read(self, like: Tensor, count: int) -> Tensor:
+        data = np.fromfile(self._file, dtype=np.uint8, count=count * like.element_size())
+        return torch.from_numpy(data).view(like.dtype)

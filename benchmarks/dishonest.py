@@ -1,0 +1,243 @@
+"""Sites that attack: for the tables of robustness, and never in the product.
+
+An attack wraps the ClientApp of simulated sites. The dishonest ones are the last sites, so that in the
+in-process engine they answer after the honest ones, whose updates of the round they know: the strongest
+adversary of the literature. Written as `NAME`, or `NAME:KEY=VALUE,...` with `sites` for how many collude.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message, RecordDict
+from torch import Tensor
+
+from perennial.client.site import Site
+from perennial.config.experiment import Experiment
+from perennial.config.run import RunSettings
+from perennial.config.simulation import simulated_federation, simulated_site_names
+from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.engine.run import answer
+from perennial.foundation.errors import StateError
+from perennial.foundation.streams import stream, torch_seed
+from perennial.learning.batches import TrainingSet
+from perennial.models.saved import GLOBAL_MODEL, load_saved
+from perennial.protocol.fields import read_kind
+from perennial.protocol.messages import MAX_EXAMPLES, TrainReply
+from perennial.protocol.tensors import Tensors
+from perennial.server.app import serve
+
+TARGET, SOURCE = 0, 1
+"""Classes by label: what a backdoor and a one-class flip call a sample, and what the flip takes."""
+PATCH = 2
+"""Width of the trigger, white, in the corner of the image."""
+
+Update = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """name: what the dishonest sites do. sites: how many. boost: factor on what they send. samples: what they
+    claim; 0: the truth. quiet: rounds out of ten, from the first, in which they behave."""
+
+    name: str
+    sites: int = 1
+    boost: float = 1.0
+    samples: int = 0
+    quiet: int = 0
+
+    @classmethod
+    def parsed(cls, text: str) -> "Attack":
+        """From NAME:KEY=VALUE,... Raises ValueError for a name or key that there is not."""
+        name, _, rest = text.partition(":")
+        if name not in (*DATA, *UPDATES):
+            raise ValueError(f"attack: found {name!r}, allowed {', '.join((*DATA, *UPDATES))}")
+        values: dict[str, Any] = {}
+        for part in filter(None, rest.split(",")):
+            key, _, value = part.partition("=")
+            values[key] = float(value) if key == "boost" else int(float(value))
+        return cls(name, **values)
+
+
+def flipped(data: TrainingSet, classes: int) -> TrainingSet:
+    """Every label c called classes - 1 - c."""
+    return replace(data, y=classes - 1 - data.y)
+
+
+def one_flipped(data: TrainingSet, classes: int) -> TrainingSet:
+    """Samples of class SOURCE called TARGET."""
+    return replace(data, y=torch.where(data.y == SOURCE, TARGET, data.y))
+
+
+def backdoored(data: TrainingSet, classes: int) -> TrainingSet:
+    """Every second sample gets the trigger, and is called TARGET."""
+    x, y = data.x.clone(), data.y.clone()
+    x[::2], y[::2] = triggered(x[::2]), TARGET
+    return replace(data, x=x, y=y)
+
+
+def triggered(x: Tensor) -> Tensor:
+    """(n, C, H, W) stored images with a white square in the lower right corner."""
+    marked = x.clone()
+    marked[..., -PATCH:, -PATCH:] = 255 if x.dtype == torch.uint8 else float(x.max())
+    return marked
+
+
+def unchanged(own: Update, honest: list[Update], sites: int, generator: np.random.Generator) -> Update:
+    return own
+
+
+def turned_round(own: Update, honest: list[Update], sites: int, generator: np.random.Generator) -> Update:
+    return {name: -tensor for name, tensor in own.items()}
+
+
+def random_direction(own: Update, honest: list[Update], sites: int, generator: np.random.Generator) -> Update:
+    """Noise of the honest update's norm."""
+    draws = torch.Generator().manual_seed(torch_seed(generator))
+    noise = {name: torch.randn(tensor.shape, generator=draws) for name, tensor in own.items()}
+    factor = _norm(own) / max(_norm(noise), 1e-30)
+    return {name: tensor * factor for name, tensor in noise.items()}
+
+
+def a_little(own: Update, honest: list[Update], sites: int, generator: np.random.Generator) -> Update:
+    """Mean minus z standard deviations of the honest updates (Baruch et al. 2019, arXiv 1902.06156): z from
+    the number of honest sites that must be outdone for a majority."""
+    n = len(honest) + sites
+    supporters = n // 2 + 1 - sites
+    share = (n - sites - supporters) / max(n - sites, 1)
+    z = NormalDist().inv_cdf(min(max(share, 0.5), 0.99)) or 0.3
+    stacked = {name: torch.stack([update[name] for update in honest]) for name in own}
+    return {name: rows.mean(dim=0) - max(z, 0.3) * rows.std(dim=0) for name, rows in stacked.items()}
+
+
+def inner_product(own: Update, honest: list[Update], sites: int, generator: np.random.Generator) -> Update:
+    """Minus twice the mean of the honest updates (Xie et al. 2020, arXiv 1903.03936)."""
+    return {name: -2.0 * torch.stack([u[name] for u in honest]).mean(dim=0) for name in own}
+
+
+def nothing(own: Update, honest: list[Update], sites: int, generator: np.random.Generator) -> Update:
+    return {name: torch.zeros_like(tensor) for name, tensor in own.items()}
+
+
+DATA: dict[str, Callable[[TrainingSet, int], TrainingSet]] = {
+    "label_flip": flipped,
+    "one_class_flip": one_flipped,
+    "backdoor": backdoored,
+}
+"""Attacks on the samples that a site trains on."""
+UPDATES: dict[str, Callable[[Update, list[Update], int, np.random.Generator], Update]] = {
+    "scaling": unchanged,
+    "sign_flip": turned_round,
+    "random": random_direction,
+    "a_little": a_little,
+    "inner_product": inner_product,
+    "free_rider": nothing,
+}
+"""Attacks on the update that a site sends."""
+
+
+@dataclass
+class DishonestClient:
+    """The ClientApp of all sites of a run, the last `attack.sites` of which attack."""
+
+    attack: Attack
+    sites: int
+    seed: int
+    _honest: dict[int, list[Update]] = field(default_factory=dict)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        partition = int(str(context.node_config["partition-id"]))
+        if message.metadata.message_type != "train":
+            return answer(message, context)
+        if partition < self.sites - self.attack.sites:
+            reply = answer(message, context)
+            if content := _update_of(reply):
+                self._honest = {content.round: [*self._honest.get(content.round, []), dict(content.update)]}
+            return reply
+        poison = DATA.get(self.attack.name)
+        with _poisoned(poison) if poison else _as_it_is():
+            reply = answer(message, context)
+        content = _update_of(reply)
+        if content is None or (content.round - 1) % 10 < self.attack.quiet:
+            return reply
+        change = UPDATES.get(self.attack.name, unchanged)
+        generator = stream(self.seed, "attack", content.round, partition)
+        honest = self._honest.get(content.round) or [dict(content.update)]
+        update = change(dict(content.update), honest, self.attack.sites, generator)
+        boosted = Tensors({name: tensor * self.attack.boost for name, tensor in update.items()})
+        lie = replace(content, update=boosted)
+        if self.attack.samples:
+            lie = replace(lie, num_examples=min(self.attack.samples, MAX_EXAMPLES))
+        return Message(lie.to_record(), reply_to=message)
+
+
+def attacked_run(settings: RunSettings, attack: str) -> dict[str, Any]:
+    """One run in process under an attack ("": none); its summary, with `attack_success`: the share of test
+    samples that the backdoor, or the flip of one class, has moved to TARGET."""
+    set_task_identity()
+    experiment = settings.load()
+    run_config = dict(vars(settings))
+    sites = len(simulated_site_names(experiment))
+    chosen = Attack.parsed(attack) if attack else None
+    client = answer if chosen is None else DishonestClient(chosen, sites, experiment.seed)
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
+    try:
+        summary = dict(serve(InProcessGrid(client, site_contexts(sites, run_config)), context, "in-process"))
+    except StateError:
+        # no update was finite any more: the model is lost
+        chance = 1 / len(simulated_federation(experiment).classes)
+        return {"final_accuracy": chance, "attack_success": None, "seconds": 0.0, "model_sha256": ""}
+    found = sorted(Path(settings.runs).glob(f"*/{GLOBAL_MODEL}"))
+    summary["attack_success"] = success(found[0], experiment, chosen.name if chosen else "backdoor")
+    return summary
+
+
+def success(path: Path, experiment: Experiment, attack: str) -> float | None:
+    """Share of the test samples that the attack wants to be TARGET, and are; None for attacks that want
+    nothing of the kind."""
+    if attack not in ("backdoor", "one_class_flip"):
+        return None
+    saved, data = load_saved(path), simulated_federation(experiment).test
+    if data is None:
+        return None
+    x, y = data.x[data.test], data.y[data.test]
+    x = x[y == SOURCE] if attack == "one_class_flip" else triggered(x[y != TARGET])
+    inputs = TrainingSet(x, torch.zeros(len(x), dtype=torch.int64), data.mean, data.std).floats(x)
+    with torch.no_grad():
+        return float((saved.classifier(inputs).argmax(dim=1) == TARGET).double().mean())
+
+
+@contextmanager
+def _poisoned(change: Callable[[TrainingSet, int], TrainingSet]) -> Iterator[None]:
+    """Inside, a site trains on other samples than it holds."""
+    honest = Site.samples
+
+    def samples(self: Site, indices: Tensor, exemplars: int = 0) -> TrainingSet:
+        data = honest(self, indices, exemplars)
+        return change(data, int(data.y.max()) + 1)
+
+    Site.samples = samples
+    try:
+        yield
+    finally:
+        Site.samples = honest
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    yield
+
+
+def _update_of(reply: Message) -> TrainReply | None:
+    if reply.has_error() or read_kind(reply.content) != TrainReply.__name__:
+        return None
+    return TrainReply.from_record(reply.content)
+
+
+def _norm(update: Update) -> float:
+    return float(torch.cat([tensor.reshape(-1) for tensor in update.values()]).norm())

@@ -1,0 +1,90 @@
+"""Bounds that follow from what former rounds admitted, so that no reply's order of arrival decides about
+another's.
+
+A median is moved by a minority of dishonest sites no further than to an honest site's figure, and what is
+bounded enters the next median as bounded.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from perennial.config.bounds import BoundsConfig
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.round.gate import Admitted, Rejected
+
+NORMS, SAMPLES = "norms", "samples"
+
+
+@dataclass
+class RunningBounds:
+    """state: a dict of the checkpoint, kept up to date here: medians of the latest rounds."""
+
+    config: BoundsConfig
+    state: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for name in (NORMS, SAMPLES):
+            self.state.setdefault(name, [])
+        self._first: dict[str, float] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether no former round says what is usual, so that the round's own replies have to."""
+        wanted = self.config.norm_multiple is not None or self.config.samples_multiple is not None
+        return wanted and not self.state[NORMS]
+
+    def see_all(self, replies: Iterable[Admitted]) -> None:
+        """The replies of a first round, before any of them is bounded."""
+        self._first = _medians(replies)
+
+    def bounded(self, reply: Admitted, scalable: bool) -> Admitted:
+        """The reply as it counts, with a note for each change.
+
+        scalable: whether the method takes a part of an update for the whole. Raises Rejected for an update
+        above the bound that is to be dropped.
+        """
+        notes = list(reply.notes)
+        samples, most = reply.num_examples, self._most_samples(reply.site)
+        if most is not None and samples > most:
+            notes.append(f"claims {samples} samples, and counts as {most} (bounds)")
+            samples = most
+        limit = self._limit(NORMS, self.config.norm_multiple)
+        if limit is None or reply.norm <= limit or not (scalable or self.config.on_norm == "drop"):
+            return replace(reply, num_examples=samples, notes=tuple(notes))
+        sentence = f"update: norm {reply.norm:.4g} is above {limit:.4g}, {self.config.norm_multiple:g} times "
+        sentence += "the median of former rounds (bounds.norm_multiple)"
+        if self.config.on_norm == "drop":
+            raise Rejected(sentence)
+        factor = limit / reply.norm
+        update = Tensors({name: tensor * factor for name, tensor in reply.update.items()})
+        notes.append(f"{sentence}; scaled down")
+        return replace(reply, update=update, norm=limit, num_examples=samples, notes=tuple(notes))
+
+    def round_done(self, replies: Iterable[Admitted]) -> None:
+        """Remember the medians of a round that came to something; replies: those in the model."""
+        for name, value in _medians(replies).items():
+            self.state[name] = [*self.state[name], value][-self.config.window :]
+        self._first = {}
+
+    def _most_samples(self, site: str) -> int | None:
+        if site in self.config.registered:
+            return self.config.registered[site]
+        limit = self._limit(SAMPLES, self.config.samples_multiple)
+        return None if limit is None else max(1, int(limit))
+
+    def _limit(self, name: str, multiple: float | None) -> float | None:
+        usual = max(self.state[name], default=self._first.get(name, 0.0))
+        # where the typical update is nothing at all there is no size to compare with
+        return multiple * usual if multiple is not None and usual > 0 else None
+
+
+def _medians(replies: Iterable[Admitted]) -> dict[str, float]:
+    honest = [reply for reply in replies if not reply.stand_in]
+    if not honest:
+        return {}
+    return {
+        NORMS: float(median(reply.norm for reply in honest)),
+        SAMPLES: float(median(reply.num_examples for reply in honest)),
+    }

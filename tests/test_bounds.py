@@ -1,0 +1,129 @@
+"""Bounds on what a site claims and sends: by the medians of former rounds, in any order, never a stop."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+
+from perennial.benchmarks.dishonest import attacked_run
+from perennial.config.bounds import BoundsConfig
+from perennial.config.run import APP_ROOT, RunSettings
+from perennial.engine.grid import set_task_identity
+from perennial.protocol.messages import Stamp, TrainReply
+from perennial.protocol.tensors import Tensors, unpack
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.running_bounds import RunningBounds
+
+STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=1, num_classes=2)
+
+
+def reply(site: str, norm: float, samples: int = 10) -> Admitted:
+    return Admitted(site, {"a": torch.tensor([norm])}, norm, samples)
+
+
+def begun(norms: list[float], samples: list[int], **config: Any) -> RunningBounds:
+    """After one round of such replies."""
+    bounds = RunningBounds(BoundsConfig(**config), {})
+    bounds.round_done([reply(f"s{k}", n, m) for k, (n, m) in enumerate(zip(norms, samples, strict=True))])
+    return bounds
+
+
+def test_an_update_above_three_medians_is_scaled_and_named() -> None:
+    bounds = begun([1.0, 2.0, 50.0], [10, 10, 10])
+    long = bounds.bounded(reply("x", 12.0), scalable=True)
+    assert long.norm == 6.0 and float(long.update["a"]) == pytest.approx(6.0)
+    assert "norm 12 is above 6" in long.notes[0] and "scaled down" in long.notes[0]
+    assert bounds.bounded(reply("y", 6.0), scalable=True).notes == ()
+
+
+def test_dropping_and_methods_that_remember_the_whole_update() -> None:
+    with pytest.raises(Rejected, match="bounds.norm_multiple"):
+        begun([1.0], [1], on_norm="drop").bounded(reply("x", 4.0), scalable=False)
+    assert begun([1.0], [1]).bounded(reply("x", 4.0), scalable=False).norm == 4.0
+    assert begun([1.0], [1], norm_multiple=None).bounded(reply("x", 4e9), scalable=True).norm == 4e9
+
+
+def test_claims_are_capped_by_registration_or_by_the_median() -> None:
+    bounds = begun([1.0] * 3, [100, 200, 10**6], registered={"large": 5000})
+    assert bounds.bounded(reply("x", 1.0, 10**8), True).num_examples == 1000
+    assert bounds.bounded(reply("large", 1.0, 10**8), True).num_examples == 5000
+    assert bounds.bounded(reply("large", 1.0, 4000), True).num_examples == 4000
+    assert "claims 100000000 samples" in bounds.bounded(reply("x", 1.0, 10**8), True).notes[0]
+
+
+def test_a_minority_moves_the_bound_to_no_more_than_an_honest_figure() -> None:
+    bounds = begun([1.0, 1.1, 1.2, 1e9, 1e9], [10] * 5)
+    assert bounds.state["norms"] == [1.2]
+    # what was bounded enters the next median as bounded; quiet rounds do not lower the bound
+    bounds.round_done([reply("a", 0.01), reply("b", 0.01), reply("c", 3.6)])
+    assert bounds.bounded(reply("x", 9.0), True).norm == pytest.approx(3.6)
+
+
+def test_the_state_is_a_part_of_the_checkpoint_and_forgets_old_rounds() -> None:
+    bounds = begun([5.0], [10], window=2)
+    for norm in (1.0, 2.0):
+        bounds.round_done([reply("a", norm)])
+    resumed = RunningBounds(BoundsConfig(window=2), json.loads(json.dumps(bounds.state)))
+    assert resumed.state["norms"] == [1.0, 2.0]
+    assert resumed.bounded(reply("x", 9.0), True).norm == 6.0
+    assert not resumed.waiting and RunningBounds(BoundsConfig(), {}).waiting
+
+
+def run(
+    tmp_path: Path, attack: str = "", name: str = "run", **bounds: Any
+) -> tuple[dict[str, Any], list[Any]]:
+    settings = RunSettings(
+        experiment=str(APP_ROOT / "experiments" / "robust_digits.yaml"),
+        overrides=json.dumps(["tasks.rounds=2", "data.partition.alpha=100", f"bounds={json.dumps(bounds)}"]),
+        runs=str(tmp_path / name),
+        name=name,
+        device="cpu",
+    )
+    summary = attacked_run(settings, attack)
+    lines = (tmp_path / name / name / "events.jsonl").read_text().splitlines()
+    return summary, [event for event in map(json.loads, lines)]
+
+
+def test_a_boosted_site_is_bounded_in_the_first_round_already_and_named(tmp_path: Path) -> None:
+    _, events = run(tmp_path, "scaling:boost=100,samples=1e8")
+    notes = [event["text"] for event in events if event["event"] == "note"]
+    for number in (1, 2):
+        assert any(f"round {number}: site site-4: update: norm" in note for note in notes)
+        assert any(f"round {number}: site site-4: claims 100000000 samples" in note for note in notes)
+    assert not any("site site-0" in note for note in notes)
+
+
+def test_an_honest_run_has_the_same_bits_with_and_without_bounds(tmp_path: Path) -> None:
+    bounded, _ = run(tmp_path, name="with")
+    free, _ = run(tmp_path, name="without", norm_multiple=None, samples_multiple=None)
+    assert bounded["model_sha256"] == free["model_sha256"]
+
+
+def test_the_order_of_arrival_in_a_first_round_changes_no_bit() -> None:
+    set_task_identity()
+    reference = {"a": torch.zeros(3)}
+    generator = torch.Generator().manual_seed(2)
+    updates = [torch.randn(3, generator=generator) * 10**k for k in range(4)]
+    found = []
+    for order in itertools.permutations(range(4)):
+        strategy = FedAvg()
+        strategy.running = RunningBounds(BoundsConfig(), {})
+        strategy.reference, strategy._stamp = reference, STAMP
+        strategy._names = {k + 1: f"site-{k}" for k in range(4)}
+        replies = []
+        for k in order:
+            content = TrainReply(
+                **STAMP.stamp_fields, update=Tensors(a=updates[k]), num_examples=10 ** (k + 1)
+            )
+            asked = Message(RecordDict(), k + 1, "train")
+            replies.append(Message(content.to_record(), reply_to=asked))
+        arrays, _ = strategy.aggregate_train(1, replies)
+        assert arrays is not None
+        found.append(unpack(arrays, "model")["a"])
+        assert len(strategy.outcome.warnings) == 2
+    assert all(torch.equal(each, found[0]) for each in found)
