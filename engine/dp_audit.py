@@ -200,8 +200,11 @@ class _Run:
     def _train(
         self, settings: dict[str, Any], records: _Records, chosen: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, Any]]:
-        """(site -> (m,) what its updates did to each class's own weight, (m,) what the run did to them in the
-        model, summary)."""
+        """What updates did in one run: (what each site's did, what the run did, summary).
+
+        The first is site -> (m,), what its updates did to each class's own weight; the second is (m,), what
+        the run did to them in the model.
+        """
         from perennial.server.app import serve
 
         records.write(self.data, chosen)

@@ -9,6 +9,7 @@ Abadi et al. 2016 (arXiv 1607.00133).
 import os
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from perennial.config.charges import steps_of_round
@@ -100,8 +101,10 @@ def train_privately(
 
 
 def _samples_of(data: TrainingSet, units: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(places of the samples, whose each is) of the units of a batch: samples, or patients with all of
-    theirs."""
+    """(indices of the samples, whose each is) of the units of a batch.
+
+    A unit is a sample, or a patient with all of their samples.
+    """
     if data.patients is None:
         return units, None
     batch = torch.isin(data.patients, units).nonzero()[:, 0]

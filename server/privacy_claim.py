@@ -36,7 +36,8 @@ def open_channels(experiment: Experiment) -> tuple[str, ...]:
         channels.append("the samples of the server's own test set, on which it measures the model")
     if experiment.learner.memory is not None and experiment.privacy.mode == "sample":
         channels.append(
-            f"a {experiment.privacy.hidden_unit} kept as an exemplar is counted in every later round, as if it were in all"
+            f"a {experiment.privacy.hidden_unit} kept as an exemplar is counted in every later round, "
+            "as if it were in all"
         )
     if experiment.digests is not None:
         labels = "the labels of the digests, and " if experiment.digests.labels == "public" else ""
