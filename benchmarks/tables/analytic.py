@@ -17,7 +17,7 @@ HAM, LITE0, CIFAR, CIFAR_PATCHES = (
     "analytic_cifar100_patches",
 )
 SMALLER = "model={name: features, features: [{name: patches, filters: 100}]}"
-BALANCED_RIDGE = "strategy={name: analytic, head: balanced_ridge, shrinkage: gcv}"
+BALANCED_RIDGE = "strategy={name: analytic, head: balanced_ridge, shrinkage: validation}"
 LITE0_ALONE = "model={name: features, features: [{name: pretrained}]}"
 MULTIPLIERS = {1: 3.7307, 2: 1.9939, 4: 1.0814, 8: 0.6003}
 """Epsilon at delta 1e-5 -> noise multiplier of one Gaussian release (Balle and Wang 2018)."""
