@@ -16,6 +16,7 @@ from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
+from perennial.config.secure import SecureConfig, refuse_what_needs_single_updates
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig, TasksConfig
@@ -127,6 +128,8 @@ class Experiment(BaseModel):
     strategy: Annotated[StrategySpec, BeforeValidator(name_only)] = StrategySpec(name="fedavg")
     bounds: BoundsConfig = BoundsConfig()
     sums: SumsConfig = SumsConfig()
+    secure: SecureConfig | None = None
+    """The server learns sums over sites alone; None: it sees each site's update."""
     privacy: PrivacyConfig = PrivacyConfig()
     digests: DigestsConfig | None = None
     """What sites lend for the time when they are away; None: nothing."""
@@ -196,6 +199,12 @@ class Experiment(BaseModel):
                 f"privacy.mode {self.privacy.mode!r} set evaluation.federated to false, "
                 "or privacy.allow_unaccounted_metrics to true"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sums_can_be_masked(self) -> "Experiment":
+        if self.secure is not None:
+            refuse_what_needs_single_updates(self)
         return self
 
     @model_validator(mode="after")

@@ -10,26 +10,21 @@ import numpy as np
 from perennial.privacy.secure.keys import new_secret
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.parameters import Parameters
-from perennial.privacy.secure.roster import Attempt, Peer
+from perennial.privacy.secure.roster import Attempt, Peer, Subject
 from perennial.privacy.secure.server_session import NotEnough, ServerSession
 from perennial.privacy.secure.site_session import SiteSession
 
 RUN = "a" * 16
 
 
-def attempt_of(number: int = 1, **changes: Any) -> Attempt:
-    """An attempt at the update of one model."""
-    return Attempt(
-        **{
-            "run": RUN,
-            "task": 1,
-            "round": number,
-            "number": number,
-            "statistic": "update",
-            "model": "b" * 64,
-            **changes,
-        }
-    )
+def attempt_of(number: int = 1) -> Attempt:
+    """An attempt of the run."""
+    return Attempt(RUN, 1, number)
+
+
+def subject_of(number: int = 1) -> Subject:
+    """The update of one model."""
+    return Subject(number, "update", "b" * 64)
 
 
 def trust_all(name: str, identity: str) -> None:
@@ -82,14 +77,14 @@ def run_attempt(
     """
     attempt = attempt_of(number)
     sessions = federation.prepared(attempt, phases[0])
-    server = ServerSession(attempt, federation.parameters, federation.peers)
+    server = ServerSession(attempt, federation.parameters, federation.peers, subject_of(number))
     try:
         server.enrol({name: session.advert for name, session in sessions.items()}, federation.names)
         for member in server.members:
             name = member.name
             if name in phases[1]:
                 session = sessions[name] = federation.restarted(sessions[name])
-                session.enrol(server.members, server.shares_for(name), federation.cipher[name])
+                session.enrol(server.subject, server.members)
                 words = values[name].copy()
                 session.mask(words)
                 server.add(name, words)
@@ -97,7 +92,7 @@ def run_attempt(
         for name in server.survivors:
             if name in phases[2]:
                 session = sessions[name] = federation.restarted(sessions[name])
-                server.add_vote(name, session.sign(server.survivors, federation.identity[name]))
+                server.add_vote(name, signed(federation, server, session))
         server.require_votes()
         if federation.kill:
             stored = json.loads(json.dumps(server.to_json()))
@@ -109,6 +104,12 @@ def run_attempt(
         return server.open(), server.survivors
     except NotEnough as missing:
         return str(missing)
+
+
+def signed(federation: Federation, server: ServerSession, session: SiteSession) -> str:
+    """The session's vote for the server's survivors."""
+    keys = federation.cipher[session.name], federation.identity[session.name]
+    return session.sign(server.survivors, server.shares_for(session.name), *keys)
 
 
 def random_values(names: Sequence[str], length: int, dtype: Any, seed: int = 0) -> dict[str, Words]:

@@ -16,7 +16,16 @@ from perennial.privacy.secure.roster import Peer
 from perennial.privacy.secure.server_session import ServerSession
 from perennial.privacy.secure.shamir import PRIME, join, split
 from perennial.privacy.secure.site_session import SiteSession
-from tests.secure_sites import RUN, Federation, attempt_of, random_values, run_attempt, trust_all
+from tests.secure_sites import (
+    RUN,
+    Federation,
+    attempt_of,
+    random_values,
+    run_attempt,
+    signed,
+    subject_of,
+    trust_all,
+)
 
 
 def _all(federation: Federation) -> list[list[str]]:
@@ -81,17 +90,17 @@ def test_survivor_of_one_round_that_drops_out_in_the_next_has_nothing_of_the_fir
     first, second = attempt_of(1), attempt_of(2)
     values = random_values(federation.names, 8, np.uint64)
     sessions = federation.prepared(first)
-    server = ServerSession(first, federation.parameters, federation.peers)
+    server = ServerSession(first, federation.parameters, federation.peers, subject_of())
     server.enrol({n: s.advert for n, s in sessions.items()}, federation.names)
     sent = {}
     for name, session in sessions.items():
-        session.enrol(server.members, server.shares_for(name), federation.cipher[name])
+        session.enrol(server.subject, server.members)
         sent[name] = values[name].copy()
         session.mask(sent[name])
         server.add(name, sent[name])
     server.close()
     for name, session in sessions.items():
-        server.add_vote(name, session.sign(server.survivors, federation.identity[name]))
+        server.add_vote(name, signed(federation, server, session))
     for name, session in sessions.items():
         server.add_opening(name, session.open(server.survivors, server.votes))
     server.open()
@@ -115,10 +124,10 @@ def _masked(federation: Federation) -> tuple[dict[str, SiteSession], ServerSessi
     """Everybody has sent masked values."""
     attempt = attempt_of()
     sessions = federation.prepared(attempt)
-    server = ServerSession(attempt, federation.parameters, federation.peers)
+    server = ServerSession(attempt, federation.parameters, federation.peers, subject_of())
     server.enrol({n: s.advert for n, s in sessions.items()}, federation.names)
     for name, session in sessions.items():
-        session.enrol(server.members, server.shares_for(name), federation.cipher[name])
+        session.enrol(server.subject, server.members)
         words = np.zeros(3, np.uint32)
         session.mask(words)
         server.add(name, words)
@@ -130,9 +139,9 @@ def test_shrunk_set_of_survivors_is_refused():
     federation = Federation(5, Parameters(1))
     sessions, server = _masked(federation)
     name = federation.names[0]
-    sessions[name].sign(server.survivors, federation.identity[name])
+    signed(federation, server, sessions[name])
     with pytest.raises(PolicyRefusal, match="shrunk set"):
-        sessions[name].sign(server.survivors[:-1], federation.identity[name])
+        sessions[name].sign(server.survivors[:-1], {}, b"", federation.identity[name])
 
 
 def test_both_kinds_of_shares_are_refused():
@@ -140,7 +149,7 @@ def test_both_kinds_of_shares_are_refused():
     federation = Federation(5, Parameters(1))
     sessions, server = _masked(federation)
     for name, session in sessions.items():
-        server.add_vote(name, session.sign(server.survivors, federation.identity[name]))
+        server.add_vote(name, signed(federation, server, session))
     name = federation.names[0]
     opening = sessions[name].open(server.survivors, server.votes)
     assert set(opening.seeds) == set(federation.names) and not opening.keys
@@ -153,7 +162,7 @@ def test_set_without_a_threshold_of_signatures_is_refused():
     federation = Federation(5, Parameters(1))
     sessions, server = _masked(federation)
     for name, session in sessions.items():
-        server.add_vote(name, session.sign(server.survivors, federation.identity[name]))
+        server.add_vote(name, signed(federation, server, session))
     name = federation.names[0]
     few = dict(list(server.votes.items())[:3])
     with pytest.raises(PolicyRefusal, match="3 valid signatures"):
@@ -170,7 +179,9 @@ def test_masks_serve_once_and_the_roster_is_fixed():
     with pytest.raises(PolicyRefusal, match="masked its values already"):
         session.mask(np.zeros(3, np.uint32))
     with pytest.raises(PolicyRefusal, match="another roster"):
-        session.enrol(server.members[:-1], {}, federation.cipher[session.name])
+        session.enrol(server.subject, server.members[:-1])
+    with pytest.raises(PolicyRefusal, match="another sum"):
+        session.enrol(subject_of(2), server.members)
 
 
 def test_messages_of_another_attempt_are_refused():
@@ -180,28 +191,28 @@ def test_messages_of_another_attempt_are_refused():
     name = federation.names[0]
     later = federation.prepared(attempt_of(2))[name]
     with pytest.raises(ProtocolError, match="not signed by it"):
-        later.enrol(server.members, {}, federation.cipher[name])
+        later.enrol(server.subject, server.members)
 
 
-def test_sealed_shares_that_were_changed_or_swapped_are_refused():
+def test_sealed_shares_that_were_changed_or_swapped_are_left_out():
     federation = Federation(3, Parameters(0))
-    sessions = federation.prepared(attempt_of())
-    server = ServerSession(attempt_of(), federation.parameters, federation.peers)
-    server.enrol({n: s.advert for n, s in sessions.items()}, federation.names)
+    sessions, server = _masked(federation)
     name, one, two = federation.names
     shares = server.shares_for(name)
-    with pytest.raises(ProtocolError, match="sealed shares"):
-        sessions[name].enrol(server.members, {one: shares[two], two: shares[one]}, federation.cipher[name])
     broken = shares[one][:-2] + ("00" if shares[one][-2:] != "00" else "01")
-    with pytest.raises(ProtocolError, match="sealed shares"):
-        sessions[name].enrol(server.members, {one: broken, two: shares[two]}, federation.cipher[name])
+    keys = federation.cipher[name], federation.identity[name]
+    sessions[name].sign(server.survivors, {one: broken, two: shares[two]}, *keys)
+    assert set(sessions[name].held) == {name, two}
+    sessions, server = _masked(federation)
+    sessions[name].sign(server.survivors, {one: shares[two], two: shares[one]}, *keys)
+    assert set(sessions[name].held) == {name}
 
 
 def test_false_shares_are_noticed():
     federation = Federation(4, Parameters(0))
     sessions, server = _masked(federation)
     for name, session in sessions.items():
-        server.add_vote(name, session.sign(server.survivors, federation.identity[name]))
+        server.add_vote(name, signed(federation, server, session))
     for name, session in sessions.items():
         server.add_opening(name, session.open(server.survivors, server.votes))
     victim, liar = federation.names[2], federation.names[0]
@@ -273,15 +284,18 @@ def test_view_of_colluders_and_server_does_not_depend_on_a_value():
         for number in range(480):
             attempt = attempt_of(number + 1)
             sessions = federation.prepared(attempt)
-            server = ServerSession(attempt, federation.parameters, federation.peers)
+            server = ServerSession(attempt, federation.parameters, federation.peers, subject_of())
             server.enrol({n: s.advert for n, s in sessions.items()}, federation.names)
             session = sessions[victim]
-            session.enrol(server.members, server.shares_for(victim), federation.cipher[victim])
+            session.enrol(server.subject, server.members)
             words = np.full(1, value, np.uint32)
             session.mask(words)
             # the colluder can take its own pair mask off, and holds a share of the seed
             own = sessions[colluder]
-            own.enrol(server.members, server.shares_for(colluder), federation.cipher[colluder])
+            own.enrol(server.subject, server.members)
+            own.mask(np.zeros(1, np.uint32))
+            keys = federation.cipher[colluder], federation.identity[colluder]
+            own.sign(federation.names, server.shares_for(colluder), *keys)
             share = int(own.held[victim][1][-1], 16) & 3
             cells[(int(words[0]) & 3) * 4 + share] += 1
         counts[value] = cells

@@ -14,20 +14,28 @@ Trust = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at one sum. statistic: update, class_sums or evaluation. model: SHA-256 of the model that the
-    values are about. number: grows over the whole run, so that no attempt comes twice."""
+    """One try at one sum. number: grows over the whole run, so that no attempt comes twice.
+
+    Mask keys and shares are made ahead for an attempt, before its sum is known.
+    """
 
     run: str
     task: int
-    round: int
     number: int
-    statistic: str
-    model: str
 
     def bound(self, purpose: str, *more: str | int | bytes) -> bytes:
         """Bytes that name this attempt and a purpose: what keys are derived for and signatures are about."""
-        own = (self.run, self.task, self.round, self.number, self.statistic, self.model)
-        return joined("perennial secure aggregation 1", purpose, *own, *more)
+        return joined("perennial secure aggregation 1", purpose, self.run, self.task, self.number, *more)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the values of a sum are. statistic: update, class_sums or evaluation. model: SHA-256 of the model
+    that they are about."""
+
+    round: int
+    statistic: str
+    model: str
 
 
 @dataclass(frozen=True)
@@ -91,11 +99,12 @@ def peers_hash(attempt: Attempt, peers: Sequence[Peer]) -> bytes:
     return sha256(attempt.bound("peers", *said)).digest()
 
 
-def roster_hash(peers: bytes, members: Sequence[Member]) -> bytes:
-    """SHA-256 of the peers and of those of them that send masked values. peers: peers_hash()."""
-    return sha256(
-        joined("roster", peers, *(p for m in members for p in (m.name, m.mask, m.commitment)))
-    ).digest()
+def roster_hash(peers: bytes, subject: Subject, members: Sequence[Member]) -> bytes:
+    """SHA-256 of the peers, of those of them that send masked values, and of what about. peers:
+    peers_hash(). Every pair mask, self mask and vote depends on it."""
+    said = [part for member in members for part in (member.name, member.mask, member.commitment)]
+    about = (subject.round, subject.statistic, subject.model)
+    return sha256(joined("roster", peers, *about, *said)).digest()
 
 
 def check_order(names: Sequence[str], what: str) -> None:

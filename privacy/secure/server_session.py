@@ -17,7 +17,16 @@ from perennial.privacy.secure.graph import Graph
 from perennial.privacy.secure.keys import agree, agreement_key, derive, verified
 from perennial.privacy.secure.masks import Words, add_masks
 from perennial.privacy.secure.parameters import Parameters
-from perennial.privacy.secure.roster import Attempt, Member, Peer, as_json, commit, peers_hash, roster_hash
+from perennial.privacy.secure.roster import (
+    Attempt,
+    Member,
+    Peer,
+    Subject,
+    as_json,
+    commit,
+    peers_hash,
+    roster_hash,
+)
 from perennial.privacy.secure.shamir import join, weights_at_zero
 from perennial.privacy.secure.site_session import Advert, Opening, vote_content
 
@@ -33,12 +42,15 @@ class ServerSession:
     attempt: Attempt
     parameters: Parameters
     peers: list[Peer]
+    subject: Subject
     members: list[Member] = field(default_factory=list)
     sealed: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By sender, then receiver; only until the masked values are in."""
+    """By sender, then receiver."""
     survivors: list[str] = field(default_factory=list)
     closed: bool = False
     """Whether the set of survivors is fixed."""
+    opening: bool = False
+    """Whether sites were asked for shares: from then on no other attempt at this sum can be made."""
     votes: dict[str, str] = field(default_factory=dict)
     seeds: dict[str, dict[str, str]] = field(default_factory=dict)
     """By site whose seed it is, then by who gave the share."""
@@ -81,7 +93,7 @@ class ServerSession:
                 f"{len(self.survivors)} of {len(self.members)} masked values came, {needed} are needed"
             )
         self._require_near(self.survivors, "masked values around a site")
-        self.closed, self.sealed = True, {}
+        self.closed = True
 
     def add_vote(self, name: str, signature: str) -> None:
         """One survivor's signature. Raises ProtocolError when it is not over this set."""
@@ -158,6 +170,7 @@ class ServerSession:
             "parameters": asdict(self.parameters),
             "peers": as_json(self.peers),
             "members": as_json(self.members),
+            "subject": asdict(self.subject),
         }
 
     @classmethod
@@ -168,6 +181,7 @@ class ServerSession:
             "parameters": Parameters(**values["parameters"]),
             "peers": [Peer(**peer) for peer in values["peers"]],
             "members": [Member(**member) for member in values["members"]],
+            "subject": Subject(**values["subject"]),
         }
         return cls(**{**values, **parsed}, total=total)
 
@@ -189,7 +203,7 @@ class ServerSession:
 
     @property
     def _roster_hash(self) -> bytes:
-        return roster_hash(peers_hash(self.attempt, self.peers), self.members)
+        return roster_hash(peers_hash(self.attempt, self.peers), self.subject, self.members)
 
     @cached_property
     def _graph(self) -> Graph:

@@ -8,6 +8,7 @@ Bonawitz et al. 2017 (eprint 2017/281), figure 4; fresh mask keys and self-mask 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -30,6 +31,7 @@ from perennial.privacy.secure.roster import (
     Attempt,
     Member,
     Peer,
+    Subject,
     Trust,
     as_json,
     check_order,
@@ -73,6 +75,7 @@ class SiteSession:
     member: Member
     held: dict[str, tuple[str, str]] = field(default_factory=dict)
     """By neighbour in the roster, and this site: shares of (mask key, seed)."""
+    subject: Subject | None = None
     members: list[Member] = field(default_factory=list)
     survivors: list[str] = field(default_factory=list)
     vote: str = ""
@@ -133,37 +136,29 @@ class SiteSession:
 
     # the masked input
 
-    def enrol(self, members: Sequence[Member], shares: Mapping[str, str], cipher: bytes) -> None:
-        """Take the roster of the attempt, and the neighbours' shares for this site.
+    def enrol(self, subject: Subject, members: Sequence[Member]) -> None:
+        """Take the roster of the attempt, and what its sum is about.
 
-        members: those of the peers that send masked values, by name. The same roster again changes nothing;
-        another one is refused, and so is one that could never be opened safely.
+        members: those of the peers that send masked values, by name. The same again changes nothing; another
+        subject or roster is refused, and so is one that could never be opened safely.
         """
-        if self.stage != "prepared":
+        if self.subject is not None:
             require(
-                list(members) == self.members, f"attempt {self.attempt.number} was asked with another roster"
+                (subject, list(members)) == (self.subject, self.members),
+                f"attempt {self.attempt.number} was asked with another roster or for another sum",
             )
             return
         check_order([member.name for member in members], "roster")
         self.parameters.check_roster(len(members))
-        digest = self._peers_hash
         known = {peer.name: peer for peer in self.peers}
         for member in members:
             peer = known.get(member.name)
             if peer is None:
                 raise ProtocolError(f"secure: roster: site {member.name!r} is none of the peers")
-            member.check(self.attempt, digest, peer)
+            member.check(self.attempt, self._peers_hash, peer)
         if self.member not in members:
             raise ProtocolError("secure: roster: this site is not in it with its own mask key")
-        held = {self.name: self.held[self.name]}
-        for member in members:
-            if member.name in self._neighbours:
-                info = self.attempt.bound("shares", digest, member.name, self.name)
-                if member.name not in shares:
-                    raise ProtocolError(f"secure: no shares of site {member.name!r}")
-                raw = Sealed(cipher, info).open(shares[member.name], known[member.name].cipher)
-                held[member.name] = (raw[:SHARE_BYTES].hex(), raw[SHARE_BYTES:].hex())
-        self.held, self.members = held, list(members)
+        self.subject, self.members = subject, list(members)
 
     def mask(self, words: Words) -> None:
         """Mask words in place: the self mask, and one with each neighbour in the roster. Once.
@@ -186,9 +181,13 @@ class SiteSession:
 
     # the opening
 
-    def sign(self, survivors: Sequence[str], identity: bytes) -> str:
+    def sign(
+        self, survivors: Sequence[str], shares: Mapping[str, str], cipher: bytes, identity: bytes
+    ) -> str:
         """A signature over the set of survivors; over one set only, and the same bytes when asked again.
 
+        shares: what the members sealed for this site, by sender; one that cannot be opened is left out, for
+        its sender harms nobody but itself. cipher, identity: this site's private keys.
         Raises PolicyRefusal when the set is another one than before, too small, or without this site.
         """
         if self.stage in ("signed", "opened"):
@@ -204,6 +203,7 @@ class SiteSession:
             "survivors: found sites outside the roster, or this site is missing",
         )
         self._check_survivors(survivors)
+        self._hold(shares, cipher)
         self.survivors, self.stage = list(survivors), "signed"
         self.vote = sign(identity, self._vote_content)
         return self.vote
@@ -244,6 +244,7 @@ class SiteSession:
             "member": asdict(self.member),
             "peers": as_json(self.peers),
             "members": as_json(self.members),
+            "subject": None if self.subject is None else asdict(self.subject),
         }
 
     @classmethod
@@ -255,6 +256,7 @@ class SiteSession:
             "peers": [Peer(**peer) for peer in values["peers"]],
             "member": Member(**values["member"]),
             "members": [Member(**member) for member in values["members"]],
+            "subject": None if values["subject"] is None else Subject(**values["subject"]),
             "held": {name: (both[0], both[1]) for name, both in values["held"].items()},
         }
         return cls(**{**values, **parsed})
@@ -267,7 +269,8 @@ class SiteSession:
 
     @property
     def _roster_hash(self) -> bytes:
-        return roster_hash(self._peers_hash, self.members)
+        assert self.subject is not None
+        return roster_hash(self._peers_hash, self.subject, self.members)
 
     @cached_property
     def _graph(self) -> Graph:
@@ -281,6 +284,14 @@ class SiteSession:
     @property
     def _vote_content(self) -> bytes:
         return vote_content(self.attempt, self._roster_hash, self.survivors)
+
+    def _hold(self, shares: Mapping[str, str], cipher: bytes) -> None:
+        known, members = {peer.name: peer for peer in self.peers}, {member.name for member in self.members}
+        for sender in sorted(shares.keys() & members & self._neighbours):
+            info = self.attempt.bound("shares", self._peers_hash, sender, self.name)
+            with suppress(ProtocolError):
+                raw = Sealed(cipher, info).open(shares[sender], known[sender].cipher)
+                self.held[sender] = (raw[:SHARE_BYTES].hex(), raw[SHARE_BYTES:].hex())
 
     def _check_survivors(self, survivors: Sequence[str]) -> None:
         self.parameters.check_survivors(len(self.members), len(survivors))
