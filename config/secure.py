@@ -54,7 +54,9 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
     name = experiment.strategy.name
     if name not in STRATEGIES:
         why = _NEEDS.get(name, "it needs the update of each site in the clear")
-        raise ValueError(f"secure: not with strategy {name!r}, because {why}; allowed: {', '.join(STRATEGIES)}")
+        raise ValueError(
+            f"secure: not with strategy {name!r}, because {why}; allowed: {', '.join(STRATEGIES)}"
+        )
     if experiment.digests is not None:
         raise ValueError("secure: not with digests, which single sites lend in the clear; remove one of them")
     privacy = experiment.privacy

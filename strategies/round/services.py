@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from perennial.config.experiment import Experiment
 from perennial.data.schedule import TaskSchedule
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.entries import Entry
+
+if TYPE_CHECKING:
+    from perennial.strategies.secure.masked_sums import MaskedSums
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""
@@ -40,6 +43,7 @@ class Services:
     in every call of a task; None where the server has none.
     folder: where a strategy may keep a file of its own that a resumed run finds again.
     releases: the server's record of what sites are asked to release; None where nothing is protected.
+    sums: masked sums over the sites, under `secure` alone.
     """
 
     experiment: Experiment
@@ -52,3 +56,4 @@ class Services:
     judge: Callable[[Mapping[str, Tensor], int], tuple[float, float]] | None = None
     folder: Path | None = None
     releases: ReleaseRecord | None = None
+    sums: "MaskedSums | None" = None

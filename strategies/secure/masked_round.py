@@ -1,0 +1,109 @@
+"""A round of training of which the server sees the sum of the updates, and no update.
+
+The gate cannot look at one update here: the site clips and checks its own range, and the server checks the
+sum.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+
+from perennial.config.secure_words import UpdateWords
+from perennial.privacy.secure.server_session import NotEnough
+from perennial.protocol.fields import WireMessage
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import content_sha256
+from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.secure.masked_sums import MaskedSums
+
+
+class MaskedRound:
+    """sums: of the run."""
+
+    def __init__(self, sums: MaskedSums) -> None:
+        self._sums = sums
+
+    def train_round(
+        self,
+        strategy: IncrementalStrategy,
+        grid: Grid,
+        request: RoundRequest,
+        common: TrainRequest,
+        full: TrainRequest,
+    ) -> RoundOutcome:
+        """One round; skipped, with the reason among the warnings, when nothing was opened."""
+        strategy.outcome = outcome = RoundOutcome()
+        sums, exchange = self._sums, self._sums.exchange
+        exchange.bytes_up = exchange.bytes_down = 0
+        strategy.asked = len(request.sites)
+
+        def requests(fields: dict[str, Any]) -> list[tuple[str, int, WireMessage]]:
+            short, whole = replace(common, **fields), replace(full, **fields)
+            return [
+                (site, node, short if site in request.holders or full is common else whole)
+                for site, node in request.sites.items()
+            ]
+
+        def note(site: str, reason: str) -> None:
+            refused = reason.startswith(("policy:", "privacy:", "state:", "data:"))
+            if not reason.startswith("no answer"):
+                (outcome.refused if refused else outcome.dropped).append((site, reason))
+
+        try:
+            opened = sums.sum(
+                grid,
+                request.stamp,
+                "update",
+                content_sha256(common.arrays),
+                request.sites,
+                request.deadline,
+                requests,
+                note,
+            )
+            if len(opened.survivors) < request.quorum:
+                raise NotEnough(
+                    f"{len(opened.survivors)} sites are in the sum; rounds.quorum is {request.quorum}"
+                )
+            layout = UpdateWords(sums.experiment, len(opened.roster), request.clip_norm)
+            total, weight, count = layout.decode(opened.words, request.arrays)
+            strategy.asked = len(opened.roster)
+            self._check(total, weight, len(opened.survivors), strategy, layout)
+        except (NotEnough, ValueError) as missing:
+            outcome.warnings.append(f"no sum was opened: {missing}")
+        else:
+            outcome.arrays = strategy.take_sum(total, weight)
+            outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
+            outcome.details["secure"] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
+            if layout.counts_within:
+                outcome.details["secure"]["count"] = count
+        outcome.absent = [site for site in request.sites if site not in self._heard(outcome)]
+        outcome.bytes_up, outcome.bytes_down = exchange.bytes_up, exchange.bytes_down
+        return outcome
+
+    def _heard(self, outcome: RoundOutcome) -> set[str]:
+        return {*outcome.participants, *(s for s, _ in outcome.dropped), *(s for s, _ in outcome.refused)}
+
+    def _check(
+        self,
+        total: dict[str, torch.Tensor],
+        weight: int,
+        survivors: int,
+        strategy: IncrementalStrategy,
+        layout: UpdateWords,
+    ) -> None:
+        """Raises ValueError when honest sites cannot have made this sum, or its mean is beyond the
+        strategy's bound."""
+        most = survivors * layout.weight(layout.experiment.bounds.max_samples)
+        if not survivors <= weight <= most:
+            raise ValueError(f"the sum of the weights is {weight}; allowed {survivors} to {most}")
+        norm = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in total.values())) / weight
+        bound = strategy.max_update_norm
+        if layout.noise is None:
+            largest = layout.experiment.sums.largest_norm * (1 + 1e-6)
+            bound = largest if bound is None else min(bound, largest)
+            if norm > bound:
+                raise ValueError(f"the mean update has norm {norm:.4g}, above {bound:.4g}")
