@@ -67,6 +67,7 @@ def answer_share(identity: Identity, request: ShareRequest) -> ShareReply:
             state.identity,
             state.trust,
         )
+        state.keep_peers()
         state.keep(session)
     require(session.peers == peers, f"attempt {request.attempt} was prepared for other peers")
     advert = session.advert
@@ -86,7 +87,7 @@ def answer_vote(identity: Identity, request: VoteRequest) -> VoteReply:
     _, state = secure_state(identity, request)
     check_secure(identity.policy, identity.experiment, sites=len(request.survivors))
     session = _session(state, request.attempt)
-    sealed = dict(_together(request.senders, request.shares))
+    sealed = _by_name(request.senders, request.shares)
     signature = session.sign(request.survivors, sealed, state.cipher(session.attempt.task), state.identity)
     state.keep(session)
     return VoteReply(**request.stamp_fields, attempt=request.attempt, signature=signature)
@@ -96,10 +97,9 @@ def answer_open(identity: Identity, request: OpenRequest) -> OpenReply:
     """The shares that open the sum; once for an attempt, and its value in no other sum from then on."""
     _, state = secure_state(identity, request)
     session = _session(state, request.attempt)
-    opening = session.open(request.survivors, dict(_together(request.voters, request.votes)))
+    opening = session.open(request.survivors, _by_name(request.voters, request.votes))
     assert session.subject is not None
     state.note_opened(session.subject.statistic, session.subject.model)
-    state.keep(session)
     return OpenReply(
         **request.stamp_fields,
         attempt=request.attempt,
@@ -115,6 +115,10 @@ def _session(state: SecureState, number: int) -> SiteSession:
     if session is None:
         raise ProtocolError(f"secure: this site keeps nothing of attempt {number}")
     return session
+
+
+def _by_name(names: Sequence[str], values: Sequence[str]) -> dict[str, str]:
+    return {row[0]: row[1] for row in _together(names, values)}
 
 
 def _together(*columns: Sequence[str]) -> list[tuple[str, ...]]:

@@ -51,6 +51,7 @@ class SecureState:
         self.site, self._policy, self._state_dir = site, policy, state_dir
         self.folder = state_dir / "runs" / run / "secure"
         make_folder(self.folder)
+        self._met: dict[str, str] | None = None
 
     @property
     def identity(self) -> bytes:
@@ -82,13 +83,17 @@ class SecureState:
                     f"policy.peers: site {name!r} came with key {found}; pinned: {allowed or 'none'}"
                 )
             return
-        met = self._read("peers", {})
-        if met.setdefault(name, identity) != identity:
+        if self._met is None:
+            self._met = self._read("peers", {})
+        if self._met.setdefault(name, identity) != identity:
             raise PolicyRefusal(
-                f"secure: site {name!r} came with key {found}; first met with {fingerprint(met[name])}"
+                f"secure: site {name!r} came with key {found}; first met with {fingerprint(self._met[name])}"
             )
-        if len(met) > len(self._read("peers", {})):
-            self._write("peers", met)
+
+    def keep_peers(self) -> None:
+        """Write down the keys that were met for the first time."""
+        if self._met is not None and self._met != self._read("peers", {}):
+            self._write("peers", self._met)
 
     # attempts
 
@@ -109,7 +114,7 @@ class SecureState:
 
     def check_new(self, number: int) -> None:
         """Raises PolicyRefusal for an attempt that is not newer than the last one with masked values."""
-        last = self._read("last", 0)
+        last = max((int(path.stem.split("-")[1]) for path in self.folder.glob("sent-*.bin")), default=0)
         require(number > last, f"attempt {number} is over; this site has taken part in {last}")
 
     def has_sent(self, number: int) -> bool:
@@ -119,7 +124,6 @@ class SecureState:
     def keep_sent(self, number: int, words: Words) -> None:
         """Write masked values before they leave, so that the same ones leave again after a crash."""
         replace_file(self.folder / f"sent-{number:08d}.bin", words.dtype.str.encode() + words.tobytes())
-        self._write("last", number)
 
     def sent(self, number: int) -> Words:
         """Masked values as they were sent."""

@@ -16,7 +16,7 @@ from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
-from perennial.config.secure import SecureConfig, refuse_what_needs_single_updates
+from perennial.config.secure import SecureConfig, refuse_what_needs_single_updates, require_shared_noise
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig, TasksConfig
@@ -205,6 +205,8 @@ class Experiment(BaseModel):
     def _sums_can_be_masked(self) -> "Experiment":
         if self.secure is not None:
             refuse_what_needs_single_updates(self)
+        if self.privacy.mode == "client_shared":
+            require_shared_noise(self)
         return self
 
     @model_validator(mode="after")
@@ -227,9 +229,14 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _pretraining_keeps_the_guarantee(self) -> "Experiment":
-        if self.pretraining is not None and self.privacy.mode in ("client_central", "sample"):
+        if self.pretraining is not None and self.privacy.mode in (
+            "client_central",
+            "client_shared",
+            "sample",
+        ):
             why = {
                 "client_central": "plain averaging adds no noise at the server",
+                "client_shared": "its rounds have no masked sum",
                 "sample": "which samples of a class are chosen depends on the others",
             }
             raise ValueError(
@@ -240,7 +247,11 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _class_means_are_accounted(self) -> "Experiment":
-        if self.learner.means == "global" and self.privacy.mode in ("client_central", "sample"):
+        if self.learner.means == "global" and self.privacy.mode in (
+            "client_central",
+            "client_shared",
+            "sample",
+        ):
             raise ValueError(
                 f"learner.means: found 'global' with privacy.mode {self.privacy.mode!r}, under which no "
                 "accountant covers what a site would send; allowed with none and client_local"

@@ -59,6 +59,10 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
         )
     if experiment.digests is not None:
         raise ValueError("secure: not with digests, which single sites lend in the clear; remove one of them")
+    if experiment.pretraining is not None:
+        raise ValueError(
+            "secure: not with pretraining, whose averaging sees single updates; remove one of them"
+        )
     privacy = experiment.privacy
     if privacy.allow_unaccounted_metrics:
         raise ValueError(
@@ -78,3 +82,21 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
                 f"secure: data.sites is {sites}, and a sum needs {needed} with assumed_colluders "
                 f"{secure.assumed_colluders}, least {secure.least} and quorum {secure.quorum}"
             )
+
+
+def require_shared_noise(experiment: Any) -> None:
+    """Raises ValueError when sites cannot share noise: there is no masked sum, or nobody says how many honest
+    sites every opened sum has."""
+    secure: SecureConfig | None = experiment.secure
+    if secure is None or secure.quorum is None or secure.honest < 2:
+        raise ValueError(
+            "privacy.mode client_shared: needs `secure` with a quorum of at least assumed_colluders + 2, for the "
+            "noise of one site hides nothing by itself"
+        )
+    if not secure.masks and experiment.privacy.noise_source != "seeded":
+        raise ValueError(
+            "secure.masks: false with privacy.mode client_shared would show the server each site's update under "
+            "a share of the noise; allowed with privacy.noise_source 'seeded', which is for tests"
+        )
+    if experiment.rounds.fraction != 1.0:
+        raise ValueError("rounds.fraction: mode client_shared asks every site in every round; allowed 1.0")

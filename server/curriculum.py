@@ -39,6 +39,7 @@ from perennial.server.metrics import overall_accuracy
 from perennial.server.releases import Releases
 from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
+from perennial.server.shared_clipping import SharedClipping
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
@@ -98,7 +99,10 @@ class Curriculum:
             MaskedSums(experiment, folder.checkpoint_folder) if experiment.secure is not None else None
         )
         strategy.attach(self._services())
-        self.central = CentralPrivacy.of(experiment.privacy, strategy, self.progress.privacy, experiment.seed)
+        state = self.progress.privacy
+        self.central = CentralPrivacy.of(
+            experiment.privacy, strategy, state, experiment.seed
+        ) or SharedClipping.of(experiment.privacy, strategy, state)
         if folder.checkpoint is not None:
             self._restore(folder.checkpoint)
 

@@ -25,8 +25,11 @@ _NONCE_BYTES = 12
 
 def joined(*parts: str | int | bytes) -> bytes:
     """The parts with their lengths before them, so that no two different lists give the same bytes."""
-    encoded = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
-    return b"".join(len(part).to_bytes(8, "big") + part for part in encoded)
+    pieces = []
+    for part in parts:
+        content = part if isinstance(part, bytes) else str(part).encode()
+        pieces += [len(content).to_bytes(8, "big"), content]
+    return b"".join(pieces)
 
 
 def new_secret() -> bytes:

@@ -77,9 +77,8 @@ class MaskedRound:
         else:
             outcome.arrays = strategy.take_sum(total, weight)
             outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
-            outcome.details["secure"] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
-            if layout.counts_within:
-                outcome.details["secure"]["count"] = count
+            facts: dict[str, float] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
+            outcome.details["secure"] = facts | ({"count": count} if layout.counts_within else {})
         outcome.absent = [site for site in request.sites if site not in self._heard(outcome)]
         outcome.bytes_up, outcome.bytes_down = exchange.bytes_up, exchange.bytes_down
         return outcome
