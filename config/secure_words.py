@@ -23,7 +23,7 @@ CLASS_SUM_STEP = 2.0**-40
 @dataclass(frozen=True)
 class UpdateWords:
     """The words of an update: its values on the public grid, its weight, and under adaptive clipping whether
-    it was within the clip norm.
+    it was within the clip norm. Tensors are in the order of their names.
 
     updates: sites that the sum has room for. clip_norm: of this round, under client_shared.
     """
@@ -80,7 +80,7 @@ class UpdateWords:
                 name: tensor.double().div(noise.step).trunc().to(torch.int64)
                 for name, tensor in update.items()
             }
-        values = [steps[name].reshape(-1).cpu() for name in update]
+        values = [steps[name].reshape(-1).cpu() for name in sorted(update)]
         tail = [weight] + (
             [noise.unit if within else -noise.unit] if noise is not None and self.counts_within else []
         )
@@ -92,10 +92,12 @@ class UpdateWords:
 
         count: half the number of updates within the clip norm less half that of the others.
 
-        like: the model's tensors, in order. Raises ValueError when there are not as many words.
+        like: the model's tensors. Raises ValueError when there are not as many words.
         """
         signed = words.view(np.int64 if self.dtype is np.uint64 else np.int32).astype(np.int64)
-        sizes = [tensor.numel() for tensor in like.values()]
+        # by name, since tensors come in another order from a checkpoint than from a model
+        names = sorted(like)
+        sizes = [like[name].numel() for name in names]
         tail = 1 + self.counts_within
         if len(signed) != sum(sizes) + tail:
             raise ValueError(f"words: found {len(signed)}, expected {sum(sizes) + tail}")
@@ -103,7 +105,7 @@ class UpdateWords:
         step = self.grid.step if noise is None else noise.step
         values = torch.from_numpy(signed[: sum(sizes)]).to(torch.float64).mul_(step)
         parts = values.split(sizes)
-        total = {name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
+        total = {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
         within = float(signed[-1]) / (2 * noise.unit) if noise is not None and self.counts_within else 0.0
         return total, int(signed[sum(sizes)]), within
 

@@ -59,11 +59,20 @@ def agree(secret: bytes, public: str, info: bytes) -> bytes:
     info: names run, round, purpose and pair. Raises ProtocolError when public is no usable key.
     """
     try:
-        peer = X25519PublicKey.from_public_bytes(bytes.fromhex(public))
-        shared = X25519PrivateKey.from_private_bytes(secret).exchange(peer)
+        return derive(_exchanged(secret, public), info)
     except ValueError as error:
         raise ProtocolError(f"public key {public:.16}: not usable: {error}") from error
-    return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(shared)
+
+
+@lru_cache(maxsize=1 << 14)
+def _exchanged(secret: bytes, public: str) -> bytes:
+    """The X25519 secret of two keys; the keys of a task serve all its attempts."""
+    return _private(secret).exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
+
+
+@lru_cache(maxsize=256)
+def _private(secret: bytes) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(secret)
 
 
 def derive(secret: bytes, info: bytes) -> bytes:

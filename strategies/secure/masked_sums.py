@@ -125,6 +125,8 @@ class MaskedSums:
         if self._ahead is None or not set(here) <= self._ahead[2].keys():
             self._introduce(grid, stamp, here, deadline, note)
             known = {name: node for name, node in here.items() if name in self._peers}
+            if len(known) < (needed := self.parameters.survivors_needed(len(known))):
+                raise NotEnough(f"{len(known)} sites are ready for a sum that takes {needed}")
             shares = self._share_requests(stamp, known)
             replies = ask(grid, self.exchange, shares, ShareReply, deadline, note)
             self._take_shares(replies)
@@ -157,7 +159,8 @@ class MaskedSums:
         return [(name, node, request) for name, node in sites.items()]
 
     def _take_shares(self, replies: Mapping[str, ShareReply]) -> None:
-        assert self._ahead is not None
+        if self._ahead is None:
+            return
         for name, reply in replies.items():
             member = Member(name, reply.mask, reply.commitment, reply.signature)
             shares = dict(zip(reply.receivers, reply.shares, strict=False))
