@@ -1,9 +1,10 @@
 """What a site keeps on its disk for secure aggregation, each file written before the answer that it is about
 leaves.
 
-In state_dir/secure: the site's signing key, for its lifetime. In the run's folder: the agreement key of the
-task, the signing keys under which peers were met, one file for each attempt, the masked values that were
-sent, and a list of the sums that this site has opened.
+In state_dir/secure, for the site's lifetime: its signing key, and a list of the sums that it has opened, since
+a second run of the same experiment would begin with the same model. In the run's folder: the agreement key of
+the task, the signing keys under which peers were met, one file for each attempt, and the masked values that
+were sent.
 """
 
 import json
@@ -22,6 +23,7 @@ from perennial.privacy.secure.roster import require
 from perennial.privacy.secure.site_session import SiteSession
 
 IDENTITY = "identity.key"
+OPENED = "opened.json"
 
 
 def own_identity(state_dir: Path) -> bytes:
@@ -135,15 +137,23 @@ class SecureState:
     def check_closed(self, statistic: str, model: str) -> None:
         """Raises PolicyRefusal when this site has helped to open its value for this model and statistic."""
         require(
-            [statistic, model] not in self._read("opened", []),
+            [statistic, model] not in self._opened(),
             f"this site's {statistic} for model {model:.12} was opened in a sum; it goes into no other one",
         )
 
     def note_opened(self, statistic: str, model: str) -> None:
         """Remember it, before the shares leave."""
-        opened = self._read("opened", [])
+        opened = self._opened()
         if [statistic, model] not in opened:
-            self._write("opened", [*opened, [statistic, model]])
+            path = self._state_dir / "secure" / OPENED
+            replace_file(path, json.dumps([*opened, [statistic, model]]).encode())
+
+    def _opened(self) -> list[list[str]]:
+        path = self._state_dir / "secure" / OPENED
+        try:
+            return json.loads(path.read_bytes()) if path.exists() else []
+        except ValueError as error:
+            raise StateError(f"{path}: damaged ({error}); restore it from a copy") from error
 
     def _read(self, name: str, default: Any) -> Any:
         path = self.folder / f"{name}.json"

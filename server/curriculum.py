@@ -98,6 +98,8 @@ class Curriculum:
         self.sums = (
             MaskedSums(experiment, folder.checkpoint_folder) if experiment.secure is not None else None
         )
+        if self.sums is not None and folder.checkpoint is None:
+            self.progress.run = self.sums.token(self.progress.run)
         strategy.attach(self._services())
         state = self.progress.privacy
         self.central = CentralPrivacy.of(

@@ -57,6 +57,11 @@ class MaskedSums:
         self._task = 0
         self._ahead: tuple[Attempt, list[Peer], dict[str, Advert]] | None = None
 
+    def token(self, drawn: str) -> str:
+        """The run's token: the one under which a sum was begun before a stop, if the run starts over before
+        its first checkpoint, for sites go on with that sum and make no other one; else the one just drawn."""
+        return self._store.token(drawn)
+
     def sum(
         self,
         grid: Grid,

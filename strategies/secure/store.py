@@ -42,6 +42,13 @@ class SumStore:
             make_folder(self._folder)
         self._number = self._read("number", 0)
 
+    def token(self, drawn: str) -> str:
+        """The token that was kept before, or else the one just drawn, which is kept."""
+        kept = self._read("run", None)
+        if kept is None:
+            self._write("run", drawn)
+        return kept or drawn
+
     def next_number(self) -> int:
         """A number that no attempt of this run has had."""
         self._number += 1
