@@ -77,7 +77,8 @@ class SharedNoise:
             piece = values[start : start + (1 << 18)]
             np.add(piece, discrete_gaussian(len(piece), self.std, source).astype(words.dtype), out=piece)
         if counts_within:
-            words[-1] += discrete_gaussian(1, self.count_std, source).astype(words.dtype)[0]
+            last = words[-1:]
+            np.add(last, discrete_gaussian(1, self.count_std, source).astype(words.dtype), out=last)
 
 
 def scale(multiplier: float, sites: int, honest: int, bits: int) -> int:

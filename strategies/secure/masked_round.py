@@ -33,7 +33,6 @@ class MaskedRound:
         grid: Grid,
         request: RoundRequest,
         common: TrainRequest,
-        full: TrainRequest,
     ) -> RoundOutcome:
         """One round; skipped, with the reason among the warnings, when nothing was opened."""
         strategy.outcome = outcome = RoundOutcome()
@@ -42,11 +41,10 @@ class MaskedRound:
         strategy.asked = len(request.sites)
 
         def requests(fields: dict[str, Any]) -> list[tuple[str, int, WireMessage]]:
-            short, whole = replace(common, **fields), replace(full, **fields)
-            return [
-                (site, node, short if site in request.holders or full is common else whole)
-                for site, node in request.sites.items()
-            ]
+            made: dict[str, TrainRequest] = {}
+            for sites, previous in request.previous.fields_for(request.sites):
+                made |= strategy.requests(replace(common, **previous, **fields), sites)
+            return [(site, node, made[site]) for site, node in request.sites.items()]
 
         def note(site: str, reason: str) -> None:
             refused = reason.startswith(("policy:", "privacy:", "state:", "data:"))
