@@ -2,9 +2,9 @@
 leaves.
 
 In state_dir/secure, for the site's lifetime: its signing key, and a list of the sums that it has opened, since
-a second run of the same experiment would begin with the same model. In the run's folder: the agreement key of
-the task, the signing keys under which peers were met, one file for each attempt, and the masked values that
-were sent.
+a second run of the same experiment would begin with the same model. In the run's folder: the agreement key
+of the task, the signing keys under which peers were met, one file for each attempt, and the masked values
+that were sent.
 """
 
 import json

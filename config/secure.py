@@ -90,13 +90,13 @@ def require_shared_noise(experiment: Any) -> None:
     secure: SecureConfig | None = experiment.secure
     if secure is None or secure.quorum is None or secure.honest < 2:
         raise ValueError(
-            "privacy.mode client_shared: needs `secure` with a quorum of at least assumed_colluders + 2, for the "
-            "noise of one site hides nothing by itself"
+            "privacy.mode client_shared: needs `secure` with a quorum of at least assumed_colluders + 2, for "
+            "the noise of one site hides nothing by itself"
         )
     if not secure.masks and experiment.privacy.noise_source != "seeded":
         raise ValueError(
-            "secure.masks: false with privacy.mode client_shared would show the server each site's update under "
-            "a share of the noise; allowed with privacy.noise_source 'seeded', which is for tests"
+            "secure.masks: false with privacy.mode client_shared would show the server each site's update "
+            "under a share of the noise; allowed with privacy.noise_source 'seeded', which is for tests"
         )
     if experiment.rounds.fraction != 1.0:
         raise ValueError("rounds.fraction: mode client_shared asks every site in every round; allowed 1.0")

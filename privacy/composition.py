@@ -8,7 +8,8 @@ conservative:
 - A replacement is a removal and an addition. A full-participation Gaussian that hides one of them hides both
   with half its multiplier; anything else pays group privacy for two: (2 epsilon, (1 + e^epsilon) delta).
 - A site's replacement covers any change of one sample, added, removed or replaced.
-- Gaussian releases compose through the accountant, by Renyi orders if one of them is discrete; stated (epsilon, delta) add up.
+- Gaussian releases compose through the accountant, by Renyi orders if one of them is discrete; stated
+  (epsilon, delta) add up.
 
 Dwork and Roth 2014, theorems 2.2 and 3.16; Vadhan 2017, lemma 2.2 (group privacy).
 """

@@ -65,8 +65,8 @@ def effective_multiplier(mode: Mode, noise_multiplier: float) -> float:
     client_local hides the replacement of one site's whole data: two clipped updates lie up to 2 * clip_norm
     apart, so the multiplier counts half, without amplification (the server sees who takes part).
     client_central and sample
-    hide one addition or removal: the multiplier counts in full. client_shared hides the same; what its discrete
-    noise costs beyond a Gaussian is below 1e-11 from 4 grid steps on (privacy/shared_noise.py), and counted.
+    hide one addition or removal: the multiplier counts in full. client_shared hides the same;
+    what its discrete noise costs beyond a Gaussian is counted (privacy/shared_noise_cost.py).
     Raises PrivacyError for mode none, which has no guarantee to account.
     """
     if mode == "none":

@@ -119,6 +119,20 @@ def test_model_has_the_same_bits_with_masks_and_without(tmp_path: Path, changes:
     assert all(facts.get("accuracy") is None for facts in masked["sites"].values())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sites", [3, 10, 40, 100])
+def test_federations_of_any_size_have_the_same_bits(tmp_path: Path, sites: int) -> None:
+    data = {"source": "digits", "sites": sites, "partition": {"kind": "iid"}}
+    changes: dict[str, Any] = {"data": data, "evaluation": {"federated": False}}
+    colluders = sites // 4
+    masked = run(tmp_path / "on", **changes, secure={"least": 3, "assumed_colluders": colluders})
+    clear = run(
+        tmp_path / "off", **changes, secure={"least": 3, "assumed_colluders": colluders, "masks": False}
+    )
+    assert masked["model_sha256"] == clear["model_sha256"]
+    assert masked["rounds"] == clear["rounds"] == 2
+
+
 def test_sites_that_fall_out_leave_the_sum_of_the_others(tmp_path: Path) -> None:
     """Site 4 never sends masked values: the model is that of a run in which it is absent."""
 
