@@ -1,7 +1,7 @@
 """What a site keeps on its disk for secure aggregation, each file written before the answer that it is about
 leaves.
 
-In state_dir/secure, for the site's lifetime: its signing key, and a list of the sums that it has opened, since
+In state_dir/secure, for the site's lifetime: its signing key, and a list of the sums that it opened, since
 a second run of the same experiment would begin with the same model. In the run's folder: the agreement key
 of the task, the signing keys under which peers were met, one file for each attempt, and the masked values
 that were sent.
