@@ -275,6 +275,7 @@ class Curriculum:
         if not self.experiment.needs_previous:
             return [], None
         if self.sums is not None and self.experiment.learner.means == "global":
+            self._note_class_means(sites)
             requests = [(s, n, FinishTaskRequest(**self._with_previous(s))) for s, n in sites.items()]
             deadline, width = self.experiment.rounds.deadline, self.model.feature_width
             return opened_class_means(
@@ -286,9 +287,7 @@ class Curriculum:
     def _send_finish(self, sites: Sites, sha256: str) -> dict[str, FinishTaskReply]:
         """Tell the sites that the task is over; returns the replies of those that now hold its model."""
         learner, privacy = self.experiment.learner, self.experiment.privacy
-        if learner.means == "global" and privacy.enabled:
-            charge = [charges.class_means(self.experiment, self.progress.run)]
-            self.releases.asked(self.progress.round, sites, charge)
+        self._note_class_means(sites)
 
         def check(reply: FinishTaskReply) -> None:
             if learner.means == "global":
@@ -305,6 +304,12 @@ class Curriculum:
             self._note_drop,
             check,
         )
+
+    def _note_class_means(self, sites: Sites) -> None:
+        """Class sums that the sites are about to be asked for are a release of their own."""
+        if self.experiment.learner.means == "global" and self.experiment.privacy.enabled:
+            charge = [charges.class_means(self.experiment, self.progress.run)]
+            self.releases.asked(self.progress.round, sites, charge)
 
     def _federated_counts(self, sites: Sites, means: Tensor | None) -> dict[str, ToldCounts]:
         class_means = None if means is None else Tensors(means=means)
