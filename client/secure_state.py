@@ -53,6 +53,7 @@ class SecureState:
         self.site, self._policy, self._state_dir = site, policy, state_dir
         self.folder = state_dir / "runs" / run / "secure"
         make_folder(self.folder)
+        make_folder(state_dir / "secure")
         self._met: dict[str, str] | None = None
 
     @property

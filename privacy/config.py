@@ -108,7 +108,8 @@ class PrivacyConfig(BaseModel):
             if idle or self.ghost:
                 raise ValueError(
                     f"mode is none, yet {', '.join(idle) or 'ghost'} is set, which would "
-                    "protect nothing; choose client_local, client_central, client_shared or sample, or remove it"
+                    "protect nothing; choose client_local, client_central, client_shared or sample, or "
+                    "remove it"
                 )
             return self
         if self.noise_multiplier is None:
@@ -142,8 +143,8 @@ class PrivacyConfig(BaseModel):
             return self
         if self.mode not in ("client_central", "client_shared"):
             raise ValueError(
-                "adaptive_clipping needs mode client_central or client_shared: the quantile is estimated from the sum over "
-                f"sites, which a site alone does not have; mode is {self.mode}"
+                "adaptive_clipping needs mode client_central or client_shared: the quantile is estimated "
+                f"from the sum over sites, which a site alone does not have; mode is {self.mode}"
             )
         if self.bayesian is not None and self.bayesian.enabled:
             raise ValueError(
@@ -176,8 +177,8 @@ class PrivacyConfig(BaseModel):
         """Raises ValueError for what a discrete share of the noise cannot have."""
         if self.accountant != "rdp":
             raise ValueError(
-                f"accountant: found {self.accountant!r} with mode client_shared; allowed 'rdp', because a sum "
-                "of discrete Gaussians has a proof by Renyi orders and none by privacy loss variables"
+                f"accountant: found {self.accountant!r} with mode client_shared; allowed 'rdp', because a "
+                "sum of discrete Gaussians has a proof by Renyi orders and none by privacy loss variables"
             )
         if not self.noise_multiplier:
             raise ValueError("noise_multiplier is 0; mode client_shared takes a number above 0")

@@ -37,8 +37,8 @@ _MECHANISM: dict[Mode, str] = {
     "client_central": "update clipped to L2 norm C at the site; N(0, (sigma C w)^2) added once to the "
     "weighted sum at the server, w the largest weight that the strategy may give",
     "client_shared": "update clipped to L2 norm C at the site and rounded towards zero on a grid; each site "
-    "adds a discrete Gaussian of variance (sigma C)^2 / m, m being the honest sites of every opened sum, and the "
-    "server sees the sum alone (docs/secure_aggregation.md)",
+    "adds a discrete Gaussian of variance (sigma C)^2 / m, m being the honest sites of every opened sum, and "
+    "the server sees the sum alone (docs/secure_aggregation.md)",
     "sample": "DP-SGD: each sample's gradient clipped to L2 norm C, N(0, (sigma C)^2) on the sum of a batch",
 }
 _REPLACED_SAMPLE = "one training sample is replaced by another"
