@@ -32,8 +32,8 @@ class Entry:
     mechanism: "discrete_gaussian" is a sum of discrete Gaussians, whose noise_multiplier is that of a
     Gaussian which costs as much at every Renyi order; "gaussian" has noise_multiplier (standard deviation
     over sensitivity), Poisson sample_rate and steps, and composes through an accountant; "stated" has the
-    (epsilon, delta) that its own proof gives, such as Laplace noise or randomised response; "unprotected" leaves in the clear and costs an infinite
-    epsilon.
+    (epsilon, delta) that its own proof gives, such as Laplace noise or randomised response; "unprotected"
+    leaves in the clear and costs an infinite epsilon.
     trusts_server: the noise is added by the server, so against the server itself there is no guarantee.
     seeded: the noise repeats from the experiment's seed, which the recipient may know and then subtract; the
     numbers say what it would be worth from a secure source.
