@@ -32,7 +32,7 @@ class FedAvg(IncrementalStrategy):
     def attach(self, services: Services) -> None:
         self._fixed_weights = services.experiment.privacy.mode in ("client_central", "client_shared")
         if services.sums is not None:
-            self.masked = MaskedRound(services.sums)
+            self.masked = MaskedRound(services.sums, services.judge)
 
     def begin_round(self) -> None:
         self._sum = ExactSum(self.reference, self.sum_grid(self.largest_sum_weight()))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -23,7 +24,10 @@ from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import STAMP_FIELDS
 from perennial.server.app import serve
+from perennial.strategies.base import RoundOutcome
 from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.secure.masked_round import MaskedRound
+from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.secure.store import Opened, SumStore
 
 SMALL: dict[str, Any] = {
@@ -325,3 +329,19 @@ def test_site_of_a_masked_run_answers_no_request_in_the_clear(
     monkeypatch.setattr(FedAvg, "attach", attach)
     with pytest.raises(StateError, match="exactly when the experiment has `secure`"):
         run(tmp_path, rounds={"max_skipped": 1})
+
+
+def test_update_that_costs_accuracy_is_halved_and_named(tmp_path: Path) -> None:
+    experiment = load_experiment(Path(write(tmp_path, secure={"least": 3, "largest_drop": 0.1})))
+
+    def judge(arrays: Any, samples: int) -> tuple[float, float]:
+        """Worse by the distance from 0."""
+        return 0.9 - abs(float(arrays["w"])) / 10, 0.0
+
+    outcome = RoundOutcome()
+    rounds = MaskedRound(MaskedSums(experiment, None), judge)
+    before = {"w": torch.tensor(0.0)}
+    assert float(rounds.halved({"w": torch.tensor(6.0)}, before, outcome)["w"]) == 0.75
+    assert "halved 3 times" in outcome.warnings[0]
+    assert float(rounds.halved({"w": torch.tensor(0.5)}, before, outcome)["w"]) == 0.5
+    assert len(outcome.warnings) == 1

@@ -5,27 +5,34 @@ sum.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from perennial.config.secure_words import UpdateWords
 from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import content_sha256
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest
+from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.secure.masked_sums import MaskedSums
 
+Judge = Callable[[Arrays, int], tuple[float, float]]
+"""(model, samples at most) -> (accuracy, loss) on the server's own samples."""
+JUDGED = 2_000
+MOST_HALVINGS = 6
+
 
 class MaskedRound:
-    """sums: of the run."""
+    """sums: of the run. judge: None where the server has no samples."""
 
-    def __init__(self, sums: MaskedSums) -> None:
-        self._sums = sums
+    def __init__(self, sums: MaskedSums, judge: Judge | None = None) -> None:
+        self._sums, self._judge = sums, judge
 
     def train_round(
         self,
@@ -73,13 +80,34 @@ class MaskedRound:
         except (NotEnough, ValueError) as missing:
             outcome.warnings.append(f"no sum was opened: {missing}")
         else:
-            outcome.arrays = strategy.take_sum(total, weight)
+            outcome.arrays = self.halved(strategy.take_sum(total, weight), request.arrays, outcome)
             outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
             facts: dict[str, float] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
             outcome.details["secure"] = facts | ({"count": count} if layout.counts_within else {})
         outcome.absent = [site for site in request.sites if site not in self._heard(outcome)]
         outcome.bytes_up, outcome.bytes_down = exchange.bytes_up, exchange.bytes_down
         return outcome
+
+    def halved(self, after: Arrays, before: Arrays, outcome: RoundOutcome) -> dict[str, Tensor]:
+        """The model after the round, its update halved while the measured accuracy falls by more than
+        secure.largest_drop; before: the round's model.
+
+        It is not taken back as a whole: sites send no second value for the model that they were asked with.
+        """
+        largest, arrays = self._sums.settings.largest_drop, dict(after)
+        if largest is None or self._judge is None:
+            return arrays
+        least = self._judge(before, JUDGED)[0] - largest
+        halvings = 0
+        while (found := self._judge(arrays, JUDGED)[0]) < least and halvings < MOST_HALVINGS:
+            arrays = {name: (tensor + before[name]) / 2 for name, tensor in arrays.items()}
+            halvings += 1
+        if halvings:
+            outcome.warnings.append(
+                f"the accuracy would have fallen by more than secure.largest_drop {largest:g}; the update "
+                f"was halved {halvings} times, to {found:.3f}"
+            )
+        return arrays
 
     def _heard(self, outcome: RoundOutcome) -> set[str]:
         return {*outcome.participants, *(s for s, _ in outcome.dropped), *(s for s, _ in outcome.refused)}
