@@ -9,6 +9,7 @@ from perennial.privacy.secure.parameters import Parameters
 STRATEGIES = ("fedavg", "uniform_mean")
 """Strategies whose aggregate is one sum with weights that each site knows by itself."""
 _NEEDS = {
+    "analytic": "its statistics are not sent as masked sums yet",
     "layer_attention": "attention over layers compares single updates",
     "multi_factor": "its weights compare what single sites report",
     "contribution": "the value of a site is found out from its own update",
