@@ -132,14 +132,17 @@ class DeployedSite:
 
     @staticmethod
     def outcome(answer: RecordDict) -> str:
-        """What an answer is, in a word."""
+        """What an answer is, in a word. foreign: refused as another app's message."""
+        if not answer:
+            return "refused: foreign"
         return "refused" if read_kind(answer) == "Refusal" else "answered"
 
     def send(self, record: RecordDict, message_type: str) -> RecordDict:
-        """The site's answer to any record."""
+        """The site's answer to any record; empty when that is an error of Flower's."""
         message = Message(record, NODE, message_type)
         message.metadata.__dict__["_message_id"] = "1"
-        return app(message, self._context).content
+        answer = app(message, self._context)
+        return answer.content if answer.has_content() else RecordDict()
 
     def ask(self, request: TrainRequest | FinishTaskRequest) -> Refusal | None:
         """None for an answer, or the refusal."""

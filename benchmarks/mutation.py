@@ -300,6 +300,8 @@ def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, flo
 def page(found: Sequence[dict[str, Any]], reasons: dict[str, str]) -> str:
     """Markdown: the share by room, and each survivor with what is known of it."""
     lines = ["# Do the tests notice?", ""]
+    if len(found) < COUNT:
+        lines += [f"**Not finished: {len(found)} of about {COUNT} mutants have been tried.**", ""]
     lines += [
         f"{len(found)} mutants of the four rooms, each a small change by Cosmic Ray at one position,",
         f"drawn with seed {SEED} and stratified by file; each met the fast tests that run its line. Made by",

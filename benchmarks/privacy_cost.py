@@ -76,7 +76,7 @@ def _site(unprotected: str, protecting: str) -> dict[str, Any]:
         for number in range(1, ROUNDS + 1):
             spent = {True: [0.0, 0.0], False: [0.0, 0.0]}
             for place in range(len(plain.sites)):
-                # turn and turn about: what the machine does besides falls on both alike
+                # alternate the two, so that background load affects both equally
                 for protected in (True, False) if (number + place) % 2 else (False, True):
                     start = time.perf_counter(), time.process_time()
                     (private if protected else plain).turn(place, number)

@@ -80,9 +80,12 @@ def main() -> int:
     recorded = json.loads(RECORD.read_text())
     if recorded["machine"] != machine():
         print(f"recorded on another machine: {recorded['machine']}; this one: {machine()}")
+    for kind in found.keys() - recorded.keys():
+        print(f"{kind}: nothing recorded yet")
     changed = [
         (kind, name)
         for kind, runs in found.items()
+        if kind in recorded
         for name in sorted({*runs, *recorded.get(kind, {})})
         if recorded.get(kind, {}).get(name) != runs.get(name)
     ]

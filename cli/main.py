@@ -184,6 +184,23 @@ def ledger(
 
 
 @app.command()
+def audit(
+    experiment: Annotated[Path, typer.Argument(help="experiment.yaml whose privacy block is audited")],
+    canaries: Annotated[
+        int, typer.Option(min=10, help="records, patients or sites that are in or out")
+    ] = 200,
+    others: Annotated[
+        int, typer.Option(min=2, help="other records of a canary's class, in mode sample")
+    ] = 20,
+    results: Annotated[Path | None, typer.Option(help="file of JSON lines to add the figures to")] = None,
+) -> None:
+    """Hold the claimed epsilon against a floor that one run with worst-case records proves."""
+    from perennial.cli.privacy import audit_command
+
+    audit_command(experiment, canaries, others, results)
+
+
+@app.command()
 def attack(
     run: Annotated[Path, typer.Argument(help="folder of a finished run")],
     victims: Annotated[int, typer.Option(min=1, help="images to reconstruct")] = 6,

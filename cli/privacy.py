@@ -1,5 +1,7 @@
-"""perennial epsilon, perennial ledger and perennial attack."""
+"""perennial epsilon, perennial ledger, perennial audit and perennial attack."""
 
+import json
+import math
 from pathlib import Path
 
 from rich.console import Console
@@ -83,3 +85,35 @@ def attack_command(run: Path, victims: int, steps: int) -> None:
         for image in entry.get("images", []):
             console.print(f"picture: {run / image}", markup=False, soft_wrap=True)
     console.print(f"report: {run / 'report.html'}", markup=False, soft_wrap=True)
+
+
+def audit_command(path: Path, canaries: int, others: int, results: Path | None) -> None:
+    """Print claim and floor. Raises PrivacyError when the floor is above the claim."""
+    from perennial.config.experiment import load_experiment
+    from perennial.engine.dp_audit import audit_experiment
+
+    experiment = load_experiment(path)
+    audit = audit_experiment(experiment, canaries, others)
+    found = audit.found
+    Console(highlight=False, markup=False).print(
+        f"claim: epsilon {audit.claim:.4g} for one {audit.unit} at delta {found.delta:g} "
+        f"(mode {audit.mode})\n"
+        f"floor: epsilon {found.epsilon_floor:.4g} at {found.confidence:.0%} confidence, from one run with "
+        f"{found.canaries} canaries: {found.right} of {found.guesses} guesses right",
+        soft_wrap=True,
+    )
+    if results is not None:
+        line = {
+            "experiment": path.stem,
+            "mode": audit.mode,
+            "unit": audit.unit,
+            "claim": audit.claim if math.isfinite(audit.claim) else None,
+            **vars(found),
+        }
+        with results.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    if not audit.holds:
+        raise PrivacyError(
+            f"the floor {found.epsilon_floor:.4g} is above the claim {audit.claim:.4g}: something that is "
+            "not accounted moves the release"
+        )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from perennial.client.floor import check_floor, exempt, withheld
@@ -54,7 +55,8 @@ def measured(
     def coverage() -> float:
         found = cells()
         stay = withheld(policy, "measurements", found)
-        return sum(n > 0 and label not in stay for label, n in enumerate(found)) / len(found)
+        held = torch.tensor([n > 0 and label not in stay for label, n in enumerate(found)])
+        return float(held.float().mean())
 
     def counts() -> list[int | None]:
         found = cells()

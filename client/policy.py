@@ -12,10 +12,9 @@ from typing import Literal
 from perennial.client.floor import check_floor, samples_of_digest
 from perennial.config.experiment import Experiment
 from perennial.config.privacy_claim import check_claim
-from perennial.config.site import Answer, SitePolicy
+from perennial.config.site import Answer, Demand, SitePolicy
 from perennial.config.turn import Turn
 from perennial.foundation.errors import PolicyRefusal
-from perennial.privacy.config import Mode
 from perennial.privacy.digest_config import DigestConfig
 
 
@@ -40,7 +39,8 @@ def check_update(policy: SitePolicy, experiment: Experiment, turn: Turn | None =
         protection = _Protection("none", why)
     else:
         why = f"the experiment has privacy.mode {privacy.mode!r}"
-        protection = _Protection(privacy.mode, why, privacy.noise_source)
+        kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
+        protection = _Protection(kind, f"{why} and unit {privacy.hidden_unit!r}", privacy.noise_source)
     _demand(policy, protection)
 
 
@@ -130,13 +130,14 @@ def check_secure(policy: SitePolicy, experiment: Experiment, sites: int | None =
 class _Protection:
     """What hides a release. kind: in the words of policy.require_privacy. why: what makes it so."""
 
-    kind: Mode
+    kind: Demand
     why: str
     noise_source: Literal["secure", "seeded"] = "secure"
 
 
 def _demand(policy: SitePolicy, found: _Protection) -> None:
-    if policy.require_privacy not in ("none", found.kind):
+    serves = ("none", found.kind, *(["sample"] if found.kind == "patient" else []))
+    if policy.require_privacy not in serves:
         raise PolicyRefusal(
             f"policy.require_privacy: this site demands {policy.require_privacy!r}; {found.why}"
         )

@@ -99,6 +99,13 @@ class Site:
     def samples(self, indices: Tensor, exemplars: int = 0) -> TrainingSet:
         """The samples at some indices of the site's data, on the device; exemplars come last."""
         place = self.process.on_device
+        patients = None
+        if self.experiment.privacy.unit == "patient":
+            if not self.data.patients:
+                raise ConfigError(
+                    "data.patient: missing; privacy.unit is patient, so the data must name them"
+                )
+            patients = self.data.keyed.numbered(indices.cpu())
         indices = indices.to(self.models.device)
         return TrainingSet(
             place("x")[indices],
@@ -107,6 +114,7 @@ class Site:
             place("std"),
             exemplars,
             self.experiment.learner.channels_last,
+            patients,
         )
 
     @property

@@ -43,7 +43,7 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
     policy = site.identity.policy
     check_answer(policy, "statistics")
     check_statistics(policy, site.experiment)
-    site.check_stamp(request)
+    site.check_experiment(request)
     backbone = _maps(site, request.features)
     classes = _classes(site, request)
     weights = request.weights
@@ -87,7 +87,9 @@ def _released(site: Site, request: StatisticsRequest, sums: Statistics) -> Tenso
     secure = privacy.noise_source == "secure"
     seeded = stream(site.experiment.seed, "sums-noise", site.name, request.of_task)
     source = SecureWords() if secure else SeededWords(seeded)
-    gram, rows, counts = add_noise_to_sums(*clear.values(), PRODUCT, privacy.noise_multiplier, source)
+    gram, rows, counts = add_noise_to_sums(
+        sums.gram, sums.sums, sums.counts, PRODUCT, privacy.noise_multiplier, source
+    )
     charge_entry(site, charges.sums(site.experiment, request.run, request.of_task))
     noised = Tensors(gram=gram, sums=rows, counts=counts)
     state.put(name, 0, noised, {"features": request.features})
@@ -109,8 +111,11 @@ def _record(task: int) -> str:
 def summed(
     site: Site, backbone: FixedFeatures, classes: range, told: list[int], weights: list[int] | None
 ) -> Statistics:
-    """Exact sums over the site's training samples of those of the classes that may be told. weights: of each
-    of the classes."""
+    """Exact sums over the site's training samples of the classes whose counts may leave.
+
+    told: samples of each class that may leave.
+    weights: of each of the classes.
+    """
     if weights is None:
         return _collected(site, backbone, classes, told)
     parts = (
@@ -131,8 +136,10 @@ def _collected(site: Site, backbone: FixedFeatures, classes: range, told: list[i
 
 
 def _told_counts(site: Site, classes: range, release: Release) -> list[int]:
-    """Training samples of each class, 0 for those that the policy keeps back: a class's sum over one sample
-    is that sample's features."""
+    """Training samples of each class, 0 for those that the policy keeps back.
+
+    A class's sum over one sample is that sample's features.
+    """
     counts = _counts(site, classes)
     stay = withheld(site.identity.policy, release, counts)
     if len(stay) == len(classes):
@@ -150,7 +157,7 @@ def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsR
     policy = site.identity.policy
     check_answer(policy, "statistics")
     check_statistics(policy, site.experiment)
-    site.check_stamp(request)
+    site.check_experiment(request)
     counts = _told_counts(site, _classes(site, request), "class_counts")
     _charge(site, request, "class_counts")
     return ClassCountsReply(**request.stamp_fields, of_task=request.of_task, counts=counts)
@@ -161,7 +168,7 @@ def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHea
     policy = site.identity.policy
     check_answer(policy, "evaluate")
     check_evaluation(policy, site.experiment)
-    site.check_stamp(request)
+    site.check_experiment(request)
     backbone, known = _maps(site, request.features), request.num_classes
     heads = request.heads
     count = len(heads["bias"]) if "bias" in heads else 0

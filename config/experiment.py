@@ -163,7 +163,7 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _learner_where_sites_train(self) -> "Experiment":
-        if self.strategy.trains and self.learner is NO_LEARNER:
+        if self.strategy.trains and "learner" not in self.model_fields_set:
             raise ValueError(f"learner: missing; strategy {self.strategy.name} trains by gradients")
         if not self.strategy.trains and self.learner != NO_LEARNER:
             raise ValueError(
@@ -256,6 +256,16 @@ class Experiment(BaseModel):
                 f"learner.means: found 'global' with privacy.mode {self.privacy.mode!r}, under which no "
                 "accountant covers what a site would send; allowed with none and client_local"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _patients_are_named(self) -> "Experiment":
+        if self.privacy.unit == "patient" and self.data.patient is None and not self.data.only_at_sites:
+            named = "patient" in self.data.arrays
+            if not named:
+                raise ValueError(
+                    "data.patient: missing; privacy.unit is patient, so the data must name the patients"
+                )
         return self
 
     @model_validator(mode="after")

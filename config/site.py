@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from perennial.config.yaml_file import UsablePath, read_yaml, validate
 from perennial.data.config import DataConfig
 from perennial.foundation.names import SITE_NAME
-from perennial.privacy.config import Mode
+from perennial.privacy.config import Mode, Unit
 
 Answer = Literal["train", "evaluate", "digest", "sparsity", "statistics"]
 ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "digest", "sparsity", "statistics")
@@ -29,6 +29,10 @@ Few = Literal["evaluate", "class_means", "digest", "sparsity", "prototypes", "me
 """Those of them that a policy can let leave although they come from few samples."""
 
 
+Demand = Mode | Literal["patient"]
+"""A protection that a site can demand: a mode, or mode sample with unit patient."""
+
+
 class SitePolicy(BaseModel):
     """What may leave the building."""
 
@@ -40,9 +44,9 @@ class SitePolicy(BaseModel):
     below_floor: list[Few] = []
     """Releases to which min_samples does not apply. Prototypes come from one sample each, so that they leave
     only where they are named here."""
-    require_privacy: Mode = "none"
+    require_privacy: Demand = "none"
     """What must hide everything that leaves: this one, since they hide different units from different
-    adversaries."""
+    adversaries. patient: mode sample with unit patient, which serves where sample is demanded, too."""
     max_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Lifetime budget of this site, over all runs; None: no budget, which require_privacy other than none
     forbids."""
@@ -89,14 +93,14 @@ class SitePolicy(BaseModel):
         return self
 
     @property
-    def unit(self) -> Literal["site", "sample"] | None:
+    def unit(self) -> Unit | None:
         """What the budget must hide: the unit of the protection that the site demands.
 
         None stands for the largest unit that all releases hide.
         """
         if self.require_privacy == "none":
             return None
-        return "sample" if self.require_privacy == "sample" else "site"
+        return self.require_privacy if self.require_privacy in ("sample", "patient") else "site"
 
 
 class StateLimits(BaseModel):

@@ -1,10 +1,11 @@
 """How updates are added up: `sums:` of an experiment."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from perennial.models.sum_grid import SumGrid
+if TYPE_CHECKING:
+    from perennial.models.sum_grid import SumGrid
 
 
 class SumsConfig(BaseModel):
@@ -16,6 +17,8 @@ class SumsConfig(BaseModel):
     largest_norm: float = Field(default=1024.0, gt=0, lt=1e30)
     """L2 norm that an update of the largest weight may have; at half the weight it may be twice that."""
 
-    def grid(self, updates: int, largest_weight: float) -> SumGrid:
+    def grid(self, updates: int, largest_weight: float) -> "SumGrid":
         """The grid of one round. updates: the most that the sum has to hold."""
+        from perennial.models.sum_grid import SumGrid  # torch, which saying who it is spares a site
+
         return SumGrid(max(1, updates), largest_weight, self.largest_norm, self.bits)

@@ -127,6 +127,7 @@ def load_site(
         keyed=keyed,
         columns=source.columns,
         notes=tuple(notes),
+        patients=source.train.patients,
     )
 
 

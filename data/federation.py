@@ -145,6 +145,7 @@ class _Builder:
             mean=mean,
             std=std,
             keyed=self.keyed,
+            patients=self.source.train.patients,
             columns=self.source.columns,
         )
         sites = {}

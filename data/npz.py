@@ -1,5 +1,8 @@
-"""Arrays in a NumPy .npz file: x, y and, if given, site, patient, classes, site_names, and x_test, y_test,
-site_test, patient_test."""
+"""Reads arrays in a NumPy .npz file: x and y, a test part, and who holds each sample.
+
+The arrays are x, y and, if they are there, site, patient, classes, site_names, and x_test, y_test, site_test,
+patient_test.
+"""
 
 import zipfile
 import zlib

@@ -21,7 +21,7 @@ class SiteData:
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
     keyed: by which samples were divided, and are chosen as exemplars.
     columns: of a table, feature column -> "numeric" or its categories.
-    notes: what a person should know about this data.
+    notes: what a person should know about this data. patients: whether the data says whose each sample is.
     """
 
     name: str
@@ -35,6 +35,7 @@ class SiteData:
     keyed: KeyedHash
     columns: Mapping[str, str | Sequence[str]] | None = None
     notes: tuple[str, ...] = ()
+    patients: bool = False
 
     @property
     def input_shape(self) -> tuple[int, ...]:

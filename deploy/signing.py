@@ -66,9 +66,8 @@ def check_signature(fab: Path, public: Path) -> None:
     if not isinstance(key, Ed25519PublicKey):
         raise ConfigError(f"{public}: found {type(key).__name__}, allowed an Ed25519 key")
     try:
-        key.verify(
-            base64.b64decode(signature.read_bytes().strip(), validate=True), _PURPOSE + fab.read_bytes()
-        )
+        signed = base64.b64decode(signature.read_bytes().strip(), validate=True)
+        key.verify(signed, _PURPOSE + fab.read_bytes())
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from error
     except (InvalidSignature, binascii.Error, ValueError):

@@ -49,12 +49,20 @@ class RecordGone(StateError):
     """
 
 
+LONGEST_WORD = 100
+
+
 def shown(text: str, longest: int = 200) -> str:
     """text for an error message, cut to a length that a person can read."""
     return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
 
 
 def nearest(found: str, allowed: Iterable[str]) -> str:
-    """' (did you mean X?)' for a misspelt word, or '' when nothing is close."""
+    """' (did you mean X?)' for a misspelt word, or '' when nothing is close.
+
+    Nobody misspells a word of hundreds of characters, and comparing a stranger's would take minutes.
+    """
+    if len(found) > LONGEST_WORD:
+        return ""
     close = get_close_matches(found, list(allowed), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -20,7 +20,7 @@ class TrainingSet:
     """Samples of one round: new data first, then exemplars.
 
     x: (n, C, H, W) uint8 or (n, D) float32 on the device; y: (n,) int64. exemplars: how many of the n are
-    exemplars.
+    exemplars. patients: (n,) int64 whose each sample is, from 0, where that counts.
     """
 
     x: Tensor
@@ -29,6 +29,7 @@ class TrainingSet:
     std: Tensor
     exemplars: int = 0
     channels_last: bool = False
+    patients: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.y)

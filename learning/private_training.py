@@ -9,6 +9,7 @@ Abadi et al. 2016 (arXiv 1607.00133).
 import os
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from perennial.config.charges import steps_of_round
@@ -48,8 +49,9 @@ def train_privately(
     """Train model in place by DP-SGD, and say what changed; its loss is private and stays at the site.
 
     neighbours: sees at each step how far records drawn at random would move its sum.
-    correction: FedProx's pull alone, which is public. Raises PrivacyError when the model, a term of the loss
-    or the correction has no gradient of one sample.
+    correction: FedProx's pull alone, which is public. Under unit patient a batch is drawn over patients, each
+    with all of theirs. Raises PrivacyError when the model, a term of the loss or the correction has no
+    gradient of one sample.
     """
     assert privacy.sample_rate is not None
     before = flat.vector.clone()
@@ -82,11 +84,13 @@ def train_privately(
         seeded_dropout(model, generator),
         PrivateGradient(model, privacy, expected_batch=config.batch_size, source=source) as private,
     ):
-        for batch in poisson_batches(len(data), privacy.sample_rate, steps, source):
+        units = len(data) if data.patients is None else int(data.patients.max()) + 1
+        for drawn_units in poisson_batches(units, privacy.sample_rate, steps, source):
+            batch, patients = _samples_of(data, drawn_units)
             if neighbours is not None:
                 drawn = neighbours.records(len(data))
                 neighbours.see(private.clipped_norms(len(drawn), losses_of(drawn)))
-            mean = private.compute(len(batch), losses_of(batch))
+            mean = private.compute(len(batch), losses_of(batch), patients)
             if correction is not None:
                 correction.apply(flat.gradient, flat.trainable, anchor)
             optimizer.step()
@@ -94,6 +98,17 @@ def train_privately(
             total += mean * len(batch) if len(batch) else 0.0
             seen += len(batch)
     return TrainingResult(flat.vector - before, total / max(seen, 1), steps)
+
+
+def _samples_of(data: TrainingSet, units: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(indices of the samples, whose each is) of the units of a batch.
+
+    A unit is a sample, or a patient with all of their samples.
+    """
+    if data.patients is None:
+        return units, None
+    batch = torch.isin(data.patients, units).nonzero()[:, 0]
+    return batch, data.patients[batch]
 
 
 def secret_generator(source: NoiseSource) -> np.random.Generator:

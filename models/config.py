@@ -52,8 +52,9 @@ class ModelConfig(BaseModel):
     name: Annotated[str, AfterValidator(_network)]
     backbone: Annotated[str, AfterValidator(_backbone)] | None = None
     """The network inside dual_backbone and digest_two_branch."""
-    hidden: tuple[Size, ...] = Field((64,), min_length=1, max_length=64)
-    """mlp: widths of the hidden layers; the last one is the feature width."""
+    hidden: tuple[Size, ...] = Field((64,), max_length=64)
+    """mlp: widths of the hidden layers; the last one is the feature width. []: the head alone, a linear
+    classifier of the inputs."""
     channels: tuple[Size, Size] = (16, 32)
     """small_cnn: channels of the two convolutions."""
     width: Size = 64

@@ -77,7 +77,8 @@ def _build_backbone(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[
     """The network (B, *input_shape) -> (B, d), and d."""
     name, norm = config.backbone_name, config.resolved_norm
     if name == "mlp":
-        return MultilayerPerceptron(prod(input_shape), config.hidden, norm), config.hidden[-1]
+        inputs = prod(input_shape)
+        return MultilayerPerceptron(inputs, config.hidden, norm), (inputs, *config.hidden)[-1]
     if name not in BACKBONES:
         return _plugin(config, input_shape)
     colours, height, width = input_shape

@@ -12,7 +12,7 @@ from perennial.models.se_cnn import SqueezeExcitation
 
 
 class MultilayerPerceptron(nn.Module):
-    """Linear layers with ReLU; images are flattened. d is the last of hidden."""
+    """Linear layers with ReLU; images are flattened. d is the last of hidden, or else of the inputs."""
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], norm: Norm) -> None:
         super().__init__()

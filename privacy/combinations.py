@@ -143,10 +143,10 @@ def _of_releases(
             reasons.append(
                 f"the {name} would leave without a proven guarantee; give it noise with a stated epsilon"
             )
-        elif protects == "sample" and privacy.unit == "site":
+        elif protects == "sample" and privacy.hidden_unit != "sample":
             reasons.append(
-                f"the {name} hides one sample, while this mode claims to hide a whole site; "
-                "use privacy.mode: sample, or send none"
+                f"the {name} hides one sample, while this mode claims to hide a whole {privacy.hidden_unit}; "
+                "use privacy.mode: sample with unit sample, or send none"
             )
     return reasons
 

@@ -3,11 +3,12 @@
 Releases differ in what they hide, and figures that hide different things do not add up. The rules, each
 conservative:
 
-- A guarantee for a whole site also holds for each of its samples; one for a sample says nothing finite about
-  the site.
+- A guarantee for a whole site also holds for each of its patients and samples, one for a patient for each of
+  the patient's samples; one for a sample says nothing finite about a patient or the site.
 - A replacement is a removal and an addition. A full-participation Gaussian that hides one of them hides both
   with half its multiplier; anything else pays group privacy for two: (2 epsilon, (1 + e^epsilon) delta).
-- A site's replacement covers any change of one sample, added, removed or replaced.
+- A site's replacement covers any change of one patient or sample, added, removed or replaced; so does a
+  patient's for one of the samples.
 - Gaussian releases compose through the accountant, by Renyi orders if one of them is discrete; stated
   (epsilon, delta) add up.
 
@@ -18,11 +19,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from perennial.privacy.accountants import Accountant, make_accountant
-from perennial.privacy.config import AccountantName
-from perennial.privacy.entries import Entry, Relation, Unit
+from perennial.privacy.config import AccountantName, Unit
+from perennial.privacy.entries import Entry, Relation
+
+_UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Cost:
 
 def common_unit(entries: Iterable[Entry]) -> Unit:
     """The largest unit that every release still hides."""
-    return "site" if all(entry.unit == "site" for entry in entries) else "sample"
+    units: list[Unit] = [entry.unit for entry in entries]
+    return _UNITS[max((_UNITS.index(unit) for unit in units), default=0)]
 
 
 def compose(
@@ -71,7 +75,7 @@ def compose(
     if any(entry.mechanism == "discrete_gaussian" for entry in entries):
         accountant = "rdp"
     unprotected = sum(count for entry, count in counts.items() if not entry.protected)
-    hidden = unprotected == 0 and (unit == "sample" or common_unit(counts) == "site")
+    hidden = unprotected == 0 and _hides(common_unit(counts), unit)
     return Cost(
         epsilon=_epsilon(counts, delta, accountant, unit, relation) if hidden else math.inf,
         delta=delta,
@@ -101,8 +105,13 @@ def _of_one_sample(counts: Mapping[Entry, int]) -> dict[Entry, int]:
 
 
 def _covers_add_remove(entry: Entry, unit: Unit) -> bool:
-    """Whether the entry hides an addition or removal of the unit; replacing a site hides it for a sample."""
-    return entry.relation == "add_remove" if entry.unit == unit else unit == "sample"
+    """Whether the entry hides an addition or removal of the unit; replacing a larger unit does."""
+    return entry.relation == "add_remove" if entry.unit == unit else _hides(entry.unit, unit)
+
+
+def _hides(found: Unit, wanted: Unit) -> bool:
+    """Whether a guarantee for one unit is one for another, of the same size or smaller."""
+    return _UNITS.index(found) <= _UNITS.index(wanted)
 
 
 def _needs_replacement(entry: Entry, unit: Unit, relation: Relation) -> bool:

@@ -6,6 +6,8 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Mode = Literal["none", "client_local", "client_central", "client_shared", "sample"]
+Unit = Literal["site", "patient", "sample"]
+"""Whose presence a guarantee hides, the largest first."""
 AccountantName = Literal["rdp", "prv"]
 
 
@@ -58,6 +60,9 @@ class PrivacyConfig(BaseModel):
     physical_batch: largest batch held in memory at once in "sample" mode (a Poisson batch has no upper
     limit).
     ghost: compute clipped gradients without holding one gradient for each sample (big models).
+    unit: mode sample: whom the guarantee hides, one sample (the default) or one patient with all of theirs at
+    a site; sample_rate is then the probability of a patient, and clip_norm bounds the sum of a patient's
+    gradients.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,6 +80,7 @@ class PrivacyConfig(BaseModel):
     sample_rate: float | None = Field(default=None, gt=0, le=1)
     physical_batch: int | None = Field(default=None, ge=1)
     ghost: bool = False
+    unit: Literal["sample", "patient"] | None = None
 
     @model_validator(mode="after")
     def _values(self) -> Self:
@@ -105,11 +111,11 @@ class PrivacyConfig(BaseModel):
                 )
                 if getattr(self, name) is not None
             ]
-            if idle or self.ghost:
+            if idle or self.ghost or self.unit is not None:
                 raise ValueError(
-                    f"mode is none, yet {', '.join(idle) or 'ghost'} is set, which would "
-                    "protect nothing; choose client_local, client_central, client_shared or sample, or "
-                    "remove it"
+                    f"mode is none, yet {', '.join(idle) or ('ghost' if self.ghost else 'unit')} is set, "
+                    "which would protect nothing; choose client_local, client_central, client_shared or "
+                    "sample, or remove it"
                 )
             return self
         if self.noise_multiplier is None:
@@ -130,11 +136,17 @@ class PrivacyConfig(BaseModel):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        of_samples = (self.sample_rate, self.physical_batch)
+        of_samples = (self.sample_rate, self.physical_batch, self.unit)
         if self.mode != "sample" and (any(value is not None for value in of_samples) or self.ghost):
             raise ValueError(
-                f"sample_rate, physical_batch and ghost belong to mode sample; mode is {self.mode}"
+                f"sample_rate, physical_batch, ghost and unit belong to mode sample; mode is {self.mode}"
             )
+        if self.unit == "patient" and self.ghost:
+            raise ValueError(
+                "ghost clips each sample, and unit patient clips the sum over a patient's samples; choose one"
+            )
+        if self.unit == "patient" and self.bayesian is not None and self.bayesian.enabled:
+            raise ValueError("bayesian accounting samples single records, and unit is patient; choose one")
         if self.mode == "client_shared":
             self._shared()
         if self.bayesian is not None and self.bayesian.enabled and not self.noise_multiplier:
@@ -196,8 +208,8 @@ class PrivacyConfig(BaseModel):
         return self.bayesian if self.bayesian is not None and self.bayesian.enabled else None
 
     @property
-    def unit(self) -> Literal["site", "sample"] | None:
+    def hidden_unit(self) -> Unit | None:
         """Whose presence the guarantee hides; None without protection."""
         if self.mode == "none":
             return None
-        return "sample" if self.mode == "sample" else "site"
+        return (self.unit or "sample") if self.mode == "sample" else "site"

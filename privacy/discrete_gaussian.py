@@ -32,8 +32,10 @@ class WordSource(Protocol):
 
 
 class SecureWords:
-    """The operating system's secure source, stretched by AES-256 in counter mode. The key lives as long as
-    this object."""
+    """Random words from the operating system's secure source, stretched by AES-256 in counter mode.
+
+    The key lives as long as this object.
+    """
 
     def __init__(self) -> None:
         self._cipher = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
@@ -109,8 +111,10 @@ def _bernoulli_exp(above: Integers, below: int, source: WordSource) -> NDArray[n
 
 
 def _coin(above: Integers, below: int, source: WordSource) -> NDArray[np.bool_]:
-    """As _bernoulli_exp, for 0 <= above <= below: the number of wins in a row, of chance above / (k below)
-    at the k-th, is even."""
+    """As _bernoulli_exp, for 0 <= above <= below.
+
+    It is true if the number of wins in a row is even, where the k-th win has the chance above / (k below).
+    """
     even = np.ones(len(above), dtype=bool)
     active = np.arange(len(above))
     turn = 1

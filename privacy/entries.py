@@ -3,20 +3,19 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from perennial.foundation.errors import PrivacyError
-from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.config import PrivacyConfig, Unit
 from perennial.privacy.protection import effective_multiplier
 
-Unit = Literal["site", "sample"]
 Relation = Literal["add_remove", "replace"]
 Mechanism = Literal["gaussian", "discrete_gaussian", "stated", "unprotected"]
 RECIPIENT = "server"
 """Whoever a site releases to in a federation."""
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
-    "unit": ("site", "sample"),
+    "unit": get_args(Unit),
     "relation": ("add_remove", "replace"),
     "mechanism": ("gaussian", "discrete_gaussian", "stated", "unprotected"),
 }
@@ -27,8 +26,8 @@ class Entry:
     """A release that leaves, or is about to leave, a site.
 
     kind: update, digest, sparsity, evaluation, or another word for what is sent.
-    unit, relation: the neighbouring datasets that the guarantee speaks of: one site's whole data or one
-    training sample, added/removed or replaced by another.
+    unit, relation: the neighbouring datasets that the guarantee speaks of: one site's whole data, all samples
+    of one patient there or one training sample, added/removed or replaced by another.
     mechanism: "discrete_gaussian" is a sum of discrete Gaussians, whose noise_multiplier is that of a
     Gaussian which costs as much at every Renyi order; "gaussian" has noise_multiplier (standard deviation
     over sensitivity), Poisson sample_rate and steps, and composes through an accountant; "stated" has the
@@ -109,7 +108,7 @@ class Entry:
         once = privacy.mode != "sample"
         return cls(
             **place,
-            unit="site" if once else "sample",
+            unit=privacy.hidden_unit or "site",
             relation="replace" if privacy.mode == "client_local" else "add_remove",
             mechanism="discrete_gaussian" if privacy.mode == "client_shared" else "gaussian",
             noise_multiplier=effective_multiplier(privacy.mode, privacy.noise_multiplier),

@@ -24,8 +24,8 @@ from pathlib import Path
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.foundation.files import flush_folder, make_folder
 from perennial.privacy.composition import Cost, compose
-from perennial.privacy.config import AccountantName
-from perennial.privacy.entries import Entry, Unit
+from perennial.privacy.config import AccountantName, Unit
+from perennial.privacy.entries import Entry
 from perennial.privacy.ledger_head import (
     MOST_GUARANTEES,
     Head,

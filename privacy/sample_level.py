@@ -12,6 +12,7 @@ Abadi et al. 2016 (arXiv 1607.00133); ghost clipping: Li et al. 2022 (arXiv 2110
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from types import TracebackType
 from typing import Any, Self
 
@@ -101,11 +102,12 @@ class PrivateGradient:
         for parameter in self._parameters:
             vars(parameter).pop("summed_grad", None)
 
-    def compute(self, batch: int, losses: Losses) -> float:
+    def compute(self, batch: int, losses: Losses, patients: Tensor | None = None) -> float:
         """Set the private gradient of one Poisson batch; returns the mean loss (private; nan when empty).
 
         batch: B, 0 allowed. losses: takes indices in the batch and returns their losses, each depending on
-        its own sample alone; a batch above physical_batch is taken in parts.
+        its own sample alone; a batch above physical_batch is taken in parts. patients: (B,) int64, whose each
+        sample is; then the sum of a patient's gradients is clipped, and a part holds whole patients.
         A parameter that already has a .grad keeps its memory, so a flat gradient vector stays one.
         Raises PrivacyError on losses of another shape, or a model in evaluation mode, which Opacus does not
         watch.
@@ -117,7 +119,7 @@ class PrivateGradient:
         vector = torch.zeros(sum(sizes), device=self._parameters[0].device)
         try:
             self._forget_gradients()
-            loss = self._add_parts(vector, batch, losses)
+            loss = self._add_parts(vector, batch, losses, patients)
             add_noise(vector, self._noise_multiplier * self._clip_norm, self._source)
             vector /= self._expected_batch
         finally:
@@ -173,17 +175,56 @@ class PrivateGradient:
             )
         return loss
 
-    def _add_parts(self, vector: Tensor, batch: int, losses: Losses) -> float:
+    def _add_parts(self, vector: Tensor, batch: int, losses: Losses, patients: Tensor | None) -> float:
         """Add the clipped gradients of the batch to vector, part by part; returns the sum of the losses."""
         total = torch.zeros((), device=vector.device)
         with _without_remarks():
-            for indices in self._parts(batch):
+            for indices in self._parts(batch) if patients is None else self._whole_patients(patients):
+                if patients is not None:
+                    total += self._add_patients(vector, indices, losses, patients[indices])
+                    continue
                 loss = self._finite_losses(indices, losses)
                 if loss is not None:
                     total += loss.detach().sum()
                     vector += self._clipped_sum(loss)
                 self._forget_gradients()
         return total.item()
+
+    def _whole_patients(self, patients: Tensor) -> Iterator[Tensor]:
+        """Places in the batch, patient by patient, as many at a time as fit; a larger patient comes alone."""
+        order = torch.argsort(patients, stable=True)
+        sizes = torch.unique_consecutive(patients[order], return_counts=True)[1].tolist()
+        part: list[Tensor] = []
+        held, most = 0, self._physical_batch or max(len(patients), 1)
+        for members in order.split(sizes):
+            if part and held + len(members) > most:
+                yield torch.cat(part)
+                part, held = [], 0
+            part.append(members)
+            held += len(members)
+        if part:
+            yield torch.cat(part)
+
+    def _add_patients(self, vector: Tensor, indices: Tensor, losses: Losses, patients: Tensor) -> Tensor:
+        """Add the clipped sum of each patient's gradients; a patient whose sum is not finite counts as 0."""
+        loss = self._losses_of(indices, losses)
+        loss.sum().backward()
+        whose = torch.unique(patients, return_inverse=True)[1].to(vector.device)
+        sums = torch.zeros(int(whose.max()) + 1, len(vector), device=vector.device)
+        for start, parameter in zip(self._starts(), self._parameters, strict=True):
+            found = vars(parameter).get("grad_sample")
+            if found is not None:
+                sums[:, start : start + parameter.numel()].index_add_(0, whose, found.flatten(1))
+        norms = sums.norm(dim=1)
+        finite = norms.isfinite()
+        factors = (self._clip_norm / norms.clamp(min=1e-12)).clamp(max=1.0)
+        vector += (sums[finite] * factors[finite, None]).sum(dim=0)
+        self._forget_gradients()
+        return loss.detach().sum()
+
+    def _starts(self) -> list[int]:
+        """Where each parameter begins in the flat gradient."""
+        return [0, *accumulate(parameter.numel() for parameter in self._parameters)][:-1]
 
     def _finite_losses(self, indices: Tensor, losses: Losses) -> Tensor | None:
         """The losses of the samples whose gradients are finite, after backward(); None where no sample is.

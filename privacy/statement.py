@@ -3,35 +3,41 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from perennial.privacy.composition import compose
 from perennial.privacy.config import Mode, PrivacyConfig
 from perennial.privacy.entries import Entry
 
-_UNIT: dict[Mode, str] = {
+Kind = Mode | Literal["patient"]
+"""A mode, and "patient" for mode sample with unit patient."""
+
+_UNIT: dict[Kind, str] = {
     "none": "nothing",
     "client_local": "one site: its whole data",
     "client_central": "one site: its whole contribution",
     "client_shared": "one site: its whole contribution",
     "sample": "one training sample of one site",
+    "patient": "one patient of one site: all of the patient's training samples there",
 }
-_ADVERSARY: dict[Mode, str] = {
+_ADVERSARY: dict[Kind, str] = {
     "none": "nobody",
     "client_local": "the server, and whoever receives the model",
     "client_central": "whoever receives the model; the server is trusted",
     "client_shared": "the server and up to secure.assumed_colluders sites together, and whoever receives the "
     "model",
     "sample": "the server, and whoever receives the model",
+    "patient": "the server, and whoever receives the model",
 }
-_RELATION: dict[Mode, str] = {
+_RELATION: dict[Kind, str] = {
     "none": "none",
     "client_local": "the complete data of one site is replaced",
     "client_central": "the contribution of one site is present, or zero in its place",
     "client_shared": "the contribution of one site is present, or zero in its place",
     "sample": "one training sample is added or removed",
+    "patient": "one patient is added or removed, with all samples",
 }
-_MECHANISM: dict[Mode, str] = {
+_MECHANISM: dict[Kind, str] = {
     "none": "none",
     "client_local": "update clipped to L2 norm C, then noised with N(0, (sigma C)^2), at the site",
     "client_central": "update clipped to L2 norm C at the site; N(0, (sigma C w)^2) added once to the "
@@ -40,9 +46,14 @@ _MECHANISM: dict[Mode, str] = {
     "adds a discrete Gaussian of variance (sigma C)^2 / m, m being the honest sites of every opened sum, and "
     "the server sees the sum alone (docs/secure_aggregation.md)",
     "sample": "DP-SGD: each sample's gradient clipped to L2 norm C, N(0, (sigma C)^2) on the sum of a batch",
+    "patient": "DP-SGD over patients: patients are drawn, the sum of a patient's gradients is clipped to L2 "
+    "norm C, N(0, (sigma C)^2) on the sum of a batch",
 }
-_REPLACED_SAMPLE = "one training sample is replaced by another"
-"""Where a sample is hidden by releases of which some know no addition or removal."""
+_REPLACED: dict[Kind, str] = {
+    "sample": "one training sample is replaced by another",
+    "patient": "one patient is replaced by another",
+}
+"""Where the unit is hidden by releases of which some know no addition or removal."""
 BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
     "none": "none",
     "client_local": "the data of one site is replaced by another draw from where it came from",
@@ -51,7 +62,7 @@ BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
     "sample": "one training sample, drawn like the others, is added or removed",
 }
 """The neighbours of the Bayesian figure: typical ones, where the headline's are the worst."""
-_NOT_COVERED: dict[Mode, tuple[str, ...]] = {
+_NOT_COVERED: dict[Kind, tuple[str, ...]] = {
     "none": ("updates leave in the clear; a single one can give training images back",),
     "client_local": (
         "that a site takes part, and in which rounds; a site whose data falls short of its policy refuses",
@@ -67,6 +78,10 @@ _NOT_COVERED: dict[Mode, tuple[str, ...]] = {
     ),
     "sample": (
         "a person with many samples: k samples cost about k times the epsilon",
+        "whether a site has enough samples of a task to take part at all",
+    ),
+    "patient": (
+        "a patient with records at several sites: their epsilons add up",
         "whether a site has enough samples of a task to take part at all",
     ),
 }
@@ -136,26 +151,27 @@ def describe(
     guarantee speaks of, where known; a delta of 1 / units or more is worth nothing. also_open: what else
     leaves without noise in the experiment at hand.
     """
-    unit = "sample" if privacy.mode == "sample" else "site"
+    kind: Kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
+    unit = privacy.hidden_unit or "site"
     secure = [replace(entry, seeded=False) for entry in releases]
     cost = compose(secure, privacy.delta, privacy.accountant, unit)
     replaced = privacy.mode == "sample" and cost.relation == "replace"
     return Statement(
-        unit=_UNIT[privacy.mode],
-        adversary=_ADVERSARY[privacy.mode],
-        relation=_REPLACED_SAMPLE if replaced else _RELATION[privacy.mode],
-        mechanism=_mechanism(privacy, releases),
+        unit=_UNIT[kind],
+        adversary=_ADVERSARY[kind],
+        relation=_REPLACED[kind] if replaced else _RELATION[kind],
+        mechanism=_mechanism(privacy, kind, releases),
         accountant=privacy.accountant,
         epsilon=math.inf if privacy.mode == "none" else cost.epsilon,
         delta=privacy.delta,
         bayesian_epsilon=bayesian_epsilon,
         bayesian_relation=BAYESIAN_NEIGHBOURS[privacy.mode],
-        not_covered=(*_NOT_COVERED[privacy.mode], *also_open, *_NEVER_COVERED),
+        not_covered=(*_NOT_COVERED[kind], *also_open, *_NEVER_COVERED),
         warnings=tuple(_warnings(privacy, releases, units)),
     )
 
 
-def _mechanism(privacy: PrivacyConfig, releases: Sequence[Entry]) -> str:
+def _mechanism(privacy: PrivacyConfig, kind: Kind, releases: Sequence[Entry]) -> str:
     if privacy.mode == "none":
         return _MECHANISM["none"]
     if privacy.release == "sums":
@@ -163,7 +179,7 @@ def _mechanism(privacy: PrivacyConfig, releases: Sequence[Entry]) -> str:
             f"discrete Gaussian noise on each task's sums of features, once; sigma "
             f"{privacy.noise_multiplier:g} times the sqrt 3 by which one sample moves them"
         )
-    said = f"{_MECHANISM[privacy.mode]}; sigma {privacy.noise_multiplier:g}, C {privacy.clip_norm:g}"
+    said = f"{_MECHANISM[kind]}; sigma {privacy.noise_multiplier:g}, C {privacy.clip_norm:g}"
     beside = sorted({entry.kind.replace("_", " ") for entry in releases} - {"update"})
     return f"{said}; beside updates, with noise of their own: {', '.join(beside)}" if beside else said
 

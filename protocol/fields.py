@@ -153,7 +153,7 @@ class WireMessage:
         present = [n for n in scalars if n != _MESSAGE] + [n for n in record if n != _FIELDS]
         for name in present:
             if name not in layout:
-                raise ProtocolError(f"{cls.__name__}: unknown field {name!r}{nearest(name, layout)}")
+                raise ProtocolError(f"{cls.__name__}: unknown field {name!r:.80}{nearest(name, layout)}")
         values: dict[str, Any] = {}
         for name, field in layout.items():
             if field.kind is Tensors:

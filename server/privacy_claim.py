@@ -34,8 +34,11 @@ def open_channels(experiment: Experiment) -> tuple[str, ...]:
         channels.append("sample counts, losses and numbers of right answers, which sites report in the clear")
     if experiment.evaluation.central:
         channels.append("the samples of the server's own test set, on which it measures the model")
-    if experiment.learner.memory is not None and experiment.privacy.unit == "sample":
-        channels.append("a sample kept as an exemplar is counted in every later round, as if it were in all")
+    if experiment.learner.memory is not None and experiment.privacy.mode == "sample":
+        channels.append(
+            f"a {experiment.privacy.hidden_unit} kept as an exemplar is counted in every later round, "
+            "as if it were in all"
+        )
     if experiment.digests is not None:
         labels = "the labels of the digests, and " if experiment.digests.labels == "public" else ""
         channels.append(f"{labels}how many digests a site lends, which follows its number of samples")

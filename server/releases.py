@@ -1,4 +1,4 @@
-"""What each site was asked to release under protection: what the run may have cost it, never too little.
+"""What each site was asked to release under protection: an upper bound on the privacy cost of a run.
 
 A line is on the disk before the requests leave. A round that is repeated after a crash is asked, and counted,
 again: its first releases may have been seen. A site that refused released nothing, and is taken off.

@@ -135,7 +135,7 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
         return None
     charged = curriculum.releases.charged()
     bayesian = _bayesian(curriculum, [site for site, entries in charged.items() if entries])
-    sites = len(charged) if privacy.unit == "site" else None
+    sites = len(charged) if privacy.hidden_unit == "site" else None
 
     @cache
     def claim(releases: frozenset[tuple[Entry, int]]) -> Statement:
@@ -152,7 +152,7 @@ def epsilon(curriculum: Curriculum) -> dict[str, Any] | None:
     worst = max([claim(frozenset()), *claims.values()], key=lambda statement: statement.epsilon)
     return {
         "value": _finite(worst.epsilon),
-        "unit": privacy.unit,
+        "unit": privacy.hidden_unit,
         "delta": privacy.delta,
         "accountant": privacy.accountant,
         "per_site": {site: _finite(value) for site, value in per_site.items()},

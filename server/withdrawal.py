@@ -130,10 +130,10 @@ def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
 
 
 def merge(first: Path, second: Path, output: Path) -> Path:
-    """One model of the sums of two finished runs on disjoint data, in a folder of its own; returns its
-    certificate.
+    """Make one model of the sums of two finished runs on disjoint data, in a folder of its own.
 
-    Raises ConfigError where the runs' maps, classes or heads differ, or a site is in both.
+    Returns its certificate. Raises ConfigError if the runs' maps, classes or heads differ, or if a site is in
+    both.
     """
     one, other = _Finished.open(first), _Finished.open(second)
     features = _features(one), _features(other)

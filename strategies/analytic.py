@@ -47,6 +47,9 @@ class Analytic(IncrementalStrategy):
 
     serves_groups = False
 
+    combines_replies = False
+    needs = "sums of features from the sites"
+
     def __init__(
         self,
         head: HeadName = "gaussian",

@@ -348,7 +348,7 @@ class DigestSynthesis(Wrapper):
     # what stays
 
     def summary_blocks(self) -> dict[str, Any]:
-        """Beside the base's: what is held of whom, at what honest epsilon."""
+        """The base's blocks, and whose digests the server holds at what epsilon."""
         blocks = super().summary_blocks()
         return blocks if self._lending is None else blocks | {"digest": self._lending.summary_block()}
 

@@ -243,7 +243,7 @@ class SerialRing(IncrementalStrategy):
         for watch in self.watchers:
             facts |= watch(reply, log.arrays, sweep)
         if reply.norm:
-            # a model that came back as it was is worth what it was, to the last bit
+            # a zero update leaves the model's value unchanged, to the last bit
             log.worth = None
         after = moved(log.arrays, reply.update, frozen_names(log.arrays, self.freeze))
         if self.relabel == "permute":

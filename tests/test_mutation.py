@@ -1,4 +1,4 @@
-"""The mutation campaign: its sample is seeded and stratified, its mutants change the code, its interval is right."""
+"""The mutation campaign: a seeded and stratified sample, mutants that change the code, a right interval."""
 
 import ast
 import shutil

@@ -8,8 +8,8 @@ import pytest
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.accountants import make_accountant
 from perennial.privacy.composition import compose
-from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.entries import Entry, Relation, Unit
+from perennial.privacy.config import PrivacyConfig, Unit
+from perennial.privacy.entries import Entry, Relation
 
 PLACE: dict[str, Any] = {"run": "r", "experiment": "e", "recipient": "server", "kind": "update"}
 

@@ -66,7 +66,7 @@ def test_what_cannot_be_kept_is_refused(values: dict[str, Any], reason: str) -> 
 def test_nothing_is_protected_by_default() -> None:
     privacy = PrivacyConfig()
     assert not privacy.enabled
-    assert privacy.unit is None
+    assert privacy.hidden_unit is None
 
 
 def test_headline_defaults() -> None:
@@ -77,7 +77,7 @@ def test_headline_defaults() -> None:
 
 @pytest.mark.parametrize(("values", "unit"), [(LOCAL, "site"), (CENTRAL, "site"), (SAMPLE, "sample")])
 def test_unit_of_each_mode(values: dict[str, Any], unit: str) -> None:
-    assert PrivacyConfig.model_validate(values).unit == unit
+    assert PrivacyConfig.model_validate(values).hidden_unit == unit
 
 
 def test_optional_blocks() -> None:

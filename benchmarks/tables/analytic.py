@@ -1,7 +1,7 @@
-"""Closed form on fixed features beside gradient learners: what it reaches, on how much data, and under noise.
+"""Closed form on fixed features beside gradient learners: accuracy, amount of data, noise.
 
-Shrinkages are chosen inside each run, by validation samples or by cross-validation from the sums; test samples
-decide nothing.
+Shrinkages are chosen inside each run, by validation samples or by cross-validation from the sums; test
+samples decide nothing.
 """
 
 from perennial.benchmarks.table import STANDARD, Row, Table

@@ -27,8 +27,14 @@ REFINEMENTS = 2
 
 @dataclass(frozen=True)
 class Sums:
-    """Statistics as float64. gram: (D, D) sum of phi phi^T; sums: (C, D); counts: (C,); constant: phi's last
-    value; samples: how many there are, which counts that are weighted do not say."""
+    """Statistics as float64.
+
+    gram: (D, D) sum of phi phi^T.
+    sums: (C, D).
+    counts: (C,).
+    constant: phi's last value.
+    samples: how many there are, which weighted counts do not say.
+    """
 
     gram: Tensor
     sums: Tensor
@@ -51,8 +57,11 @@ class Sums:
 
     @classmethod
     def of_noised(cls, statistics: Statistics, noise: float) -> "Sums":
-        """Of sums that left with noise, made into what sums can be: no negative eigenvalue, and a sample or
-        more of each class. noise: its standard deviation."""
+        """Turn sums that left with noise into what sums can be.
+
+        They then have no negative eigenvalue, and a sample or more of each class.
+        noise: its standard deviation.
+        """
         gram = unpacked(statistics.gram, statistics.width)
         values, vectors = torch.linalg.eigh(gram)
         gram = (vectors * values.clamp(min=0)) @ vectors.T

@@ -102,8 +102,12 @@ def build_fixed_features(
     *,
     with_weights: bool = True,
 ) -> FixedFeatures:
-    """constants: mean and std of the inputs. with_weights: whether weights are read, and not filled in later
-    from a saved model. Raises ConfigError naming the key when a map cannot read such inputs."""
+    """Build the fixed feature maps of an experiment.
+
+    constants: mean and std of the inputs.
+    with_weights: whether weights are read now, and not filled in later from a saved model.
+    Raises ConfigError naming the key when a map cannot read such inputs.
+    """
     maps: list[nn.Module] = []
     facts: list[dict[str, str]] = []
     for config in features:

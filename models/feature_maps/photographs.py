@@ -18,8 +18,11 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @lru_cache(maxsize=2)
 def photographs(channels: int) -> tuple[np.ndarray, ...]:
-    """(channels, H, W) float64 in 0..255 each; 1 channel is brightness. Raises ConfigError on another number,
-    or where they are decoded to other pixels than everywhere else."""
+    """scikit-learn's photographs, each (channels, H, W) float64 in 0..255; 1 channel is brightness.
+
+    Raises ConfigError on another number of channels, or if they are decoded to other pixels than everywhere
+    else.
+    """
     from sklearn.datasets import load_sample_images
 
     images = load_sample_images().images

@@ -95,8 +95,10 @@ def _renamed(checkpoint: Mapping[str, Tensor], network: str) -> dict[str, Tensor
 
 
 def bare_network(name: str) -> torch.nn.Module:
-    """timm's network without its classifier, in evaluation mode, with any values. Raises ConfigError where
-    timm is missing or has none of this name."""
+    """timm's network without its classifier, in evaluation mode, with any values.
+
+    Raises ConfigError if timm is missing or has no network of this name.
+    """
     from perennial.foundation.torchvision_import import torchvision
 
     torchvision()  # before timm, which imports it as it is

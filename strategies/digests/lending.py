@@ -86,7 +86,7 @@ class DigestLending:
             notes.append(f"site {site} has withdrawn its digests; the guidance starts anew")
 
     def summary_block(self) -> dict[str, Any]:
-        """What is held of whom, at what honest epsilon."""
+        """Whose digests the server holds, and at what epsilon."""
         encoder = f"{self._services.experiment.encoder.name}, SHA-256 {self._encoder:.12}"
         length = math.prod(digest_shape(self._services.input_shape))
         return {"encoder": encoder} | digest_block(

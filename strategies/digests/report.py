@@ -1,4 +1,4 @@
-"""The `digest` block of summary.json: what is held of whom, and what its noise is honestly worth."""
+"""The `digest` block of summary.json: whose digests the server holds, and what their noise is worth."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -17,8 +17,9 @@ SLOWEST_POLL = 0.5
 
 
 class Owed(NamedTuple):
-    """A reply that was not there in time. until: when nobody waits for it any more, on the monotonic clock.
+    """A reply that missed its deadline.
 
+    until: the time, by the monotonic clock, at which we stop accepting it.
     update: whether training was asked for.
     """
 

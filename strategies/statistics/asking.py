@@ -81,8 +81,10 @@ class Asking:
         return {site: reply.counts for site, reply in found.items()}
 
     def right_answers(self, heads: Sequence[LinearHead]) -> tuple[Tensor, Tensor]:
-        """(right answers of each head for each class (K, C), samples of each class (C,)), of all sites that
-        answer, on their validation samples."""
+        """Right answers of each head for each class (K, C), and samples of each class (C,).
+
+        They are of all sites that answer, on their validation samples.
+        """
         known = self.request.stamp.num_classes
         tensors = [head.tensors() for head in heads]
         message = CompareHeadsRequest(

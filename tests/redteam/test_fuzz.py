@@ -44,3 +44,17 @@ def test_the_bytes_of_an_input_decide_and_end() -> None:
     choices = Choices(b"\x05\x00\xff\xff")
     assert (choices.number(10), choices.number(2**16), choices.number(10)) == (5, 65_535, 0)
     assert engine() in ("atheris", "hypothesis")
+
+
+def test_a_name_of_megabytes_in_a_message_costs_nothing_and_is_not_repeated() -> None:
+    from flwr.app import ConfigRecord, RecordDict
+
+    from perennial.foundation.errors import ProtocolError, nearest
+    from perennial.protocol.messages import DescribeRequest
+
+    name = "experimen" * 200_000
+    assert nearest(name, ["experiment"]) == ""
+    fields = ConfigRecord({"message": "DescribeRequest", "version": 1, name: 1})
+    with pytest.raises(ProtocolError, match="unknown field") as refusal:
+        DescribeRequest.from_record(RecordDict({"fields": fields}))
+    assert len(str(refusal.value)) < 300

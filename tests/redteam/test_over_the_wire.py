@@ -61,22 +61,19 @@ def charged(deployment: Deployment) -> list[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_an_approved_app_answers_with_the_settings_that_were_approved(federation: Deployment) -> None:
     if not federation.pinned:
         pytest.skip("root, and nothing to bind root by permissions with")
     federation.start_site("graz")
-    for settings, key in (
-        ({"overrides": "privacy={mode: none}"}, "overrides"),
-        ({"experiment": "experiments/other.yaml"}, "experiment"),
-    ):
-        status, said = hostile_run(federation, f"hostile-{key}", **settings)
-        assert status == "finished:failed", federation.logs()
-        if key == "overrides":
-            assert "policy: run config: overrides: found 'privacy={mode: none}'" in said, said
-        assert charged(federation) == [], "nothing was released"
+    status, said = hostile_run(federation, "hostile", overrides="privacy={mode: none}")
+    assert status == "finished:failed", federation.logs()
+    assert "policy: run config: overrides: found 'privacy={mode: none}'" in said, said
+    assert charged(federation) == [], "nothing was released"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_site_that_says_anothers_name_takes_no_part_and_is_named(federation: Deployment) -> None:
     if not federation.pinned:
         pytest.skip("root, and nothing to bind root by permissions with")

@@ -1,0 +1,154 @@
+"""Doors: other people's strategies, losses, models and sources by name, checked, and part of the identity."""
+
+import json
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perennial.benchmarks.flower_simulation import FlowerSimulation
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.run import RunSettings
+from perennial.deploy.application import stage_application
+from perennial.engine.run import run_in_process
+from perennial.foundation import plugins
+from perennial.foundation.errors import ConfigError, PerennialError
+from perennial.learning.classification import LOSSES
+from perennial.server.summary import hashes_of
+from perennial.strategies.factory import build_strategy
+from tests.plugin_package import CODE, EXPERIMENT, MODULE, install
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = install(tmp_path / "site-packages")
+    monkeypatch.syspath_prepend(str(folder))
+    plugins.sources_of.cache_clear()
+    yield folder
+    sys.modules.pop(MODULE, None)
+    plugins.sources_of.cache_clear()
+
+
+def written(folder: Path, name: str = "experiment", **changes: Any) -> Path:
+    content = {**deepcopy(EXPERIMENT), **changes}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_methods_by_name_learn_in_process_and_with_workers(installed: Path, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    alone = run_in_process(RunSettings(str(path), runs=str(tmp_path / "alone"), device="cpu"))
+    assert alone["final_accuracy"] > 0.5, "four classes; chance is 0.25"
+    spread = run_in_process(RunSettings(str(path), runs=str(tmp_path / "two"), device="cpu"), workers=2)
+    assert hashes_of(spread) == hashes_of(alone)
+
+
+def test_names_become_targets_that_need_no_entry_points(installed: Path, tmp_path: Path) -> None:
+    experiment = load_experiment(written(tmp_path))
+    assert experiment.strategy.name == f"{MODULE}:Median"
+    assert experiment.data.source == f"{MODULE}:blobs"
+    assert experiment.model.name == f"{MODULE}:Wide"
+    assert experiment.learner.classification.name == f"{MODULE}:Focal"
+    direct = written(tmp_path, "direct", strategy={"name": f"{MODULE}:Median", "step": 0.9})
+    assert load_experiment(direct).digest == experiment.digest
+    assert Experiment.model_validate(yaml.safe_load(experiment.to_yaml())) == experiment
+
+
+def test_a_plug_in_inside_one_of_ours(installed: Path, tmp_path: Path) -> None:
+    section = {"name": "contribution", "estimator": "reconstruct", "base": {"name": "median", "step": 0.5}}
+    experiment = load_experiment(written(tmp_path, strategy=section))
+    assert experiment.strategy.parameters["base"]["name"] == f"{MODULE}:Median"
+    assert experiment.plugins.keys() == {f"{MODULE}:{name}" for name in ("Median", "Focal", "Wide", "blobs")}
+    strategy = build_strategy("contribution", experiment.strategy.parameters | {"base": "median"})
+    assert type(strategy.base).__name__ == "Median"  # type: ignore[attr-defined]  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"strategy": {"name": "median", "stepp": 1}}, "strategy: unknown key 'stepp' .did you mean 'step'"),
+        ({"strategy": {"name": "median", "step": "far"}}, "strategy.step: found 'far'"),
+        ({"strategy": {"name": "median", "step": -1}}, "step: found -1"),
+        ({"strategy": {"name": "medain"}}, "strategy.name: found 'medain' .did you mean 'median'"),
+        ({"strategy": {"name": "no_such:Thing"}}, "no module 'no_such'"),
+        ({"strategy": {"name": f"{MODULE}:Mediam"}}, "no 'Mediam' .did you mean 'Median'"),
+        ({"strategy": {"name": f"{MODULE}:Wide"}}, "is no strategy"),
+        ({"model": {"name": "wide", "options": {"feature": 3}}}, "model.options: unknown key 'feature'"),
+        ({"model": {"name": f"{MODULE}:Focal"}}, "model"),
+        ({"model": {"name": "mlp", "options": {"features": 3}}}, "options"),
+        ({"data": {"source": "blobs", "sites": 3, "options": {"spred": 1}}}, "data.options: unknown key"),
+        ({"data": {"source": "blob", "sites": 3}}, "did you mean 'blobs'"),
+        ({"data": {"source": "digits", "sites": 3, "options": {"a": 1}}}, "options belongs to source"),
+    ],
+)
+def test_keys_are_checked_as_ours_are(
+    installed: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PerennialError, match=words):
+        run_in_process(RunSettings(str(written(tmp_path, **changes)), runs=str(tmp_path), device="cpu"))
+
+
+def test_a_loss_is_checked_too(installed: Path, tmp_path: Path) -> None:
+    learner = {"optimizer": {"lr": 0.1}, "classification": {"name": "focal", "options": {"gama": 1}}}
+    path = written(tmp_path, learner=learner, privacy={}, rounds={"max_skipped": 1})
+    with pytest.raises(PerennialError, match="unknown key 'gama'"):
+        run_in_process(RunSettings(str(path), runs=str(tmp_path), device="cpu"))
+
+
+def test_other_code_is_another_experiment(installed: Path, tmp_path: Path) -> None:
+    before = load_experiment(written(tmp_path))
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(before.to_yaml())
+    assert load_experiment(resolved).digest == before.digest
+    (installed / MODULE / "__init__.py").write_text(CODE + "\n# another version\n")
+    assert load_experiment(written(tmp_path)).digest != before.digest
+    with pytest.raises(ConfigError, match="was written with"):
+        load_experiment(resolved)
+
+
+def test_an_app_holds_the_plug_in_that_sites_approve(installed: Path, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    app = stage_application(path, [], "plugged", tmp_path / "apps")
+    assert (app.folder / MODULE / "__init__.py").read_text() == CODE
+    staged = app.folder / "perennial" / "experiments" / "plugged.yaml"
+    assert f"{MODULE}:Median" in staged.read_text()
+    (installed / MODULE / "__init__.py").write_text(CODE + "\n# another version\n")
+    other = stage_application(path, [], "other", tmp_path / "apps")
+    assert other.digest != app.digest
+
+
+def test_two_packages_with_one_name_are_refused(installed: Path, tmp_path: Path) -> None:
+    facts = installed / "second-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: second\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[perennial.strategies]\nmedian = second:Median\n")
+    with pytest.raises(ConfigError, match="several packages offer it: median_plugin:Median, second:Median"):
+        load_experiment(written(tmp_path))
+
+
+def test_names_of_ours_are_found_in_one_place() -> None:
+    from perennial.config.learner import CLASSIFICATIONS
+
+    assert {*CLASSIFICATIONS} == {*LOSSES}
+
+
+@pytest.mark.slow
+def test_methods_by_name_under_flwr_run(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    monkeypatch.setenv("PYTHONPATH", f"{installed}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    path = written(tmp_path)
+    here = run_in_process(RunSettings(str(path), runs=str(tmp_path / "here"), device="cpu"))
+    with FlowerSimulation(tmp_path / "simulation") as simulation:
+        run = simulation.run(3, {"experiment": str(path), "runs": str(tmp_path / "there")})
+        summary = tmp_path / "there" / "plugged" / "summary.json"
+        assert summary.exists(), run.output + simulation.log()
+    there = json.loads(summary.read_text())
+    assert there["engine"] == "ray" and hashes_of(there) == hashes_of(here)
