@@ -1,5 +1,6 @@
 """perennial bench."""
 
+from importlib import import_module
 from pathlib import Path
 
 import typer
@@ -7,6 +8,8 @@ import typer
 from perennial.foundation.errors import ConfigError
 
 CHECKOUT = Path("benchmarks/results")
+PROGRAMS = ("secure_cost",)
+"""Measurements that are no tables: modules of benchmarks/ with a main()."""
 
 
 def bench_command(
@@ -15,11 +18,20 @@ def bench_command(
     """Say what the tables will cost, then run what is missing of them; without a name, list the tables."""
     from perennial.benchmarks.table import table_called, tables
 
+    measured = [name for name in names if name in PROGRAMS]
+    for name in measured:
+        import_module(f"perennial.benchmarks.{name}").main()
+    names = [name for name in names if name not in PROGRAMS]
+    if measured and not names:
+        return
     if scale not in ("cpu", "paper"):
         raise ConfigError(f"--scale: found {scale!r}, allowed cpu or paper")
     if not names:
         for name, table in sorted(tables().items()):
             typer.echo(f"{name} ({table.scale}): {table.title}")
+        for name in PROGRAMS:
+            text = import_module(f"perennial.benchmarks.{name}").__doc__ or ""
+            typer.echo(f"{name}: {text.splitlines()[0]}")
         return
     from perennial.benchmarks.cost import cost
     from perennial.benchmarks.grid import run_table

@@ -25,6 +25,16 @@ def keygen(
     typer.echo(f"fingerprint: {fingerprint(public_line(key))} (compare by telephone)")
 
 
+@app.command()
+def fingerprint(path: SiteFile = Path("site.yaml")) -> None:
+    """This site's key for masked sums, which the other sites pin in their site.yaml (policy.peers)."""
+    from perennial.client.secure_state import own_fingerprint
+    from perennial.config.site import load_site_config
+
+    config = load_site_config(path)
+    typer.echo(f"{config.site}: {own_fingerprint(config.state_dir)} (compare by telephone)")
+
+
 @app.command(name="open")
 def open_(
     bundle: Annotated[Path, typer.Argument(help="NAME.tar.gz from the operator")],

@@ -40,6 +40,7 @@ from perennial.protocol.messages import (
     StatisticsRequest,
     TrainRequest,
 )
+from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
 
 app = ClientApp()
 log = logging.getLogger("perennial.site")
@@ -90,6 +91,15 @@ def _answer(
         log.exception("failed")
         record = Refusal(site=site, kind="error", reason=_reason(error, deployed)).to_record()
     return Message(record, reply_to=message)
+
+
+def _answer_for_sums(message: Message, context: Context, expected: type[WireMessage], answer: str) -> Message:
+    """Answer by a function of client/secure_answers.py, which needs neither data nor a model."""
+
+    def handle(identity: Identity, request: WireMessage) -> WireMessage:
+        return getattr(import_module("perennial.client.secure_answers"), answer)(identity, request)
+
+    return _answer(message, context, expected, handle)
 
 
 def _answer_at_site(message: Message, context: Context, expected: type[Stamp], answer: str) -> Message:
@@ -195,3 +205,31 @@ def compare_heads(message: Message, context: Context) -> Message:
     """Measure several heads on validation samples."""
 
     return _answer_at_site(message, context, CompareHeadsRequest, "statistics:answer_compare_heads")
+
+
+@app.query("introduce")
+def introduce(message: Message, context: Context) -> Message:
+    """This site's keys of a task."""
+
+    return _answer_for_sums(message, context, IntroduceRequest, "answer_introduce")
+
+
+@app.query("share")
+def share(message: Message, context: Context) -> Message:
+    """Fresh masks for an attempt at a sum, shared out."""
+
+    return _answer_for_sums(message, context, ShareRequest, "answer_share")
+
+
+@app.query("vote")
+def vote(message: Message, context: Context) -> Message:
+    """A signature over the sites that are in a sum."""
+
+    return _answer_for_sums(message, context, VoteRequest, "answer_vote")
+
+
+@app.query("open")
+def open_sum(message: Message, context: Context) -> Message:
+    """The shares that open a sum."""
+
+    return _answer_for_sums(message, context, OpenRequest, "answer_open")

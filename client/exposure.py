@@ -81,6 +81,16 @@ def _updates(policy: SitePolicy) -> Channel:
         return Channel(
             name, True, "mode client_central cuts an update and sends it without noise to the server"
         )
+    if policy.require_secure or policy.require_privacy == "client_shared":
+        if not policy.peers:
+            why = "policy.peers pins nobody, so a hostile server can make up the other sites of a masked sum"
+            return Channel(name, True, why)
+        return Channel(
+            name,
+            False,
+            f"policy.require_secure, least_sites {policy.least_sites}: a sum of updates with those of pinned "
+            "peers, as long as no more of them than the experiment assumes work with the server",
+        )
     if policy.require_privacy != "none":
         return Channel(name, False, f"{_budget(policy)}, with noise from this site")
     if policy.max_epsilon is not None:

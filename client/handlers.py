@@ -23,11 +23,15 @@ from perennial.client.pretraining import indices_left_for_training
 from perennial.client.prototypes import prototype_gradients
 from perennial.client.release import charge, check_reply, release_update
 from perennial.client.ring_turn import segment_of, turn_of
+from perennial.client.secure_update import update_words
+from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.site import Site
+from perennial.config.secure_words import class_sum_words, count_words
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.bayesian_estimate import NeighbourDistances
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts, unit_features
 from perennial.models.incremental import IncrementalModel, complete_state
+from perennial.privacy.secure.masks import Words
 from perennial.protocol.messages import (
     EvaluateReply,
     EvaluateRequest,
@@ -37,12 +41,26 @@ from perennial.protocol.messages import (
     TrainReply,
     TrainRequest,
 )
+from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.tensors import Tensors, content_sha256
 
 Previous = tuple[str, dict[str, Tensor]] | None
 
 
-def answer_train(site: Site, request: TrainRequest) -> TrainReply:
+def answer_train(site: Site, request: TrainRequest) -> TrainReply | MaskedReply:
+    """Train, and send the update: under `secure` as a part of a masked sum."""
+    if not is_secure(site, request):
+        return train_once(site, request)
+    return masked_reply(
+        site,
+        request,
+        "update",
+        request.arrays,
+        lambda: update_words(site, request, train_once(site, request)),
+    )
+
+
+def train_once(site: Site, request: TrainRequest) -> TrainReply:
     """Train on this task's data and the exemplars of earlier ones; release the protected update."""
     check_answer(site.identity.policy, "train")
     turn = turn_of(request)
@@ -96,7 +114,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply:
     return check_reply(site, reply)
 
 
-def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply:
+def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply | MaskedReply:
     """Keep the finished task's model, and choose exemplars with it. Doing it twice gives the same as once."""
     check_answer(site.identity.policy, "train")
     site.check_experiment(request)
@@ -111,6 +129,15 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     sums = None
     if site.experiment.learner.means == "global":
         kept = site.exemplars(request.run).indices(before_round=request.round + 1)
+        if is_secure(site, request):
+            return masked_reply(
+                site,
+                request,
+                "class_sums",
+                request.arrays,
+                lambda: class_sum_words(release_class_sums(site, request, model, kept)),
+                kept=sha256,
+            )
         sums = release_class_sums(site, request, model, kept)
     elif not has_own_layers(site, request.run, before_round=request.round + 1):
         means = own_class_means(site, request, model)
@@ -119,12 +146,20 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     return FinishTaskReply(**request.stamp_fields, model=sha256, class_sums=sums)
 
 
-def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply:
+def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | MaskedReply:
     """Count right answers on the site's test samples, or where it has none on its validation samples."""
     check_answer(site.identity.policy, "evaluate")
     site.check_experiment(request)
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
+    if is_secure(site, request):
+        return masked_reply(
+            site,
+            request,
+            "evaluation",
+            request.arrays,
+            lambda: _count_words(held_out_counts(site, request, model)),
+        )
     return EvaluateReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))
 
 
@@ -166,6 +201,11 @@ def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> Held
         [0 if label in stay else samples for label, samples in enumerate(total)],
         sorted(stay) or None,
     )
+
+
+def _count_words(counts: HeldOutCounts) -> Words:
+    """Words of a site's counts; a class that it withholds counts as nothing in the sum."""
+    return count_words(counts.correct, counts.total)
 
 
 def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:

@@ -32,6 +32,7 @@ def check_update(policy: SitePolicy, experiment: Experiment, turn: Turn | None =
     Raises PrivacyError when its claim would be false, PolicyRefusal when the site demands another protection.
     """
     check_claim(experiment, turn=turn)
+    check_secure(policy, experiment)
     privacy = experiment.privacy
     if privacy.enabled and privacy.allow_unaccounted_metrics:
         why = "privacy.allow_unaccounted_metrics lets counts and losses leave in the clear beside each update"
@@ -46,6 +47,7 @@ def check_update(policy: SitePolicy, experiment: Experiment, turn: Turn | None =
 def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestConfig) -> None:
     """Whether digests may leave; errors as check_update()."""
     check_claim(experiment)
+    _refuse_beside_sums(policy, "digests")
     if not digests.protects or digests.labels == "public":
         # with noise on features and labels, what one sample adds is hidden by a proof
         check_floor(policy, "digest", samples_of_digest(digests))
@@ -63,6 +65,7 @@ def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestCon
 def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) -> None:
     """Whether a sparsity vector may leave; errors as check_update()."""
     check_claim(experiment, sparsity="sample" if noised else "none")
+    _refuse_beside_sums(policy, "sparsity vectors")
     if noised:
         why, source = "a sparsity vector with noise hides one sample", experiment.privacy.noise_source
         _demand(policy, _Protection("sample", why, source))
@@ -84,11 +87,42 @@ def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
 
 def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
     """Whether counts of right answers, which have no noise, may leave. Raises PolicyRefusal when not."""
+    check_secure(policy, experiment)
     _demand(policy, _Protection("none", "counts of right answers leave without noise"))
     if experiment.privacy.enabled and not experiment.privacy.allow_unaccounted_metrics:
         raise PolicyRefusal(
             f"privacy.mode {experiment.privacy.mode}: counts of right answers leave without noise, and no "
             "accountant covers them; allowed with privacy.allow_unaccounted_metrics alone"
+        )
+
+
+def _refuse_beside_sums(policy: SitePolicy, what: str) -> None:
+    if policy.require_secure:
+        raise PolicyRefusal(f"policy.require_secure: {what} are this site's own, and no part of a masked sum")
+
+
+def check_secure(policy: SitePolicy, experiment: Experiment, sites: int | None = None) -> None:
+    """Whether the experiment's sums are as secure as this site demands. sites: in the sum, where known.
+
+    Raises PolicyRefusal naming the key when they are not.
+    """
+    secure = experiment.secure
+    if secure is None:
+        if policy.require_secure:
+            raise PolicyRefusal(
+                "policy.require_secure: this site's values leave in masked sums only; the experiment has no "
+                "`secure`"
+            )
+        return
+    if policy.require_secure and not secure.masks:
+        raise PolicyRefusal("policy.require_secure: the experiment has secure.masks false")
+    for key, found in (("least_sites", secure.least), ("assumed_colluders", secure.assumed_colluders)):
+        demanded = getattr(policy, key)
+        if found < demanded:
+            raise PolicyRefusal(f"policy.{key}: this site demands {demanded}; the experiment has {found}")
+    if sites is not None and sites < policy.least_sites:
+        raise PolicyRefusal(
+            f"policy.least_sites: {sites} sites; this site takes part from {policy.least_sites} on"
         )
 
 

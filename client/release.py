@@ -46,7 +46,8 @@ def release_update(site: Site, request: TrainRequest, result: TrainingResult, sa
         assert privacy.clip_norm is not None and privacy.noise_multiplier is not None
         source = noise_source(site, request.round)
         protect_update(result.update, privacy.clip_norm, privacy.noise_multiplier, source)
-    elif privacy.mode == "client_central":
+    elif privacy.mode in ("client_central", "client_shared"):
+        # under client_shared the site's share of the noise comes on the grid (client/secure_update.py)
         fields = ReleasedFields(
             fields.num_examples, fields.train_loss, fields.steps, _clip(site, request, result.update)
         )

@@ -16,6 +16,7 @@ from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
+from perennial.config.secure import SecureConfig, refuse_what_needs_single_updates, require_shared_noise
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig, TasksConfig
@@ -127,6 +128,8 @@ class Experiment(BaseModel):
     strategy: Annotated[StrategySpec, BeforeValidator(name_only)] = StrategySpec(name="fedavg")
     bounds: BoundsConfig = BoundsConfig()
     sums: SumsConfig = SumsConfig()
+    secure: SecureConfig | None = None
+    """The server learns sums over sites alone; None: it sees each site's update."""
     privacy: PrivacyConfig = PrivacyConfig()
     digests: DigestsConfig | None = None
     """What sites lend for the time when they are away; None: nothing."""
@@ -199,6 +202,14 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _sums_can_be_masked(self) -> "Experiment":
+        if self.secure is not None:
+            refuse_what_needs_single_updates(self)
+        if self.privacy.mode == "client_shared":
+            require_shared_noise(self)
+        return self
+
+    @model_validator(mode="after")
     def _named_sites_are_there(self) -> "Experiment":
         names = [adversary.site for adversary in self.adversaries]
         if len(set(names)) < len(names):
@@ -218,9 +229,14 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _pretraining_keeps_the_guarantee(self) -> "Experiment":
-        if self.pretraining is not None and self.privacy.mode in ("client_central", "sample"):
+        if self.pretraining is not None and self.privacy.mode in (
+            "client_central",
+            "client_shared",
+            "sample",
+        ):
             why = {
                 "client_central": "plain averaging adds no noise at the server",
+                "client_shared": "its rounds have no masked sum",
                 "sample": "which samples of a class are chosen depends on the others",
             }
             raise ValueError(
@@ -231,7 +247,11 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _class_means_are_accounted(self) -> "Experiment":
-        if self.learner.means == "global" and self.privacy.mode in ("client_central", "sample"):
+        if self.learner.means == "global" and self.privacy.mode in (
+            "client_central",
+            "client_shared",
+            "sample",
+        ):
             raise ValueError(
                 f"learner.means: found 'global' with privacy.mode {self.privacy.mode!r}, under which no "
                 "accountant covers what a site would send; allowed with none and client_local"

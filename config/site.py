@@ -73,6 +73,15 @@ class SitePolicy(BaseModel):
     """Most runs of one approved experiment; a run that is resumed is the same run."""
     max_repeats: int = Field(default=3, ge=0)
     """How often a request of a round may be repeated, because a server that crashed asks again."""
+    require_secure: bool = False
+    """Whether this site's values leave as a part of masked sums only (docs/secure_aggregation.md)."""
+    least_sites: int = Field(default=2, ge=2)
+    """Fewer sites in a masked sum than this, and the site takes no part in it."""
+    assumed_colluders: int = Field(default=0, ge=0)
+    """Sites that may work together with the server, against which an experiment must protect this one."""
+    peers: dict[str, str] = {}
+    """Fingerprints of the other sites' keys by name, as `perennial site fingerprint` shows them there;
+    empty: each key is trusted when it is first met, which protects against a curious server only."""
 
     @model_validator(mode="after")
     def _protection_has_a_budget(self) -> "SitePolicy":

@@ -35,6 +35,8 @@ PROTECTED = {
     "none": "none: what leaves is not protected, and a server can compute samples back from it",
     "client_local": "noise at this site hides its whole data from the server",
     "client_central": "the update is cut to clip_norm here; the SERVER adds the noise and is trusted to",
+    "client_shared": "noise that all sites share hides this site's whole data from the server and from as "
+    "many sites as secure.assumed_colluders says",
     "sample": "noise at this site hides each single training sample from the server",
 }
 
@@ -51,6 +53,12 @@ def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval
         yield f"  task {task}: {names} ({rounds} rounds)"
     yield f"training: {_training(experiment)}"
     yield f"protection: privacy.mode {experiment.privacy.mode}: {PROTECTED[experiment.privacy.mode]}"
+    secure = experiment.secure
+    if secure is not None and secure.masks:
+        yield (
+            f"sums: masked; the server learns sums of at least {secure.least} sites, unless more than "
+            f"{secure.assumed_colluders} sites work together with it (docs/secure_aggregation.md)"
+        )
     yield f"cost of the whole run: {_cost(plan)}"
     yield "what leaves, and how often in the whole run:"
     for kind, words in WORDS.items():

@@ -9,7 +9,8 @@ conservative:
   with half its multiplier; anything else pays group privacy for two: (2 epsilon, (1 + e^epsilon) delta).
 - A site's replacement covers any change of one patient or sample, added, removed or replaced; so does a
   patient's for one of the samples.
-- Gaussian releases compose through the accountant; stated (epsilon, delta) add up.
+- Gaussian releases compose through the accountant, by Renyi orders if one of them is discrete; stated
+  (epsilon, delta) add up.
 
 Dwork and Roth 2014, theorems 2.2 and 3.16; Vadhan 2017, lemma 2.2 (group privacy).
 """
@@ -71,6 +72,8 @@ def compose(
     relation: Relation = (
         "add_remove" if all(_covers_add_remove(entry, unit) for entry in counts) else "replace"
     )
+    if any(entry.mechanism == "discrete_gaussian" for entry in entries):
+        accountant = "rdp"
     unprotected = sum(count for entry, count in counts.items() if not entry.protected)
     hidden = unprotected == 0 and _hides(common_unit(counts), unit)
     return Cost(

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Mode = Literal["none", "client_local", "client_central", "sample"]
+Mode = Literal["none", "client_local", "client_central", "client_shared", "sample"]
 Unit = Literal["site", "patient", "sample"]
 """Whose presence a guarantee hides, the largest first."""
 AccountantName = Literal["rdp", "prv"]
@@ -46,7 +46,9 @@ class PrivacyConfig(BaseModel):
 
     mode: "client_local" clips and noises the whole update at the site (adversary: the server);
     "client_central" clips at the site and the trusted server noises the sum once (adversary: whoever receives
-    the model); "sample" is DP-SGD inside the site (unit: one training sample).
+    the model); "client_shared" clips at the site, where each adds a share of the noise, and the server sees
+    the sum alone (adversary: the server, with the sites that may collude with it); "sample" is DP-SGD inside
+    the site (unit: one training sample).
     release: mode sample: what hides a sample: noise on each step of training, or on the sums of its features
     (strategy analytic), of which one a task is released; sums need no clip_norm and no sample_rate.
     noise_multiplier: standard deviation of the noise divided by clip_norm. It has no default, because it is
@@ -112,7 +114,8 @@ class PrivacyConfig(BaseModel):
             if idle or self.ghost or self.unit is not None:
                 raise ValueError(
                     f"mode is none, yet {', '.join(idle) or ('ghost' if self.ghost else 'unit')} is set, "
-                    "which would protect nothing; choose client_local, client_central or sample, or remove it"
+                    "which would protect nothing; choose client_local, client_central, client_shared or "
+                    "sample, or remove it"
                 )
             return self
         if self.noise_multiplier is None:
@@ -144,14 +147,16 @@ class PrivacyConfig(BaseModel):
             )
         if self.unit == "patient" and self.bayesian is not None and self.bayesian.enabled:
             raise ValueError("bayesian accounting samples single records, and unit is patient; choose one")
+        if self.mode == "client_shared":
+            self._shared()
         if self.bayesian is not None and self.bayesian.enabled and not self.noise_multiplier:
             raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
         if self.adaptive_clipping is None:
             return self
-        if self.mode != "client_central":
+        if self.mode not in ("client_central", "client_shared"):
             raise ValueError(
-                "adaptive_clipping needs mode client_central: the quantile is estimated from the sum over "
-                f"sites, which a site alone does not have; mode is {self.mode}"
+                "adaptive_clipping needs mode client_central or client_shared: the quantile is estimated "
+                f"from the sum over sites, which a site alone does not have; mode is {self.mode}"
             )
         if self.bayesian is not None and self.bayesian.enabled:
             raise ValueError(
@@ -179,6 +184,18 @@ class PrivacyConfig(BaseModel):
                 f"release is sums, yet {', '.join(idle) or 'ghost'} is set; a sample's features have length "
                 "1 at most and enter one release, so leave it out"
             )
+
+    def _shared(self) -> None:
+        """Raises ValueError for what a discrete share of the noise cannot have."""
+        if self.accountant != "rdp":
+            raise ValueError(
+                f"accountant: found {self.accountant!r} with mode client_shared; allowed 'rdp', because a "
+                "sum of discrete Gaussians has a proof by Renyi orders and none by privacy loss variables"
+            )
+        if not self.noise_multiplier:
+            raise ValueError("noise_multiplier is 0; mode client_shared takes a number above 0")
+        if self.bayesian is not None and self.bayesian.enabled:
+            raise ValueError("bayesian accounting reads single updates; not with mode client_shared")
 
     @property
     def enabled(self) -> bool:

@@ -10,14 +10,14 @@ from perennial.privacy.config import PrivacyConfig, Unit
 from perennial.privacy.protection import effective_multiplier
 
 Relation = Literal["add_remove", "replace"]
-Mechanism = Literal["gaussian", "stated", "unprotected"]
+Mechanism = Literal["gaussian", "discrete_gaussian", "stated", "unprotected"]
 RECIPIENT = "server"
 """Whoever a site releases to in a federation."""
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "unit": get_args(Unit),
     "relation": ("add_remove", "replace"),
-    "mechanism": ("gaussian", "stated", "unprotected"),
+    "mechanism": ("gaussian", "discrete_gaussian", "stated", "unprotected"),
 }
 
 
@@ -28,10 +28,11 @@ class Entry:
     kind: update, digest, sparsity, evaluation, or another word for what is sent.
     unit, relation: the neighbouring datasets that the guarantee speaks of: one site's whole data, all samples
     of one patient there or one training sample, added/removed or replaced by another.
-    mechanism: "gaussian" has noise_multiplier (standard deviation over sensitivity), Poisson sample_rate and
-    steps, and composes through an accountant; "stated" has the (epsilon, delta) that its own proof gives,
-    such as Laplace noise or randomised response; "unprotected" leaves in the clear and costs an infinite
-    epsilon.
+    mechanism: "discrete_gaussian" is a sum of discrete Gaussians, whose noise_multiplier is that of a
+    Gaussian which costs as much at every Renyi order; "gaussian" has noise_multiplier (standard deviation
+    over sensitivity), Poisson sample_rate and steps, and composes through an accountant; "stated" has the
+    (epsilon, delta) that its own proof gives, such as Laplace noise or randomised response; "unprotected"
+    leaves in the clear and costs an infinite epsilon.
     trusts_server: the noise is added by the server, so against the server itself there is no guarantee.
     seeded: the noise repeats from the experiment's seed, which the recipient may know and then subtract; the
     numbers say what it would be worth from a secure source.
@@ -64,12 +65,12 @@ class Entry:
                 raise PrivacyError(f"{name} is {getattr(self, name)!r}; allowed: {', '.join(words)}")
         gaussian = (self.noise_multiplier, self.sample_rate, self.steps)
         stated = (self.epsilon, self.delta)
-        unused = {"gaussian": stated, "stated": gaussian, "unprotected": gaussian + stated}[self.mechanism]
+        unused = {"stated": gaussian, "unprotected": gaussian + stated}.get(self.mechanism, stated)
         if any(value is not None for value in unused):
             raise PrivacyError(
                 f"a {self.mechanism} release of kind {self.kind!r} has numbers of another mechanism"
             )
-        if self.mechanism == "gaussian" and not _valid_gaussian(*gaussian):
+        if self.mechanism in ("gaussian", "discrete_gaussian") and not _valid_gaussian(*gaussian):
             raise PrivacyError(
                 f"a gaussian release of kind {self.kind!r} has noise_multiplier, sample_rate, steps = "
                 f"{gaussian}; allowed: finite and 0 or more, above 0 and at most 1, 1 or more"
@@ -109,7 +110,7 @@ class Entry:
             **place,
             unit=privacy.hidden_unit or "site",
             relation="replace" if privacy.mode == "client_local" else "add_remove",
-            mechanism="gaussian",
+            mechanism="discrete_gaussian" if privacy.mode == "client_shared" else "gaussian",
             noise_multiplier=effective_multiplier(privacy.mode, privacy.noise_multiplier),
             sample_rate=1.0 if once else sample_rate,
             steps=1 if once else steps,

@@ -16,6 +16,7 @@ _UNIT: dict[Kind, str] = {
     "none": "nothing",
     "client_local": "one site: its whole data",
     "client_central": "one site: its whole contribution",
+    "client_shared": "one site: its whole contribution",
     "sample": "one training sample of one site",
     "patient": "one patient of one site: all of the patient's training samples there",
 }
@@ -23,6 +24,8 @@ _ADVERSARY: dict[Kind, str] = {
     "none": "nobody",
     "client_local": "the server, and whoever receives the model",
     "client_central": "whoever receives the model; the server is trusted",
+    "client_shared": "the server and up to secure.assumed_colluders sites together, and whoever receives the "
+    "model",
     "sample": "the server, and whoever receives the model",
     "patient": "the server, and whoever receives the model",
 }
@@ -30,6 +33,7 @@ _RELATION: dict[Kind, str] = {
     "none": "none",
     "client_local": "the complete data of one site is replaced",
     "client_central": "the contribution of one site is present, or zero in its place",
+    "client_shared": "the contribution of one site is present, or zero in its place",
     "sample": "one training sample is added or removed",
     "patient": "one patient is added or removed, with all samples",
 }
@@ -38,6 +42,9 @@ _MECHANISM: dict[Kind, str] = {
     "client_local": "update clipped to L2 norm C, then noised with N(0, (sigma C)^2), at the site",
     "client_central": "update clipped to L2 norm C at the site; N(0, (sigma C w)^2) added once to the "
     "weighted sum at the server, w the largest weight that the strategy may give",
+    "client_shared": "update clipped to L2 norm C at the site and rounded towards zero on a grid; each site "
+    "adds a discrete Gaussian of variance (sigma C)^2 / m, m being the honest sites of every opened sum, and "
+    "the server sees the sum alone (docs/secure_aggregation.md)",
     "sample": "DP-SGD: each sample's gradient clipped to L2 norm C, N(0, (sigma C)^2) on the sum of a batch",
     "patient": "DP-SGD over patients: patients are drawn, the sum of a patient's gradients is clipped to L2 "
     "norm C, N(0, (sigma C)^2) on the sum of a batch",
@@ -51,6 +58,7 @@ BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
     "none": "none",
     "client_local": "the data of one site is replaced by another draw from where it came from",
     "client_central": "one typical site is replaced by another",
+    "client_shared": "none",
     "sample": "one training sample, drawn like the others, is added or removed",
 }
 """The neighbours of the Bayesian figure: typical ones, where the headline's are the worst."""
@@ -62,6 +70,11 @@ _NOT_COVERED: dict[Kind, tuple[str, ...]] = {
     "client_central": (
         "anything that the server itself sees: each site's clipped update reaches it without noise",
         "that a site takes part, as far as the network, the journal and skipped rounds show it",
+    ),
+    "client_shared": (
+        "that a site takes part, and in which rounds; a site whose data falls short of its policy refuses",
+        "a server that invents sites, unless the peers' keys are pinned in each site.yaml",
+        "more colluding sites than assumed: each one takes its share of the noise with it",
     ),
     "sample": (
         "a person with many samples: k samples cost about k times the epsilon",

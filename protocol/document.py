@@ -7,7 +7,7 @@ import textwrap
 import typing
 from pathlib import Path
 
-from perennial.protocol import messages
+from perennial.protocol import messages, secure_messages
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.measurements import MEASUREMENTS
 
@@ -23,6 +23,11 @@ UP = (
     messages.StatisticsReply,
     messages.ClassCountsReply,
     messages.CompareHeadsReply,
+    secure_messages.MaskedReply,
+    secure_messages.IntroduceReply,
+    secure_messages.ShareReply,
+    secure_messages.VoteReply,
+    secure_messages.OpenReply,
     messages.Refusal,
 )
 DOWN = (
@@ -36,6 +41,10 @@ DOWN = (
     messages.StatisticsRequest,
     messages.ClassCountsRequest,
     messages.CompareHeadsRequest,
+    secure_messages.IntroduceRequest,
+    secure_messages.ShareRequest,
+    secure_messages.VoteRequest,
+    secure_messages.OpenRequest,
 )
 HEAD = """# What leaves a site
 
@@ -84,7 +93,7 @@ def _field_texts(message: type[WireMessage]) -> dict[str, str]:
     """The string under each field, of the class and of what it inherits from."""
     texts: dict[str, str] = {}
     for cls in reversed(message.__mro__):
-        if cls.__module__ != messages.__name__:
+        if cls.__module__ not in (messages.__name__, secure_messages.__name__):
             continue
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
         assert isinstance(tree, ast.ClassDef)

@@ -24,6 +24,8 @@ CLASS_WEIGHT = 1 << 20
 RUN_TOKEN = 16
 SPLIT_KEY = 64
 SHA256 = 64
+KEY = 64
+SIGNATURE = 128
 """Hexadecimal digits. A run's token and a model's hash name files at the site, so nothing else may stand
 there."""
 STAMP_FIELDS = ("run", "experiment", "class_order", "split_key", "task", "round", "num_classes")
@@ -64,6 +66,24 @@ class Stamp(WireMessage):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Maskable(Stamp):
+    """What a request adds when its answer is one part of a masked sum; all of it absent otherwise."""
+
+    attempt: int | None = bounded(1, default=None)
+    """Number of the attempt at this sum; it grows over the run, and no site takes part in one twice."""
+    roster: list[str] | None = matching(is_site_name, SITE_NAME_RULE, default=None)
+    """Sites that send masked values in this attempt, in ascending order."""
+    roster_masks: list[str] | None = hexadecimal(KEY, default=None)
+    """The fresh public mask key of each."""
+    roster_commitments: list[str] | None = hexadecimal(SHA256, default=None)
+    """Of each site's seed of its self mask, a hash that tells nothing of it."""
+    roster_signatures: list[str] | None = hexadecimal(SIGNATURE, default=None)
+    """Each site's signature over its two values, the attempt and its peers."""
+    sum_updates: int | None = bounded(1, default=None)
+    """Sites that the grid of this sum has room for."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DescribeRequest(WireMessage):
     """Server to site: who are you?"""
 
@@ -92,7 +112,7 @@ class DescribeReply(WireMessage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRequest(Stamp):
+class TrainRequest(Maskable):
     """Server to site: train this model on your data of this task."""
 
     message_type = "train"
@@ -141,7 +161,7 @@ class TrainReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinishTaskRequest(Stamp):
+class FinishTaskRequest(Maskable):
     """Server to site: the task is over; choose exemplars with this model and keep it as the teacher."""
 
     message_type = "train.finish_task"
@@ -166,7 +186,7 @@ class FinishTaskReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateRequest(Stamp):
+class EvaluateRequest(Maskable):
     """Server to site: measure this model on your held-out samples of all classes seen so far."""
 
     message_type = "evaluate"

@@ -38,4 +38,10 @@ def global_means(replies: Mapping[str, FinishTaskReply]) -> Tensor | None:
         return None
     sums = torch.stack([part["sums"].double() for part in parts]).sum(dim=0)
     counts = torch.stack([part["counts"] for part in parts]).sum(dim=0)
+    return unit_means(sums, counts)
+
+
+def unit_means(sums: Tensor, counts: Tensor) -> Tensor:
+    """(M, d) means of unit length, float32. sums: (M, d) of features. counts: (M,) of samples; a class
+    without any has a row of zeros."""
     return F.normalize(sums.masked_fill(counts[:, None] == 0, 0.0), dim=1).float()

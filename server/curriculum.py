@@ -33,12 +33,14 @@ from perennial.server.checkpoint import Checkpoint, load_previous, save_checkpoi
 from perennial.server.class_means import check_class_sums, global_means
 from perennial.server.evaluation import Counts, Judge, ToldCounts, evaluate_centrally, told_counts
 from perennial.server.global_model import GlobalModel
-from perennial.server.history import History
+from perennial.server.history import ALL_SITES, History
 from perennial.server.journal import Journal
+from perennial.server.masked_task_end import opened_class_means, opened_counts
 from perennial.server.metrics import overall_accuracy
 from perennial.server.releases import Releases
 from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
+from perennial.server.shared_clipping import SharedClipping
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
@@ -46,6 +48,7 @@ from perennial.strategies.round.previous import PreviousModel
 from perennial.strategies.round.queries import ask, check_counts
 from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.services import Services
+from perennial.strategies.secure.masked_sums import MaskedSums
 
 Sites = Mapping[str, int]
 """name -> node id, in canonical order."""
@@ -96,8 +99,16 @@ class Curriculum:
             each.bounds, each.sums, each.running = experiment.bounds, experiment.sums, self._running()
         if experiment.data.only_at_sites and not self.progress.secret:
             self.progress.secret = token_hex(16)
+        self.sums = (
+            MaskedSums(experiment, folder.checkpoint_folder) if experiment.secure is not None else None
+        )
+        if self.sums is not None and folder.checkpoint is None:
+            self.progress.run = self.sums.token(self.progress.run)
         strategy.attach(self._services())
-        self.central = CentralPrivacy.of(experiment.privacy, strategy, self.progress.privacy, experiment.seed)
+        state = self.progress.privacy
+        self.central = CentralPrivacy.of(
+            experiment.privacy, strategy, state, experiment.seed
+        ) or SharedClipping.of(experiment.privacy, strategy, state)
         if folder.checkpoint is not None:
             self._restore(folder.checkpoint)
 
@@ -148,11 +159,13 @@ class Curriculum:
             folder=self.folder.checkpoint_folder,
             releases=self.releases if self.experiment.privacy.enabled else None,
             secret=int(self.progress.secret, 16) if self.progress.secret else None,
+            sums=self.sums,
         )
 
     def _running(self) -> RunningBounds | None:
-        """None in mode client_central, whose claim allows no site's norm to change what another counts."""
-        if self.experiment.privacy.mode == "client_central":
+        """None where no site's norm may change what another counts (the claims of client_central and
+        client_shared), or where the server sees no norm (masks)."""
+        if self.experiment.privacy.mode in ("client_central", "client_shared") or self.experiment.secure:
             return None
         return RunningBounds(self.experiment.bounds, self.progress.bounds)
 
@@ -249,11 +262,13 @@ class Curriculum:
         """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""
         progress, exchange = self.progress, self._exchange
         exchange.bytes_up = exchange.bytes_down = 0
+        if self.sums is not None:
+            self.sums.exchange = exchange
         arrays = self.model.frozen()
         finished = PreviousModel(content_sha256(arrays), arrays)
         sites = self._available(progress.round)
-        replies = self._send_finish(sites, finished.sha256) if self.experiment.needs_previous else {}
-        self.class_means = means = global_means(replies)
+        holders, means = self._finished(sites, finished.sha256)
+        self.class_means = means
         federated = self._federated_counts(sites, means) if self.experiment.evaluation.federated else {}
         facts = self.history.task_done(
             self.schedule.boundaries[: task + 1],
@@ -263,19 +278,31 @@ class Curriculum:
         )
         save_previous(self.folder.checkpoint_folder, finished.sha256, arrays, progress.previous)
         self._previous = finished
-        progress.previous, progress.holders = finished.sha256, list(replies)
+        progress.previous, progress.holders = finished.sha256, holders
         progress.task, progress.round_in_task = task + 1, 0
         self.journal.write("task_finished", task=task, **facts)
         self._save()
 
     # exchanges other than training
 
+    def _finished(self, sites: Sites, sha256: str) -> tuple[list[str], Tensor | None]:
+        """(sites that now hold the task's model, global class means where the experiment has them)."""
+        if not self.experiment.needs_previous:
+            return [], None
+        if self.sums is not None and self.experiment.learner.means == "global":
+            self._note_class_means(sites)
+            requests = [(s, n, FinishTaskRequest(**self._with_previous(s))) for s, n in sites.items()]
+            deadline, width = self.experiment.rounds.deadline, self.model.feature_width
+            return opened_class_means(
+                self.sums, self._grid, requests, sha256, width, deadline, self._note_drop
+            )
+        replies = self._send_finish(sites, sha256)
+        return list(replies), global_means(replies)
+
     def _send_finish(self, sites: Sites, sha256: str) -> dict[str, FinishTaskReply]:
         """Tell the sites that the task is over; returns the replies of those that now hold its model."""
         learner, privacy = self.experiment.learner, self.experiment.privacy
-        if learner.means == "global" and privacy.enabled:
-            charge = [charges.class_means(self.experiment, self.progress.run)]
-            self.releases.asked(self.progress.round, sites, charge)
+        self._note_class_means(sites)
 
         def check(reply: FinishTaskReply) -> None:
             if learner.means == "global":
@@ -293,20 +320,23 @@ class Curriculum:
             check,
         )
 
+    def _note_class_means(self, sites: Sites) -> None:
+        """Class sums that the sites are about to be asked for are a release of their own."""
+        if self.experiment.learner.means == "global" and self.experiment.privacy.enabled:
+            charge = [charges.class_means(self.experiment, self.progress.run)]
+            self.releases.asked(self.progress.round, sites, charge)
+
     def _federated_counts(self, sites: Sites, means: Tensor | None) -> dict[str, ToldCounts]:
         class_means = None if means is None else Tensors(means=means)
-        replies = ask(
-            self._grid,
-            self._exchange,
-            [
-                (site, node, EvaluateRequest(**self._with_previous(site), class_means=class_means))
-                for site, node in sites.items()
-            ],
-            EvaluateReply,
-            self.experiment.rounds.deadline,
-            self._note_drop,
-            check_counts,
-        )
+        deadline, note = self.experiment.rounds.deadline, self._note_drop
+        requests = [
+            (site, node, EvaluateRequest(**self._with_previous(site), class_means=class_means))
+            for site, node in sites.items()
+        ]
+        if self.sums is not None:
+            counts = opened_counts(self.sums, self._grid, requests, deadline, note)
+            return {} if counts is None else {ALL_SITES: told_counts(*counts, None)}
+        replies = ask(self._grid, self._exchange, requests, EvaluateReply, deadline, note, check_counts)
         for site, reply in replies.items():
             if reply.withheld:
                 self._note_drop(site, f"withholds the counts of {len(reply.withheld)} classes (its floor)")

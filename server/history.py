@@ -7,6 +7,9 @@ from perennial.server.evaluation import Counts, ToldCounts, pooled
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
 from perennial.strategies.base import RoundOutcome
 
+ALL_SITES = ""
+"""In place of a site's name: counts of all sites together, of which no site's part is known."""
+
 
 class History:
     """A view of one JSON-able dict, so that the checkpoint stores it as it is.
@@ -65,7 +68,8 @@ class History:
     ) -> dict[str, Any]:
         """Add a row of the accuracy matrix; returns what the journal says of it.
 
-        boundaries: 0, M_1, ..., M_t. federated: counts of each site that answered. sent: bytes up and down at
+        boundaries: 0, M_1, ..., M_t. federated: counts of each site that answered, or of all
+        together as ALL_SITES. sent: bytes up and down at
         the end of this task.
         """
         together = pooled(federated.values(), boundaries[-1])
@@ -84,6 +88,8 @@ class History:
         self._data["task_end_bytes_up"] += sent[0]
         self._data["task_end_bytes_down"] += sent[1]
         for site, (correct, total) in federated.items():
+            if site == ALL_SITES:
+                continue
             told = sum(samples or 0 for samples in total)
             self.site(site)["accuracy"] = sum(correct) / told if told else None
         return {

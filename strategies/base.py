@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -123,6 +123,20 @@ class RoundPart:
     sums: SumsConfig
 
 
+class MaskedRounds(Protocol):
+    """Rounds of which the server sees the sum alone; strategies/secure/masked_round.py."""
+
+    def train_round(
+        self,
+        strategy: "IncrementalStrategy",
+        grid: Grid,
+        request: RoundRequest,
+        common: TrainRequest,
+    ) -> RoundOutcome:
+        """One round of the strategy. common: the request to sites that hold the previous model."""
+        ...
+
+
 class IncrementalStrategy(FlowerFedAvg):
     """Base of all strategies.
 
@@ -162,6 +176,8 @@ class IncrementalStrategy(FlowerFedAvg):
         """Bounds that follow from former rounds; None outside the curriculum and in mode client_central."""
         self.most_replies = 1024
         """What the sums of this round have to hold, known before the first reply."""
+        self.masked: MaskedRounds | None = None
+        """Makes the rounds under `secure`; set by strategies of which the server needs the sum alone."""
         self.members: frozenset[str] | None = None
         """The sites of the group that this strategy serves; None: all."""
         self._quorum = 1
@@ -230,6 +246,11 @@ class IncrementalStrategy(FlowerFedAvg):
         """The new global model. Called only with a quorum of replies folded."""
         raise NotImplementedError
 
+    def take_sum(self, total: Arrays, weight: float) -> dict[str, Tensor]:
+        """The new global model from an opened sum. total: of the weighted updates, float64. weight: of the
+        weights. Called only under `secure`, which is refused for strategies that need single updates."""
+        raise NotImplementedError
+
     def largest_weight(self) -> float:
         """The largest factor by which one site's update can enter the new model of this round.
 
@@ -282,6 +303,10 @@ class IncrementalStrategy(FlowerFedAvg):
             progress=request.progress,
             clip_norm=request.clip_norm,
         )
+        if self.masked is not None:
+            outcome = self.masked.train_round(self, grid, request, common)
+            outcome.seconds = time.monotonic() - start
+            return outcome
         if self.waits_for_busy_sites:
             self._exchange.settle(grid, request.sites, request.quorum)
         asked = {site: node for site, node in request.sites.items() if not self._exchange.busy(site)}

@@ -4,9 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.base import Arrays, IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.services import Services
+from perennial.strategies.secure.masked_round import MaskedRound
 from perennial.strategies.sums.exact_sum import ExactSum
 
 
@@ -15,8 +16,9 @@ class FedAvg(IncrementalStrategy):
 
     It takes the memory of one accumulator, and any order of arrival gives the same bits.
 
-    Under privacy mode client_central: theta + sum_k update_k / (sites asked), as McMahan et al. 2018 (arXiv
-    1710.06963) bound the sensitivity of the mean: no report and no absence changes the weight of the others.
+    Under privacy modes client_central and client_shared: theta + sum_k update_k / (sites asked), as McMahan
+    et al. 2018 (arXiv 1710.06963) bound the sensitivity of the mean: no report and no absence changes the
+    weight of the others.
     """
 
     _fixed_weights = False
@@ -28,7 +30,9 @@ class FedAvg(IncrementalStrategy):
             cls.largest_weight = IncrementalStrategy.largest_weight  # type: ignore[method-assign]
 
     def attach(self, services: Services) -> None:
-        self._fixed_weights = services.experiment.privacy.mode == "client_central"
+        self._fixed_weights = services.experiment.privacy.mode in ("client_central", "client_shared")
+        if services.sums is not None:
+            self.masked = MaskedRound(services.sums, services.judge)
 
     def begin_round(self) -> None:
         self._sum = ExactSum(self.reference, self.sum_grid(self.largest_sum_weight()))
@@ -46,6 +50,13 @@ class FedAvg(IncrementalStrategy):
 
     def finish_round(self) -> dict[str, Tensor]:
         return self._sum.added_to(self.reference, self.asked if self._fixed_weights else None)
+
+    def take_sum(self, total: Arrays, weight: float) -> dict[str, Tensor]:
+        scale = 1.0 / (self.asked if self._fixed_weights else weight)
+        return {
+            name: (total[name].to(tensor.device) * scale + tensor).to(tensor.dtype)
+            for name, tensor in self.reference.items()
+        }
 
     def largest_weight(self) -> float:
         """1 / (sites asked)."""

@@ -1,5 +1,6 @@
 """Asking sites something other than training: every reply is checked before it is believed."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -45,36 +46,42 @@ def answers(
     grid: Grid,
     exchange: Exchange,
     requests: Sequence[tuple[str, int, WireMessage]],
-    expected: type[Reply],
+    expected: type[Reply] | tuple[type[Reply], ...],
     deadline: float,
     dropped: Callable[[str, str], None],
     check: Callable[[Reply], None] = lambda reply: None,
 ) -> Iterator[tuple[str, Reply]]:
-    """(site, valid reply) as replies come, so that none has to be kept; arguments as ask()."""
-    asked = {site: request for site, _, request in requests}
-    answered: set[str] = set()
-    exchange.bytes_down += sum(request.tensor_bytes for _, _, request in requests)
+    """As ask, but each valid reply as it comes, so that none need be kept. expected: one kind, or as many as
+    there are requests to one site."""
+    kinds = {kind.__name__: kind for kind in (expected if isinstance(expected, tuple) else (expected,))}
+    waiting = Counter(site for site, _, _ in requests)
+    stamps: dict[str, list[Stamp]] = {}
+    for site, _, request in requests:
+        exchange.bytes_down += request.tensor_bytes
+        if isinstance(request, Stamp):
+            stamps.setdefault(site, []).append(request)
     for site, message in exchange.run(grid, requests, deadline):
+        waiting[site] -= 1
         try:
             if message.has_error():
                 raise ProtocolError(describe_error(message.error.reason or "unknown"))
-            if read_kind(message.content) == Refusal.__name__:
+            kind = read_kind(message.content)
+            if kind == Refusal.__name__:
                 refusal = Refusal.from_record(message.content)
                 raise ProtocolError(f"{refusal.kind}: {refusal.reason}")
-            reply = expected.from_record(message.content)
-            request = asked[site]
-            if isinstance(request, Stamp) and isinstance(reply, Stamp):
-                require_same_round(request, reply)
+            reply = kinds.get(kind, next(iter(kinds.values()))).from_record(message.content)
+            if isinstance(reply, Stamp) and site in stamps:
+                fits = [request for request in stamps[site] if not request.mismatch(reply)]
+                require_same_round((fits or stamps[site])[0], reply)
             check(reply)
         except ProtocolError as error:
             dropped(site, str(error))
-            asked.pop(site)
         else:
-            answered.add(site)
             exchange.bytes_up += reply.tensor_bytes
             yield site, reply
-    for site in asked.keys() - answered:
-        dropped(site, f"no answer within {deadline:.0f} s")
+    for site, missing in waiting.items():
+        if missing:
+            dropped(site, f"no answer within {deadline:.0f} s")
 
 
 def check_counts(reply: EvaluateReply) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from perennial.config.experiment import Experiment
 from perennial.data.schedule import TaskSchedule
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.entries import Entry
+
+if TYPE_CHECKING:
+    from perennial.strategies.secure.masked_sums import MaskedSums
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""
@@ -42,6 +45,7 @@ class Services:
     releases: the server's record of what sites are asked to release; None where nothing is protected.
     secret: of the run, which no site knows; None in simulation, where it is the experiment's seed and every
     site could know it.
+    sums: masked sums over the sites, under `secure` alone.
     """
 
     experiment: Experiment
@@ -55,6 +59,7 @@ class Services:
     folder: Path | None = None
     releases: ReleaseRecord | None = None
     secret: int | None = None
+    sums: "MaskedSums | None" = None
 
     @property
     def secret_seed(self) -> int:

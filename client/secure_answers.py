@@ -1,0 +1,130 @@
+"""What a site answers in the exchanges of secure aggregation that carry no values: introduction, shares,
+vote, opening. None of them needs data or a model."""
+
+from collections.abc import Sequence
+
+from perennial.client.identity import Identity
+from perennial.client.policy import check_answer, check_secure
+from perennial.client.secure_state import SecureState
+from perennial.config.secure import SecureConfig
+from perennial.foundation.errors import ProtocolError
+from perennial.privacy.secure.roster import Attempt, Peer, require
+from perennial.privacy.secure.site_session import SiteSession
+from perennial.protocol.messages import Stamp
+from perennial.protocol.secure_messages import (
+    IntroduceReply,
+    IntroduceRequest,
+    OpenReply,
+    OpenRequest,
+    ShareReply,
+    ShareRequest,
+    VoteReply,
+    VoteRequest,
+)
+
+
+def secure_state(identity: Identity, request: Stamp) -> tuple[SecureConfig, SecureState]:
+    """The experiment's setting and this site's state. Raises PolicyRefusal when the site does not train or
+    demands more than the setting, ProtocolError when the experiment has none or is another one."""
+    check_answer(identity.policy, "train")
+    secure = identity.experiment.secure
+    if secure is None or request.experiment != identity.experiment.digest:
+        raise ProtocolError("secure: this site's experiment has no secure aggregation, or is another one")
+    check_secure(identity.policy, identity.experiment)
+    return secure, SecureState(identity.state_dir, request.run, identity.name, identity.policy)
+
+
+def answer_introduce(identity: Identity, request: IntroduceRequest) -> IntroduceReply:
+    """This site's keys of a task."""
+    _, state = secure_state(identity, request)
+    cipher = state.cipher(request.task, make=True)
+    peer = Peer.introduce(identity.name, state.identity, cipher, request.run, request.task)
+    return IntroduceReply(
+        **request.stamp_fields, identity=peer.identity, cipher=peer.cipher, signature=peer.signature
+    )
+
+
+def answer_share(identity: Identity, request: ShareRequest) -> ShareReply:
+    """Fresh masks for an attempt, shared out; the same ones when the same is asked again."""
+    secure, state = secure_state(identity, request)
+    peers = [
+        Peer(*each)
+        for each in _together(
+            request.peers, request.peer_identities, request.peer_ciphers, request.peer_signatures
+        )
+    ]
+    check_secure(identity.policy, identity.experiment, sites=len(peers))
+    session = state.session(request.attempt)
+    if session is None:
+        state.check_new(request.attempt)
+        shared = identity.experiment.privacy.mode == "client_shared"
+        session = SiteSession.prepare(
+            identity.name,
+            Attempt(request.run, request.task, request.attempt),
+            secure.parameters(shared_noise=shared),
+            peers,
+            state.cipher(request.task),
+            state.identity,
+            state.trust,
+        )
+        state.keep_peers()
+        state.keep(session)
+    require(session.peers == peers, f"attempt {request.attempt} was prepared for other peers")
+    advert = session.advert
+    return ShareReply(
+        **request.stamp_fields,
+        attempt=request.attempt,
+        mask=advert.member.mask,
+        commitment=advert.member.commitment,
+        signature=advert.member.signature,
+        receivers=list(advert.shares),
+        shares=list(advert.shares.values()),
+    )
+
+
+def answer_vote(identity: Identity, request: VoteRequest) -> VoteReply:
+    """A signature over the set of survivors."""
+    _, state = secure_state(identity, request)
+    check_secure(identity.policy, identity.experiment, sites=len(request.survivors))
+    session = _session(state, request.attempt)
+    sealed = _by_name(request.senders, request.shares)
+    signature = session.sign(request.survivors, sealed, state.cipher(session.attempt.task), state.identity)
+    state.keep(session)
+    return VoteReply(**request.stamp_fields, attempt=request.attempt, signature=signature)
+
+
+def answer_open(identity: Identity, request: OpenRequest) -> OpenReply:
+    """The shares that open the sum; once for an attempt, and its value in no other sum from then on."""
+    _, state = secure_state(identity, request)
+    session = _session(state, request.attempt)
+    opening = session.open(request.survivors, _by_name(request.voters, request.votes))
+    assert session.subject is not None
+    state.note_opened(session.subject.statistic, session.subject.model)
+    return OpenReply(
+        **request.stamp_fields,
+        attempt=request.attempt,
+        seeds_of=list(opening.seeds),
+        seeds=list(opening.seeds.values()),
+        keys_of=list(opening.keys),
+        keys=list(opening.keys.values()),
+    )
+
+
+def _session(state: SecureState, number: int) -> SiteSession:
+    session = state.session(number)
+    if session is None:
+        raise ProtocolError(f"secure: this site keeps nothing of attempt {number}")
+    return session
+
+
+def _by_name(names: Sequence[str], values: Sequence[str]) -> dict[str, str]:
+    return {row[0]: row[1] for row in _together(names, values)}
+
+
+def _together(*columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """Rows of lists that must be of one length. Raises ProtocolError when they are not."""
+    if len({len(column) for column in columns}) != 1:
+        raise ProtocolError(
+            f"secure: lists of {', '.join(str(len(c)) for c in columns)} entries side by side"
+        )
+    return list(zip(*columns, strict=True))

@@ -1,0 +1,169 @@
+"""What a site keeps on its disk for secure aggregation, each file written before the answer that it is about
+leaves.
+
+In state_dir/secure, for the site's lifetime: its signing key, and a list of the sums that it opened, since
+a second run of the same experiment would begin with the same model. In the run's folder: the agreement key
+of the task, the signing keys under which peers were met, one file for each attempt, and the masked values
+that were sent.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perennial.config.site import SitePolicy
+from perennial.foundation.errors import PolicyRefusal, StateError
+from perennial.foundation.files import make_folder, replace_file
+from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
+from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.roster import require
+from perennial.privacy.secure.site_session import SiteSession
+
+IDENTITY = "identity.key"
+OPENED = "opened.json"
+
+
+def own_identity(state_dir: Path) -> bytes:
+    """The site's private signing key, made at the first call. Raises StateError when it is damaged."""
+    path = state_dir / "secure" / IDENTITY
+    if not path.exists():
+        make_folder(path.parent)
+        replace_file(path, new_secret())
+    key = path.read_bytes()
+    if len(key) != 32:
+        raise StateError(f"{path}: found {len(key)} bytes, allowed the 32 of a signing key; restore it")
+    return key
+
+
+def own_fingerprint(state_dir: Path) -> str:
+    """What other sites pin."""
+    return fingerprint(signing_key(own_identity(state_dir)))
+
+
+class SecureState:
+    """Durable state of one site in one run.
+
+    folder: the run's, under the site's state_dir.
+    """
+
+    def __init__(self, state_dir: Path, run: str, site: str, policy: SitePolicy) -> None:
+        self.site, self._policy, self._state_dir = site, policy, state_dir
+        self.folder = state_dir / "runs" / run / "secure"
+        make_folder(self.folder)
+        make_folder(state_dir / "secure")
+        self._met: dict[str, str] | None = None
+
+    @property
+    def identity(self) -> bytes:
+        return own_identity(self._state_dir)
+
+    def cipher(self, task: int, *, make: bool = False) -> bytes:
+        """The private agreement key of a task. make: draw it where there is none. Raises PolicyRefusal when
+        this site has not introduced itself for the task."""
+        path = self.folder / f"task-{task:05d}.key"
+        if not path.exists():
+            require(make, f"this site has not introduced itself for task {task}")
+            replace_file(path, new_secret())
+            for old in self.folder.glob("task-*.key"):
+                if old < path:
+                    old.unlink()
+        return path.read_bytes()
+
+    # who the peers are
+
+    def trust(self, name: str, identity: str) -> None:
+        """Raises PolicyRefusal when the site has pinned another key for a peer, pins peers and not this one,
+        or met it under another key in this run."""
+        found, pinned = fingerprint(identity), self._policy.peers
+        if pinned:
+            allowed = pinned.get(name)
+            own = name == self.site and identity == signing_key(self.identity)
+            if not own and allowed != found:
+                raise PolicyRefusal(
+                    f"policy.peers: site {name!r} came with key {found}; pinned: {allowed or 'none'}"
+                )
+            return
+        if self._met is None:
+            self._met = self._read("peers", {})
+        if self._met.setdefault(name, identity) != identity:
+            raise PolicyRefusal(
+                f"secure: site {name!r} came with key {found}; first met with {fingerprint(self._met[name])}"
+            )
+
+    def keep_peers(self) -> None:
+        """Write down the keys that were met for the first time."""
+        if self._met is not None and self._met != self._read("peers", {}):
+            self._write("peers", self._met)
+
+    # attempts
+
+    def session(self, number: int) -> SiteSession | None:
+        """What this site knows of an attempt; None for one that it has not begun."""
+        values = self._read(f"attempt-{number:08d}", None)
+        return None if values is None else SiteSession.from_json(values)
+
+    def keep(self, session: SiteSession) -> None:
+        """Write an attempt. One with masked values ends all that were before it: nothing of them is opened
+        any more."""
+        number = session.attempt.number
+        self._write(f"attempt-{number:08d}", session.to_json())
+        if session.stage != "prepared":
+            for path in (*self.folder.glob("attempt-*.json"), *self.folder.glob("sent-*.bin")):
+                if int(path.stem.split("-")[1]) < number:
+                    path.unlink(missing_ok=True)
+
+    def check_new(self, number: int) -> None:
+        """Raises PolicyRefusal for an attempt that is not newer than the last one with masked values."""
+        last = max((int(path.stem.split("-")[1]) for path in self.folder.glob("sent-*.bin")), default=0)
+        require(number > last, f"attempt {number} is over; this site has taken part in {last}")
+
+    def has_sent(self, number: int) -> bool:
+        """Whether masked values of an attempt are on the disk."""
+        return (self.folder / f"sent-{number:08d}.bin").exists()
+
+    def keep_sent(self, number: int, words: Words) -> None:
+        """Write masked values before they leave, so that the same ones leave again after a crash."""
+        replace_file(self.folder / f"sent-{number:08d}.bin", words.dtype.str.encode() + words.tobytes())
+
+    def sent(self, number: int) -> Words:
+        """Masked values as they were sent."""
+        data = (self.folder / f"sent-{number:08d}.bin").read_bytes()
+        return np.frombuffer(data, dtype=np.dtype(data[:3].decode()), offset=3)
+
+    # what was opened
+
+    def check_closed(self, statistic: str, model: str) -> None:
+        """Raises PolicyRefusal when this site has helped to open its value for this model and statistic."""
+        require(
+            [statistic, model] not in self._opened(),
+            f"this site's {statistic} for model {model:.12} was opened in a sum; it goes into no other one",
+        )
+
+    def note_opened(self, statistic: str, model: str) -> None:
+        """Remember it, before the shares leave."""
+        opened = self._opened()
+        if [statistic, model] not in opened:
+            path = self._state_dir / "secure" / OPENED
+            replace_file(path, json.dumps([*opened, [statistic, model]]).encode())
+
+    def _opened(self) -> list[list[str]]:
+        path = self._state_dir / "secure" / OPENED
+        try:
+            return json.loads(path.read_bytes()) if path.exists() else []
+        except ValueError as error:
+            raise StateError(f"{path}: damaged ({error}); restore it from a copy") from error
+
+    def _read(self, name: str, default: Any) -> Any:
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            return default
+        try:
+            return json.loads(path.read_bytes())
+        except ValueError as error:
+            raise StateError(f"{path}: damaged ({error})") from error
+
+    def _write(self, name: str, value: Mapping[str, Any] | list[Any] | int) -> None:
+        replace_file(self.folder / f"{name}.json", json.dumps(value).encode())

@@ -1,0 +1,105 @@
+"""Secure aggregation: `secure:` of an experiment, and what it cannot be combined with."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from perennial.privacy.secure.parameters import Parameters
+
+STRATEGIES = ("fedavg", "uniform_mean")
+"""Strategies whose aggregate is one sum with weights that each site knows by itself."""
+_NEEDS = {
+    "analytic": "its statistics are not sent as masked sums yet",
+    "layer_attention": "attention over layers compares single updates",
+    "multi_factor": "its weights compare what single sites report",
+    "contribution": "the value of a site is found out from its own update",
+    "clustered_personalisation": "clusters are formed from single sites' vectors",
+    "serial_ring": "each turn hands a single site's model on",
+    "cyclic_weight_transfer": "each turn hands a single site's model on",
+    "digest_synthesis": "digests of single sites stand in for them",
+    "fednova": "its weights are normalised by what single sites report",
+    "feddisco": "its weights compare the class counts of single sites",
+}
+
+
+class SecureConfig(BaseModel):
+    """The server learns sums over sites, and no site's own values; see docs/secure_aggregation.md.
+
+    masks: false sends the same integers without masks, to compare a run with. least: sites in a sum.
+    assumed_colluders: sites that may collude with the server without learning more. quorum: survivors without
+    which nothing is opened; null: as many as the shares need. largest_drop: by how much the accuracy on the
+    server's own samples may fall in one round before the round's update is halved; null: by any amount.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    masks: bool = True
+    least: int = Field(default=3, ge=2)
+    assumed_colluders: int = Field(default=0, ge=0)
+    quorum: int | None = Field(default=None, ge=2)
+    largest_drop: float | None = Field(default=None, gt=0, le=1)
+
+    @property
+    def honest(self) -> int:
+        """Honest survivors that every opened sum has, m; for noise that sites share."""
+        return (self.quorum or 0) - self.assumed_colluders
+
+    def parameters(self, *, shared_noise: bool) -> Parameters:
+        """The protocol's. shared_noise: whether the claim needs a number of honest survivors."""
+        honest = self.honest if shared_noise else 0
+        return Parameters(self.assumed_colluders, self.least, self.quorum or 0, honest)
+
+
+def refuse_what_needs_single_updates(experiment: Any) -> None:
+    """Raises ValueError naming the setting that cannot work when the server sees sums alone.
+
+    experiment: an Experiment with `secure`.
+    """
+    name = experiment.strategy.name
+    if name not in STRATEGIES:
+        why = _NEEDS.get(name, "it needs the update of each site in the clear")
+        raise ValueError(
+            f"secure: not with strategy {name!r}, because {why}; allowed: {', '.join(STRATEGIES)}"
+        )
+    if experiment.digests is not None:
+        raise ValueError("secure: not with digests, which single sites lend in the clear; remove one of them")
+    if experiment.pretraining is not None:
+        raise ValueError(
+            "secure: not with pretraining, whose averaging sees single updates; remove one of them"
+        )
+    privacy = experiment.privacy
+    if privacy.allow_unaccounted_metrics:
+        raise ValueError(
+            "secure: not with privacy.allow_unaccounted_metrics, which sends single sites' counts and losses"
+        )
+    if privacy.mode == "client_central" and (privacy.adaptive_clipping or privacy.typical):
+        raise ValueError(
+            "secure: client_central's adaptive_clipping and bayesian read single replies; use mode "
+            "client_shared, or leave them out"
+        )
+    secure: SecureConfig = experiment.secure
+    sites = experiment.data.sites
+    if sites is not None:
+        needed = secure.parameters(shared_noise=privacy.mode == "client_shared").survivors_needed(sites)
+        if sites < needed:
+            raise ValueError(
+                f"secure: data.sites is {sites}, and a sum needs {needed} with assumed_colluders "
+                f"{secure.assumed_colluders}, least {secure.least} and quorum {secure.quorum}"
+            )
+
+
+def require_shared_noise(experiment: Any) -> None:
+    """Raises ValueError when sites cannot share noise: there is no masked sum, or nobody says how many honest
+    sites every opened sum has."""
+    secure: SecureConfig | None = experiment.secure
+    if secure is None or secure.quorum is None or secure.honest < 2:
+        raise ValueError(
+            "privacy.mode client_shared: needs `secure` with a quorum of at least assumed_colluders + 2, for "
+            "the noise of one site hides nothing by itself"
+        )
+    if not secure.masks and experiment.privacy.noise_source != "seeded":
+        raise ValueError(
+            "secure.masks: false with privacy.mode client_shared would show the server each site's update "
+            "under a share of the noise; allowed with privacy.noise_source 'seeded', which is for tests"
+        )
+    if experiment.rounds.fraction != 1.0:
+        raise ValueError("rounds.fraction: mode client_shared asks every site in every round; allowed 1.0")

@@ -1,0 +1,47 @@
+"""How many sites must be there, and how many may be dishonest, for a sum to be opened.
+
+With n sites in the roster of which c may collude with the server, t = floor((n + c) / 2) + 1 shares open a
+secret: two sets of t sites then have an honest site in common, and an honest site opens once.
+"""
+
+from dataclasses import dataclass
+
+from perennial.foundation.errors import PolicyRefusal
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What an experiment fixes for every round.
+
+    colluders: sites that may collude with the server, c. least: values in a sum. quorum: survivors without
+    which nothing is opened, 0: as many as t. honest: honest survivors that shared noise is sized for, m.
+    """
+
+    colluders: int = 0
+    least: int = 2
+    quorum: int = 0
+    honest: int = 0
+
+    def threshold(self, sites: int) -> int:
+        """Shares that open a secret of one of so many sites."""
+        return (sites + self.colluders) // 2 + 1
+
+    def survivors_needed(self, sites: int) -> int:
+        """Survivors without which a roster of so many sites opens nothing."""
+        return max(self.quorum, self.least, self.threshold(sites), self.colluders + max(2, self.honest))
+
+    def check_roster(self, sites: int) -> None:
+        """Raises PolicyRefusal when a roster of so many sites can never be opened safely."""
+        if sites < self.survivors_needed(sites):
+            raise PolicyRefusal(
+                f"secure: a roster of {sites} sites; with assumed_colluders {self.colluders}, least "
+                f"{self.least} and quorum {self.quorum} a sum needs {self.survivors_needed(sites)}"
+            )
+
+    def check_survivors(self, sites: int, survivors: int) -> None:
+        """Raises PolicyRefusal when so few of a roster's sites survive that nothing may be opened."""
+        needed = self.survivors_needed(sites)
+        if survivors < needed:
+            raise PolicyRefusal(
+                f"secure: {survivors} of {sites} sites sent masked values; a sum is opened from {needed} on"
+            )

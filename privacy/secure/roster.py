@@ -1,0 +1,128 @@
+"""What the sites of an attempt say of themselves, signed, and what every key and signature is bound to."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Any
+
+from perennial.foundation.errors import PolicyRefusal, ProtocolError
+from perennial.privacy.secure.keys import agreement_key, joined, sign, signing_key, verified
+
+Trust = Callable[[str, str], None]
+"""(site, identity key) -> None; raises PolicyRefusal when the site does not trust that key for that name."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at one sum. number: grows over the whole run, so that no attempt comes twice.
+
+    Mask keys and shares are made ahead for an attempt, before its sum is known.
+    """
+
+    run: str
+    task: int
+    number: int
+
+    def bound(self, purpose: str, *more: str | int | bytes) -> bytes:
+        """Bytes that name this attempt and a purpose: what keys are derived for and signatures are about."""
+        return joined("perennial secure aggregation 1", purpose, self.run, self.task, self.number, *more)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the values of a sum are. statistic: update, class_sums or evaluation. model: SHA-256 of the model
+    that they are about."""
+
+    round: int
+    statistic: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A site as it introduces itself for a task. identity: its signing key, for its lifetime. cipher: its
+    agreement key of the task, for what travels between sites."""
+
+    name: str
+    identity: str
+    cipher: str
+    signature: str
+
+    @classmethod
+    def introduce(cls, name: str, identity: bytes, cipher: bytes, run: str, task: int) -> "Peer":
+        """The introduction of the holder of these private keys."""
+        key = agreement_key(cipher)
+        signature = sign(identity, _introduction(name, key, run, task))
+        return cls(name, signing_key(identity), key, signature)
+
+    def check(self, run: str, task: int, trust: Trust) -> None:
+        """Raises ProtocolError when the signature is not the site's, PolicyRefusal when trust does."""
+        trust(self.name, self.identity)
+        if not verified(self.identity, _introduction(self.name, self.cipher, run, task), self.signature):
+            raise ProtocolError(f"secure: the key of site {self.name!r} is not signed by its identity")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A peer in the roster of an attempt, with its fresh mask key for it. commitment: hash of its self mask's
+    seed, so that false shares of it are noticed."""
+
+    name: str
+    mask: str
+    commitment: str
+    signature: str
+
+    @classmethod
+    def sign(
+        cls, attempt: Attempt, peers: bytes, name: str, mask: str, seed: bytes, identity: bytes
+    ) -> "Member":
+        """The membership of the holder of the private key `identity`. peers: peers_hash()."""
+        commitment = commit(seed)
+        content = attempt.bound("membership", peers, name, mask, commitment)
+        return cls(name, mask, commitment, sign(identity, content))
+
+    def check(self, attempt: Attempt, peers: bytes, peer: Peer) -> None:
+        """Raises ProtocolError when the site that peer describes did not sign this."""
+        content = attempt.bound("membership", peers, self.name, self.mask, self.commitment)
+        if not verified(peer.identity, content, self.signature):
+            raise ProtocolError(f"secure: roster: the mask key of site {self.name!r} is not signed by it")
+
+
+def commit(seed: bytes) -> str:
+    """A hash that fixes a seed of 32 random bytes without telling it."""
+    return sha256(joined("seed", seed)).hexdigest()
+
+
+def peers_hash(attempt: Attempt, peers: Sequence[Peer]) -> bytes:
+    """SHA-256 of all the peers of an attempt."""
+    said = [part for peer in peers for part in (peer.name, peer.identity, peer.cipher)]
+    return sha256(attempt.bound("peers", *said)).digest()
+
+
+def roster_hash(peers: bytes, subject: Subject, members: Sequence[Member]) -> bytes:
+    """SHA-256 of the peers, of those of them that send masked values, and of what about. peers:
+    peers_hash(). Every pair mask, self mask and vote depends on it."""
+    said = [part for member in members for part in (member.name, member.mask, member.commitment)]
+    about = (subject.round, subject.statistic, subject.model)
+    return sha256(joined("roster", peers, *about, *said)).digest()
+
+
+def check_order(names: Sequence[str], what: str) -> None:
+    """Raises ProtocolError unless names ascend, each once."""
+    if list(names) != sorted(set(names)):
+        raise ProtocolError(f"secure: {what}: names must ascend, each once")
+
+
+def require(condition: bool, reason: str) -> None:
+    """Raises PolicyRefusal with the reason unless the condition holds."""
+    if not condition:
+        raise PolicyRefusal(f"secure: {reason}")
+
+
+def as_json(values: Sequence[Any]) -> list[dict[str, Any]]:
+    """Peers or members as JSON-able objects."""
+    return [asdict(value) for value in values]
+
+
+def _introduction(name: str, cipher: str, run: str, task: int) -> bytes:
+    return joined("perennial secure introduction 1", run, task, name, cipher)

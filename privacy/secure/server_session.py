@@ -1,0 +1,222 @@
+"""The server's part in one attempt: collect, relay, add up, and take the masks off the sum.
+
+The server is not trusted with anything here: what it holds are sealed shares, masked values, their sum, and
+after the opening the masks of the sum. The state is JSON-able beside the sum itself, so that a server that
+was killed goes on in the same phase.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from perennial.foundation.errors import ProtocolError
+from perennial.privacy.secure.graph import Graph
+from perennial.privacy.secure.keys import agree, agreement_key, derive, verified
+from perennial.privacy.secure.masks import Words, add_masks
+from perennial.privacy.secure.parameters import Parameters
+from perennial.privacy.secure.roster import (
+    Attempt,
+    Member,
+    Peer,
+    Subject,
+    as_json,
+    commit,
+    peers_hash,
+    roster_hash,
+)
+from perennial.privacy.secure.shamir import join, weights_at_zero
+from perennial.privacy.secure.site_session import Advert, Opening, vote_content
+
+
+class NotEnough(Exception):
+    """This attempt cannot be opened; the message says what is missing."""
+
+
+@dataclass
+class ServerSession:
+    """One attempt. total: (N,) the sum of the masked values so far."""
+
+    attempt: Attempt
+    parameters: Parameters
+    peers: list[Peer]
+    subject: Subject
+    members: list[Member] = field(default_factory=list)
+    sealed: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By sender, then receiver."""
+    survivors: list[str] = field(default_factory=list)
+    closed: bool = False
+    """Whether the set of survivors is fixed."""
+    opening: bool = False
+    """Whether sites were asked for shares: from then on no other attempt at this sum can be made."""
+    votes: dict[str, str] = field(default_factory=dict)
+    seeds: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By site whose seed it is, then by who gave the share."""
+    keys: dict[str, dict[str, str]] = field(default_factory=dict)
+    total: Words | None = field(default=None, repr=False)
+
+    def enrol(self, adverts: Mapping[str, Advert], wanted: Sequence[str]) -> None:
+        """The roster: those of the wanted sites that sent an advert. Raises NotEnough when they are too few
+        for any sum."""
+        names = sorted(set(wanted) & adverts.keys() & {peer.name for peer in self.peers})
+        self.members = [adverts[name].member for name in names]
+        self.sealed = {name: dict(adverts[name].shares) for name in names}
+        needed = self.parameters.survivors_needed(len(names))
+        if len(names) < needed:
+            raise NotEnough(f"{len(names)} sites are ready for a sum that takes {needed}")
+
+    def shares_for(self, name: str) -> dict[str, str]:
+        """The sealed shares addressed to one member, by sender."""
+        return {sender: shares[name] for sender, shares in self.sealed.items() if name in shares}
+
+    def add(self, name: str, words: Words) -> None:
+        """Add one member's masked values, (N,). Raises ProtocolError on a second time or another shape."""
+        if name in self.survivors or self.closed:
+            raise ProtocolError("masked values: came twice, or after the set of survivors was fixed")
+        if name not in {member.name for member in self.members}:
+            raise ProtocolError("masked values: of a site outside the roster")
+        if self.total is None:
+            self.total = words.copy()
+        elif words.shape != self.total.shape or words.dtype != self.total.dtype:
+            raise ProtocolError(f"masked values: found {words.dtype} {words.shape}")
+        else:
+            np.add(self.total, words, out=self.total)
+        self.survivors = sorted([*self.survivors, name])
+
+    def close(self) -> None:
+        """No more masked values come. Raises NotEnough when no site would open the sum of so few."""
+        needed = self.parameters.survivors_needed(len(self.members))
+        if len(self.survivors) < needed:
+            raise NotEnough(
+                f"{len(self.survivors)} of {len(self.members)} masked values came, {needed} are needed"
+            )
+        self._require_near(self.survivors, "masked values around a site")
+        self.closed = True
+
+    def add_vote(self, name: str, signature: str) -> None:
+        """One survivor's signature. Raises ProtocolError when it is not over this set."""
+        identity = next(peer.identity for peer in self.peers if peer.name == name)
+        content = vote_content(self.attempt, self._roster_hash, self.survivors)
+        if name not in self.survivors or not verified(identity, content, signature):
+            raise ProtocolError("signature: not this site's over these survivors")
+        self.votes[name] = signature
+
+    def require_votes(self) -> None:
+        """Raises NotEnough when some survivor would not open with the signatures that came."""
+        self._require_near(self.votes, "signatures over the survivors")
+
+    def add_opening(self, name: str, opening: Opening) -> None:
+        """One survivor's shares; those that nobody asked for are not kept."""
+        here, gone = set(self.survivors), {member.name for member in self.members} - set(self.survivors)
+        for of, share in opening.seeds.items():
+            if of in here:
+                self.seeds.setdefault(of, {})[name] = share
+        for of, share in opening.keys.items():
+            if of in gone:
+                self.keys.setdefault(of, {})[name] = share
+
+    @property
+    def openable(self) -> str:
+        """'' when enough shares are here; else what is missing."""
+        needed = self._graph.threshold()
+        for name in [member.name for member in self.members]:
+            found = len((self.seeds if name in self.survivors else self.keys).get(name, {}))
+            # a site that nobody who survived shares a mask with need not be opened
+            if found < needed and (name in self.survivors or self._near(name) & set(self.survivors)):
+                return f"{found} shares of site {name!r}, {needed} are needed"
+        return ""
+
+    def open(self) -> Words:
+        """The sum of the survivors' values, (N,). Raises NotEnough without enough shares, ProtocolError when
+        shares are false."""
+        if self.openable:
+            raise NotEnough(self.openable)
+        assert self.total is not None
+        total, digest = self.total.copy(), self._roster_hash
+        weights: dict[tuple[int, ...], list[int]] = {}
+        members = {member.name: member for member in self.members}
+        minus: list[bytes] = []
+        for name in self.survivors:
+            seed = self._joined(self.seeds[name], weights)
+            if commit(seed) != members[name].commitment:
+                raise ProtocolError(f"shares of the self mask of site {name!r}: they give another seed")
+            minus.append(derive(seed, self.attempt.bound("self mask", name, digest)))
+        plus: list[bytes] = []
+        for member in self.members:
+            if member.name in self.survivors:
+                continue
+            near = sorted(self._near(member.name) & set(self.survivors))
+            if not near:
+                continue
+            secret = self._joined(self.keys[member.name], weights)
+            if agreement_key(secret) != member.mask:
+                raise ProtocolError(f"shares of the mask key of site {member.name!r}: they give another key")
+            for name in near:
+                pair = sorted((member.name, name))
+                seed = agree(secret, members[name].mask, self.attempt.bound("pair mask", *pair, digest))
+                # what the survivor added is taken off, what it took off is added
+                (minus if name == pair[0] else plus).append(seed)
+        add_masks(total, minus, subtract=True)
+        add_masks(total, plus)
+        return total
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the sum."""
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "total"}
+        return values | {
+            "attempt": asdict(self.attempt),
+            "parameters": asdict(self.parameters),
+            "peers": as_json(self.peers),
+            "members": as_json(self.members),
+            "subject": asdict(self.subject),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], total: Words | None) -> Self:
+        """What to_json() gave, with the sum."""
+        parsed = {
+            "attempt": Attempt(**values["attempt"]),
+            "parameters": Parameters(**values["parameters"]),
+            "peers": [Peer(**peer) for peer in values["peers"]],
+            "members": [Member(**member) for member in values["members"]],
+            "subject": Subject(**values["subject"]),
+        }
+        return cls(**{**values, **parsed}, total=total)
+
+    def _require_near(self, came: Collection[str], what: str) -> None:
+        """Raises NotEnough unless a threshold of what came is in the neighbourhood of every survivor."""
+        found = min(len(self._near(name) & set(came)) for name in self.survivors)
+        if found < self._graph.threshold():
+            raise NotEnough(f"{found} {what}, {self._graph.threshold()} are needed")
+
+    def _joined(self, shares: Mapping[str, str], weights: dict[tuple[int, ...], list[int]]) -> bytes:
+        """A secret of exactly the threshold of its shares; weights: of the points met before."""
+        names = [peer.name for peer in self.peers]
+        points = {names.index(by) + 1: bytes.fromhex(share) for by, share in sorted(shares.items())}
+        chosen = dict(sorted(points.items())[: self._graph.threshold()])
+        key = tuple(chosen)
+        if key not in weights:
+            weights[key] = weights_at_zero(key)
+        return join(chosen, weights[key])
+
+    @property
+    def _roster_hash(self) -> bytes:
+        return roster_hash(peers_hash(self.attempt, self.peers), self.subject, self.members)
+
+    @cached_property
+    def _graph(self) -> Graph:
+        return Graph.of(len(self.peers), self.parameters, peers_hash(self.attempt, self.peers))
+
+    @cached_property
+    def _circles(self) -> dict[str, set[str]]:
+        names = [peer.name for peer in self.peers]
+        return {
+            name: {name, *(names[other] for other in self._graph.neighbours(position))}
+            for position, name in enumerate(names)
+        }
+
+    def _near(self, name: str) -> set[str]:
+        """A site and its neighbours."""
+        return self._circles[name]

@@ -1,0 +1,305 @@
+"""A site's part in one attempt: prepare, mask once, sign one set of survivors, open once.
+
+The state is JSON-able and small, so that a site writes it to disk before it answers; a site that was killed
+goes on where it was, and answers the same request with the same bytes. Whatever is asked out of turn, or
+again with other content, is refused.
+
+Bonawitz et al. 2017 (eprint 2017/281), figure 4; fresh mask keys and self-mask seeds for each attempt.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from perennial.foundation.errors import ProtocolError
+from perennial.privacy.secure.graph import Graph
+from perennial.privacy.secure.keys import (
+    Sealed,
+    agree,
+    agreement_key,
+    derive,
+    joined,
+    new_secret,
+    sign,
+    verified,
+)
+from perennial.privacy.secure.masks import Words, add_masks
+from perennial.privacy.secure.parameters import Parameters
+from perennial.privacy.secure.roster import (
+    Attempt,
+    Member,
+    Peer,
+    Subject,
+    Trust,
+    as_json,
+    check_order,
+    peers_hash,
+    require,
+    roster_hash,
+)
+from perennial.privacy.secure.shamir import SHARE_BYTES, split
+
+Stage = Literal["prepared", "masked", "signed", "opened"]
+
+
+@dataclass(frozen=True)
+class Advert:
+    """What a site sends ahead of an attempt. shares: for each neighbour, sealed: of the mask key and of the
+    self mask's seed."""
+
+    member: Member
+    shares: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Shares that a site gives out: of the seeds of survivors, of the mask keys of those that are gone."""
+
+    seeds: Mapping[str, str]
+    keys: Mapping[str, str]
+
+
+@dataclass
+class SiteSession:
+    """One site, one attempt. Build it with prepare() or from_json()."""
+
+    name: str
+    attempt: Attempt
+    parameters: Parameters
+    peers: list[Peer]
+    mask_secret: str
+    seed: str
+    sealed: dict[str, str]
+    member: Member
+    held: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By neighbour in the roster, and this site: shares of (mask key, seed)."""
+    subject: Subject | None = None
+    members: list[Member] = field(default_factory=list)
+    survivors: list[str] = field(default_factory=list)
+    vote: str = ""
+    stage: Stage = "prepared"
+
+    # ahead of the attempt
+
+    @classmethod
+    def prepare(
+        cls,
+        name: str,
+        attempt: Attempt,
+        parameters: Parameters,
+        peers: Sequence[Peer],
+        cipher: bytes,
+        identity: bytes,
+        trust: Trust,
+    ) -> Self:
+        """Fresh mask key and seed, and their shares for the neighbours among the peers.
+
+        peers: everybody who may be in the roster, this site among them, by name. cipher, identity: this
+        site's private keys. Raises PolicyRefusal when so few peers can never make a safe sum or a peer is not
+        trusted, ProtocolError when the list is malformed.
+        """
+        check_order([peer.name for peer in peers], "peers")
+        parameters.check_roster(len(peers))
+        own = next((peer for peer in peers if peer.name == name), None)
+        if own is None or own.cipher != agreement_key(cipher):
+            raise ProtocolError(f"secure: the peers do not list site {name!r} with its key of this task")
+        for peer in peers:
+            peer.check(attempt.run, attempt.task, trust)
+        digest = peers_hash(attempt, peers)
+        graph = Graph.of(len(peers), parameters, digest)
+        position = [peer.name for peer in peers].index(name)
+        holders = sorted([*graph.neighbours(position), position])
+        mask_secret, seed = new_secret(), new_secret()
+        points = [holder + 1 for holder in holders]
+        key_shares = split(mask_secret, points, graph.threshold())
+        seed_shares = split(seed, points, graph.threshold())
+        sealed, held = {}, {}
+        for holder in holders:
+            peer = peers[holder]
+            both = key_shares[holder + 1], seed_shares[holder + 1]
+            if holder == position:
+                held[name] = (both[0].hex(), both[1].hex())
+            else:
+                info = attempt.bound("shares", digest, name, peer.name)
+                sealed[peer.name] = Sealed(cipher, info).seal(b"".join(both), peer.cipher)
+        member = Member.sign(attempt, digest, name, agreement_key(mask_secret), seed, identity)
+        return cls(
+            name, attempt, parameters, list(peers), mask_secret.hex(), seed.hex(), sealed, member, held
+        )
+
+    @property
+    def advert(self) -> Advert:
+        """What goes to the server; the same bytes however often it is asked for."""
+        return Advert(self.member, self.sealed)
+
+    # the masked input
+
+    def enrol(self, subject: Subject, members: Sequence[Member]) -> None:
+        """Take the roster of the attempt, and what its sum is about.
+
+        members: those of the peers that send masked values, by name. The same again changes nothing; another
+        subject or roster is refused, and so is one that could never be opened safely.
+        """
+        if self.subject is not None:
+            require(
+                (subject, list(members)) == (self.subject, self.members),
+                f"attempt {self.attempt.number} was asked with another roster or for another sum",
+            )
+            return
+        check_order([member.name for member in members], "roster")
+        self.parameters.check_roster(len(members))
+        known = {peer.name: peer for peer in self.peers}
+        for member in members:
+            peer = known.get(member.name)
+            if peer is None:
+                raise ProtocolError(f"secure: roster: site {member.name!r} is none of the peers")
+            member.check(self.attempt, self._peers_hash, peer)
+        if self.member not in members:
+            raise ProtocolError("secure: roster: this site is not in it with its own mask key")
+        self.subject, self.members = subject, list(members)
+
+    def mask(self, words: Words) -> None:
+        """Mask words in place: the self mask, and one with each neighbour in the roster. Once.
+
+        words: (N,) uint32 or uint64. Raises PolicyRefusal when this attempt has masked values already; those
+        are to be sent again.
+        """
+        require(self.stage == "prepared" and bool(self.members), "this attempt has masked its values already")
+        self.stage = "masked"
+        mine, digest = bytes.fromhex(self.mask_secret), self._roster_hash
+        plus = [derive(bytes.fromhex(self.seed), self.attempt.bound("self mask", self.name, digest))]
+        minus: list[bytes] = []
+        for member in self.members:
+            if member.name in self._neighbours:
+                pair = sorted((self.name, member.name))
+                seed = agree(mine, member.mask, self.attempt.bound("pair mask", *pair, digest))
+                (plus if self.name == pair[0] else minus).append(seed)
+        add_masks(words, plus)
+        add_masks(words, minus, subtract=True)
+
+    # the opening
+
+    def sign(
+        self, survivors: Sequence[str], shares: Mapping[str, str], cipher: bytes, identity: bytes
+    ) -> str:
+        """A signature over the set of survivors; over one set only, and the same bytes when asked again.
+
+        shares: what the members sealed for this site, by sender; one that cannot be opened is left out, for
+        its sender harms nobody but itself. cipher, identity: this site's private keys.
+        Raises PolicyRefusal when the set is another one than before, too small, or without this site.
+        """
+        if self.stage in ("signed", "opened"):
+            require(
+                list(survivors) == self.survivors,
+                f"attempt {self.attempt.number} was signed with other survivors; a shrunk set is refused",
+            )
+            return self.vote
+        require(self.stage == "masked", "no masked values of this attempt were sent")
+        check_order(survivors, "survivors")
+        require(
+            set(survivors) <= {member.name for member in self.members} and self.name in survivors,
+            "survivors: found sites outside the roster, or this site is missing",
+        )
+        self._check_survivors(survivors)
+        self._hold(shares, cipher)
+        self.survivors, self.stage = list(survivors), "signed"
+        self.vote = sign(identity, self._vote_content)
+        return self.vote
+
+    def open(self, survivors: Sequence[str], votes: Mapping[str, str]) -> Opening:
+        """The shares that take the masks off the sum: for each neighbour one kind, never both. Once for the
+        attempt; the same request again gets the same shares.
+
+        votes: signatures by survivor. Raises PolicyRefusal without a threshold of valid ones over this set.
+        """
+        require(self.stage in ("signed", "opened"), "nothing of this attempt was signed")
+        require(
+            list(survivors) == self.survivors,
+            f"attempt {self.attempt.number}: a second unmasking, of another set of survivors",
+        )
+        known = {peer.name: peer.identity for peer in self.peers}
+        near = {self.name, *self._neighbours} & set(survivors)
+        valid = sum(
+            verified(known[name], self._vote_content, votes[name]) for name in sorted(near) if name in votes
+        )
+        needed = self._graph.threshold()
+        require(valid >= needed, f"survivors: {valid} valid signatures over this set, {needed} are needed")
+        self.stage = "opened"
+        here = set(survivors)
+        return Opening(
+            seeds={name: seed for name, (_, seed) in self.held.items() if name in here},
+            keys={name: key for name, (key, _) in self.held.items() if name not in here},
+        )
+
+    # on disk
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, secrets included: for the site's own disk."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return values | {
+            "attempt": asdict(self.attempt),
+            "parameters": asdict(self.parameters),
+            "member": asdict(self.member),
+            "peers": as_json(self.peers),
+            "members": as_json(self.members),
+            "subject": None if self.subject is None else asdict(self.subject),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """What to_json() wrote."""
+        parsed = {
+            "attempt": Attempt(**values["attempt"]),
+            "parameters": Parameters(**values["parameters"]),
+            "peers": [Peer(**peer) for peer in values["peers"]],
+            "member": Member(**values["member"]),
+            "members": [Member(**member) for member in values["members"]],
+            "subject": None if values["subject"] is None else Subject(**values["subject"]),
+            "held": {name: (both[0], both[1]) for name, both in values["held"].items()},
+        }
+        return cls(**{**values, **parsed})
+
+    # what follows from the above
+
+    @cached_property
+    def _peers_hash(self) -> bytes:
+        return peers_hash(self.attempt, self.peers)
+
+    @property
+    def _roster_hash(self) -> bytes:
+        assert self.subject is not None
+        return roster_hash(self._peers_hash, self.subject, self.members)
+
+    @cached_property
+    def _graph(self) -> Graph:
+        return Graph.of(len(self.peers), self.parameters, self._peers_hash)
+
+    @cached_property
+    def _neighbours(self) -> set[str]:
+        names = [peer.name for peer in self.peers]
+        return {names[other] for other in self._graph.neighbours(names.index(self.name))}
+
+    @property
+    def _vote_content(self) -> bytes:
+        return vote_content(self.attempt, self._roster_hash, self.survivors)
+
+    def _hold(self, shares: Mapping[str, str], cipher: bytes) -> None:
+        known, members = {peer.name: peer for peer in self.peers}, {member.name for member in self.members}
+        for sender in sorted(shares.keys() & members & self._neighbours):
+            info = self.attempt.bound("shares", self._peers_hash, sender, self.name)
+            with suppress(ProtocolError):
+                raw = Sealed(cipher, info).open(shares[sender], known[sender].cipher)
+                self.held[sender] = (raw[:SHARE_BYTES].hex(), raw[SHARE_BYTES:].hex())
+
+    def _check_survivors(self, survivors: Sequence[str]) -> None:
+        self.parameters.check_survivors(len(self.members), len(survivors))
+        near = len({self.name, *self._neighbours} & set(survivors))
+        needed = self._graph.threshold()
+        require(near >= needed, f"survivors: {near} around this site, {needed} open a secret")
+
+
+def vote_content(attempt: Attempt, roster: bytes, survivors: Sequence[str]) -> bytes:
+    """What a survivor signs."""
+    return attempt.bound("survivors", roster, joined(*survivors))

@@ -1,0 +1,164 @@
+"""The messages of secure aggregation, in the order of a sum: introductions, shares ahead of it, masked
+values, votes, the opening.
+
+Everything secret in them is masked, or sealed for one other site, but for the shares of an opening, which a
+site gives out once for each attempt and of one kind for each site. docs/secure_aggregation.md says what the
+server learns.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from perennial.foundation.names import SITE_NAME_RULE, is_site_name
+from perennial.protocol.fields import bounded, hexadecimal, matching
+from perennial.protocol.messages import KEY, SHA256, SIGNATURE, Stamp
+from perennial.protocol.tensors import Tensors
+
+SHARE = 66
+_HEX = frozenset("0123456789abcdef")
+
+
+def _names(**kwargs: object) -> Any:
+    return matching(is_site_name, SITE_NAME_RULE, **kwargs)
+
+
+def _sealed(**kwargs: object) -> Any:
+    return matching(_HEX.issuperset, "hexadecimal digits", **kwargs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntroduceRequest(Stamp):
+    """Server to site: introduce yourself to the other sites of this task."""
+
+    message_type = "query.introduce"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntroduceReply(Stamp):
+    """Site to server: the public keys by which other sites know it."""
+
+    message_type = "query.introduce"
+    identity: str = hexadecimal(KEY)
+    """The site's signing key, for its lifetime; other sites may have pinned its fingerprint."""
+    cipher: str = hexadecimal(KEY)
+    """The site's agreement key of this task, for what sites send each other."""
+    signature: str = hexadecimal(SIGNATURE)
+    """By the signing key, over site, run, task and agreement key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareRequest(Stamp):
+    """Server to site: make fresh masks for a coming attempt, and share them out among these peers.
+
+    It is asked ahead, beside the opening of the attempt before.
+    """
+
+    message_type = "query.share"
+    attempt: int = bounded(1)
+    """Number of the coming attempt."""
+    peers: list[str] = _names()
+    """Every site that may take part in it, in ascending order."""
+    peer_identities: list[str] = hexadecimal(KEY)
+    """Their signing keys."""
+    peer_ciphers: list[str] = hexadecimal(KEY)
+    """Their agreement keys of this task."""
+    peer_signatures: list[str] = hexadecimal(SIGNATURE)
+    """Their signatures over these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareReply(Stamp):
+    """Site to server: a fresh public mask key, and shares sealed for other sites."""
+
+    message_type = "query.share"
+    attempt: int = bounded(1)
+    """Number of the attempt."""
+    mask: str = hexadecimal(KEY)
+    """The public mask key."""
+    commitment: str = hexadecimal(SHA256)
+    """A hash of the seed of the self mask."""
+    signature: str = hexadecimal(SIGNATURE)
+    """By the site's signing key, over both, the attempt and its peers."""
+    receivers: list[str] = _names()
+    """For whom the shares are."""
+    shares: list[str] = _sealed()
+    """For each receiver one share of the mask key and one of the seed, sealed so that nobody else can read
+    them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedReply(Stamp):
+    """Site to server: this site's values for one sum, as integers under masks.
+
+    Without the other sites' values they are random numbers; with `secure.masks` false they are in the clear.
+    """
+
+    message_type = "train"
+    attempt: int = bounded(1)
+    """Number of the attempt."""
+    words: Tensors
+    """`words`: integers modulo 2^64 or 2^32: the values on the public grid, then the site's weight, and under
+    adaptive clipping whether the update was within the clip norm."""
+    model: str = hexadecimal(SHA256, default="")
+    """At the end of a task, SHA-256 of the model that the site now keeps as the teacher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteRequest(Stamp):
+    """Server to site: these sites' masked values came; sign that you will open the sum of them only."""
+
+    message_type = "query.vote"
+    attempt: int = bounded(1)
+    """Number of the attempt."""
+    survivors: list[str] = _names()
+    """Sites whose masked values are in the sum, in ascending order."""
+    senders: list[str] = _names()
+    """Who sealed shares for this site."""
+    shares: list[str] = _sealed()
+    """What each of them sealed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteReply(Stamp):
+    """Site to server: a signature over the survivors. A site signs one set for each attempt."""
+
+    message_type = "query.vote"
+    attempt: int = bounded(1)
+    """Number of the attempt."""
+    signature: str = hexadecimal(SIGNATURE)
+    """Over attempt, roster, model and survivors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRequest(Stamp):
+    """Server to site: enough survivors signed; give out the shares that open the sum."""
+
+    message_type = "query.open"
+    attempt: int = bounded(1)
+    """Number of the attempt."""
+    survivors: list[str] = _names()
+    """Sites whose masked values are in the sum."""
+    voters: list[str] = _names()
+    """Who signed."""
+    votes: list[str] = hexadecimal(SIGNATURE)
+    """Their signatures over exactly these survivors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenReply(Stamp):
+    """Site to server: shares of the self masks of survivors, and of the mask keys of sites that are gone.
+
+    Of one site never both. Shares of one attempt open nothing of any other.
+    """
+
+    message_type = "query.open"
+    attempt: int = bounded(1)
+    """Number of the attempt."""
+    seeds_of: list[str] = _names()
+    """Survivors."""
+    seeds: list[str] = hexadecimal(SHARE)
+    """This site's share of the seed of each one's self mask."""
+    keys_of: list[str] = _names()
+    """Sites of the roster whose masked values did not come."""
+    keys: list[str] = hexadecimal(SHARE)
+    """This site's share of each one's mask key of this attempt."""

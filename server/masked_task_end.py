@@ -1,0 +1,76 @@
+"""What the sites tell at the end of a task, under `secure`: sums of counts and of class features."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from perennial.config.secure_words import class_sums_of, counts_of
+from perennial.privacy.secure.server_session import NotEnough
+from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest, Maskable
+from perennial.protocol.tensors import content_sha256
+from perennial.server.class_means import unit_means
+from perennial.server.evaluation import Counts
+from perennial.strategies.secure.masked_sums import MaskedSums
+from perennial.strategies.secure.store import Opened
+
+Request = TypeVar("Request", bound=Maskable)
+Requests = Sequence[tuple[str, int, Request]]
+Note = Callable[[str, str], None]
+
+
+def opened_counts(
+    sums: MaskedSums, grid: Grid, requests: Requests[EvaluateRequest], deadline: float, note: Note
+) -> Counts | None:
+    """Right answers and samples of each class over all sites; None, with a note, when no sum was opened."""
+    try:
+        opened = _opened(sums, grid, "evaluation", requests, deadline, note)
+        return counts_of(opened.words, requests[0][2].num_classes)
+    except (NotEnough, ValueError) as missing:
+        note("evaluation", str(missing))
+        return None
+
+
+def opened_class_means(
+    sums: MaskedSums,
+    grid: Grid,
+    requests: Requests[FinishTaskRequest],
+    sha256: str,
+    width: int,
+    deadline: float,
+    note: Note,
+) -> tuple[list[str], Tensor | None]:
+    """(sites that keep the model of this hash, (M, d) global class means).
+
+    Nobody and None, with a note, when no sum was opened. width: d.
+    """
+    try:
+        opened = _opened(sums, grid, "class_sums", requests, deadline, note)
+        sums_and_counts = class_sums_of(opened.words, requests[0][2].num_classes, width)
+    except (NotEnough, ValueError) as missing:
+        note("class sums", str(missing))
+        return [], None
+    holders = list(opened.survivors) if opened.models in ((sha256,), ()) else []
+    return holders, unit_means(*sums_and_counts)
+
+
+def _opened(
+    sums: MaskedSums,
+    grid: Grid,
+    statistic: str,
+    requests: Sequence[tuple[str, int, Any]],
+    deadline: float,
+    note: Note,
+) -> Opened:
+    if not requests:
+        raise NotEnough("no site is there")
+    first = requests[0][2]
+
+    def with_roster(fields: dict[str, Any]) -> list[tuple[str, int, Any]]:
+        return [(site, node, replace(request, **fields)) for site, node, request in requests]
+
+    sites = {site: node for site, node, _ in requests}
+    model = content_sha256(first.arrays)
+    return sums.sum(grid, first, statistic, model, sites, deadline, with_roster, note)

@@ -1,0 +1,1 @@
+"""The server's side of secure aggregation: exchanges with the sites, durable progress, opened sums."""

@@ -1,0 +1,134 @@
+"""A round of training of which the server sees the sum of the updates, and no update.
+
+The gate cannot look at one update here: the site clips and checks its own range, and the server checks the
+sum.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from perennial.config.secure_words import UpdateWords
+from perennial.privacy.secure.server_session import NotEnough
+from perennial.protocol.fields import WireMessage
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import content_sha256
+from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.secure.masked_sums import MaskedSums
+
+Judge = Callable[[Arrays, int], tuple[float, float]]
+"""(model, samples at most) -> (accuracy, loss) on the server's own samples."""
+JUDGED = 2_000
+MOST_HALVINGS = 6
+
+
+class MaskedRound:
+    """sums: of the run. judge: None where the server has no samples."""
+
+    def __init__(self, sums: MaskedSums, judge: Judge | None = None) -> None:
+        self._sums, self._judge = sums, judge
+
+    def train_round(
+        self,
+        strategy: IncrementalStrategy,
+        grid: Grid,
+        request: RoundRequest,
+        common: TrainRequest,
+    ) -> RoundOutcome:
+        """One round; skipped, with the reason among the warnings, when nothing was opened."""
+        strategy.outcome = outcome = RoundOutcome()
+        sums, exchange = self._sums, self._sums.exchange
+        exchange.bytes_up = exchange.bytes_down = 0
+        strategy.asked = len(request.sites)
+
+        def requests(fields: dict[str, Any]) -> list[tuple[str, int, WireMessage]]:
+            made: dict[str, TrainRequest] = {}
+            for sites, previous in request.previous.fields_for(request.sites):
+                made |= strategy.requests(replace(common, **previous, **fields), sites)
+            return [(site, node, made[site]) for site, node in request.sites.items()]
+
+        def note(site: str, reason: str) -> None:
+            refused = reason.startswith(("policy:", "privacy:", "state:", "data:"))
+            if not reason.startswith("no answer"):
+                (outcome.refused if refused else outcome.dropped).append((site, reason))
+
+        try:
+            opened = sums.sum(
+                grid,
+                request.stamp,
+                "update",
+                content_sha256(common.arrays),
+                request.sites,
+                request.deadline,
+                requests,
+                note,
+            )
+            if len(opened.survivors) < request.quorum:
+                raise NotEnough(
+                    f"{len(opened.survivors)} sites are in the sum; rounds.quorum is {request.quorum}"
+                )
+            layout = UpdateWords(sums.experiment, len(opened.roster), request.clip_norm)
+            total, weight, count = layout.decode(opened.words, request.arrays)
+            strategy.asked = len(opened.roster)
+            self._check(total, weight, len(opened.survivors), strategy, layout)
+        except (NotEnough, ValueError) as missing:
+            outcome.warnings.append(f"no sum was opened: {missing}")
+        else:
+            outcome.arrays = self.halved(strategy.take_sum(total, weight), request.arrays, outcome)
+            outcome.participants = {site: Admitted(site, {}, 0.0, 1) for site in opened.survivors}
+            facts: dict[str, float] = {"attempt": opened.attempt, "sites": len(opened.survivors)}
+            outcome.details["secure"] = facts | ({"count": count} if layout.counts_within else {})
+        outcome.absent = [site for site in request.sites if site not in self._heard(outcome)]
+        outcome.bytes_up, outcome.bytes_down = exchange.bytes_up, exchange.bytes_down
+        return outcome
+
+    def halved(self, after: Arrays, before: Arrays, outcome: RoundOutcome) -> dict[str, Tensor]:
+        """The model after the round, its update halved while the measured accuracy falls by more than
+        secure.largest_drop; before: the round's model.
+
+        It is not taken back as a whole: sites send no second value for the model that they were asked with.
+        """
+        largest, arrays = self._sums.settings.largest_drop, dict(after)
+        if largest is None or self._judge is None:
+            return arrays
+        least = self._judge(before, JUDGED)[0] - largest
+        halvings = 0
+        while (found := self._judge(arrays, JUDGED)[0]) < least and halvings < MOST_HALVINGS:
+            arrays = {name: (tensor + before[name]) / 2 for name, tensor in arrays.items()}
+            halvings += 1
+        if halvings:
+            outcome.warnings.append(
+                f"the accuracy would have fallen by more than secure.largest_drop {largest:g}; the update "
+                f"was halved {halvings} times, to {found:.3f}"
+            )
+        return arrays
+
+    def _heard(self, outcome: RoundOutcome) -> set[str]:
+        return {*outcome.participants, *(s for s, _ in outcome.dropped), *(s for s, _ in outcome.refused)}
+
+    def _check(
+        self,
+        total: dict[str, torch.Tensor],
+        weight: int,
+        survivors: int,
+        strategy: IncrementalStrategy,
+        layout: UpdateWords,
+    ) -> None:
+        """Raises ValueError when honest sites cannot have made this sum, or its mean is beyond the
+        strategy's bound."""
+        most = survivors * layout.weight(layout.experiment.bounds.max_samples)
+        if not survivors <= weight <= most:
+            raise ValueError(f"the sum of the weights is {weight}; allowed {survivors} to {most}")
+        norm = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in total.values())) / weight
+        bound = strategy.max_update_norm
+        if layout.noise is None:
+            largest = layout.experiment.sums.largest_norm * (1 + 1e-6)
+            bound = largest if bound is None else min(bound, largest)
+            if norm > bound:
+                raise ValueError(f"the mean update has norm {norm:.4g}, above {bound:.4g}")

@@ -1,0 +1,279 @@
+"""Masked sums over the sites: shares ahead, masked values, votes, the opening.
+
+Each phase is one exchange. What is missing is named, and a sum of which too few sites are there is not opened
+at all. Once sites have been asked for shares, no other attempt at that sum is made: the same opening is asked
+for again, in the next round if need be.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from perennial.config.experiment import Experiment
+from perennial.foundation.errors import ProtocolError
+from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.roster import Attempt, Member, Peer, Subject
+from perennial.privacy.secure.server_session import NotEnough, ServerSession
+from perennial.privacy.secure.site_session import Advert, Opening
+from perennial.protocol.fields import WireMessage
+from perennial.protocol.messages import Stamp
+from perennial.protocol.secure_messages import (
+    IntroduceReply,
+    IntroduceRequest,
+    MaskedReply,
+    OpenReply,
+    OpenRequest,
+    ShareReply,
+    ShareRequest,
+    VoteReply,
+    VoteRequest,
+)
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.queries import answers, ask
+from perennial.strategies.secure.store import Opened, SumStore
+
+Sites = Mapping[str, int]
+Note = Callable[[str, str], None]
+"""(site, reason) of a site that is not in the sum, or did not help to open it."""
+Requests = Callable[[dict[str, Any]], list[tuple[str, int, WireMessage]]]
+"""Fields of a Maskable -> requests, for the sites of the roster."""
+UNSIGNED = {np.dtype(np.int64): np.uint64, np.dtype(np.int32): np.uint32}
+
+
+class MaskedSums:
+    """The masked sums of a run. folder: where progress is kept; None: nowhere."""
+
+    def __init__(self, experiment: Experiment, folder: Path | None) -> None:
+        assert experiment.secure is not None
+        self.experiment, self.settings = experiment, experiment.secure
+        shared = experiment.privacy.mode == "client_shared"
+        self.parameters = experiment.secure.parameters(shared_noise=shared)
+        self.exchange = Exchange()
+        self._store = SumStore(folder)
+        self._peers: dict[str, Peer] = {}
+        self._task = 0
+        self._ahead: tuple[Attempt, list[Peer], dict[str, Advert]] | None = None
+
+    def token(self, drawn: str) -> str:
+        """The run's token: the one under which a sum was begun before a stop, if the run starts over before
+        its first checkpoint, for sites go on with that sum and make no other one; else the one just drawn."""
+        return self._store.token(drawn)
+
+    def sum(
+        self,
+        grid: Grid,
+        stamp: Stamp,
+        statistic: str,
+        model: str,
+        sites: Sites,
+        deadline: float,
+        requests: Requests,
+        note: Note,
+    ) -> Opened:
+        """The sum of the sites' words.
+
+        statistic: what the words are. model: SHA-256 of what they are about. sites: who is to be in the sum.
+        deadline: seconds for each exchange. Raises NotEnough, saying what is missing, when nothing is opened.
+        """
+        subject = Subject(stamp.round, statistic, model)
+        if (done := self._store.opened(subject)) is not None:
+            return done
+        session = self._store.found(subject)
+        models: dict[str, str] = {}
+        if session is None or not self._goes_on(session, subject, sites):
+            session = self._enrolled(grid, stamp, subject, sites, deadline, note)
+        if not session.closed:
+            models = self._collect(grid, session, sites, deadline, requests, note)
+        here = {name: sites[name] for name in session.survivors if name in sites}
+        try:
+            words = self._unmasked(grid, stamp, session, here, deadline, note)
+        except ProtocolError as error:
+            raise NotEnough(str(error)) from error
+        roster = tuple(member.name for member in session.members)
+        told = tuple(sorted({*models.values()}))
+        opened = Opened(words, tuple(session.survivors), roster, told, session.attempt.number)
+        self._store.keep_opened(subject, opened)
+        return opened
+
+    def _goes_on(self, session: ServerSession, subject: Subject, sites: Sites) -> bool:
+        """Whether a sum that was begun before can still be finished, or has to be."""
+        if session.opening:
+            return True
+        if session.attempt.task != self._task and self._task:
+            return False
+        roster = [member.name for member in session.members]
+        again = session.subject == subject and bool(roster)
+        return again and (session.closed or set(sites) == set(roster))
+
+    # the phases
+
+    def _unmasked(
+        self, grid: Grid, stamp: Stamp, session: ServerSession, here: Sites, deadline: float, note: Note
+    ) -> Words:
+        if not self.settings.masks:
+            assert session.total is not None
+            return session.total
+        self._vote(grid, stamp, session, here, deadline, note)
+        return self._open(grid, stamp, session, here, deadline, note)
+
+    def _enrolled(
+        self, grid: Grid, stamp: Stamp, subject: Subject, sites: Sites, deadline: float, note: Note
+    ) -> ServerSession:
+        """A new attempt, with the masks that were made ahead, or with fresh ones where somebody is missing
+        there."""
+        here = {name: node for name, node in sites.items() if not self.exchange.busy(name)}
+        if self._task != stamp.task:
+            self._task, self._peers, self._ahead = stamp.task, {}, None
+        if self._ahead is None or not set(here) <= self._ahead[2].keys():
+            self._introduce(grid, stamp, here, deadline, note)
+            known = {name: node for name, node in here.items() if name in self._peers}
+            if len(known) < (needed := self.parameters.survivors_needed(len(known))):
+                raise NotEnough(f"{len(known)} sites are ready for a sum that takes {needed}")
+            shares = self._share_requests(stamp, known)
+            replies = ask(grid, self.exchange, shares, ShareReply, deadline, note)
+            self._take_shares(replies)
+        assert self._ahead is not None
+        (attempt, peers, adverts), self._ahead = self._ahead, None
+        session = ServerSession(attempt, self.parameters, peers, subject)
+        session.enrol(adverts, list(here))
+        self._store.keep(session)
+        return session
+
+    def _introduce(self, grid: Grid, stamp: Stamp, sites: Sites, deadline: float, note: Note) -> None:
+        fields = IntroduceRequest(**stamp.stamp_fields)
+        new = [(name, node, fields) for name, node in sites.items() if name not in self._peers]
+        for name, reply in ask(grid, self.exchange, new, IntroduceReply, deadline, note).items():
+            self._peers[name] = Peer(name, reply.identity, reply.cipher, reply.signature)
+
+    def _share_requests(self, stamp: Stamp, sites: Sites) -> list[tuple[str, int, ShareRequest]]:
+        """Requests for the masks of the next attempt, which is begun by them."""
+        peers = [self._peers[name] for name in sorted(sites)]
+        attempt = Attempt(stamp.run, stamp.task, self._store.next_number())
+        self._ahead = (attempt, peers, {})
+        request = ShareRequest(
+            **stamp.stamp_fields,
+            attempt=attempt.number,
+            peers=[peer.name for peer in peers],
+            peer_identities=[peer.identity for peer in peers],
+            peer_ciphers=[peer.cipher for peer in peers],
+            peer_signatures=[peer.signature for peer in peers],
+        )
+        return [(name, node, request) for name, node in sites.items()]
+
+    def _take_shares(self, replies: Mapping[str, ShareReply]) -> None:
+        if self._ahead is None:
+            return
+        for name, reply in replies.items():
+            member = Member(name, reply.mask, reply.commitment, reply.signature)
+            shares = dict(zip(reply.receivers, reply.shares, strict=False))
+            if reply.attempt == self._ahead[0].number:
+                self._ahead[2][name] = Advert(member, shares)
+
+    def _collect(
+        self,
+        grid: Grid,
+        session: ServerSession,
+        sites: Sites,
+        deadline: float,
+        requests: Requests,
+        note: Note,
+    ) -> dict[str, str]:
+        """Add up the masked values as they come; returns the hash of the model that each site keeps."""
+        session.survivors, session.total = [], None
+        members = [member for member in session.members if member.name in sites]
+        fields = {
+            "attempt": session.attempt.number,
+            "roster": [member.name for member in session.members],
+            "roster_masks": [member.mask for member in session.members],
+            "roster_commitments": [member.commitment for member in session.members],
+            "roster_signatures": [member.signature for member in session.members],
+            "sum_updates": len(session.members),
+        }
+        names = {member.name for member in members}
+        messages = [each for each in requests(fields) if each[0] in names]
+        models = {}
+
+        def check(reply: MaskedReply) -> None:
+            if reply.attempt != session.attempt.number:
+                raise ProtocolError(f"MaskedReply: attempt: found {reply.attempt}")
+
+        for name, reply in answers(grid, self.exchange, messages, MaskedReply, deadline, note, check):
+            try:
+                session.add(name, _words(reply))
+                models[name] = reply.model
+            except ProtocolError as error:
+                note(name, str(error))
+        session.close()
+        self._store.keep(session, total=True)
+        return models
+
+    def _vote(
+        self, grid: Grid, stamp: Stamp, session: ServerSession, here: Sites, deadline: float, note: Note
+    ) -> None:
+        """Signatures over the survivors."""
+        asked = []
+        for name, node in here.items():
+            if name not in session.votes:
+                shares = session.shares_for(name)
+                request = VoteRequest(
+                    **self._stamp(stamp, session),
+                    attempt=session.attempt.number,
+                    survivors=session.survivors,
+                    senders=list(shares),
+                    shares=list(shares.values()),
+                )
+                asked.append((name, node, request))
+        for name, reply in ask(grid, self.exchange, asked, VoteReply, deadline, note).items():
+            try:
+                session.add_vote(name, reply.signature)
+            except ProtocolError as error:
+                note(name, str(error))
+        session.require_votes()
+        session.opening = True
+        self._store.keep(session)
+
+    def _open(
+        self, grid: Grid, stamp: Stamp, session: ServerSession, here: Sites, deadline: float, note: Note
+    ) -> Words:
+        """Shares that open the sum; beside them, those of the next attempt."""
+        fields = OpenRequest(
+            **self._stamp(stamp, session),
+            attempt=session.attempt.number,
+            survivors=session.survivors,
+            voters=list(session.votes),
+            votes=list(session.votes.values()),
+        )
+        asked: list[tuple[str, int, WireMessage]] = [(name, node, fields) for name, node in here.items()]
+        ahead = {name: node for name, node in here.items() if name in self._peers}
+        if session.attempt.task == self._task and len(ahead) >= self.parameters.survivors_needed(len(ahead)):
+            asked += self._share_requests(stamp, ahead)
+        shares: dict[str, ShareReply] = {}
+        for name, reply in answers(grid, self.exchange, asked, (OpenReply, ShareReply), deadline, note):
+            if isinstance(reply, ShareReply):
+                shares[name] = reply
+            else:
+                given = Opening(_by_name(reply.seeds_of, reply.seeds), _by_name(reply.keys_of, reply.keys))
+                session.add_opening(name, given)
+        self._take_shares(shares)
+        self._store.keep(session)
+        return session.open()
+
+    def _stamp(self, stamp: Stamp, session: ServerSession) -> dict[str, Any]:
+        """The stamp of the round in which the attempt began."""
+        return {**stamp.stamp_fields, "round": session.subject.round}
+
+
+def _words(reply: MaskedReply) -> Words:
+    if set(reply.words) != {"words"} or reply.words["words"].dim() != 1:
+        raise ProtocolError(f"MaskedReply: words: found {sorted(reply.words)}, allowed one vector `words`")
+    values = reply.words["words"].cpu().numpy()
+    if values.dtype not in UNSIGNED:
+        raise ProtocolError(f"MaskedReply: words: found {values.dtype}, allowed int64 or int32")
+    return values.view(UNSIGNED[values.dtype])
+
+
+def _by_name(names: list[str], shares: list[str]) -> dict[str, str]:
+    return dict(zip(names, shares, strict=False))

@@ -1,0 +1,128 @@
+"""What the server keeps of masked sums on its disk, so that a killed run goes on in the phase it was in.
+
+Three things: the number of the last attempt, the sum in progress, and the last opened sums, which a run that
+goes back to an older checkpoint takes without asking the sites again; they would refuse.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import make_folder, replace_file
+from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.roster import Subject
+from perennial.privacy.secure.server_session import ServerSession
+
+KEPT = 4
+"""Opened sums: those of the last rounds and of a task's end."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A sum without masks. words: (N,). survivors: the sites in it. roster: those that were to be."""
+
+    words: Words = field(repr=False)
+    survivors: tuple[str, ...]
+    roster: tuple[str, ...]
+    models: tuple[str, ...] = ()
+    """Hashes of the models that the survivors keep; at the end of a task."""
+    attempt: int = 0
+
+
+class SumStore:
+    """folder: of this run; None: nothing is kept, and a stopped run starts its round anew."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = None if folder is None else folder / "secure"
+        if self._folder is not None:
+            make_folder(self._folder)
+        self._number = self._read("number", 0)
+
+    def token(self, drawn: str) -> str:
+        """The token that was kept before, or else the one just drawn, which is kept."""
+        kept = self._read("run", None)
+        if kept is None:
+            self._write("run", drawn)
+        return kept or drawn
+
+    def next_number(self) -> int:
+        """A number that no attempt of this run has had."""
+        self._number += 1
+        self._write("number", self._number)
+        return self._number
+
+    def keep(self, session: ServerSession, *, total: bool = False) -> None:
+        """Write the sum in progress. total: with the sum of the masked values, which does not change any
+        more."""
+        if self._folder is not None:
+            if total and session.total is not None:
+                _write_words(self._folder / "total.bin", session.total)
+            self._write("session", session.to_json())
+
+    def found(self, subject: Subject) -> ServerSession | None:
+        """The sum in progress, if it is about this model and statistic."""
+        values = self._read("session", None)
+        if values is None or self._folder is None:
+            return None
+        session = ServerSession.from_json(values, None)
+        if (session.subject.statistic, session.subject.model) != (subject.statistic, subject.model):
+            return None
+        if session.closed:
+            session.total = _read_words(self._folder / "total.bin")
+        return session
+
+    def keep_opened(self, subject: Subject, opened: Opened) -> None:
+        """Write an opened sum, and forget those that are too old to be asked for again."""
+        if self._folder is None:
+            return
+        name = f"opened-{opened.attempt:08d}"
+        _write_words(self._folder / f"{name}.bin", opened.words)
+        facts = {
+            "statistic": subject.statistic,
+            "model": subject.model,
+            "survivors": opened.survivors,
+            "roster": opened.roster,
+            "models": opened.models,
+            "attempt": opened.attempt,
+        }
+        self._write(name, facts)
+        for path in sorted(self._folder.glob("opened-*.json"))[:-KEPT]:
+            path.unlink()
+            path.with_suffix(".bin").unlink(missing_ok=True)
+
+    def opened(self, subject: Subject) -> Opened | None:
+        """A sum that was opened before."""
+        paths = [] if self._folder is None else sorted(self._folder.glob("opened-*.json"))
+        for path in reversed(paths):
+            facts = json.loads(path.read_bytes())
+            if (facts["statistic"], facts["model"]) == (subject.statistic, subject.model):
+                words = _read_words(path.with_suffix(".bin"))
+                names = (tuple(facts[key]) for key in ("survivors", "roster", "models"))
+                return Opened(words, *names, attempt=facts["attempt"])
+        return None
+
+    def _read(self, name: str, default: Any) -> Any:
+        path = None if self._folder is None else self._folder / f"{name}.json"
+        if path is None or not path.exists():
+            return default
+        try:
+            return json.loads(path.read_bytes())
+        except ValueError as error:
+            raise StateError(f"{path}: damaged ({error})") from error
+
+    def _write(self, name: str, value: Any) -> None:
+        if self._folder is not None:
+            replace_file(self._folder / f"{name}.json", json.dumps(value).encode())
+
+
+def _write_words(path: Path, words: Words) -> None:
+    replace_file(path, words.dtype.str.encode() + words.tobytes())
+
+
+def _read_words(path: Path) -> Words:
+    data = path.read_bytes()
+    return np.frombuffer(data, dtype=np.dtype(data[:3].decode()), offset=3)

@@ -1,0 +1,60 @@
+"""Three real sites on loopback whose server sees masked sums alone, TLS, node keys and pinned peers on."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from perennial.benchmarks.continuity import Running
+from perennial.benchmarks.loopback import Deployment
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+
+SITES = ["site-0", "site-1", "site-2"]
+EXPERIMENT: dict[str, Any] = {
+    "name": "hospitals",
+    "data": {"source": "digits", "sites": 3, "samples_limit": 150, "partition": {"kind": "iid"}},
+    "tasks": {"count": 1, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [16]},
+    "rounds": {"wait_for": 3, "quorum": 3, "join_timeout": 300, "deadline": 300},
+    "learner": {"optimizer": {"lr": 0.05}},
+    "secure": {"least": 3, "assumed_colluders": 1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_deployed_masked_sums_come_to_the_bits_of_clear_ones_in_process() -> None:
+    with Deployment(SITES) as deployment:
+        deployment.init()
+        clear = EXPERIMENT["secure"] | {"masks": False}
+        path = deployment.folder / "clear.yaml"
+        path.write_text(yaml.safe_dump(EXPERIMENT | {"secure": clear}))
+        here = run_in_process(RunSettings(str(path), runs=str(deployment.folder / "here")))
+        experiment = deployment.folder / "experiment.yaml"
+        experiment.write_text(yaml.safe_dump(EXPERIMENT))
+        deployment.start_superlink()
+        fab, digest = deployment.deploy("stage", experiment).split()[-2:]
+        peers = {}
+        for name in SITES:
+            deployment.make_site(name)
+            said = deployment.perennial("site", "fingerprint", deployment.site_file(name))
+            peers[name] = said.split()[1]
+        for name in SITES:
+            policy = {"require_secure": True, "least_sites": 3, "assumed_colluders": 1, "peers": peers}
+            deployment.edit_site(name, data=None, policy=policy)
+            deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
+            deployment.deploy("register", name)
+            deployment.start_site(name)
+        running = Running(deployment, {})
+        running.submit()
+        assert deployment.wait_for_run("hospitals", seconds=600) == "finished:completed", deployment.logs()
+        there = json.loads((running.run_folder / "summary.json").read_text())
+        assert there["engine"] == "grpc"
+        assert there["model_sha256"] == here["model_sha256"]
+        assert there["federated_accuracy"] == here["federated_accuracy"]
+        for name in SITES:
+            kept = deployment.folder / name / "state" / "secure" / "opened.json"
+            statistics = [statistic for statistic, _ in json.loads(kept.read_text())]
+            assert statistics == ["update", "update", "evaluation"]

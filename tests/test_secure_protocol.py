@@ -1,0 +1,317 @@
+"""The state machines of secure aggregation: right sums, named ends, and refusals."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perennial.foundation.errors import PolicyRefusal, ProtocolError
+from perennial.privacy.secure.graph import FAILURE, Graph, regular
+from perennial.privacy.secure.keys import fingerprint, new_secret
+from perennial.privacy.secure.masks import add_masks
+from perennial.privacy.secure.parameters import Parameters
+from perennial.privacy.secure.roster import Peer
+from perennial.privacy.secure.server_session import ServerSession
+from perennial.privacy.secure.shamir import PRIME, join, split
+from perennial.privacy.secure.site_session import SiteSession
+from tests.secure_sites import (
+    RUN,
+    Federation,
+    attempt_of,
+    random_values,
+    run_attempt,
+    signed,
+    subject_of,
+    trust_all,
+)
+
+
+def _all(federation: Federation) -> list[list[str]]:
+    return [federation.names] * 4
+
+
+@given(st.binary(min_size=32, max_size=32), st.integers(1, 7), st.data())
+@settings(deadline=None, max_examples=30)
+def test_any_threshold_of_shares_gives_the_secret_back(secret: bytes, threshold: int, data: st.DataObject):
+    shares = split(secret, range(1, 8), threshold)
+    chosen = data.draw(st.permutations(range(1, 8)))[:threshold]
+    assert join({point: shares[point] for point in sorted(chosen)}) == secret
+
+
+def test_fewer_shares_than_the_threshold_fit_every_secret():
+    """Two shares of three: for each secret there is exactly one polynomial through them."""
+    shares = split(bytes(31) + b"\x05", [1, 2, 3], 3)
+    one, two = (int.from_bytes(shares[point], "big") for point in (1, 2))
+    for secret in (0, 5, 2**255, PRIME - 1):
+        # Lagrange at 3 of the polynomial through (0, secret), (1, one), (2, two)
+        third = (secret - 3 * one + 3 * two) % PRIME
+        given_three = {1: shares[1], 2: shares[2], 3: third.to_bytes(33, "big")}
+        if secret < 2**256:
+            assert join(given_three) == secret.to_bytes(32, "big")
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+@pytest.mark.parametrize(("sites", "colluders"), [(3, 0), (4, 1), (10, 3)])
+def test_sum_has_the_same_words_as_without_masks(dtype: type, sites: int, colluders: int):
+    federation = Federation(sites, Parameters(colluders))
+    values = random_values(federation.names, 1000, dtype)
+    found = run_attempt(federation, values, 1, _all(federation))
+    assert not isinstance(found, str), found
+    assert np.array_equal(found[0], sum(values.values(), np.zeros(1000, dtype)))
+
+
+@pytest.mark.parametrize(("sites", "colluders"), [(2, 0), (3, 0), (3, 1), (4, 0), (4, 1)])
+def test_every_pattern_of_drop_outs_ends_in_the_right_sum_or_in_a_named_skip(sites: int, colluders: int):
+    federation = Federation(sites, Parameters(colluders), kill=True)
+    values = random_values(federation.names, 5, np.uint32)
+    needed = Parameters(colluders).survivors_needed
+    opened = 0
+    # the phase in which each site falls silent; 4: never
+    for falls in product(range(5), repeat=sites):
+        phases = [[n for n, at in zip(federation.names, falls, strict=True) if at > p] for p in range(4)]
+        found = run_attempt(federation, values, 1, phases)
+        threshold = Parameters(colluders).threshold(sites)
+        roster, survivors = len(phases[0]), len(phases[1])
+        fine = survivors >= max(needed(roster), threshold) and len(phases[3]) >= threshold
+        if isinstance(found, str):
+            assert not fine, (falls, found)
+        else:
+            opened += 1
+            assert found[1] == phases[1]
+            assert np.array_equal(found[0], sum((values[n] for n in phases[1]), np.zeros(5, np.uint32)))
+    assert opened >= 1
+
+
+def test_survivor_of_one_round_that_drops_out_in_the_next_has_nothing_of_the_first_opened():
+    """Its mask key of round 2 comes to light; the mask of round 1 was made with another one."""
+    federation = Federation(4, Parameters(1))
+    first, second = attempt_of(1), attempt_of(2)
+    values = random_values(federation.names, 8, np.uint64)
+    sessions = federation.prepared(first)
+    server = ServerSession(first, federation.parameters, federation.peers, subject_of())
+    server.enrol({n: s.advert for n, s in sessions.items()}, federation.names)
+    sent = {}
+    for name, session in sessions.items():
+        session.enrol(server.subject, server.members)
+        sent[name] = values[name].copy()
+        session.mask(sent[name])
+        server.add(name, sent[name])
+    server.close()
+    for name, session in sessions.items():
+        server.add_vote(name, signed(federation, server, session))
+    for name, session in sessions.items():
+        server.add_opening(name, session.open(server.survivors, server.votes))
+    server.open()
+    later = federation.prepared(second)
+    victim = federation.names[0]
+    old, new = sessions[victim], later[victim]
+    assert old.mask_secret != new.mask_secret and old.seed != new.seed
+    # all that was opened of the victim: its seed of round 1 (survivor) and its mask key of round 2 (gone)
+    forged = SiteSession.from_json({**old.to_json(), "mask_secret": new.mask_secret, "stage": "prepared"})
+    guess = sent[victim].copy()
+    stream = np.zeros_like(guess)
+    forged.mask(stream)
+    assert not np.array_equal(guess - stream, values[victim])
+    genuine = SiteSession.from_json({**old.to_json(), "stage": "prepared"})
+    stream = np.zeros_like(guess)
+    genuine.mask(stream)
+    assert np.array_equal(guess - stream, values[victim]), "the check above would notice the right key"
+
+
+def _masked(federation: Federation) -> tuple[dict[str, SiteSession], ServerSession]:
+    """Everybody has sent masked values."""
+    attempt = attempt_of()
+    sessions = federation.prepared(attempt)
+    server = ServerSession(attempt, federation.parameters, federation.peers, subject_of())
+    server.enrol({n: s.advert for n, s in sessions.items()}, federation.names)
+    for name, session in sessions.items():
+        session.enrol(server.subject, server.members)
+        words = np.zeros(3, np.uint32)
+        session.mask(words)
+        server.add(name, words)
+    server.close()
+    return sessions, server
+
+
+def test_shrunk_set_of_survivors_is_refused():
+    federation = Federation(5, Parameters(1))
+    sessions, server = _masked(federation)
+    name = federation.names[0]
+    signed(federation, server, sessions[name])
+    with pytest.raises(PolicyRefusal, match="shrunk set"):
+        sessions[name].sign(server.survivors[:-1], {}, b"", federation.identity[name])
+
+
+def test_both_kinds_of_shares_are_refused():
+    """After the seed of a site, its mask key: that is a second unmasking with the site among the gone."""
+    federation = Federation(5, Parameters(1))
+    sessions, server = _masked(federation)
+    for name, session in sessions.items():
+        server.add_vote(name, signed(federation, server, session))
+    name = federation.names[0]
+    opening = sessions[name].open(server.survivors, server.votes)
+    assert set(opening.seeds) == set(federation.names) and not opening.keys
+    with pytest.raises(PolicyRefusal, match="second unmasking"):
+        sessions[name].open(server.survivors[:-1], server.votes)
+    assert sessions[name].open(server.survivors, server.votes) == opening
+
+
+def test_set_without_a_threshold_of_signatures_is_refused():
+    federation = Federation(5, Parameters(1))
+    sessions, server = _masked(federation)
+    for name, session in sessions.items():
+        server.add_vote(name, signed(federation, server, session))
+    name = federation.names[0]
+    few = dict(list(server.votes.items())[:3])
+    with pytest.raises(PolicyRefusal, match="3 valid signatures"):
+        sessions[name].open(server.survivors, few)
+    forged = {other: server.votes[name] for other in federation.names}
+    with pytest.raises(PolicyRefusal, match="1 valid signatures"):
+        sessions[name].open(server.survivors, forged)
+
+
+def test_masks_serve_once_and_the_roster_is_fixed():
+    federation = Federation(4, Parameters(0))
+    sessions, server = _masked(federation)
+    session = sessions[federation.names[0]]
+    with pytest.raises(PolicyRefusal, match="masked its values already"):
+        session.mask(np.zeros(3, np.uint32))
+    with pytest.raises(PolicyRefusal, match="another roster"):
+        session.enrol(server.subject, server.members[:-1])
+    with pytest.raises(PolicyRefusal, match="another sum"):
+        session.enrol(subject_of(2), server.members)
+
+
+def test_messages_of_another_attempt_are_refused():
+    """A replayed round: its members and shares are bound to the attempt that they were made for."""
+    federation = Federation(4, Parameters(0))
+    _, server = _masked(federation)
+    name = federation.names[0]
+    later = federation.prepared(attempt_of(2))[name]
+    with pytest.raises(ProtocolError, match="not signed by it"):
+        later.enrol(server.subject, server.members)
+
+
+def test_sealed_shares_that_were_changed_or_swapped_are_left_out():
+    federation = Federation(3, Parameters(0))
+    sessions, server = _masked(federation)
+    name, one, two = federation.names
+    shares = server.shares_for(name)
+    broken = shares[one][:-2] + ("00" if shares[one][-2:] != "00" else "01")
+    keys = federation.cipher[name], federation.identity[name]
+    sessions[name].sign(server.survivors, {one: broken, two: shares[two]}, *keys)
+    assert set(sessions[name].held) == {name, two}
+    sessions, server = _masked(federation)
+    sessions[name].sign(server.survivors, {one: shares[two], two: shares[one]}, *keys)
+    assert set(sessions[name].held) == {name}
+
+
+def test_false_shares_are_noticed():
+    federation = Federation(4, Parameters(0))
+    sessions, server = _masked(federation)
+    for name, session in sessions.items():
+        server.add_vote(name, signed(federation, server, session))
+    for name, session in sessions.items():
+        server.add_opening(name, session.open(server.survivors, server.votes))
+    victim, liar = federation.names[2], federation.names[0]
+    server.seeds[victim][liar] = server.seeds[victim][federation.names[1]]
+    with pytest.raises(ProtocolError, match="do not belong|another seed"):
+        server.open()
+
+
+def test_peer_that_nobody_introduced_or_trusts_is_refused():
+    federation = Federation(3, Parameters(0))
+    name = federation.names[0]
+    stranger = Peer.introduce(federation.names[1], new_secret(), new_secret(), RUN, 2)
+    peers = [federation.peers[0], stranger, federation.peers[2]]
+    keys = (federation.cipher[name], federation.identity[name])
+    with pytest.raises(ProtocolError, match="not signed by its identity"):
+        SiteSession.prepare(name, attempt_of(), Parameters(), peers, *keys, trust_all)
+
+    def pinned(site: str, identity: str) -> None:
+        if site == federation.names[1] and identity != federation.peers[1].identity:
+            raise PolicyRefusal("pinned")
+
+    honest = Peer.introduce(federation.names[1], new_secret(), new_secret(), RUN, 1)
+    peers = [federation.peers[0], honest, federation.peers[2]]
+    with pytest.raises(PolicyRefusal, match="pinned"):
+        SiteSession.prepare(name, attempt_of(), Parameters(), peers, *keys, pinned)
+
+
+def test_parameters_leave_an_honest_site_between_any_two_openings():
+    for sites, colluders in product(range(2, 40), range(20)):
+        threshold = Parameters(colluders).threshold(sites)
+        assert 2 * threshold - sites > colluders
+    with pytest.raises(PolicyRefusal, match="a sum needs 4"):
+        Parameters(colluders=2).check_roster(3)
+    assert Parameters(colluders=1, honest=7).survivors_needed(10) == 8
+    assert Parameters(least=5).survivors_needed(6) == 5
+
+
+def test_sites_beyond_a_hundred_share_masks_with_some():
+    degree, _, failure = regular(300, 10, 290)
+    assert degree < 299 and 0 < failure <= FAILURE
+    graph = Graph.of(300, Parameters(10, quorum=290), b"seed")
+    for site in range(0, 300, 7):
+        near = graph.neighbours(site)
+        assert len(near) == degree and site not in near
+        assert all(site in graph.neighbours(other) for other in near)
+    assert Graph.of(100, Parameters(), b"seed").degree == 99
+
+
+@pytest.mark.slow
+def test_regular_graph_opens_the_right_sum():
+    federation = Federation(130, Parameters(2, quorum=120))
+    graph = Graph.of(130, federation.parameters, b"")
+    assert graph.degree < 129
+    values = random_values(federation.names, 3, np.uint64)
+    here = federation.names[:60] + federation.names[65:]
+    found = run_attempt(federation, values, 1, [federation.names, here, here, here])
+    assert not isinstance(found, str), found
+    assert np.array_equal(found[0], sum((values[n] for n in here), np.zeros(3, np.uint64)))
+
+
+def test_view_of_colluders_and_server_does_not_depend_on_a_value():
+    """Low bits of what an honest site sends, for two different values, with everything that the colluder and
+    the server hold beside it: chi-square over 16 cells, 480 attempts each."""
+    federation = Federation(3, Parameters(1))
+    victim, _, colluder = federation.names
+    counts = {}
+    for value in (0, 7):
+        cells = np.zeros(16)
+        for number in range(480):
+            attempt = attempt_of(number + 1)
+            sessions = federation.prepared(attempt)
+            server = ServerSession(attempt, federation.parameters, federation.peers, subject_of())
+            server.enrol({n: s.advert for n, s in sessions.items()}, federation.names)
+            session = sessions[victim]
+            session.enrol(server.subject, server.members)
+            words = np.full(1, value, np.uint32)
+            session.mask(words)
+            # the colluder can take its own pair mask off, and holds a share of the seed
+            own = sessions[colluder]
+            own.enrol(server.subject, server.members)
+            own.mask(np.zeros(1, np.uint32))
+            keys = federation.cipher[colluder], federation.identity[colluder]
+            own.sign(federation.names, server.shares_for(colluder), *keys)
+            share = int(own.held[victim][1][-1], 16) & 3
+            cells[(int(words[0]) & 3) * 4 + share] += 1
+        counts[value] = cells
+    expected = 480 / 16
+    for cells in counts.values():
+        # 99.99 % of chi-square with 15 degrees of freedom lies below 42.6
+        assert ((cells - expected) ** 2 / expected).sum() < 42.6
+
+
+def test_masks_are_the_streams_of_their_seeds():
+    vector = np.arange(100_000, dtype=np.uint64)
+    add_masks(vector, [b"1" * 32, b"2" * 32])
+    add_masks(vector, [b"2" * 32], subtract=True)
+    add_masks(vector, [b"1" * 32], subtract=True)
+    assert np.array_equal(vector, np.arange(100_000, dtype=np.uint64))
+
+
+def test_fingerprints_can_be_read_aloud():
+    assert fingerprint("00" * 32).count(":") == 7

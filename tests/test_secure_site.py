@@ -1,0 +1,114 @@
+"""What a site demands of masked sums, and what it keeps of them on its disk."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perennial.client.policy import check_digests, check_evaluation, check_secure, check_update
+from perennial.client.secure_state import SecureState, own_fingerprint, own_identity
+from perennial.config.experiment import Experiment
+from perennial.config.site import SitePolicy
+from perennial.foundation.errors import PolicyRefusal, StateError
+from perennial.privacy.digest_config import DigestConfig
+from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
+from perennial.privacy.secure.masks import Words
+from tests.secure_sites import RUN, Federation, Parameters, attempt_of, subject_of
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "demand",
+    "data": {"source": "digits", "sites": 5},
+    "tasks": {"count": 1, "rounds": 1},
+    "model": {"name": "mlp"},
+    "learner": {"optimizer": {"lr": 0.1}},
+}
+
+
+def experiment(**changes: Any) -> Experiment:
+    return Experiment.model_validate(EXPERIMENT | changes)
+
+
+def state(folder: Path, run: str = RUN, **policy: Any) -> SecureState:
+    return SecureState(folder, run, "site-000", SitePolicy(**policy))
+
+
+def test_site_that_demands_masked_sums_sends_nothing_else() -> None:
+    policy = SitePolicy(require_secure=True)
+    for check in (check_update, check_evaluation):
+        with pytest.raises(PolicyRefusal, match="require_secure"):
+            check(policy, experiment())
+        check(policy, experiment(secure={"least": 3}))
+    with pytest.raises(PolicyRefusal, match="masks false"):
+        check_secure(policy, experiment(secure={"masks": False}))
+    with pytest.raises(PolicyRefusal, match="no part of a masked sum"):
+        check_digests(policy, experiment(secure={"least": 3}), DigestConfig(per_digest=2, largest=1.0))
+
+
+def test_site_refuses_less_than_it_demands() -> None:
+    secure = experiment(secure={"least": 3, "assumed_colluders": 1})
+    with pytest.raises(PolicyRefusal, match="policy.least_sites: this site demands 4"):
+        check_secure(SitePolicy(least_sites=4), secure)
+    with pytest.raises(PolicyRefusal, match="policy.assumed_colluders: this site demands 2"):
+        check_secure(SitePolicy(assumed_colluders=2), secure)
+    policy = SitePolicy(least_sites=3)
+    check_secure(policy, secure, sites=3)
+    with pytest.raises(PolicyRefusal, match="2 sites; this site takes part from 3 on"):
+        check_secure(policy, secure, sites=2)
+
+
+def test_identity_lasts_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    first = own_fingerprint(tmp_path)
+    assert own_fingerprint(tmp_path) == first == fingerprint(signing_key(own_identity(tmp_path)))
+    (tmp_path / "secure" / "identity.key").write_bytes(b"short")
+    with pytest.raises(StateError, match="identity.key"):
+        own_identity(tmp_path)
+
+
+def test_peers_are_pinned_or_kept_as_first_met(tmp_path: Path) -> None:
+    known, other = (signing_key(new_secret()) for _ in range(2))
+    met = state(tmp_path / "a")
+    met.trust("north", known)
+    met.keep_peers()
+    with pytest.raises(PolicyRefusal, match="first met with"):
+        state(tmp_path / "a").trust("north", other)
+    pinned = state(tmp_path / "b", peers={"north": fingerprint(known)})
+    pinned.trust("north", known)
+    pinned.trust("site-000", signing_key(own_identity(tmp_path / "b")))
+    for name, key in (("north", other), ("south", known), ("site-000", other)):
+        with pytest.raises(PolicyRefusal, match=r"policy\.peers"):
+            pinned.trust(name, key)
+
+
+def test_value_is_opened_once_in_a_site_s_life(tmp_path: Path) -> None:
+    state(tmp_path).note_opened("update", "m" * 64)
+    another_run = state(tmp_path, run="b" * 16)
+    with pytest.raises(PolicyRefusal, match="goes into no other one"):
+        another_run.check_closed("update", "m" * 64)
+    another_run.check_closed("evaluation", "m" * 64)
+    another_run.check_closed("update", "n" * 64)
+
+
+def test_attempts_only_go_forward_and_old_secrets_are_deleted(tmp_path: Path) -> None:
+    federation = Federation(3, Parameters())
+    keeper = state(tmp_path)
+    for number in (1, 2):
+        session = federation.prepared(attempt_of(number))["site-000"]
+        keeper.keep(session)
+        members = sorted(
+            (s.member for s in federation.prepared(attempt_of(number)).values() if s.name != "site-000"),
+            key=lambda member: member.name,
+        )
+        session.enrol(subject_of(number), [session.member, *members])
+        words: Words = np.zeros(4, np.uint32)
+        session.mask(words)
+        keeper.keep_sent(number, words)
+        keeper.keep(session)
+        assert np.array_equal(keeper.sent(number), words)
+    assert keeper.session(1) is None and keeper.session(2) is not None
+    assert not keeper.has_sent(1)
+    with pytest.raises(PolicyRefusal, match="attempt 2 is over"):
+        keeper.check_new(2)
+    keeper.check_new(3)
+    modes = {path.stat().st_mode & 0o777 for path in keeper.folder.iterdir()}
+    assert modes == {0o600}

@@ -1,0 +1,210 @@
+"""Noise that sites share: the sampler's distribution, the scale, the cost, and runs with it."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from perennial.config.experiment import load_experiment
+from perennial.config.run import RunSettings
+from perennial.config.secure_words import UpdateWords
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.foundation.streams import stream
+from perennial.privacy.composition import compose
+from perennial.privacy.discrete_gaussian import SecureWords, SeededWords, discrete_gaussian, probability
+from perennial.privacy.entries import Entry
+from perennial.privacy.shared_noise import SharedNoise, scale
+from perennial.privacy.shared_noise_cost import shared_multiplier, tau
+
+SMALL: dict[str, Any] = {
+    "name": "shared",
+    "data": {"source": "digits", "sites": 4, "samples_limit": 200, "partition": {"kind": "iid"}},
+    "tasks": {"count": 1, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [8]},
+    "learner": {"optimizer": {"lr": 0.05}},
+    "secure": {"least": 3, "quorum": 4},
+    "sums": {"bits": 32},
+    "privacy": {
+        "mode": "client_shared",
+        "clip_norm": 1.0,
+        "noise_multiplier": 1.0,
+        "accountant": "rdp",
+        "noise_source": "seeded",
+    },
+    "evaluation": {"federated": False},
+}
+
+
+def write(folder: Path, **changes: Any) -> str:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(SMALL | changes))
+    return str(path)
+
+
+@pytest.mark.parametrize("std", [1, 3, 10])
+def test_samples_have_the_distribution_of_the_discrete_gaussian(std: int) -> None:
+    count = 200_000
+    drawn = discrete_gaussian(count, std, SeededWords(stream(7, "test", std)))
+    values, found = np.unique(drawn, return_counts=True)
+    expected = probability(values, std) * count
+    often = expected > 20
+    statistic = ((found[often] - expected[often]) ** 2 / expected[often]).sum()
+    cells = int(often.sum())
+    # 6 deviations of a chi-square with as many degrees of freedom
+    assert statistic < cells + 6 * math.sqrt(2 * cells)
+    assert often.sum() > 5
+
+
+def test_large_scale_has_the_moments_of_a_gaussian() -> None:
+    count, std = 300_000, 1 << 20
+    drawn = discrete_gaussian(count, std, SecureWords()) / std
+    assert abs(drawn.mean()) < 6 / math.sqrt(count)
+    assert abs(drawn.var() - 1) < 6 * math.sqrt(2 / count)
+    assert abs((drawn**4).mean() - 3) < 6 * math.sqrt(96 / count)
+
+
+def test_seeded_words_repeat_and_secure_ones_do_not() -> None:
+    first, second = (discrete_gaussian(50, 100, SeededWords(stream(1, "a"))) for _ in range(2))
+    assert np.array_equal(first, second)
+    first, second = (discrete_gaussian(50, 100, SecureWords()) for _ in range(2))
+    assert not np.array_equal(first, second)
+
+
+def test_scale_is_the_largest_power_of_two_that_fits() -> None:
+    assert scale(1.0, 100, 100, 32) == 1 << 20
+    for sites, honest, sigma in ((30, 20, 0.5), (40, 30, 2.0), (1000, 700, 1.0)):
+        std = scale(sigma, sites, honest, 32)
+        need = sites * math.sqrt(honest) / sigma + 8 * math.sqrt(sites)
+        assert std * need < 2**31 <= 2 * std * need
+    with pytest.raises(PrivacyError, match=r"sums\.bits 64"):
+        scale(0.001, 100_000, 70_000, 32)
+
+
+def test_cost_beyond_a_gaussian_follows_the_theorem() -> None:
+    assert tau(3, 100) < 1e-37
+    honest, std = 5, 1
+    by_hand = 10 * sum(math.exp(-2 * math.pi**2 * k / (k + 1)) for k in range(1, honest))
+    assert tau(std, honest) == pytest.approx(by_hand)
+    plain = 1 / 2.0
+    cost = min(math.sqrt(plain**2 + by_hand * 100 / 2), plain + by_hand * 10)
+    assert 1 / shared_multiplier(2.0, std, honest, values=100) == pytest.approx(cost)
+    assert 0.999999999 < shared_multiplier(1.0, 1 << 20, 100) < 1
+
+
+def test_discrete_releases_compose_by_renyi_orders() -> None:
+    def entry(mechanism: Any) -> Entry:
+        return Entry(
+            run="r", experiment="e", recipient="server", kind="update", unit="site", relation="add_remove",
+            mechanism=mechanism, noise_multiplier=2.0, sample_rate=1.0, steps=1,
+        )  # fmt: skip
+
+    both = compose([entry("gaussian"), entry("discrete_gaussian")], 1e-5)
+    assert both.accountant == "rdp"
+    assert both.epsilon == compose([entry("gaussian")] * 2, 1e-5, "rdp").epsilon
+
+
+def test_rounding_never_makes_a_norm_grow_and_the_sum_comes_back(tmp_path: Path) -> None:
+    experiment = load_experiment(Path(write(tmp_path)))
+    layout = UpdateWords(experiment, 4)
+    assert layout.noise is not None
+    update = {"b": torch.randn(50, generator=torch.Generator().manual_seed(1)) / 50, "a": torch.randn(3) / 50}
+    words = layout.encode(update, 1, None)
+    total, weight, _ = layout.decode(words, update)
+    assert weight == 1
+    before = math.sqrt(sum(float(t.double().square().sum()) for t in update.values()))
+    assert math.sqrt(sum(float(t.square().sum()) for t in total.values())) <= before
+    for name, tensor in update.items():
+        assert float((total[name] - tensor.double()).abs().max()) < layout.noise.step
+
+
+def test_noise_of_a_site_has_its_share_of_the_variance() -> None:
+    noise = SharedNoise(multiplier=2.0, clip_norm=0.5, honest=9, std=1 << 16)
+    words = np.zeros(100_001, dtype=np.uint32)
+    noise.add(words, SecureWords(), counts_within=False)
+    values = words[:-1].view(np.int32) * noise.step
+    assert abs(values.var() * 9 / (2.0 * 0.5) ** 2 - 1) < 6 * math.sqrt(2 / 100_000)
+    assert words[-1] == 0
+
+
+def test_run_has_the_same_bits_with_masks_and_without(tmp_path: Path) -> None:
+    masked = run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "on")))
+    off = write(tmp_path, secure={"least": 3, "quorum": 4, "masks": False})
+    clear = run_in_process(RunSettings(off, runs=str(tmp_path / "off")))
+    assert masked["model_sha256"] == clear["model_sha256"]
+    claim: Any = masked["epsilon"]
+    assert claim["accountant"] == "rdp" and claim["unit"] == "site"
+    assert "assumed_colluders" in claim["claim"]["adversary"]
+
+
+def test_adaptive_clipping_counts_through_the_masked_sum(tmp_path: Path) -> None:
+    privacy = SMALL["privacy"] | {"adaptive_clipping": {"count_noise_multiplier": 1.0}, "clip_norm": 0.01}
+    found = run_in_process(RunSettings(write(tmp_path, privacy=privacy), runs=str(tmp_path / "runs")))
+    assert found["rounds"] == 2
+    lines = (tmp_path / "runs" / "shared" / "events.jsonl").read_text().splitlines()
+    clips = [yaml.safe_load(line)["details"]["clip_norm"] for line in lines if '"event": "round"' in line]
+    assert clips[0] == 0.01 and clips[1] != 0.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"secure": None}, "needs `secure` with a quorum"),
+        ({"secure": {"least": 3}}, "needs `secure` with a quorum"),
+        ({"privacy": SMALL["privacy"] | {"accountant": "prv"}}, "allowed 'rdp'"),
+        (
+            {
+                "secure": {"least": 3, "quorum": 4, "masks": False},
+                "privacy": SMALL["privacy"] | {"noise_source": "secure"},
+            },
+            "a share of the noise",
+        ),
+    ],
+)
+def test_claims_that_would_be_false_are_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_experiment(Path(write(tmp_path, **changes)))
+
+
+def test_audit_of_the_sum_stays_below_the_claim_and_notices_missing_noise() -> None:
+    """An empirical floor for epsilon from the opened sum of one coordinate: three honest parts, one site's
+    contribution there or zero. With one site's part left out the floor passes the claim."""
+    trials, delta = 250_000, 1e-2
+    noise = SharedNoise(multiplier=1.0, clip_norm=1.0, honest=3, std=1 << 12)
+    step = round(noise.clip_norm / noise.step)
+
+    def floor(parts: int) -> float:
+        source = SecureWords()
+        totals = [discrete_gaussian(parts * trials, noise.std, source).reshape(parts, trials).sum(axis=0)]
+        totals.append(discrete_gaussian(parts * trials, noise.std, source).reshape(parts, trials).sum(axis=0))
+        best = 0.0
+        for threshold in np.linspace(0, 3 * step, 40):
+            hit, false = (totals[0] + step > threshold).mean(), (totals[1] > threshold).mean()
+            # lower and upper ends of 4-deviation intervals
+            low = hit - 4 * math.sqrt(hit * (1 - hit) / trials)
+            high = false + 4 * math.sqrt(max(false * (1 - false), 1 / trials) / trials)
+            if low > delta:
+                best = max(best, math.log((low - delta) / high))
+        return best
+
+    def exact(multiplier: float) -> float:
+        """Epsilon of the Gaussian mechanism at delta (Balle and Wang 2018)."""
+        low, high = 0.0, 50.0
+        for _ in range(80):
+            middle = (low + high) / 2
+            a, b = 1 / (2 * multiplier) - middle * multiplier, -1 / (2 * multiplier) - middle * multiplier
+            found = _normal(a) - math.exp(middle) * _normal(b)
+            low, high = (middle, high) if found > delta else (low, middle)
+        return high
+
+    claim = exact(1.0)
+    assert floor(3) < claim
+    assert floor(2) > claim, "one part left out must be noticed"
+
+
+def _normal(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))
