@@ -86,11 +86,11 @@ class SecureState:
                     f"policy.peers: site {name!r} came with key {found}; pinned: {allowed or 'none'}"
                 )
             return
-        if self._met is None:
-            self._met = self._read("peers", {})
-        if self._met.setdefault(name, identity) != identity:
+        met: dict[str, str] = self._read("peers", {}) if self._met is None else self._met
+        self._met = met
+        if met.setdefault(name, identity) != identity:
             raise PolicyRefusal(
-                f"secure: site {name!r} came with key {found}; first met with {fingerprint(self._met[name])}"
+                f"secure: site {name!r} came with key {found}; first met with {fingerprint(met[name])}"
             )
 
     def keep_peers(self) -> None:

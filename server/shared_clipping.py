@@ -46,5 +46,5 @@ class SharedClipping:
             -self._settings.learning_rate * (share - self._settings.quantile)
         )
 
-    def typical_epsilon(self) -> None:
+    def bayesian_epsilon(self) -> None:
         """There is no Bayesian figure in this mode."""
