@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.common.secure_aggregation.quantization import dequantize, quantize
-from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
 from perennial.benchmarks.environment import machine, versions
+from perennial.deploy.flower_seam import dequantize, pseudo_rand_gen, quantize
 from perennial.foundation.files import replace_file
 from perennial.models.sum_grid import SumGrid
 from perennial.privacy.discrete_gaussian import SecureWords, discrete_gaussian

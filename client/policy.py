@@ -39,8 +39,9 @@ def check_update(policy: SitePolicy, experiment: Experiment, turn: Turn | None =
         protection = _Protection("none", why)
     else:
         why = f"the experiment has privacy.mode {privacy.mode!r}"
+        unit = f" and unit {privacy.hidden_unit!r}" if privacy.mode == "sample" else ""
         kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
-        protection = _Protection(kind, f"{why} and unit {privacy.hidden_unit!r}", privacy.noise_source)
+        protection = _Protection(kind, f"{why}{unit}", privacy.noise_source)
     _demand(policy, protection)
 
 

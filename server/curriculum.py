@@ -372,6 +372,7 @@ class Curriculum:
             run=self.progress.run,
             experiment=self.experiment.digest,
             class_order=self.registry.order_hash,
+            split_key=self.progress.split_key,
             task=task,
             round=number,
             num_classes=self.schedule.num_classes(task),

@@ -8,11 +8,10 @@ and under the curriculum, which calls `begin_task`, `train_round`, `state_dict` 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from logging import INFO, WARNING
+from logging import INFO, WARNING, getLogger
 from typing import Any, Protocol
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor
@@ -33,6 +32,7 @@ from perennial.strategies.round.services import Services
 from perennial.strategies.sums.update_file import UpdateFile
 
 Arrays = Mapping[str, Tensor]
+log = getLogger("flwr").log
 Watch = Callable[[Admitted, Arrays, int], dict[str, Any]]
 """(reply taken into the model, the model that it started from, sweep of a ring or 1) -> JSON-able facts."""
 

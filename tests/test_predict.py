@@ -21,7 +21,7 @@ from perennial.data.samples import stored_as
 from perennial.data.sources import load
 from perennial.foundation.errors import DataError, PerennialError
 from perennial.models.saved import Inputs, load_saved
-from perennial.server.assembly import data_facts
+from perennial.server.preflight import data_facts
 
 COMMON = {
     "tasks": {"count": 1, "rounds": 3},
