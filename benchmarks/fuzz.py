@@ -103,7 +103,7 @@ def decode_target(folder: Path) -> Target:
 def yaml_target(folder: Path) -> Target:
     """Any text is an experiment, a site, or a ConfigError."""
     from perennial.benchmarks.deployed_site import EXPERIMENT
-    from perennial.config.experiment import load_experiment
+    from perennial.config.experiment import Experiment, load_experiment
     from perennial.config.site import load_site_config
     from perennial.foundation.errors import ConfigError
     from perennial.strategies.factory import build_strategy
@@ -125,7 +125,7 @@ def yaml_target(folder: Path) -> Target:
         path.write_text(changed_yaml(choices, content), encoding="utf-8", errors="replace")
         try:
             found = load(path)
-            if load is load_experiment:
+            if isinstance(found, Experiment):
                 build_strategy(found.strategy.name, found.strategy.parameters)
         except ConfigError as error:
             if len(str(error)) > 20_000:

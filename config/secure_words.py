@@ -94,7 +94,7 @@ class UpdateWords:
 
         like: the model's tensors. Raises ValueError when there are not as many words.
         """
-        signed = words.view(np.int64 if self.dtype is np.uint64 else np.int32).astype(np.int64)
+        signed = words.view(np.int64 if self.dtype == np.uint64 else np.int32).astype(np.int64)
         # by name, since tensors come in another order from a checkpoint than from a model
         names = sorted(like)
         sizes = [like[name].numel() for name in names]

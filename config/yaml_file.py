@@ -118,18 +118,18 @@ class _Sizes:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._known: dict[int, int] = {}
+        self._known: dict[yaml.Node, int] = {}
 
     def of(self, node: yaml.Node, depth: int = 1) -> int:
         """Values in a node, itself included. Raises ConfigError when these, or one of them, are too much."""
         if depth > DEEPEST:
             raise self._refusal(node, f"nested more than {DEEPEST} deep")
-        if id(node) not in self._known:
-            self._known[id(node)] = MOST_VALUES + 1  # stands for a node that holds itself
+        if node not in self._known:
+            self._known[node] = MOST_VALUES + 1  # stands for a node that holds itself
             if isinstance(node, yaml.ScalarNode):
                 self._check_scalar(node)
-            self._known[id(node)] = 1 + sum(self.of(child, depth + 1) for child in _children(node))
-        size = self._known[id(node)]
+            self._known[node] = 1 + sum(self.of(child, depth + 1) for child in _children(node))
+        size = self._known[node]
         if size > MOST_VALUES:
             raise self._refusal(node, f"more than {MOST_VALUES} values once its aliases are put in")
         return size

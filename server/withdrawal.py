@@ -54,8 +54,8 @@ class _Finished:
         if not checkpoint.progress.finished:
             raise StateError(f"{folder}: the run is not finished; resume it first")
         experiment = Experiment.model_validate(checkpoint.experiment)
-        strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-        if not isinstance(strategy, Analytic):
+        strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters).closed_form
+        if strategy is None:
             raise ConfigError(
                 f"{folder}: strategy {experiment.strategy.name} keeps no sums; allowed: analytic"
             )
@@ -185,8 +185,8 @@ def verify(certificate: Path) -> list[str]:
     folder = certificate.absolute().parent.parent
     saved = load_saved(folder / GLOBAL_MODEL)
     experiment = Experiment.model_validate(saved.settings)
-    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
-    if not isinstance(strategy, Analytic):
+    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters).closed_form
+    if strategy is None:
         raise StateError(f"{folder}: its model is none of strategy analytic")
     files = sorted((folder / FOLDER).glob("*.safetensors"))
     total = None

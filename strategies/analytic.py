@@ -213,6 +213,10 @@ class Analytic(IncrementalStrategy):
     # after the run: withdrawal and merging
 
     @property
+    def closed_form(self) -> "Analytic":
+        return self
+
+    @property
     def kept_sums(self) -> KeptSums:
         """Of heads that weigh every sample alike. Raises ConfigError with balanced_ridge."""
         if self.head == "balanced_ridge":

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING, getLogger
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -30,6 +30,10 @@ from perennial.strategies.round.previous import PreviousModel
 from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.services import Services
 from perennial.strategies.sums.update_file import UpdateFile
+
+if TYPE_CHECKING:
+    from perennial.strategies.analytic import Analytic
+    from perennial.strategies.robust_rule import RobustRule
 
 Arrays = Mapping[str, Tensor]
 log = getLogger("flwr").log
@@ -204,6 +208,16 @@ class IncrementalStrategy(FlowerFedAvg):
     @property
     def turns(self) -> TakesTurns | None:
         """This strategy as one whose sites train one after the other; None where they train side by side."""
+        return None
+
+    @property
+    def rule(self) -> "RobustRule | None":
+        """This strategy as a rule that can also combine means of updates; None where it is none."""
+        return None
+
+    @property
+    def closed_form(self) -> "Analytic | None":
+        """This strategy as one that solves from sums, which can be taken back; None where it trains."""
         return None
 
     def weight(self, reply: Admitted) -> float:
@@ -434,9 +448,10 @@ class IncrementalStrategy(FlowerFedAvg):
             self.running.see_all(held.values())
             for site, update in updates:
                 self._take(replace(held[site], update=Tensors(update)))
+        count = self.close_round()
         if self._stamp is None:
             self._log_failures()
-        if self.close_round() < self._quorum:
+        if count < self._quorum:
             return None, None
         record = pack(self.finish_round())
         for name, array in self._integers.items():
@@ -451,3 +466,5 @@ class IncrementalStrategy(FlowerFedAvg):
         log(INFO, "aggregate_train: Received %s results and %s failures", results, len(failures))
         for site, reason in failures:
             log(WARNING, "\t> Dropped the reply of %s: %s", site, reason)
+        for sentence in self.outcome.warnings:
+            log(WARNING, "\t> %s", sentence)

@@ -29,16 +29,21 @@ class Bucketing(RobustRule):
         dishonest: int = 1,
         max_update_norm: float | None = None,
     ) -> None:
-        super().__init__(dishonest, max_update_norm)
-        if not isinstance(base, RobustRule) or isinstance(base, Bucketing):
+        super().__init__(dishonest, max_update_norm or base.max_update_norm)
+        if (rule := base.rule) is None:
             raise ValueError(
                 f"base: found {type(base).__name__}; allowed median, trimmed_mean, krum, geometric_median "
                 "and centred_clipping"
             )
         if size < 1:
             raise ValueError(f"size: found {size}, allowed 1 and more")
-        self.base, self.size = base, size
+        self.base, self.size = rule, size
         self._seed, self._rounds = 0, 0
+
+    @property
+    def rule(self) -> None:
+        """None: buckets of buckets have no sites of their own."""
+        return None
 
     def least_replies(self) -> int:
         buckets = max(2 * self.dishonest + 1, self.base.least_replies())

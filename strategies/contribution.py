@@ -117,7 +117,6 @@ class Contribution(Wrapper):
                 "every repeated turn would be a release that no account covers"
             )
         self._services = services
-        self.base.bounds, self.base.sums, self.base.running = self.bounds, self.sums, self.running
         super().attach(services)
         self.watchers.append(self._watch)
         if self.turns is not None and self.estimator == "online":

@@ -91,7 +91,7 @@ class DigestSynthesis(Wrapper):
         for name, lr in (("server_lr", server_lr), ("guidance_lr", guidance_lr)):
             if lr is not None and not 0 < lr < math.inf:
                 raise ValueError(f"{name}: found {lr}, allowed a number above 0")
-        self.stands_in, self.takes_parts = True, base.takes_parts
+        self.stands_in = True
         self.weights, self.spread = weights, spread
         self.recall_epochs, self.server_epochs = recall_epochs, server_epochs
         self.server_lr, self.guidance_lr, self.server_momentum = server_lr, guidance_lr, server_momentum

@@ -8,6 +8,7 @@ of arrival changes no bit.
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,6 +42,10 @@ class RobustRule(IncrementalStrategy):
         raise NotImplementedError
 
     # the rest follows
+
+    @property
+    def rule(self) -> "RobustRule | None":
+        return self
 
     def attach(self, services: Services) -> None:
         """Raises ConfigError when the federation is too small for the rule."""
@@ -120,7 +125,7 @@ class Pieces:
 
     def __iter__(self) -> Iterator[Piece]:
         for piece in self._file.pieces():
-            yield piece if self._mixing is None else piece._replace(rows=self._mixing @ piece.rows)
+            yield piece if self._mixing is None else replace(piece, rows=self._mixing @ piece.rows)
 
     def mixed(self, mixing: Tensor) -> "Pieces":
         """Rows mixing @ the updates."""

@@ -39,14 +39,14 @@ class Wrapper(IncrementalStrategy):
         self.base = base
         base.watchers = self.watchers
         self.staleness, self.serves_groups = base.staleness, base.serves_groups
-        self.waits_for_busy_sites = base.waits_for_busy_sites
+        self.waits_for_busy_sites, self.takes_parts = base.waits_for_busy_sites, base.takes_parts
         self.combines_replies, self.stands_in = base.combines_replies, base.stands_in
         self.needs = self.needs or base.needs
 
     # before anything starts
 
     def attach(self, services: Services) -> None:
-        self.base.bounds, self.base.sums = self.bounds, self.sums
+        self._lend_bounds()
         self.base.attach(services)
 
     def begin_task(self, task: TaskStart) -> None:
@@ -71,7 +71,7 @@ class Wrapper(IncrementalStrategy):
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """The base's round, with what the gate is told here."""
         self.base.max_update_norm, self.base.members = self.max_update_norm, self.members
-        self.base.bounds, self.base.sums = self.bounds, self.sums
+        self._lend_bounds()
         outcome = self.base.train_round(grid, request)
         self.reference, self.outcome, self.asked = self.base.reference, outcome, self.base.asked
         return outcome
@@ -105,9 +105,16 @@ class Wrapper(IncrementalStrategy):
     def finish_round(self) -> dict[str, Tensor]:
         return self.base.finish_round()
 
+    def take_sum(self, total: Arrays, weight: float) -> dict[str, Tensor]:
+        return self.base.take_sum(total, weight)
+
     @property
     def turns(self) -> TakesTurns | None:
         return self.base.turns
+
+    def _lend_bounds(self) -> None:
+        """What the curriculum has set on this strategy, for a base that makes the round itself."""
+        self.base.bounds, self.base.sums, self.base.running = self.bounds, self.sums, self.running
 
     # what stays
 

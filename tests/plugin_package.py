@@ -66,7 +66,7 @@ def blobs(config, seed, spread: float = 0.3):
     return Source(samples, None, ("a", "b", "c", "d"), nothing, nothing)
 '''
 ENTRY_POINTS = f"""[perennial.strategies]
-median = {MODULE}:Median
+stepped_median = {MODULE}:Median
 
 [perennial.losses]
 focal = {MODULE}:Focal
@@ -86,7 +86,7 @@ name = "median-plugin"
 version = "0.3.0"
 
 [project.entry-points."perennial.strategies"]
-median = "{MODULE}:Median"
+stepped_median = "{MODULE}:Median"
 
 [tool.setuptools]
 packages = ["{MODULE}"]
@@ -98,7 +98,7 @@ EXPERIMENT = {
     "tasks": {"count": 2, "rounds": 2},
     "model": {"name": "wide", "options": {"features": 16}},
     "learner": {"optimizer": {"lr": 0.2}, "classification": {"name": "focal", "options": {"gamma": 1.0}}},
-    "strategy": {"name": "median", "step": 0.9},
+    "strategy": {"name": "stepped_median", "step": 0.9},
 }
 
 

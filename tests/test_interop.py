@@ -25,13 +25,15 @@ KEYS: dict[str, dict[str, Any]] = {
     "contribution": {"base": "fedavg", "estimator": "reconstruct"},
     "digest_synthesis": {"base": "fedavg"},
     "pfa": {"global_rounds": 1, "layer": 1},
+    "bucketing": {"base": "median"},
 }
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
     ("multi_factor", "size and recency alone", {"beta": 0.3, "gamma": 0, "delta": 0}),
     ("splitfed", "version v1", {"version": "v1"}),
 ]
 CASES = [(name, "", KEYS.get(name, {})) for name in sorted(STRATEGIES)] + VARIANTS
-SITES = 3
+SITES = 5
+"""As few as every robust rule works with, as it is."""
 
 
 def client(message: Message, context: Context) -> Message:
@@ -119,8 +121,19 @@ def test_what_is_dropped_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     finally:
         logger.removeHandler(caplog.handler)
     assert accuracy(arrays) > 0.8
-    assert "Received 2 results and 1 failures" in caplog.text
+    assert f"Received {SITES - 1} results and 1 failures" in caplog.text
     assert "Dropped the reply of node-" in caplog.text and "finite" in caplog.text
+
+
+def test_too_few_replies_for_a_robust_rule_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        arrays = started(build_strategy("krum", {"dishonest": 2}), rounds=1)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not arrays, "no round came to a model"
+    assert "needs 7 updates, and 5 came; the model stays as it is" in caplog.text
 
 
 def test_a_site_of_ours_tells_a_foreign_strategy_why_it_does_not_train(

@@ -60,21 +60,28 @@ def test_names_become_targets_that_need_no_entry_points(installed: Path, tmp_pat
 
 
 def test_a_plug_in_inside_one_of_ours(installed: Path, tmp_path: Path) -> None:
-    section = {"name": "contribution", "estimator": "reconstruct", "base": {"name": "median", "step": 0.5}}
+    section = {
+        "name": "contribution",
+        "estimator": "reconstruct",
+        "base": {"name": "stepped_median", "step": 0.5},
+    }
     experiment = load_experiment(written(tmp_path, strategy=section))
     assert experiment.strategy.parameters["base"]["name"] == f"{MODULE}:Median"
     assert experiment.plugins.keys() == {f"{MODULE}:{name}" for name in ("Median", "Focal", "Wide", "blobs")}
-    strategy = build_strategy("contribution", experiment.strategy.parameters | {"base": "median"})
+    strategy = build_strategy("contribution", experiment.strategy.parameters | {"base": "stepped_median"})
     assert type(strategy.base).__name__ == "Median"  # type: ignore[attr-defined]  # pyright: ignore
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"strategy": {"name": "median", "stepp": 1}}, "strategy: unknown key 'stepp' .did you mean 'step'"),
-        ({"strategy": {"name": "median", "step": "far"}}, "strategy.step: found 'far'"),
-        ({"strategy": {"name": "median", "step": -1}}, "step: found -1"),
-        ({"strategy": {"name": "medain"}}, "strategy.name: found 'medain' .did you mean 'median'"),
+        (
+            {"strategy": {"name": "stepped_median", "stepp": 1}},
+            "strategy: unknown key 'stepp' .did you mean 'step'",
+        ),
+        ({"strategy": {"name": "stepped_median", "step": "far"}}, "strategy.step: found 'far'"),
+        ({"strategy": {"name": "stepped_median", "step": -1}}, "step: found -1"),
+        ({"strategy": {"name": "steped_median"}}, "found 'steped_median' .did you mean 'stepped_median'"),
         ({"strategy": {"name": "no_such:Thing"}}, "no module 'no_such'"),
         ({"strategy": {"name": f"{MODULE}:Mediam"}}, "no 'Mediam' .did you mean 'Median'"),
         ({"strategy": {"name": f"{MODULE}:Wide"}}, "is no strategy"),
@@ -126,7 +133,7 @@ def test_two_packages_with_one_name_are_refused(installed: Path, tmp_path: Path)
     facts = installed / "second-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: second\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[perennial.strategies]\nmedian = second:Median\n")
+    (facts / "entry_points.txt").write_text("[perennial.strategies]\nstepped_median = second:Median\n")
     with pytest.raises(ConfigError, match="several packages offer it: median_plugin:Median, second:Median"):
         load_experiment(written(tmp_path))
 

@@ -178,7 +178,7 @@ def test_a_plug_in_package_is_installed_and_used_by_name(fresh: Fresh, tmp_path:
     wheel = build(write_sources(tmp_path / "source"), tmp_path / "wheels")
     installed(fresh.binaries / "python", wheel)
     path = fresh.folder / "median.yaml"
-    path.write_text(yaml.safe_dump({**EXPERIMENT, "name": "median", "strategy": "median"}))
+    path.write_text(yaml.safe_dump({**EXPERIMENT, "name": "median", "strategy": "stepped_median"}))
     assert "ok" in fresh.python(fresh.binaries / "perennial", "check", "median.yaml")
     fresh.python(fresh.binaries / "perennial", "run", "median.yaml")
     stored = yaml.safe_load((fresh.folder / "runs" / "median" / "experiment.yaml").read_text())

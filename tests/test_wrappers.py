@@ -13,11 +13,12 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.sums import SumsConfig
-from perennial.foundation.errors import PrivacyError
+from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.strategies import base as base_module
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundPart
 from perennial.strategies.factory import STRATEGIES, build_strategy
 from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.robust_rule import RobustRule
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.wrapper import Wrapper
 
@@ -34,14 +35,22 @@ HOOKS = sorted(
     for name, value in vars(IncrementalStrategy).items()
     if inspect.isfunction(value) and not name.startswith("_") and name not in OF_THE_ROUND
 )
-FACTS = ("staleness", "waits_for_busy_sites", "serves_groups", "combines_replies", "stands_in", "turns")
+FACTS = (
+    "staleness",
+    "waits_for_busy_sites",
+    "takes_parts",
+    "serves_groups",
+    "combines_replies",
+    "stands_in",
+    "turns",
+)
 
 
 class Noted(FedAvg):
     """Notes which of its hooks are called, and answers each with something of its own."""
 
     staleness, waits_for_busy_sites, serves_groups = 7, False, False
-    combines_replies, stands_in = False, True
+    combines_replies, stands_in, takes_parts = False, True, False
 
     def __init__(self) -> None:
         super().__init__(max_update_norm=3.0)
@@ -50,6 +59,7 @@ class Noted(FedAvg):
             "requests": {"a": object()},
             "close_round": 3,
             "finish_round": {},
+            "take_sum": {"sum": 4},
             "largest_weight": 0.125,
             "disclosures": Disclosures(clear_uploads=("steps",)),
             "summary_blocks": {"own": 1},
@@ -143,11 +153,22 @@ def test_what_releases_more_than_the_noised_model_has_no_bound(name: str) -> Non
 
 
 def test_every_strategy_that_takes_another_is_a_wrapper() -> None:
+    """But for a robust rule around another one, whose base makes no round and combines rows alone."""
     for target in STRATEGIES.values():
         module, _, name = target.partition(":")
         strategy = getattr(importlib.import_module(module), name)
         takes = "base" in inspect.signature(strategy).parameters
-        assert not takes or issubclass(strategy, Wrapper), name
+        assert not takes or issubclass(strategy, Wrapper | RobustRule), name
+
+
+def test_a_rule_around_another_one_combines_with_nothing_but_rules() -> None:
+    assert (
+        build_strategy("bucketing", {"base": {"name": "median", "max_update_norm": 2.0}}).max_update_norm == 2
+    )
+    inside = {"bucketing": {"base": "median"}, "contribution": {"base": "median", "estimator": "reconstruct"}}
+    for base in ({"name": "fedavg"}, *({"name": name, **keys} for name, keys in inside.items())):
+        with pytest.raises(ConfigError, match="base: found .*; allowed median, trimmed_mean, krum"):
+            build_strategy("bucketing", {"base": base})
 
 
 def test_a_subclass_of_fedavg_has_no_bound_of_its_own_kind() -> None:

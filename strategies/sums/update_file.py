@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ PIECE_BYTES = 1 << 25
 """Memory of one piece of all updates."""
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True)
+class Piece:
     """The same values of every update. rows: (K, stop - start) float64, a row for each site in the order of
     names; they are values start to stop of the flattened tensor `name`."""
 
