@@ -1,11 +1,12 @@
 """Which samples stand best for a class? Three ways to choose, and how far the mean of the chosen is off."""
 
-import hashlib
 import sys
 
+import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
+from perennial.data.splits import KeyedHash, content_groups, simulation_key
 from perennial.learning.exemplar_selection import herding, nearest, random_by_hash
 
 BUDGETS = (1, 2, 5, 10, 20)
@@ -16,11 +17,12 @@ def main(label: int) -> None:
     digits = load_digits()
     images = torch.from_numpy(digits.data[digits.target == label])
     features = images / images.norm(dim=1, keepdim=True)
-    hashes = [hashlib.sha256(image.numpy().tobytes()).hexdigest() for image in images]
+    keyed = KeyedHash(simulation_key(seed=1), content_groups(images))
+    hashes = keyed.values("exemplars", np.arange(len(images)))
     ways = {
         "herding": lambda budget: herding(features, budget),
         "nearest": lambda budget: nearest(features, budget),
-        "random": lambda budget: random_by_hash(hashes, budget, seed=1),
+        "random": lambda budget: random_by_hash(hashes, budget),
     }
     print(f"{len(images)} images of a {label}; distance of the mean of the chosen to the class mean")
     print("budget  " + "".join(f"{budget:8d}" for budget in BUDGETS))

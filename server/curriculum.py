@@ -95,8 +95,11 @@ class Curriculum:
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
         self.history = History(self.progress.history)
         self.releases = Releases(folder.path)
-        for each in (strategy, self._averaging):
-            each.bounds, each.sums, each.running = experiment.bounds, experiment.sums, self._running()
+        # pre-training takes a few samples of each site, so its medians say nothing of the rounds after it
+        medians = self.progress.bounds
+        lead = medians.setdefault("pretraining", {}) if experiment.pretraining is not None else {}
+        for each, state in ((strategy, medians), (self._averaging, lead)):
+            each.bounds, each.sums, each.running = experiment.bounds, experiment.sums, self._running(state)
         if experiment.data.only_at_sites and not self.progress.secret:
             self.progress.secret = token_hex(16)
         self.sums = (
@@ -162,12 +165,15 @@ class Curriculum:
             sums=self.sums,
         )
 
-    def _running(self) -> RunningBounds | None:
-        """None where no site's norm may change what another counts (the claims of client_central and
-        client_shared), or where the server sees no norm (masks)."""
+    def _running(self, medians: dict[str, Any]) -> RunningBounds | None:
+        """Bounds by the medians of the checkpoint that are given, which they keep up to date.
+
+        None where no site's norm may change what another counts (the claims of client_central and
+        client_shared), or where the server sees no norm (masks).
+        """
         if self.experiment.privacy.mode in ("client_central", "client_shared") or self.experiment.secure:
             return None
-        return RunningBounds(self.experiment.bounds, self.progress.bounds)
+        return RunningBounds(self.experiment.bounds, medians)
 
     def _measure(self, arrays: Mapping[str, Tensor]) -> Counts:
         assert self.test is not None

@@ -80,10 +80,7 @@ def open_run_folder(
     elif resume:
         # killed before the first round was done: starting over loses nothing
         folder.note = "no round was finished before the stop: started over"
-    try:
-        make_folder(folder.checkpoint_folder)
-    except OSError as error:
-        raise StateError(f"{folder.checkpoint_folder}: could not be made ({error.strerror})") from error
+    make_folder(folder.checkpoint_folder)
     replace_file(path / "experiment.yaml", experiment.to_yaml().encode(), mode=0o644)
     return folder
 

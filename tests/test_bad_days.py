@@ -127,7 +127,14 @@ def test_when_all_fail_the_model_stays_and_the_run_stops_with_the_reasons(tmp_pa
 def test_an_update_that_fits_no_sum_is_dropped_by_name(
     tmp_path: Path, strategy: Any, faulty: set[int], norm: float, taken: int
 ) -> None:
-    _, rounds = run(tmp_path, faulty, of_norm(norm), strategy=strategy, tasks={"count": 1, "rounds": 1})
+    _, rounds = run(
+        tmp_path,
+        faulty,
+        of_norm(norm),
+        strategy=strategy,
+        tasks={"count": 1, "rounds": 1},
+        bounds={"norm_multiple": None},  # which would scale it down to what fits
+    )
     assert len(rounds[0]["participants"]) == taken
     assert len(rounds[0]["dropped"]) == 3 - taken
     assert all("does not fit" in drop["reason"] for drop in rounds[0]["dropped"])

@@ -163,6 +163,7 @@ def strategy(begun: bool = True, **keys: Any) -> Glfc:
                 device=torch.device("cpu"),
                 schedule=TaskSchedule((0, 2, 4), (2, 3)),
                 load=load,
+                sums=None,
             ),
         )
     )
@@ -239,7 +240,10 @@ def test_gradients_that_are_none_are_rejected_before_any_sum(fault: str) -> None
 
 def test_only_images_of_known_scale_will_do() -> None:
     rows = SimpleNamespace(
-        experiment=SimpleNamespace(privacy=SimpleNamespace(mode="none")), input_shape=(4,), constants=None
+        experiment=SimpleNamespace(privacy=SimpleNamespace(mode="none")),
+        input_shape=(4,),
+        constants=None,
+        sums=None,
     )
     with pytest.raises(ConfigError, match="glfc: makes images"):
         Glfc().attach(cast(Services, rows))

@@ -83,7 +83,14 @@ def test_a_site_that_decides_alone_is_named_in_the_journal_and_over_the_heat_map
 
     path = tmp_path / "experiment.yaml"
     path.write_text(
-        yaml.safe_dump({**SMALL, "strategy": "layer_attention", "tasks": {"count": 1, "rounds": 1}})
+        yaml.safe_dump(
+            {
+                **SMALL,
+                "strategy": "layer_attention",
+                "tasks": {"count": 1, "rounds": 1},
+                "bounds": {"norm_multiple": None},  # which would leave the site three times a usual update
+            }
+        )
     )
     config = dict(vars(RunSettings(str(path), runs=str(tmp_path))))
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)

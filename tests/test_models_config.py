@@ -37,7 +37,7 @@ def test_resolved_settings_are_settings_again():
         ({"name": "dual_backbone"}, ["'backbone'", "dual_backbone", "small_cnn"]),
         ({"name": "mlp", "backbone": "small_cnn"}, ["'backbone'", "mlp", "dual_backbone"]),
         ({"name": "dual_backbone", "backbone": "dual_backbone"}, ["backbone", "small_cnn"]),
-        ({"name": "mlp", "hidden": []}, ["hidden"]),
+        ({"name": "mlp", "hidden": [0]}, ["hidden"]),
         ({"name": "mlp", "dropout": 1.0}, ["dropout"]),
         ({"name": "mlp", "depth": 3}, ["depth"]),
     ],

@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "small"
     folder.mkdir(parents=True)
     (folder / "checkpoint").write_text("in the way")
-    with pytest.raises(StateError, match="checkpoint: could not be made"):
+    with pytest.raises(StateError, match="checkpoint: no folder, and none can be made here"):
         run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "runs")))
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quadratics import Federation
+from quadratics import STAMP, Federation
 
 from perennial.client.state import SiteState
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.growth import grown
+from perennial.protocol.messages import Stamp
 from perennial.strategies.adabest import AdaBest
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
@@ -181,12 +182,20 @@ def test_label_counts_that_are_no_counts_are_rejected(counts: object) -> None:
         checked_counts(counts, 9)
 
 
-@pytest.mark.parametrize("steps", [0, 10**9])
-def test_fednova_needs_the_steps(steps: int) -> None:
+@pytest.mark.parametrize(
+    ("stamp", "steps", "error"),
+    [
+        (STAMP, 0, Rejected),
+        (STAMP, 10**9, Rejected),
+        (None, 0, ConfigError),  # under Flower's own start(), where no app would ever tell them
+        (None, 10**9, Rejected),
+    ],
+)
+def test_fednova_needs_the_steps(stamp: Stamp | None, steps: int, error: type[Exception]) -> None:
     strategy = FedNova()
-    strategy.reference = {"w": torch.ones(1)}
+    strategy.reference, strategy._stamp = {"w": torch.ones(1)}, stamp
     strategy.begin_round()
-    with pytest.raises(Rejected, match="steps"):
+    with pytest.raises(error, match="steps"):
         strategy.fold(Admitted("a", {"w": torch.ones(1)}, 1.0, 5, steps=steps))
 
 

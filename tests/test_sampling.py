@@ -19,6 +19,7 @@ from perennial.data.augmentation import to_float
 from perennial.data.config import AugmentationConfig, PartitionConfig
 from perennial.data.partition import partition
 from perennial.data.site import SiteData
+from perennial.data.splits import KeyedHash, content_groups
 from perennial.engine.run import run_in_process
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet, shuffled
@@ -132,7 +133,8 @@ def store_of(folder: Path, per_class: int, classes: int) -> tuple[ExemplarStore,
     x = torch.arange(count, dtype=torch.float32)[:, None]
     y = torch.arange(classes).repeat_interleave(per_class)
     none = torch.empty(0, dtype=torch.int64)
-    data = SiteData("graz", x, y, torch.arange(count), none, none, torch.zeros(1), torch.ones(1))
+    keyed = KeyedHash(bytes(32), content_groups(x))
+    data = SiteData("graz", x, y, torch.arange(count), none, none, torch.zeros(1), torch.ones(1), keyed)
     store = ExemplarStore(SiteState(folder, "graz"), data, [f"class-{label}" for label in range(classes)])
     return store, {label: torch.arange(count)[y == label] for label in range(classes)}
 
@@ -148,7 +150,7 @@ def test_older_lists_shrink_to_their_first_entries_as_classes_arrive(tmp_path: P
         quota = memory.quota(known, sites=2)
         assert quota == 48 // (known * 2)
         new = {label: members[label] for label in (known - 2, known - 1)}
-        store.choose(memory, quota, features, new, version=task + 1, seed=1)
+        store.choose(memory, quota, features, new, version=task + 1)
         kept = store.indices(before_round=task + 2).tolist()
         lists = {label: [i for i in kept if i in members[label].tolist()] for label in range(known)}
         assert [len(chosen) for chosen in lists.values()] == [quota] * known
