@@ -163,8 +163,11 @@ class Curriculum:
         )
 
     def _running(self) -> RunningBounds | None:
-        """None where no site's norm may change what another counts (the claims of client_central and
-        client_shared), or where the server sees no norm (masks)."""
+        """The bounds that follow from former rounds; None when no bound may depend on a site's norm.
+
+        Under client_central and client_shared no site's norm may change what another counts, and under masks
+        the server sees no norm.
+        """
         if self.experiment.privacy.mode in ("client_central", "client_shared") or self.experiment.secure:
             return None
         return RunningBounds(self.experiment.bounds, self.progress.bounds)
