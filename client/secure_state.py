@@ -1,6 +1,8 @@
 """What a site keeps on its disk for secure aggregation.
 
-Each file is written before the answer that it is about leaves. In state_dir/secure, for the site's lifetime: its signing key, and a list of the sums that it opened, since
+Each file is written before the answer that it is about leaves.
+
+In state_dir/secure, for the site's lifetime: its signing key, and a list of the sums that it opened, since
 a second run of the same experiment would begin with the same model. In the run's folder: the agreement key
 of the task, the signing keys under which peers were met, one file for each attempt, and the masked values
 that were sent.
@@ -77,10 +79,10 @@ class SecureState:
     # who the peers are
 
     def trust(self, name: str, identity: str) -> None:
-        """Check a peer's signing key, and remember it for the rest of the run.
+        """Check a peer's signing key, and note one that is met for the first time.
 
-        Raises PolicyRefusal when the site has pinned another key for the peer, pins peers and not this one, or
-        met it under another key in this run.
+        Raises PolicyRefusal when the site has pinned another key for the peer, pins peers and not this one,
+        or met it under another key in this run.
         """
         found, pinned = fingerprint(identity), self._policy.peers
         if pinned:

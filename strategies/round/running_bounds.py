@@ -1,6 +1,8 @@
 """Bounds on a round's replies that follow from what former rounds admitted.
 
-So the order in which replies arrive decides nothing. A median is moved by a minority of dishonest sites no further than to an honest site's figure, and what is
+So the order in which replies arrive decides nothing.
+
+A median is moved by a minority of dishonest sites no further than to an honest site's figure, and what is
 bounded enters the next median as bounded.
 """
 
