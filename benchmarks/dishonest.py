@@ -42,8 +42,14 @@ Update = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Attack:
-    """name: what the dishonest sites do. sites: how many. boost: factor on what they send. samples: what they
-    claim; 0: the truth. quiet: rounds out of ten, from the first, in which they behave."""
+    """What the dishonest sites of a run do.
+
+    name: of the attack.
+    sites: how many sites are dishonest.
+    boost: factor on what they send.
+    samples: what they claim to have; 0: the truth.
+    quiet: rounds out of ten, from the first, in which they behave.
+    """
 
     name: str
     sites: int = 1
@@ -105,8 +111,12 @@ def random_direction(own: Update, honest: list[Update], sites: int, generator: n
 
 
 def a_little(own: Update, honest: list[Update], sites: int, generator: np.random.Generator) -> Update:
-    """Mean minus z standard deviations of the honest updates (Baruch et al. 2019, arXiv 1902.06156): z from
-    the number of honest sites that must be outdone for a majority."""
+    """Mean minus z standard deviations of the honest updates.
+
+    z follows from the number of honest sites that must be outdone for a majority.
+
+    Baruch et al. 2019 (arXiv 1902.06156).
+    """
     n = len(honest) + sites
     supporters = n // 2 + 1 - sites
     share = (n - sites - supporters) / max(n - sites, 1)
@@ -177,8 +187,12 @@ class DishonestClient:
 
 
 def attacked_run(settings: RunSettings, attack: str) -> dict[str, Any]:
-    """One run in process under an attack ("": none); its summary, with `attack_success`: the share of test
-    samples that the backdoor, or the flip of one class, has moved to TARGET."""
+    """Run once in process under an attack, and return the summary with `attack_success`.
+
+    That is the share of test samples that the backdoor, or the flip of one class, has moved to TARGET.
+
+    attack: "" for none.
+    """
     set_task_identity()
     experiment = settings.load()
     run_config = dict(vars(settings))
@@ -198,8 +212,7 @@ def attacked_run(settings: RunSettings, attack: str) -> dict[str, Any]:
 
 
 def success(path: Path, experiment: Experiment, attack: str) -> float | None:
-    """Share of the test samples that the attack wants to be TARGET, and are; None for attacks that want
-    nothing of the kind."""
+    """Share of the test samples that the attack wants to be TARGET and that are; None for other attacks."""
     if attack not in ("backdoor", "one_class_flip"):
         return None
     saved, data = load_saved(path), simulated_federation(experiment).test

@@ -12,11 +12,21 @@ Runs = Sequence[Mapping[str, Any]]
 
 
 def markdown(name: str, table: Table, runs: Runs) -> str:
-    """The page of one table: title, how to run it, note, figures, claims."""
+    """The page of one table: title, how to run it, note, which runs are missing, figures, claims."""
     lines = [f"# {table.title}", "", f"`perennial bench {name}`, seeds {listed(table.seeds)}."]
     lines += ["", table.note] if table.note else []
     lines += ["", old] if (old := age(runs)) else []
-    return "\n".join([*lines, "", *figures(table, runs), *claims(table, runs)]) + "\n"
+    lines += ["", gap] if (gap := missing(table, runs)) else []
+    lines += ["", *figures(table, runs), *claims(table, runs)] if runs else []
+    return "\n".join(lines) + "\n"
+
+
+def missing(table: Table, runs: Runs) -> str:
+    """A sentence on a table that is not run, or not whole, and why; '' for a whole one."""
+    if len(runs) == table.planned:
+        return ""
+    state = f"{len(runs)} of {table.planned} runs" if runs else f"not run (0 of {table.planned} runs)"
+    return f"**{state[0].upper()}{state[1:]}.** {table.pending}".rstrip()
 
 
 def age(runs: Runs) -> str:

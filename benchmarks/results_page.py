@@ -1,7 +1,8 @@
 """docs/results.md with its pictures, and the page of each table, from the committed results.
 
 `python -m perennial.benchmarks.results_page` writes them again.
-Nothing is run here. A table appears once its result file has a run of the table as it is now.
+Nothing is run here. A table appears with its figures once its result file has a run of the table as it is
+now; until then, and while runs are missing, the page says so.
 """
 
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any
 
 from perennial.benchmarks.chart import chart, main_measure
 from perennial.benchmarks.grid import newest
-from perennial.benchmarks.markdown import age, claims, figures, listed, markdown
+from perennial.benchmarks.markdown import age, claims, figures, listed, markdown, missing
 from perennial.benchmarks.paper_claims import judge
 from perennial.benchmarks.paper_tables import coverage
 from perennial.benchmarks.table import RESULTS, ROOT, Table, tables
@@ -51,7 +52,7 @@ def page(held: Measured) -> str:
     """The whole page."""
     found = sorted(tables().items())
     present = [(name, table, held[name]) for name, table in found if held[name]]
-    missing = [(name, table) for name, table in found if not held[name]]
+    absent = [(name, table) for name, table in found if not held[name]]
     parts = [
         HEAD,
         *_ages(present),
@@ -61,8 +62,10 @@ def page(held: Measured) -> str:
     ]
     for name, table, runs in present:
         parts += ["\n".join(_section(name, table, runs))]
-    if missing:
-        lines = [f"- `{name}` ({table.scale} size): {table.title}" for name, table in missing]
+    if absent:
+        lines = [
+            f"- `{name}` ({table.scale} size): {table.title}. {missing(table, [])}" for name, table in absent
+        ]
         parts += ["\n".join(["## Not run yet", "", *lines])]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -105,13 +108,13 @@ def _section(name: str, table: Table, runs: Sequence[Mapping[str, Any]]) -> list
         lines += [table.note, ""]
     if old := age(runs):
         lines += [old, ""]
+    if gap := missing(table, runs):
+        lines += [gap, ""]
     lines += [*figures(table, runs), *claims(table, runs), ""]
     lines += [f"![{main_measure(table)}: rows and seeds](results/{name}.svg)", ""]
-    expected = len(table.rows) * len(table.seeds)
-    incomplete = f" ({len(runs)} of {expected} runs are there)" if len(runs) < expected else ""
     seconds = sum(run["seconds"] for run in runs)
     lines.append(
-        f"`perennial bench {name}`{incomplete}: seeds {listed(table.seeds)}, {seconds / 60:.0f} minutes of "
+        f"`perennial bench {name}`: seeds {listed(table.seeds)}, {seconds / 60:.0f} minutes of "
         f"runs; {'; '.join(sorted({run['machine'] for run in runs}))}; "
         f"{'; '.join(sorted({_versions(run) for run in runs}))}."
     )
@@ -123,10 +126,10 @@ def _versions(run: Mapping[str, Any]) -> str:
 
 
 def write_pages() -> None:
-    """Write the page of each table whose runs are all there, and the page of all of them with pictures."""
+    """Write the page of each table that is whole or says why not, and the page of all tables."""
     held = measured()
     for name, table in tables().items():
-        if len(held[name]) == len(table.rows) * len(table.seeds):
+        if table.pending or len(held[name]) == table.planned:
             (RESULTS / f"{name}.md").write_text(markdown(name, table, held[name]))
     PAGE.write_text(page(held))
     PICTURES.mkdir(exist_ok=True)

@@ -120,8 +120,11 @@ def masked_sum(bits: int, exact: torch.Tensor) -> dict[str, float]:
 
 
 def secagg_plus(exact: torch.Tensor) -> dict[str, float]:
-    """Flower's SecAgg+, by its own functions: clipping 1, quantisation to 2^22 levels, modulus 2^32. One site
-    is timed; the mean's error is that of all sites' quantisation."""
+    """Time and error of Flower's SecAgg+, by its own functions.
+
+    Clipping is 1, quantisation to 2^22 levels, the modulus 2^32. One site is timed; the mean's error is that
+    of all sites' quantisation.
+    """
     levels, largest = 1 << 22, 1.0
     update = update_of(0).numpy()
     seconds, quantised = _timed(lambda: quantize([update], largest, levels))

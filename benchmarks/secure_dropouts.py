@@ -45,8 +45,10 @@ class Sites:
         self.values = {name: generator.integers(0, 2**32, 3, dtype=np.uint32) for name in self.names}
 
     def outcome(self, falls: tuple[int, ...], number: int) -> str:
-        """How the pattern ends: "opened", or the reason. Raises AssertionError on a wrong sum or a missed
-        one."""
+        """How the pattern ends: "opened", or the reason.
+
+        Raises AssertionError on a wrong sum, and when a sum that could be opened was not.
+        """
         here = [{n for n, at in zip(self.names, falls, strict=True) if at > phase} for phase in range(PHASES)]
         try:
             total, survivors = self._attempt(here, number)

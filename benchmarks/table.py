@@ -79,6 +79,7 @@ class Table:
     claims: what papers say of its rows.
     scale: "paper" for the papers' own sizes, which want a GPU and start only when asked for.
     plain: measures that are no shares and are printed as they are; infinity as a sign.
+    pending: why runs of it are missing still, as a sentence for its page; '' for a table that is run whole.
     """
 
     title: str
@@ -89,6 +90,12 @@ class Table:
     claims: Sequence[Claim] = ()
     scale: Literal["cpu", "paper"] = "cpu"
     plain: frozenset[str] = frozenset()
+    pending: str = ""
+
+    @property
+    def planned(self) -> int:
+        """How many runs the whole table has."""
+        return len(self.rows) * len(self.seeds)
 
     def measured(self, summary: dict[str, Any]) -> dict[str, float]:
         """Every measure of one run, to six decimal places; NaN for what the run did not measure."""

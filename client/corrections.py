@@ -31,8 +31,12 @@ CONTROL = "control/"
 
 
 class CorrectionOrder(Part):
-    """folded: the site's last round whose update is in the server's vector, 0 before the first. What the site
-    stored for later rounds is rolled back: those replies were lost, late or refused."""
+    """An order that names the site's last round whose update is in the server's vector.
+
+    What the site stored for later rounds is rolled back: those replies were lost, late or refused.
+
+    folded: that round; 0 before the first.
+    """
 
     folded: int = Field(ge=0)
 
@@ -140,8 +144,10 @@ def _order(request: TrainRequest) -> Order | None:
 
 
 def _remembered(site: Site, request: TrainRequest, flat: FlatParameters, order: Order) -> tuple[Tensor, int]:
-    """(T,) this site's vector after the last round that was folded, zero for classes that are new, and the
-    rounds since then."""
+    """This site's vector after the last round that was folded, and the rounds since then.
+
+    The vector is (T,), and zero for classes that are new.
+    """
     found = _named(flat, torch.zeros_like(flat.trainable))
     kept = _record(request)
     record = site.state(request.run).get(kept, min(order.folded + 1, request.round))

@@ -1,5 +1,7 @@
-"""What a site answers in the exchanges of secure aggregation that carry no values: introduction, shares,
-vote, opening. None of them needs data or a model."""
+"""What a site answers in the exchanges of secure aggregation that carry no values.
+
+They are the introduction, the shares, the vote and the opening. None of them needs data or a model.
+"""
 
 from collections.abc import Sequence
 
@@ -24,8 +26,11 @@ from perennial.protocol.secure_messages import (
 
 
 def secure_state(identity: Identity, request: Stamp) -> tuple[SecureConfig, SecureState]:
-    """The experiment's setting and this site's state. Raises PolicyRefusal when the site does not train or
-    demands more than the setting, ProtocolError when the experiment has none or is another one."""
+    """The experiment's setting and this site's state.
+
+    Raises PolicyRefusal when the site does not train or demands more than the setting, and ProtocolError when
+    the experiment has no such setting or is another one.
+    """
     check_answer(identity.policy, "train")
     secure = identity.experiment.secure
     if secure is None or request.experiment != identity.experiment.digest:

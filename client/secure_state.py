@@ -1,5 +1,6 @@
-"""What a site keeps on its disk for secure aggregation, each file written before the answer that it is about
-leaves.
+"""What a site keeps on its disk for secure aggregation.
+
+Each file is written before the answer that it is about leaves.
 
 In state_dir/secure, for the site's lifetime: its signing key, and a list of the sums that it opened, since
 a second run of the same experiment would begin with the same model. In the run's folder: the agreement key
@@ -61,8 +62,11 @@ class SecureState:
         return own_identity(self._state_dir)
 
     def cipher(self, task: int, *, make: bool = False) -> bytes:
-        """The private agreement key of a task. make: draw it where there is none. Raises PolicyRefusal when
-        this site has not introduced itself for the task."""
+        """The private agreement key of a task.
+
+        make: draw the key when there is none yet.
+        Raises PolicyRefusal when this site has not introduced itself for the task.
+        """
         path = self.folder / f"task-{task:05d}.key"
         if not path.exists():
             require(make, f"this site has not introduced itself for task {task}")
@@ -75,8 +79,11 @@ class SecureState:
     # who the peers are
 
     def trust(self, name: str, identity: str) -> None:
-        """Raises PolicyRefusal when the site has pinned another key for a peer, pins peers and not this one,
-        or met it under another key in this run."""
+        """Check a peer's signing key, and note one that is met for the first time.
+
+        Raises PolicyRefusal when the site has pinned another key for the peer, pins peers and not this one,
+        or met it under another key in this run.
+        """
         found, pinned = fingerprint(identity), self._policy.peers
         if pinned:
             allowed = pinned.get(name)
@@ -106,8 +113,10 @@ class SecureState:
         return None if values is None else SiteSession.from_json(values)
 
     def keep(self, session: SiteSession) -> None:
-        """Write an attempt. One with masked values ends all that were before it: nothing of them is opened
-        any more."""
+        """Write an attempt to the disk.
+
+        One with masked values ends all earlier attempts: this site helps to open none of them any more.
+        """
         number = session.attempt.number
         self._write(f"attempt-{number:08d}", session.to_json())
         if session.stage != "prepared":

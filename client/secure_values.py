@@ -20,8 +20,11 @@ SIGNED = {np.dtype(np.uint64): np.int64, np.dtype(np.uint32): np.int32}
 
 
 def is_secure(site: Site, request: Maskable) -> bool:
-    """Whether the answer goes into a masked sum. Raises ProtocolError when the request and the experiment do
-    not agree: a server must not get in the clear what the experiment says is masked."""
+    """Whether the answer goes into a masked sum.
+
+    Raises ProtocolError when the request and the experiment do not agree: a server must not get in the clear
+    what the experiment says is masked.
+    """
     secure = site.experiment.secure
     if (secure is None) != (request.attempt is None):
         raise ProtocolError(

@@ -88,8 +88,10 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
 
 
 def require_shared_noise(experiment: Any) -> None:
-    """Raises ValueError when sites cannot share noise: there is no masked sum, or nobody says how many honest
-    sites every opened sum has."""
+    """Raises ValueError when the sites of an experiment cannot share noise.
+
+    They cannot without masked sums, or when nobody says how many honest sites every opened sum has.
+    """
     secure: SecureConfig | None = experiment.secure
     if secure is None or secure.quorum is None or secure.honest < 2:
         raise ValueError(

@@ -22,10 +22,13 @@ CLASS_SUM_STEP = 2.0**-40
 
 @dataclass(frozen=True)
 class UpdateWords:
-    """The words of an update: its values on the public grid, its weight, and under adaptive clipping whether
-    it was within the clip norm. Tensors are in the order of their names.
+    """The words of an update: its values on the public grid, then its weight.
 
-    updates: sites that the sum has room for. clip_norm: of this round, under client_shared.
+    Under adaptive clipping one more word says whether the update was within the clip norm. Tensors are in the
+    order of their names.
+
+    updates: sites that the sum has room for.
+    clip_norm: of this round, under client_shared.
     """
 
     experiment: Experiment
@@ -70,8 +73,10 @@ class UpdateWords:
         return self.experiment.sums.grid(self.updates, float(largest))
 
     def encode(self, update: Mapping[str, Tensor], weight: int, within: bool | None) -> Words:
-        """(P + 1 or 2,) words of one site, without noise. Raises OverflowError for an update that the grid
-        has no room for."""
+        """(P + 1 or 2,) words of one site, without noise.
+
+        Raises OverflowError for an update that the grid has no room for.
+        """
         noise = self.noise
         if noise is None:
             steps = self.grid.integers(update, weight)

@@ -58,19 +58,26 @@ class SharedNoise:
 
     @property
     def unit(self) -> int:
-        """Steps by which a site within the clip norm differs from the middle; one beyond it, by as many
-        below."""
+        """Steps of the count by which a site within the clip norm is above the middle.
+
+        A site beyond the clip norm is as many steps below it.
+        """
         return UNIT
 
     @property
     def count_std(self) -> int:
-        """Of one site's noise on the count, in steps; one site moves the count by half of it, which is one
-        UNIT."""
+        """Standard deviation of one site's noise on the count, in steps.
+
+        One site moves the count by one UNIT.
+        """
         return math.ceil(2 * UNIT * self.count_multiplier / math.sqrt(self.honest))
 
     def add(self, words: Words, source: WordSource, *, counts_within: bool) -> None:
-        """Add this site's part to words, (P + 1 or 2,) uint64 or uint32, in place. The weight, the first
-        after the P values, is the same at every site and gets none."""
+        """Add this site's part of the noise to words, in place.
+
+        words: (P + 1 or 2,) uint64 or uint32. The weight, the first word after the P values, is the same at
+            every site and gets no noise.
+        """
         beside = 1 + counts_within
         values = words[: len(words) - beside]
         for start in range(0, len(values), 1 << 18):

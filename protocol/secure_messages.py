@@ -1,5 +1,6 @@
-"""The messages of secure aggregation, in the order of a sum: introductions, shares ahead of it, masked
-values, votes, the opening.
+"""The messages of secure aggregation, in the order in which a sum needs them.
+
+They are introductions, shares ahead of the sum, masked values, votes, and the opening.
 
 Everything secret in them is masked, or sealed for one other site, but for the shares of an opening, which a
 site gives out once for each attempt and of one kind for each site. docs/secure_aggregation.md says what the

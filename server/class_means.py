@@ -42,6 +42,9 @@ def global_means(replies: Mapping[str, FinishTaskReply]) -> Tensor | None:
 
 
 def unit_means(sums: Tensor, counts: Tensor) -> Tensor:
-    """(M, d) means of unit length, float32. sums: (M, d) of features. counts: (M,) of samples; a class
-    without any has a row of zeros."""
+    """(M, d) means of unit length, float32; a class without samples has a row of zeros.
+
+    sums: (M, d), of features.
+    counts: (M,), of samples.
+    """
     return F.normalize(sums.masked_fill(counts[:, None] == 0, 0.0), dim=1).float()

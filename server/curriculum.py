@@ -166,10 +166,10 @@ class Curriculum:
         )
 
     def _running(self, medians: dict[str, Any]) -> RunningBounds | None:
-        """Bounds by the medians of the checkpoint that are given, which they keep up to date.
+        """Bounds by the medians of the checkpoint, which they keep up to date; None if none may apply.
 
-        None where no site's norm may change what another counts (the claims of client_central and
-        client_shared), or where the server sees no norm (masks).
+        Under client_central and client_shared no site's norm may change what another counts, and under masks
+        the server sees no norm.
         """
         if self.experiment.privacy.mode in ("client_central", "client_shared") or self.experiment.secure:
             return None

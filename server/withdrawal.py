@@ -54,6 +54,11 @@ class _Finished:
         if not checkpoint.progress.finished:
             raise StateError(f"{folder}: the run is not finished; resume it first")
         experiment = Experiment.model_validate(checkpoint.experiment)
+        if experiment.secure is not None:
+            raise ConfigError(
+                f"{folder}: secure: the server has sums over sites only, so no site's part can be taken "
+                "out or joined to another run; allowed: a run of strategy analytic without `secure`"
+            )
         strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters).closed_form
         if strategy is None:
             raise ConfigError(

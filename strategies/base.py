@@ -261,8 +261,13 @@ class IncrementalStrategy(FlowerFedAvg):
         raise NotImplementedError
 
     def take_sum(self, total: Arrays, weight: float) -> dict[str, Tensor]:
-        """The new global model from an opened sum. total: of the weighted updates, float64. weight: of the
-        weights. Called only under `secure`, which is refused for strategies that need single updates."""
+        """The new global model from an opened sum.
+
+        Called only under `secure`, which is refused for strategies that need single updates.
+
+        total: sum of the weighted updates, float64.
+        weight: sum of their weights.
+        """
         raise NotImplementedError
 
     def largest_weight(self) -> float:

@@ -1,5 +1,7 @@
-"""Bucketing: a robust rule over means of random buckets of sites (Karimireddy et al. 2022, arXiv
-2006.09365)."""
+"""Bucketing: a robust rule over means of random buckets of sites.
+
+Karimireddy et al. 2022 (arXiv 2006.09365).
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,5 +1,7 @@
-"""Centred clipping: every update is clipped around the last aggregate (Karimireddy et al. 2021, arXiv
-2012.10333)."""
+"""Centred clipping: every update is clipped around the last aggregate.
+
+Karimireddy et al. 2021 (arXiv 2012.10333).
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -155,8 +155,12 @@ class Contribution(Wrapper):
         return outcome
 
     def _valued(self, number: int) -> bool:
-        """Whether a sweep, or a round, counted from 1, is valued: one of every `every`, and no site can know
-        which, so that none can behave in those alone."""
+        """Whether a sweep or round is valued: one of every `every`, drawn at random.
+
+        No site can know which one, so none can behave well in the valued ones alone.
+
+        number: of the sweep or round, from 1.
+        """
         assert self._services is not None
         block, place = divmod(number - 1, self.every)
         drawn = stream(self._services.secret_seed, "valued-sweeps", block).integers(self.every)

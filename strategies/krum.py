@@ -1,5 +1,7 @@
-"""Krum and multi-Krum: the updates that lie closest to their neighbours (Blanchard et al. 2017, arXiv
-1703.02757)."""
+"""Krum and multi-Krum: the updates that lie closest to their neighbours.
+
+Blanchard et al. 2017 (arXiv 1703.02757).
+"""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,5 +1,4 @@
-"""What the robust rules share: every site counts alike, and all updates of a round are looked at side by
-side.
+"""The base of the robust rules, which compare all updates of a round and count every site alike.
 
 A rule needs single updates, so they wait on disk (a file of K models in float32) and are read in pieces of
 32 MiB: memory does not grow with the number of sites. Rows are in the order of the sites' names, so the order

@@ -12,6 +12,7 @@ from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.saved import load_saved
 from perennial.server.withdrawal import forget, merge, verify
 from tests.test_analytic_runs import run
+from tests.test_secure_runs import run as secure_run
 
 DATA = {"partition": {"kind": "iid"}, "validation_fraction": 0.0}
 TASKS = {"count": 2, "rounds": 1}
@@ -143,6 +144,17 @@ def test_what_cannot_be_withdrawn_is_refused(tmp_path: Path, strategy: dict[str,
         forget(tmp_path / "runs" / "run", "site-1")
     if "shrinkage" in strategy:
         verify(forget(tmp_path / "runs" / "run", "site-1", shrinkage=0.05))
+
+
+def test_a_run_under_masks_is_neither_withdrawn_from_nor_merged(runs: Path, tmp_path: Path) -> None:
+    secure_run(tmp_path)
+    masked = tmp_path / "runs" / "secure"
+    with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
+        forget(masked, "site-1")
+    for pair in ((masked, runs / "without"), (runs / "without", masked)):
+        with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
+            merge(*pair, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
 
 
 def test_a_site_that_is_in_no_task_is_refused(runs: Path) -> None:

@@ -78,6 +78,7 @@ TABLES = {
         ],
         seeds=SEEDS,
         note="Unit: one sample, added or removed. The noise is seeded, so that the table repeats.",
+        pending="Defined with the method; its runs are still to be made.",
     ),
     "analytic_ham10000": Table(
         "Closed form on HAM10000's four clinics, 32 px, tasks of 3, 2 and 2 classes",
@@ -91,9 +92,10 @@ TABLES = {
         seeds=SEEDS,
         measures=BALANCED,
         note="No pre-trained weights. Shrinkage by the clinics' validation samples, or by cross-validation.",
+        pending="A first attempt was stopped before it was whole, and its runs were not kept.",
     ),
     "analytic_ham10000_400": Table(
-        "The same with 400 patches, and beside them an EfficientNet-Lite0 that was trained on ImageNet",
+        "Closed form on HAM10000 with 400 patches, and with an EfficientNet-Lite0 trained on ImageNet",
         [
             _row("400 patches, 2,000 images", HAM, TOTALS, REDUCED),
             _row("400 patches, all images", HAM, TOTALS),
@@ -105,7 +107,8 @@ TABLES = {
         seeds=SEEDS,
         measures=BALANCED,
         scale="paper",
-        note="Sums of 7,201 to 8,481 features: minutes of a core each. Shrinkage as above.",
+        note="Sums of 7,201 to 8,481 features: minutes of a core each. Shrinkage as with 100 patches.",
+        pending="Defined with the method; its runs are still to be made.",
     ),
     "analytic_cifar100": Table(
         "Closed form on CIFAR-100, all 50,000 training images, 5 sites, Dirichlet 0.5",

@@ -30,8 +30,11 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Subject:
-    """What the values of a sum are. statistic: update, class_sums or evaluation. model: SHA-256 of the model
-    that they are about."""
+    """What the values of a sum are.
+
+    statistic: update, class_sums or evaluation.
+    model: SHA-256 of the model that the values are about.
+    """
 
     round: int
     statistic: str
@@ -40,8 +43,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Peer:
-    """A site as it introduces itself for a task. identity: its signing key, for its lifetime. cipher: its
-    agreement key of the task, for what travels between sites."""
+    """A site as it introduces itself for a task.
+
+    identity: the site's signing key, for its lifetime.
+    cipher: its agreement key of the task, for what travels between sites.
+    """
 
     name: str
     identity: str
@@ -64,8 +70,11 @@ class Peer:
 
 @dataclass(frozen=True)
 class Member:
-    """A peer in the roster of an attempt, with its fresh mask key for it. commitment: hash of its self mask's
-    seed, so that false shares of it are noticed."""
+    """A peer in the roster of an attempt.
+
+    mask: its fresh mask key for the attempt.
+    commitment: hash of its self mask's seed, so that false shares of the seed are noticed.
+    """
 
     name: str
     mask: str
@@ -100,8 +109,12 @@ def peers_hash(attempt: Attempt, peers: Sequence[Peer]) -> bytes:
 
 
 def roster_hash(peers: bytes, subject: Subject, members: Sequence[Member]) -> bytes:
-    """SHA-256 of the peers, of those of them that send masked values, and of what about. peers:
-    peers_hash(). Every pair mask, self mask and vote depends on it."""
+    """SHA-256 of the peers, of the members that send masked values, and of what the values are.
+
+    Every pair mask, self mask and vote depends on it.
+
+    peers: peers_hash().
+    """
     said = [part for member in members for part in (member.name, member.mask, member.commitment)]
     about = (subject.round, subject.statistic, subject.model)
     return sha256(joined("roster", peers, *about, *said)).digest()

@@ -58,8 +58,10 @@ class ServerSession:
     total: Words | None = field(default=None, repr=False)
 
     def enrol(self, adverts: Mapping[str, Advert], wanted: Sequence[str]) -> None:
-        """The roster: those of the wanted sites that sent an advert. Raises NotEnough when they are too few
-        for any sum."""
+        """Put the wanted sites that sent an advert on the roster.
+
+        Raises NotEnough when they are too few for any sum.
+        """
         names = sorted(set(wanted) & adverts.keys() & {peer.name for peer in self.peers})
         self.members = [adverts[name].member for name in names]
         self.sealed = {name: dict(adverts[name].shares) for name in names}
@@ -129,8 +131,10 @@ class ServerSession:
         return ""
 
     def open(self) -> Words:
-        """The sum of the survivors' values, (N,). Raises NotEnough without enough shares, ProtocolError when
-        shares are false."""
+        """The sum of the survivors' values, (N,).
+
+        Raises NotEnough when too few sites sent shares, and ProtocolError when shares are false.
+        """
         if self.openable:
             raise NotEnough(self.openable)
         assert self.total is not None

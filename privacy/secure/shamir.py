@@ -46,8 +46,10 @@ def split(
 
 
 def weights_at_zero(points: Sequence[int]) -> list[int]:
-    """Lagrange weights: sum_i weight_i share_i is the secret. One call serves every secret that these points
-    share."""
+    """Lagrange weights, with which sum_i weight_i share_i is the secret.
+
+    The weights depend on the points alone, so one call serves every secret that is shared among them.
+    """
     weights = []
     for own in points:
         above, below = 1, 1

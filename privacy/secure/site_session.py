@@ -46,8 +46,10 @@ Stage = Literal["prepared", "masked", "signed", "opened"]
 
 @dataclass(frozen=True)
 class Advert:
-    """What a site sends ahead of an attempt. shares: for each neighbour, sealed: of the mask key and of the
-    self mask's seed."""
+    """What a site sends ahead of an attempt.
+
+    shares: neighbour -> its shares of the mask key and of the self mask's seed, sealed for it.
+    """
 
     member: Member
     shares: Mapping[str, str]
@@ -209,8 +211,9 @@ class SiteSession:
         return self.vote
 
     def open(self, survivors: Sequence[str], votes: Mapping[str, str]) -> Opening:
-        """The shares that take the masks off the sum: for each neighbour one kind, never both. Once for the
-        attempt; the same request again gets the same shares.
+        """The shares that take the masks off the sum: for each neighbour one kind, never both.
+
+        A site opens once for an attempt; the same request again gets the same shares.
 
         votes: signatures by survivor. Raises PolicyRefusal without a threshold of valid ones over this set.
         """

@@ -51,8 +51,10 @@ def answers(
     dropped: Callable[[str, str], None],
     check: Callable[[Reply], None] = lambda reply: None,
 ) -> Iterator[tuple[str, Reply]]:
-    """As ask, but each valid reply as it comes, so that none need be kept. expected: one kind, or as many as
-    there are requests to one site."""
+    """Yield each valid reply as it comes; like ask, but the caller need not keep them all.
+
+    expected: one kind of reply, or as many kinds as there are requests to one site.
+    """
     kinds = {kind.__name__: kind for kind in (expected if isinstance(expected, tuple) else (expected,))}
     waiting = Counter(site for site, _, _ in requests)
     stamps: dict[str, list[Stamp]] = {}

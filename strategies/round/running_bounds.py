@@ -1,5 +1,6 @@
-"""Bounds that follow from what former rounds admitted, so that no reply's order of arrival decides about
-another's.
+"""Bounds on a round's replies that follow from what former rounds admitted.
+
+So the order in which replies arrive decides nothing.
 
 A median is moved by a minority of dishonest sites no further than to an honest site's figure, and what is
 bounded enters the next median as bounded.

@@ -89,10 +89,13 @@ class MaskedRound:
         return outcome
 
     def halved(self, after: Arrays, before: Arrays, outcome: RoundOutcome) -> dict[str, Tensor]:
-        """The model after the round, its update halved while the measured accuracy falls by more than
-        secure.largest_drop; before: the round's model.
+        """The model after the round, with its update halved while the measured accuracy falls too far.
 
-        It is not taken back as a whole: sites send no second value for the model that they were asked with.
+        Too far is by more than secure.largest_drop. The update is not taken back as a whole, because sites
+        send no second value for the model that they were asked with.
+
+        after: the model that the opened sum gives.
+        before: the model that the round began with.
         """
         largest, arrays = self._sums.settings.largest_drop, dict(after)
         if largest is None or self._judge is None:
@@ -120,8 +123,10 @@ class MaskedRound:
         strategy: IncrementalStrategy,
         layout: UpdateWords,
     ) -> None:
-        """Raises ValueError when honest sites cannot have made this sum, or its mean is beyond the
-        strategy's bound."""
+        """Raises ValueError when honest sites cannot have made this sum.
+
+        Its weight must be one that they can have, and its mean within the strategy's bound.
+        """
         most = survivors * layout.weight(layout.experiment.bounds.max_samples)
         if not survivors <= weight <= most:
             raise ValueError(f"the sum of the weights is {weight}; allowed {survivors} to {most}")

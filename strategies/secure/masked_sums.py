@@ -58,8 +58,11 @@ class MaskedSums:
         self._ahead: tuple[Attempt, list[Peer], dict[str, Advert]] | None = None
 
     def token(self, drawn: str) -> str:
-        """The run's token: the one under which a sum was begun before a stop, if the run starts over before
-        its first checkpoint, for sites go on with that sum and make no other one; else the one just drawn."""
+        """The run's token, which is the one just drawn unless a sum was begun under another.
+
+        That happens when a run was stopped before its first checkpoint and starts over: sites go on with the
+        sum that was begun, and make no other one.
+        """
         return self._store.token(drawn)
 
     def sum(
@@ -122,8 +125,10 @@ class MaskedSums:
     def _enrolled(
         self, grid: Grid, stamp: Stamp, subject: Subject, sites: Sites, deadline: float, note: Note
     ) -> ServerSession:
-        """A new attempt, with the masks that were made ahead, or with fresh ones where somebody is missing
-        there."""
+        """A new attempt with the masks that were made ahead.
+
+        Fresh masks are made if a site that is here now was missing then.
+        """
         here = {name: node for name, node in sites.items() if not self.exchange.busy(name)}
         if self._task != stamp.task:
             self._task, self._peers, self._ahead = stamp.task, {}, None

@@ -56,8 +56,10 @@ class SumStore:
         return self._number
 
     def keep(self, session: ServerSession, *, total: bool = False) -> None:
-        """Write the sum in progress. total: with the sum of the masked values, which does not change any
-        more."""
+        """Write the sum in progress.
+
+        total: write the sum of the masked values too; it does not change any more.
+        """
         if self._folder is not None:
             if total and session.total is not None:
                 _write_words(self._folder / "total.bin", session.total)

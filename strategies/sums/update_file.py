@@ -14,8 +14,10 @@ PIECE_BYTES = 1 << 25
 
 @dataclass(frozen=True)
 class Piece:
-    """The same values of every update. rows: (K, stop - start) float64, a row for each site in the order of
-    names; they are values start to stop of the flattened tensor `name`."""
+    """The same values of every update: start to stop of the flattened tensor `name`.
+
+    rows: (K, stop - start) float64, one row for each site in the order of the sites' names.
+    """
 
     name: str
     start: int
