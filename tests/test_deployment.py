@@ -10,9 +10,8 @@ import yaml
 from perennial.benchmarks.loopback import Deployment, digit_folders
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.server.checkpoint import load_checkpoint
-from perennial.server.run_folder import CHECKPOINT
 from perennial.server.summary import hashes_of
+from tests.split_keys import split_key_of
 
 SITES = ["graz", "linz"]
 CLASSES = [f"digit-{digit}" for digit in range(10)]
@@ -74,9 +73,7 @@ def approve(deployment: Deployment, said: str) -> None:
         deployment.perennial("site", "approve", fab, digest, "--site", site)
 
 
-def test_a_federation_from_nothing_to_a_finished_run(
-    federation: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_federation_from_nothing_to_a_finished_run(federation: Deployment) -> None:
     experiment = write_experiment(federation)
     approve(federation, federation.deploy("stage", experiment))
     for name in SITES:
@@ -86,14 +83,12 @@ def test_a_federation_from_nothing_to_a_finished_run(
     assert federation.wait_for_run("hospitals") == "finished:completed", federation.logs()
     there = json.loads((federation.operator / "state" / "runs" / "hospitals" / "summary.json").read_text())
     assert there["engine"] == "grpc"
-    # the same sites, simulated; deployed sites are divided by the key that the server drew for this run
-    checkpoint, _ = load_checkpoint(federation.operator / "state" / "runs" / "hospitals" / CHECKPOINT)
-    key = bytes.fromhex(checkpoint.progress.split_key)
-    monkeypatch.setattr("perennial.data.federation.simulation_key", lambda seed: key)
+    # the same sites, simulated
     data = {**EXPERIMENT["data"], "path": str(federation.folder / "data"), "partition": {"kind": "natural"}}
     path = federation.folder / "simulated.yaml"
     path.write_text(yaml.safe_dump({**EXPERIMENT, "data": data}))
-    here = run_in_process(RunSettings(str(path), runs=str(federation.folder / "here")))
+    with split_key_of(federation.operator / "state" / "runs" / "hospitals"):
+        here = run_in_process(RunSettings(str(path), runs=str(federation.folder / "here")))
     assert hashes_of(there) == hashes_of(here)
     for name in SITES:
         ledger = (federation.folder / name / "state" / "ledger.jsonl").read_text().splitlines()

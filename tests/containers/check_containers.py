@@ -21,6 +21,7 @@ from perennial.benchmarks.loopback import digit_folders, free_ports
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.server.summary import hashes_of
+from tests.split_keys import split_key_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -214,7 +215,8 @@ def test_a_run_with_a_site_cut_off_gives_the_result_of_the_in_process_engine(fed
     shutil.rmtree(federation.folder / "data" / "stranger")
     simulated = federation.folder / "simulated.yaml"
     simulated.write_text(yaml.safe_dump({**EXPERIMENT, "data": data}))
-    here = run_in_process(RunSettings(str(simulated), runs=str(federation.folder / "here")))
+    with split_key_of(path.parent):
+        here = run_in_process(RunSettings(str(simulated), runs=str(federation.folder / "here")))
     assert hashes_of(there) == hashes_of(here)
     for name in SITES:
         ledger = (federation.folder / name / "state" / "ledger.jsonl").read_text().splitlines()
