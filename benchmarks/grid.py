@@ -120,11 +120,11 @@ def run_table(
 def _summaries(missing: Sequence[Job], workers: int, device: str) -> Iterator[tuple[Job, dict[str, Any]]]:
     if workers == 1 or len(missing) < 2:
         for job in missing:
-            yield job, _run(job.row, job.seed, device)
+            yield job, _run(job.row.file, job.row, job.seed, device)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
-        waiting = {pool.submit(_run, job.row, job.seed, device): job for job in missing}
+        waiting = {pool.submit(_run, job.row.file, job.row, job.seed, device): job for job in missing}
         try:
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
@@ -132,13 +132,13 @@ def _summaries(missing: Sequence[Job], workers: int, device: str) -> Iterator[tu
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _run(row: Row, seed: int, device: str) -> dict[str, Any]:
+def _run(experiment: Path, row: Row, seed: int, device: str) -> dict[str, Any]:
     from perennial.benchmarks.dishonest import attacked_run
     from perennial.engine.run import run_in_process
 
     with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder:
         overrides = ";".join((*row.changes, f"seed={seed}"))
-        settings = RunSettings(str(row.file), overrides, runs=folder, device=device)
+        settings = RunSettings(str(experiment), overrides, runs=folder, device=device)
         if row.attack is not None:
             return attacked_run(settings, row.attack)
         return run_in_process(settings)

@@ -177,6 +177,11 @@ def join(hospital: Reader, own: Path, data: Path, fab: str, digest: str) -> None
     hospital.next("cd perennial")
     assert (own / "data").is_dir()
     rewrite(own / ".env", "DATA=./data", f"DATA={data}")
+    # what may leave is for the reader to decide: the template refuses plain training, this hospital allows it
+    site = yaml.safe_load((own / "site.yaml").read_text())
+    trusting = {"answers": ["train", "evaluate"], "min_samples": 1, "require_privacy": "none"}
+    site["policy"] |= trusting | {"max_epsilon": None}
+    (own / "site.yaml").write_text(yaml.safe_dump(site))
     hospital.filled = {"perennial.perennial.0-1-0.1a2b3c4d.fab": fab, "SHA256": digest}
     hospital.next("perennial site approve offered/")
     hospital.go(ROOT)
