@@ -14,15 +14,10 @@ below another name (`learning/` is `perennial.learning`). Cosmic Ray supplies th
 """
 
 import contextlib
-import importlib
 import json
 import math
-import os
-import resource
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,31 +28,17 @@ import yaml
 
 from perennial.benchmarks.covering_tests import CoveringTests, measure
 from perennial.benchmarks.mutants import ROOMS, Mutant, sample
+from perennial.benchmarks.warm_process import Change, Verdict, WarmProcess
 from perennial.foundation.files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 WORK = ROOT / "build" / "mutation"
 TREE, MAP, ASIDE = WORK / "mutated", WORK / "map.json", WORK / "aside"
-"""The copy that is changed, and what `map` found in a copy of its own."""
+"""The copy that is changed, what `map` found in it, and what a changed file was before."""
 SEED, COUNT = 18, 420
-LIBRARIES = (
-    "torch",
-    "flwr.app",
-    "flwr.serverapp",
-    "flwr.clientapp",
-    "pytest",
-    "hypothesis",
-    "pydantic",
-    "yaml",
-)
-LIBRARIES += ("sklearn.datasets", "safetensors.torch", "scipy.stats", "typer", "PIL.Image", "opacus")
-FIRST_SECONDS = 40.0
-"""Seconds of tests that a mutant meets at first; who survives meets all the others too."""
-PATIENCE = 8.0
-"""A mutant whose tests take this many times the usual processor time, and a minute, is noticed: it hangs."""
-STANDSTILL = 1800.0
-"""Seconds by the clock after which a mutant hangs that takes no processor time; a busy machine is no hang."""
+BATCHES = (4.0, 40.0)
+"""Seconds of tests that a mutant meets at first, and then; who survives these meets all the others too."""
 
 app = typer.Typer(add_completion=False)
 
@@ -67,9 +48,11 @@ def make_map(
     files: Annotated[list[str] | None, typer.Argument(help="of tests; default: all")] = None,
 ) -> None:
     """Copy the tree, and measure which fast tests run which line."""
-    tree = WORK / "measured"
-    copy_tree(tree)
-    measure(tree, MAP, files or sorted(f"tests/{path.name}" for path in (tree / "tests").glob("test_*.py")))
+    if not TREE.exists():
+        copy_tree(TREE)
+    put_back()
+    measured = files or sorted(f"tests/{path.name}" for path in (TREE / "tests").glob("test_*.py"))
+    measure(WarmProcess(TREE, ROOT), MAP, measured)
 
 
 @app.command("run")
@@ -87,7 +70,7 @@ def run(
     put_back()
     mutants = drawn(count)
     done = results()
-    load_libraries()
+    warm = WarmProcess(TREE, ROOT)
     for number, mutant in enumerate(mutants, start=1):
         earlier = done.get(mutant.key)
         again = (
@@ -100,7 +83,7 @@ def run(
         tests = CoveringTests.read(MAP)
         if covered and not tests.of(mutant.file, mutant.statement, mutant.line):
             continue
-        result = try_mutant(mutant, tests)
+        result = try_mutant(warm, mutant, tests)
         done[mutant.key] = result
         append(result)
         print(
@@ -144,63 +127,52 @@ def copy_tree(to: Path, only: str = "") -> None:
         shared.symlink_to((ROOT.parent / "shared").resolve())
 
 
-def load_libraries() -> None:
-    """Import what all tests import, and nothing of ours that could be changed: forks then need not."""
-    import torch
-
-    torch.set_num_threads(1)
-    for name in LIBRARIES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-
-
-def try_mutant(mutant: Mutant, tests: CoveringTests) -> dict[str, Any]:
+def try_mutant(warm: WarmProcess, mutant: Mutant, tests: CoveringTests) -> dict[str, Any]:
     """The result of one mutant: noticed or not, how, by which test."""
     chosen = tests.of(mutant.file, mutant.statement, mutant.line)
     started = time.monotonic()
-    how, by = "uncovered", ""
-    with changed(mutant):
-        for batch in in_two(chosen, tests):
-            how, by = run_tests(batch, sum(tests.seconds.get(test, 1.0) for test in batch))
-            if how != "survived":
+    verdict = Verdict("uncovered")
+    with changed(mutant) as change:
+        for batch in batches(chosen, tests):
+            verdict = warm.pytest(batch, sum(tests.seconds.get(test, 1.0) for test in batch), change)
+            if verdict.how != "survived":
                 break
     return {
         "key": mutant.key,
         **mutant.facts(),
-        "noticed": how in ("failed", "hung"),
-        "how": how,
-        "by": by,
+        "noticed": verdict.how in ("failed", "hung"),
+        "how": verdict.how,
+        "by": verdict.by,
         "tests": len(chosen),
         "seconds": round(time.monotonic() - started, 1),
     }
 
 
-def in_two(chosen: Sequence[str], tests: CoveringTests) -> Iterator[Sequence[str]]:
-    """The likeliest tests, as many as FIRST_SECONDS hold, then the others."""
-    spent, cut = 0.0, len(chosen)
-    for index, test in enumerate(chosen):
-        spent += tests.seconds.get(test, 1.0)
-        if spent > FIRST_SECONDS and index:
-            cut = index
-            break
-    if cut:
-        yield chosen[:cut]
-    if cut < len(chosen):
-        yield chosen[cut:]
+def batches(chosen: Sequence[str], tests: CoveringTests) -> Iterator[Sequence[str]]:
+    """The likeliest tests, as many as the first of BATCHES holds, then those of the next, then the others."""
+    rest = list(chosen)
+    for limit in BATCHES:
+        spent, batch = 0.0, []
+        while rest and (not batch or spent + tests.seconds.get(rest[0], 1.0) <= limit):
+            spent += tests.seconds.get(rest[0], 1.0)
+            batch.append(rest.pop(0))
+        if batch:
+            yield batch
+    if rest:
+        yield rest
 
 
 @contextlib.contextmanager
-def changed(mutant: Mutant) -> Iterator[None]:
+def changed(mutant: Mutant) -> Iterator[Change]:
     """The tree with one file changed, and as it was afterwards, to the time stamp."""
     path = TREE / mutant.file
-    text = mutant.source(TREE)
-    shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
+    change = Change(path, path.read_text(), mutant.source(TREE))
     ASIDE.mkdir(parents=True, exist_ok=True)
     shutil.copy2(path, ASIDE / "content")
     (ASIDE / "path").write_text(mutant.file)
     try:
-        path.write_text(text)
-        yield
+        path.write_text(change.after)
+        yield change
     finally:
         put_back()
 
@@ -210,67 +182,6 @@ def put_back() -> None:
     if (ASIDE / "path").exists():
         shutil.copy2(ASIDE / "content", TREE / (ASIDE / "path").read_text())
         (ASIDE / "path").unlink()
-
-
-def run_tests(tests: Sequence[str], usual: float) -> tuple[str, str]:
-    """(how, first test that failed) of one pytest run in a forked process."""
-    verdict = WORK / "verdict.json"
-    verdict.unlink(missing_ok=True)
-    child = os.fork()
-    if child == 0:
-        seconds = int(60 + PATIENCE * usual)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 10))
-        _be_pytest(tests, verdict)
-    limit = time.monotonic() + STANDSTILL
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
-                return "hung", ""
-            break
-        if time.monotonic() > limit:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return "hung", ""
-        time.sleep(0.05)
-    if not verdict.exists():
-        return "failed", "the process ended"
-    found = json.loads(verdict.read_text())
-    return ("survived" if found["code"] == 0 else "failed"), found["by"]
-
-
-def _be_pytest(tests: Sequence[str], verdict: Path) -> None:
-    """The forked child: run pytest in the copy, write down what came out, and end."""
-    import pytest
-
-    class First:
-        """Remembers the first test that failed."""
-
-        by = ""
-
-        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-            if report.failed and not self.by:
-                self.by = report.nodeid
-
-    os.setpgid(0, 0)
-    os.chdir(TREE)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
-    forget_our_modules()
-    sys.dont_write_bytecode = True
-    os.environ["PYTHONPATH"] = str(TREE)
-    sys.path[:] = [str(TREE), *(part for part in sys.path if Path(part or ".").resolve() != ROOT)]
-    first = First()
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests], [first])
-    verdict.write_text(json.dumps({"code": int(code), "by": first.by}))
-    os._exit(0)
-
-
-def forget_our_modules() -> None:
-    """Ours must be imported from the copy, whatever this program imported from the checkout."""
-    for name in [name for name in sys.modules if name.split(".")[0] == "perennial"]:
-        del sys.modules[name]
 
 
 def results() -> dict[str, dict[str, Any]]:

@@ -17,35 +17,28 @@ from torch import Tensor
 from perennial.config import charges
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
-from perennial.foundation.errors import ProtocolError, StateError
+from perennial.foundation.errors import StateError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
-from perennial.protocol.messages import (
-    EvaluateReply,
-    EvaluateRequest,
-    FinishTaskReply,
-    FinishTaskRequest,
-    Stamp,
-)
+from perennial.protocol.messages import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
-from perennial.server.class_means import check_class_sums, global_means
-from perennial.server.evaluation import Counts, Judge, ToldCounts, evaluate_centrally, told_counts
+from perennial.server.evaluation import Counts, Judge, evaluate_centrally
 from perennial.server.global_model import GlobalModel
-from perennial.server.history import ALL_SITES, History
+from perennial.server.history import History
 from perennial.server.journal import Journal
-from perennial.server.masked_task_end import opened_class_means, opened_counts
 from perennial.server.metrics import overall_accuracy
 from perennial.server.releases import Releases
 from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
 from perennial.server.shared_clipping import SharedClipping
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.server.task_end import TaskEnd
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.previous import PreviousModel
-from perennial.strategies.round.queries import ask, check_counts
+from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.services import Services
 from perennial.strategies.secure.masked_sums import MaskedSums
@@ -83,7 +76,6 @@ class Curriculum:
         )
         self._grid = grid
         self._settings = experiment.model_dump(mode="json")
-        self._exchange = Exchange()
         self._averaging = FedAvg(strategy.max_update_norm)
         self._clock = time.monotonic()
         self._previous = PreviousModel()
@@ -107,6 +99,7 @@ class Curriculum:
         )
         if self.sums is not None and folder.checkpoint is None:
             self.progress.run = self.sums.token(self.progress.run)
+        self._task_end = TaskEnd(grid, experiment, self.releases, self.sums, self._note_drop)
         strategy.attach(self._services())
         state = self.progress.privacy
         self.central = CentralPrivacy.of(
@@ -266,21 +259,18 @@ class Curriculum:
 
     def _finish_task(self, task: int) -> None:
         """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""
-        progress, exchange = self.progress, self._exchange
-        exchange.bytes_up = exchange.bytes_down = 0
-        if self.sums is not None:
-            self.sums.exchange = exchange
+        progress, end = self.progress, self._task_end
         arrays = self.model.frozen()
         finished = PreviousModel(content_sha256(arrays), arrays)
         sites = self._available(progress.round)
-        holders, means = self._finished(sites, finished.sha256)
-        self.class_means = means
-        federated = self._federated_counts(sites, means) if self.experiment.evaluation.federated else {}
+        end.begin(progress.run, progress.round, sites, self._asking)
+        holders, self.class_means = end.finish(finished.sha256, self.model.feature_width)
+        federated = end.counts(self.class_means) if self.experiment.evaluation.federated else {}
         facts = self.history.task_done(
             self.schedule.boundaries[: task + 1],
-            self._central_counts(task, means),
+            self._central_counts(task, self.class_means),
             federated,
-            (exchange.bytes_up, exchange.bytes_down),
+            end.bytes,
         )
         save_previous(self.folder.checkpoint_folder, finished.sha256, arrays, progress.previous)
         self._previous = finished
@@ -289,69 +279,8 @@ class Curriculum:
         self.journal.write("task_finished", task=task, **facts)
         self._save()
 
-    # exchanges other than training
-
-    def _finished(self, sites: Sites, sha256: str) -> tuple[list[str], Tensor | None]:
-        """(sites that now hold the task's model, global class means where the experiment has them)."""
-        if not self.experiment.needs_previous:
-            return [], None
-        if self.sums is not None and self.experiment.learner.means == "global":
-            self._note_class_means(sites)
-            requests = [(s, n, FinishTaskRequest(**self._with_previous(s))) for s, n in sites.items()]
-            deadline, width = self.experiment.rounds.deadline, self.model.feature_width
-            return opened_class_means(
-                self.sums, self._grid, requests, sha256, width, deadline, self._note_drop
-            )
-        replies = self._send_finish(sites, sha256)
-        return list(replies), global_means(replies)
-
-    def _send_finish(self, sites: Sites, sha256: str) -> dict[str, FinishTaskReply]:
-        """Tell the sites that the task is over; returns the replies of those that now hold its model."""
-        learner, privacy = self.experiment.learner, self.experiment.privacy
-        self._note_class_means(sites)
-
-        def check(reply: FinishTaskReply) -> None:
-            if learner.means == "global":
-                check_class_sums(reply, reply.num_classes, self.model.feature_width, privacy.enabled)
-            if reply.model != sha256:
-                raise ProtocolError(f"FinishTaskReply: model: found {reply.model:.12}, expected {sha256:.12}")
-
-        return ask(
-            self._grid,
-            self._exchange,
-            [(site, node, FinishTaskRequest(**self._with_previous(site))) for site, node in sites.items()],
-            FinishTaskReply,
-            self.experiment.rounds.deadline,
-            self._note_drop,
-            check,
-        )
-
-    def _note_class_means(self, sites: Sites) -> None:
-        """Class sums that the sites are about to be asked for are a release of their own."""
-        if self.experiment.learner.means == "global" and self.experiment.privacy.enabled:
-            charge = [charges.class_means(self.experiment, self.progress.run)]
-            self.releases.asked(self.progress.round, sites, charge)
-
-    def _federated_counts(self, sites: Sites, means: Tensor | None) -> dict[str, ToldCounts]:
-        class_means = None if means is None else Tensors(means=means)
-        deadline, note = self.experiment.rounds.deadline, self._note_drop
-        requests = [
-            (site, node, EvaluateRequest(**self._with_previous(site), class_means=class_means))
-            for site, node in sites.items()
-        ]
-        if self.sums is not None:
-            counts = opened_counts(self.sums, self._grid, requests, deadline, note)
-            return {} if counts is None else {ALL_SITES: told_counts(*counts, None)}
-        replies = ask(self._grid, self._exchange, requests, EvaluateReply, deadline, note, check_counts)
-        for site, reply in replies.items():
-            if reply.withheld:
-                self._note_drop(site, f"withholds the counts of {len(reply.withheld)} classes (its floor)")
-        return {
-            site: told_counts(reply.correct, reply.total, reply.withheld) for site, reply in replies.items()
-        }
-
-    def _with_previous(self, site: str) -> dict[str, Any]:
-        """Fields that finish-task and evaluate requests share.
+    def _asking(self, site: str) -> dict[str, Any]:
+        """Fields of a request at the end of a task.
 
         The previous model is sent only to a site that does not hold it.
         """

@@ -8,8 +8,8 @@ from perennial.config.experiment import Experiment
 from perennial.data.schedule import TaskSchedule
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.global_model import GlobalModel
-from perennial.strategies.base import TaskStart
 from perennial.strategies.factory import build_strategy
+from perennial.strategies.round.request import TaskStart
 from perennial.strategies.round.services import Counts, Services
 
 Constants = tuple[Tensor, Tensor]

@@ -5,7 +5,7 @@ from typing import Any
 
 from perennial.server.evaluation import Counts, ToldCounts, pooled
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
-from perennial.strategies.base import RoundOutcome
+from perennial.strategies.round.outcome import RoundOutcome
 
 ALL_SITES = ""
 """In place of a site's name: counts of all sites together, of which no site's part is known."""

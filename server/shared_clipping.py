@@ -7,7 +7,8 @@ import math
 from typing import Any, Self
 
 from perennial.privacy.config import AdaptiveClippingConfig, PrivacyConfig
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.outcome import RoundOutcome
 
 
 class SharedClipping:

@@ -19,8 +19,10 @@ from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_w
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import noise_std
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.statistics.asking import Asking
 from perennial.strategies.statistics.kept import FOLDER, KeptSums

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.strategies.base import TaskStart
 from perennial.strategies.geometric_median import FARTHEST
 from perennial.strategies.robust_rule import (
     Pieces,
@@ -20,6 +19,7 @@ from perennial.strategies.robust_rule import (
     rounded,
     weighted,
 )
+from perennial.strategies.round.request import TaskStart
 from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 

@@ -18,8 +18,10 @@ from flwr.serverapp import Grid
 
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.foundation.streams import stream
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest
 from perennial.strategies.round.services import Services
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
 from perennial.strategies.valuation.shapley import (

@@ -13,18 +13,14 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.protocol.messages import TrainRequest
-from perennial.strategies.base import (
-    Arrays,
-    IncrementalStrategy,
-    RoundOutcome,
-    RoundPart,
-    RoundRequest,
-    TaskStart,
-)
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.ring.turns import TakesTurns
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.part import RoundPart
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 
 INSIDE = "base"

@@ -12,7 +12,7 @@ from perennial.config.experiment import Experiment
 from perennial.engine.grid import InProcessGrid
 from perennial.protocol.messages import Refusal, Stamp, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import RoundRequest
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.services import Services
 
 Answer = Callable[[TrainRequest], Mapping[str, Tensor] | str | None]

@@ -11,10 +11,10 @@ from ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, serv
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
-from perennial.strategies.base import Arrays
 from perennial.strategies.contribution import Contribution
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.request import Arrays
 from perennial.strategies.serial_ring import SerialRing
 from perennial.strategies.valuation.coalitions import Reconstructed
 

@@ -31,10 +31,10 @@ from perennial.protocol.tensors import Tensors
 from perennial.server.central_privacy import CentralPrivacy, noised
 from perennial.server.privacy_claim import check_privacy
 from perennial.server.releases import Releases
-from perennial.strategies.base import RoundOutcome
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL: dict[str, Any] = {

@@ -11,8 +11,8 @@ from ring_grid import START, ScriptedGrid, adds, doubles_and_adds, refuses, requ
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import byte_count
-from perennial.strategies.base import TaskStart
 from perennial.strategies.ring import hop_log as ring_log
+from perennial.strategies.round.request import TaskStart
 from perennial.strategies.serial_ring import SerialRing, frozen_names, layer_names, perturbed
 
 

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from perennial.models.layers import with_rows
 from perennial.protocol.messages import TrainRequest
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.clusters.grouping import Grouping
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 
 Model = dict[str, Tensor]

@@ -11,11 +11,11 @@ from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.models.digest_encoders import build_encoder, digest_shape, encoder_hash
 from perennial.privacy.entries import Entry
 from perennial.protocol.messages import DigestReply, Stamp
-from perennial.strategies.base import RoundRequest
 from perennial.strategies.digests.collection import collect
 from perennial.strategies.digests.report import digest_block, published_guarantee
 from perennial.strategies.digests.store import DigestStore, checked
 from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.services import Services
 
 

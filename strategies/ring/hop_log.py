@@ -17,8 +17,8 @@ from torch import Tensor
 from perennial.foundation.files import make_folder, replace_file
 from perennial.protocol.messages import Stamp
 from perennial.protocol.tensors import content_sha256
-from perennial.strategies.base import RoundOutcome
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
 
 FILE = "ring.safetensors"
 SAVE_EVERY = 1.0

@@ -7,8 +7,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from perennial.strategies.base import RoundRequest
     from perennial.strategies.round.gate import Admitted
+    from perennial.strategies.round.request import RoundRequest
 
 Weigh = Callable[[Mapping[str, Tensor]], float | None]
 """From a model to what it is worth; None where nobody could say."""

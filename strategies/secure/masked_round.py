@@ -18,8 +18,10 @@ from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import content_sha256
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 Judge = Callable[[Arrays, int], tuple[float, float]]

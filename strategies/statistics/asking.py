@@ -21,9 +21,10 @@ from perennial.protocol.messages import (
     StatisticsRequest,
 )
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import RoundOutcome, RoundRequest
 from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.queries import answers, ask
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.statistics.checks import check_exact, check_range, read_statistics
 
 Reply = TypeVar("Reply", bound=Stamp)

@@ -14,10 +14,11 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.protocol.tensors import byte_count
-from perennial.strategies.base import Arrays, RoundOutcome, RoundRequest
 from perennial.strategies.ring.chain import Silent
 from perennial.strategies.ring.turns import TakesTurns
 from perennial.strategies.round.gate import Refused, Rejected
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest
 from perennial.strategies.serial_ring import frozen_names, moved
 from perennial.strategies.valuation.shapley import Value
 

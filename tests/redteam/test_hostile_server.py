@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from perennial.benchmarks.attack_table import RESULTS, page
-from perennial.benchmarks.hostile_server import ATTACKS, POLICIES, Hospital, attacked
+from perennial.benchmarks.attacked_hospital import POLICIES, Hospital
+from perennial.benchmarks.hostile_server import ATTACKS, attacked
 from perennial.client.exposure import channels, in_words
 from perennial.config.site import SitePolicy
 
