@@ -61,6 +61,8 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
 
     Accuracies are central if the server has a test set, otherwise the sites' pooled; null if nothing was
     measured.
+    unbalanced: whether balanced_accuracy is the figure to report, because the held-out samples of the classes
+    differ too much in number.
     group_models_sha256: of the models of groups that the server keeps.
     personal_models_sha256: of the sites' own models where their folders lie in the run's, as in simulation;
     deployed sites keep theirs to themselves.
@@ -79,6 +81,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "average_incremental_accuracy": average_incremental_accuracy(averages),
         "final_accuracy": averages[-1],
         "balanced_accuracy": history["balanced"],
+        "unbalanced": history.get("unbalanced", False),
         "class_accuracy": history["class_accuracy"],
         "forgetting": forgetting(matrix),
         "backward_transfer": backward_transfer(matrix),

@@ -22,12 +22,14 @@ from perennial.server.report.markup import MISSING, points
 from perennial.server.run_record import Run, Summary
 
 MEASURES: Mapping[str, Callable[[Summary], float | None]] = {
+    "final balanced accuracy": lambda summary: summary.final_balanced,
     "final accuracy": lambda summary: summary.final_accuracy,
     "average incremental accuracy": lambda summary: summary.average_incremental_accuracy,
     "forgetting": lambda summary: summary.forgetting,
     "backward transfer": lambda summary: summary.backward_transfer,
 }
-CLAIMED = ("final accuracy", "average incremental accuracy")
+BALANCED = "final balanced accuracy"
+CLAIMED = (BALANCED, "final accuracy", "average incremental accuracy")
 """Measures of which the pages say who is better."""
 EQUAL = 1e-9
 """Mean differences up to this are a float's error: shares of whole samples cannot come so near."""
@@ -92,7 +94,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows, best final accuracy first, and their paired differences, as text or as Markdown.
+    """Rows, best final figure first, and their paired differences, as text or as Markdown.
 
     page: the HTML page.
     """
@@ -101,11 +103,16 @@ class Comparison:
     differences: Sequence[Difference]
     page: Path
 
+    @property
+    def measures(self) -> list[str]:
+        """The table's; balanced accuracy first, and only for classes of very different size."""
+        return measures_of(self.rows)
+
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Column names and rows of the table; shares in percent, differences of shares in points."""
-        columns = ["experiment", "seeds", *MEASURES]
+        columns = ["experiment", "seeds", *self.measures]
         rows = [
-            [row.experiment, str(len(row.runs)), *(str(row.spread(measure)) for measure in MEASURES)]
+            [row.experiment, str(len(row.runs)), *(str(row.spread(measure)) for measure in self.measures)]
             for row in self.rows
         ]
         return columns, rows
@@ -117,7 +124,7 @@ class Comparison:
         return columns, rows
 
     def __str__(self) -> str:
-        tables = [_markdown(*self.cells(), "lr" + "r" * len(MEASURES))]
+        tables = [_markdown(*self.cells(), "lr" + "r" * len(self.measures))]
         if self.differences:
             tables.append(_markdown(*self.claims(), "llrr"))
         return "\n\n".join([*tables, f"page: {self.page}"])
@@ -132,7 +139,8 @@ def compared(runs: Sequence[Run], page: Path) -> Comparison:
     differences = [
         difference
         for first, second in combinations(rows, 2)
-        for measure in CLAIMED
+        for measure in measures_of(rows)
+        if measure in CLAIMED
         if (difference := _difference(first, second, measure)) is not None
     ]
     return Comparison(rows, differences, page)
@@ -157,13 +165,20 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
                     )
                 by_seed[run.summary.seed] = run
             rows.append(Row(title, dict(sorted(by_seed.items()))))
-    return sorted(rows, key=_place)
+    first = measures_of(rows)[0]
+
+    def place(row: Row) -> tuple[bool, float]:
+        """Best first, those without a measurement last."""
+        mean = row.spread(first).mean
+        return mean is None, -(mean or 0.0)
+
+    return sorted(rows, key=place)
 
 
-def _place(row: Row) -> tuple[bool, float]:
-    """Best first, those without a measurement last."""
-    mean = row.spread("final accuracy").mean
-    return mean is None, -(mean or 0.0)
+def measures_of(rows: Sequence[Row]) -> list[str]:
+    """What is compared, the figure to report first; balanced accuracy only for unbalanced classes."""
+    unbalanced = any(run.summary.unbalanced for row in rows for run in row.runs.values())
+    return [measure for measure in MEASURES if measure != BALANCED or unbalanced]
 
 
 def _by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
