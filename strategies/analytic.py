@@ -79,7 +79,7 @@ class Analytic(IncrementalStrategy):
         if self.settings.shrinkage == "validation" and experiment.data.validation_fraction == 0:
             raise ConfigError(
                 f"strategy.shrinkage: {self.head} takes 'validation' here, and "
-                "data.validation_fraction is 0; "
+                "data.validation_fraction 0 leaves no samples for it; "
                 "allowed a number" + ("" if self.head == "gaussian" else ", or gcv")
             )
         if experiment.privacy.enabled:
