@@ -69,6 +69,7 @@ class SiteData:
         labels = self.y[rows].tolist()
         groups = self.keyed.groups[rows.cpu().numpy()]
         found = sorted(
-            group.tobytes() + classes[label].encode() for group, label in zip(groups, labels, strict=True)
+            group.tobytes() + classes[int(label)].encode()
+            for group, label in zip(groups, labels, strict=True)
         )
         return hashlib.sha256(b"\0".join(found)).hexdigest()
