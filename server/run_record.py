@@ -98,6 +98,9 @@ class Summary(_Record):
     task_end_bytes_down: int | None = None
     seconds: float
     model_sha256: str
+    model_file_sha256: str | None = None
+    measured_on: str | None = None
+    """SHA-256 of the server's test samples and their classes; None where the server has none."""
     group_models_sha256: dict[str, str] = {}
     personal_models_sha256: dict[str, str] = {}
     sites: dict[str, SiteSummary]

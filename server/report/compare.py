@@ -47,6 +47,8 @@ def _page(comparison: Comparison) -> bytes:
     story += f"{plural(len(best.runs), 'seed')}."
     if best.spread(first).mean is None:
         story = f"No run measured its {first}."
+    elif not comparison.comparable:
+        story = "Not all experiments were measured on the same data, so none of them is called the best."
     header = join(
         [
             element("ul", join([element("li", fact) for fact in facts]), "facts"),
@@ -62,6 +64,10 @@ def _page(comparison: Comparison) -> bytes:
         claims = table(*comparison.claims(), "llrr", "Paired differences")
         note = "Over the seeds that both have, seed by seed. This is a count, not a significance test."
         parts.append(panel("Who is better", claims, note))
+    if comparison.unlike:
+        reasons = table(*comparison.reasons(), "lll", "Pairs that are not compared")
+        note = "Figures of different data stand side by side above; a difference between them says nothing."
+        parts.append(panel("Not compared", reasons, note, long=True))
     sources = [
         [row.experiment, str(seed), run.folder.name, percent(run.summary.final_accuracy)]
         for row in rows
