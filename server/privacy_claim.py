@@ -1,7 +1,7 @@
 """Refuses a privacy claim that the strategy or the data would make false, and names open channels."""
 
 from perennial.config.experiment import Experiment
-from perennial.config.privacy_claim import check_claim
+from perennial.learning.privacy_claim import check_claim
 from perennial.strategies.base import IncrementalStrategy
 
 
