@@ -1,5 +1,4 @@
-"""Sites and a server of the protocol's state machines, without a wire: for tests and for the exhaustive
-check of drop-outs."""
+"""Sites and a server of secure aggregation without a wire: for tests and for `secure_dropouts`."""
 
 import json
 from collections.abc import Collection, Sequence
