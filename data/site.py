@@ -71,3 +71,17 @@ class SiteData:
     def sample_hash(self, place: int) -> str:
         """sha256 (hex) of a sample's raw bytes: the same wherever the sample is found again."""
         return hashlib.sha256(self.x[place].cpu().contiguous().numpy().data).hexdigest()
+
+    def fingerprint(self, part: Part, classes: Sequence[str]) -> str:
+        """sha256 (hex) of the records of one part and their classes, in whatever order they lie.
+
+        classes: names by label.
+        """
+        rows = self.part(part)
+        labels = self.y[rows].tolist()
+        groups = self.keyed.groups[rows.cpu().numpy()]
+        found = sorted(
+            group.tobytes() + classes[int(label)].encode()
+            for group, label in zip(groups, labels, strict=True)
+        )
+        return hashlib.sha256(b"\0".join(found)).hexdigest()

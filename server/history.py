@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perennial.server.evaluation import Counts
-from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
+from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies, unbalanced
 from perennial.server.site_counts import ALL_SITES, SiteCounts, in_words, possible
 from perennial.strategies.base import RoundOutcome
 
@@ -90,6 +90,7 @@ class History:
         # kept as it was measured: another evaluation may find other samples at the sites
         self._data["average"].append(average)
         self._data["balanced"].append(balanced_accuracy(*counts))
+        self._data["unbalanced"] = unbalanced(counts[1])
         self._data["class_accuracy"].append(
             [right / samples if samples else None for right, samples in zip(*counts, strict=True)]
         )
@@ -107,6 +108,8 @@ class History:
         return {
             "accuracy": row,
             "average_accuracy": average,
+            "balanced_accuracy": self._data["balanced"][-1],
+            "unbalanced": self._data["unbalanced"],
             "federated": at_sites if federated.by_site else None,
             **in_words(federated, interval),
             "bytes_up": sent[0],
