@@ -265,7 +265,7 @@ class Curriculum:
         sites = self._available(progress.round)
         end.begin(progress.run, progress.round, sites, self._asking)
         holders, self.class_means = end.finish(finished.sha256, self.model.feature_width)
-        federated = end.counts(self.class_means) if self.experiment.evaluation.federated else {}
+        federated = end.counts(self.class_means)
         facts = self.history.task_done(
             self.schedule.boundaries[: task + 1],
             self._central_counts(task, self.class_means),

@@ -9,15 +9,14 @@ from torch import Tensor
 from perennial.config import charges
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ProtocolError
-from perennial.protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskReply, FinishTaskRequest
+from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.class_means import check_class_sums, global_means
-from perennial.server.evaluation import ToldCounts, told_counts
-from perennial.server.history import ALL_SITES
-from perennial.server.masked_task_end import opened_class_means, opened_counts
+from perennial.server.masked_task_end import opened_class_means
 from perennial.server.releases import Releases
+from perennial.server.site_counts import SiteCounts, ask_for_counts
 from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import ask, check_counts
+from perennial.strategies.round.queries import ask
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 Request = TypeVar("Request", FinishTaskRequest, EvaluateRequest)
@@ -93,26 +92,20 @@ class TaskEnd:
         )
         return list(replies), global_means(replies)
 
-    def counts(self, means: Tensor | None) -> dict[str, ToldCounts]:
-        """Right answers and samples of each class, by site; of all sites together under `secure`.
+    def counts(self, means: Tensor | None) -> SiteCounts:
+        """Counts on the sites' held-out samples, where the experiment asks for them.
 
         means: (M, d), the global class means, or None.
         """
+        experiment = self._experiment
+        if not experiment.evaluation.federated:
+            return SiteCounts({})
+        if experiment.evaluation.noise_multiplier is not None:
+            self._releases.asked(self._round, self._sites, [charges.evaluation(experiment, self._run)])
         requests = self._requests(
             EvaluateRequest, class_means=None if means is None else Tensors(means=means)
         )
-        if self._sums is not None:
-            counts = opened_counts(self._sums, self._grid, requests, self._deadline, self._note)
-            return {} if counts is None else {ALL_SITES: told_counts(*counts, None)}
-        replies = ask(
-            self._grid, self._exchange, requests, EvaluateReply, self._deadline, self._note, check_counts
-        )
-        for site, reply in replies.items():
-            if reply.withheld:
-                self._note(site, f"withholds the counts of {len(reply.withheld)} classes (its floor)")
-        return {
-            site: told_counts(reply.correct, reply.total, reply.withheld) for site, reply in replies.items()
-        }
+        return ask_for_counts(experiment, self._grid, self._exchange, requests, self._sums, self._note)
 
     def _requests(self, kind: type[Request], **more: Any) -> list[tuple[str, int, Request]]:
         return [(site, node, kind(**self._fields(site), **more)) for site, node in self._sites.items()]
