@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from perennial.benchmarks.mutants import ROOMS
-from perennial.benchmarks.warm_process import WarmProcess
+from perennial.benchmarks.warm_process import PLUGINS, WarmProcess
 from perennial.foundation.files import replace_file
 
 USUAL = 120.0
@@ -88,7 +88,8 @@ def _run_under_coverage(root: Path, file: str, database: Path, report: Path) -> 
         config_file=False,
     )
     coverage.set_option("run:dynamic_context", "test_function")
-    options = ["-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0"]
+    options = ["-m", "not slow", "-p", "no:cacheprovider", "-o", "timeout=0"]
+    options += [option for name in PLUGINS for option in ("-p", name)]
     coverage.start()
     code = pytest.main([*options, f"--junitxml={report}", "-o", "junit_family=xunit1", file])
     coverage.stop()

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -39,6 +39,8 @@ LIBRARIES = (
     "typer.testing",
     "PIL.Image",
     "opacus",
+    "_hypothesis_pytestplugin",
+    "pytest_timeout",
 )
 OURS = ("foundation", "data", "models", "privacy", "config", "protocol", "learning", "client", "strategies")
 OURS += ("server", "engine", "deploy", "cli")
@@ -47,7 +49,9 @@ PATIENCE = 8.0
 STANDSTILL = 180.0
 """Seconds in which a fork takes no processor time, and waits for no processor, after which it hangs."""
 _STEP = 0.05
-_OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0")
+_OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=0")
+PLUGINS = ("_hypothesis_pytestplugin", "pytest_timeout")
+"""Of pytest; any other would be imported anew by each fork."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +92,17 @@ class WarmProcess:
         _use_a_fixed_hypothesis()
         forget_ours()
         os.environ["PYTHONPATH"] = str(root)
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         sys.path[:] = [str(root), *(part for part in sys.path if Path(part or ".").resolve() != checkout)]
         for name in _all_of_ours():
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         gc.collect()
+        self._functions: dict[str, list[FunctionType]] = {}
+        for found in gc.get_objects():
+            if type(found) is FunctionType:
+                self._functions.setdefault(found.__code__.co_filename, []).append(found)
+        # a fork copies each page of memory that it writes to, and a collection would write to all of them
         gc.freeze()
 
     def fork(self, work: Callable[[], Any], usual: float) -> Any:
@@ -135,7 +145,7 @@ class WarmProcess:
         def work() -> dict[str, str]:
             sys.dont_write_bytecode = True
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-            if change is not None and not replace_functions(change):
+            if change is not None and not replace_functions(change, self._functions):
                 forget_ours()
             return run_pytest(tests)
 
@@ -164,12 +174,16 @@ def run_pytest(tests: Sequence[str]) -> dict[str, str]:
                 self.by = report.nodeid
 
     first = First()
-    code = pytest.main([*_OPTIONS, *tests], [first])
+    plugins = [option for name in PLUGINS for option in ("-p", name)]
+    code = pytest.main([*_OPTIONS, *plugins, *tests], [first])
     return {"how": "survived" if code == 0 else "failed", "by": first.by}
 
 
-def replace_functions(change: Change) -> bool:
-    """Give the functions of an imported file their changed code. False when something else changed too."""
+def replace_functions(change: Change, functions: Mapping[str, Sequence[FunctionType]]) -> bool:
+    """Give the functions of an imported file their changed code. False when something else changed too.
+
+    functions: all that there are, by the file that they were compiled from.
+    """
     path = str(change.path)
     pairs: list[tuple[CodeType, CodeType]] = []
     before, after = (compile(text, path, "exec", dont_inherit=True) for text in (change.before, change.after))
@@ -179,14 +193,12 @@ def replace_functions(change: Change) -> bool:
     changed = {_name(old): new for old, new in pairs if old != new}
     if any(named[name] > 1 for name in changed):
         return False
-    gc.unfreeze()
-    for function in gc.get_objects():
-        if isinstance(function, FunctionType) and function.__code__.co_filename == path:
-            new = changed.get(_name(function.__code__))
-            if new is not None:
-                if new.co_freevars != function.__code__.co_freevars:
-                    return False
-                function.__code__ = new
+    for function in functions.get(path, ()):
+        new = changed.get(_name(function.__code__))
+        if new is not None:
+            if new.co_freevars != function.__code__.co_freevars:
+                return False
+            function.__code__ = new
     return True
 
 
