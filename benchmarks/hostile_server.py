@@ -141,8 +141,8 @@ def class_means(hospital: Hospital) -> Outcome:
     if not isinstance(reply, FinishTaskReply) or reply.class_sums is None:
         return Outcome(0, of, hospital.refusal)
     rows = reply.class_sums["sums"]
-    told = rows[reply.class_sums["counts"] > 0]
-    return Outcome(matched(told, images), of, hospital.refusal)
+    present = rows[reply.class_sums["counts"] > 0]
+    return Outcome(matched(present, images), of, hospital.refusal)
 
 
 def counted_pixels(hospital: Hospital) -> Outcome:

@@ -37,8 +37,8 @@ WORK = ROOT / "build" / "mutation"
 TREE, MAP, ASIDE = WORK / "mutated", WORK / "map.json", WORK / "aside"
 """The copy that is changed, what `map` found in it, and what a changed file was before."""
 SEED, COUNT = 18, 420
-BATCHES = (3.0, 27.0)
-"""Seconds of tests, as `map` measured them, that a mutant meets at first, and then if it survives."""
+BATCH = 3.0
+"""Seconds of tests, by the map, that a mutant's first fork runs; each further fork runs eight times more."""
 
 app = typer.Typer(add_completion=False)
 
@@ -60,7 +60,7 @@ def run(
     count: Annotated[int, typer.Option(help="mutants in the sample")] = COUNT,
     only: Annotated[str, typer.Option(help="try those again whose key begins so, or 'survivors'")] = "",
     today: Annotated[bool, typer.Option(help="take the tests of today into the copy")] = False,
-    whole: Annotated[bool, typer.Option(help="survivors meet all tests that run their line")] = False,
+    seconds: Annotated[float, typer.Option(help="of tests that a mutant meets at most; 0: all")] = 0.0,
 ) -> None:
     """Try the mutants of the sample that have no result yet."""
     if not TREE.exists():
@@ -81,7 +81,9 @@ def run(
         )
         if (earlier is not None and not again) or (only and not again):
             continue
-        result = try_mutant(warm, mutant, tests, whole)
+        # a survivor goes on behind the tests that it has met, unless there are new ones
+        met = earlier["met"] if earlier is not None and only == "survivors" and not today else 0
+        result = try_mutant(warm, mutant, tests, seconds or math.inf, met)
         done[mutant.key] = result
         append(result)
         print(
@@ -125,13 +127,19 @@ def copy_tree(to: Path, only: str = "") -> None:
         shared.symlink_to((ROOT.parent / "shared").resolve())
 
 
-def try_mutant(warm: WarmProcess, mutant: Mutant, tests: CoveringTests, whole: bool) -> dict[str, Any]:
-    """The result of one mutant: noticed or not, how, by which test. whole: beyond BATCHES, if need be."""
+def try_mutant(
+    warm: WarmProcess, mutant: Mutant, tests: CoveringTests, seconds: float, met: int
+) -> dict[str, Any]:
+    """The result of one mutant: noticed or not, how, by which test.
+
+    seconds: of the tests that it meets, at most.
+    met: so many of the tests that run its line it has survived before.
+    """
     chosen = tests.of(mutant.file, mutant.statement, mutant.line)
     started = time.monotonic()
-    verdict, met = Verdict("uncovered"), 0
+    verdict = Verdict("survived" if chosen else "uncovered")
     with changed(mutant) as change:
-        for batch in batches(chosen, tests, whole):
+        for batch in batches(chosen[met:], tests, seconds):
             met += len(batch)
             verdict = warm.pytest(batch, sum(tests.seconds.get(test, 1.0) for test in batch), change)
             if verdict.how != "survived":
@@ -148,18 +156,17 @@ def try_mutant(warm: WarmProcess, mutant: Mutant, tests: CoveringTests, whole: b
     }
 
 
-def batches(chosen: Sequence[str], tests: CoveringTests, whole: bool) -> Iterator[Sequence[str]]:
-    """The likeliest tests, as many as the first of BATCHES holds, then those of the next. whole: then all."""
-    rest = list(chosen)
-    for limit in BATCHES:
+def batches(chosen: Sequence[str], tests: CoveringTests, seconds: float) -> Iterator[Sequence[str]]:
+    """The tests in their order, as many as fit into a number of seconds; few at first, then more."""
+    rest, limit = list(chosen), min(BATCH, seconds)
+    while rest and seconds > 0:
         spent, batch = 0.0, []
         while rest and (not batch or spent + tests.seconds.get(rest[0], 1.0) <= limit):
             spent += tests.seconds.get(rest[0], 1.0)
             batch.append(rest.pop(0))
-        if batch:
-            yield batch
-    if whole and rest:
-        yield rest
+        yield batch
+        seconds -= max(spent, limit)
+        limit = min(8 * limit, seconds)
 
 
 @contextlib.contextmanager

@@ -103,8 +103,8 @@ class History:
             if site == ALL_SITES:
                 continue
             correct, total = possible(*counts) if federated.std else counts
-            told = sum(samples or 0 for samples in total)
-            self.site(site)["accuracy"] = sum(correct) / told if told else None
+            samples = sum(count or 0 for count in total)
+            self.site(site)["accuracy"] = sum(correct) / samples if samples else None
         return {
             "accuracy": row,
             "average_accuracy": average,

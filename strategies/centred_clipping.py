@@ -32,8 +32,8 @@ def clipped_mean(squared: Tensor, radius: float | None, iterations: int) -> Tens
     n = len(squared) - 1
     point = torch.zeros(n + 1, dtype=torch.float64)
     point[-1] = 1.0
-    typical = float(squared[-1, :-1].median().sqrt()) if radius is None else radius
-    squared, origin = drawn_in(squared, n, FARTHEST * typical)
+    median = float(squared[-1, :-1].median().sqrt()) if radius is None else radius
+    squared, origin = drawn_in(squared, n, FARTHEST * median)
     for _ in range(iterations):
         apart = distances_from(point, squared)[:-1]
         ordered = apart.sort().values

@@ -230,8 +230,8 @@ class Contribution(Wrapper):
             return exact(players, value)
         assert self._services is not None
         count = self.permutations or max(30, 3 * players)
-        orders = drawn_permutations(players, count, stream(self._services.experiment.seed, "shapley", *ids))
-        return over_permutations(players, value, orders, truncation=1e-3, stop=0.05)
+        drawn = drawn_permutations(players, count, stream(self._services.experiment.seed, "shapley", *ids))
+        return over_permutations(players, value, drawn, truncation=1e-3, stop=0.05)
 
     # who is flagged
 
