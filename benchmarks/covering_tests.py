@@ -23,7 +23,10 @@ Lines = dict[str, dict[str, list[str]]]
 
 @dataclass(frozen=True)
 class CoveringTests:
-    """seconds: of each test."""
+    """Which tests run which lines, and how long each test takes.
+
+    seconds: of each test.
+    """
 
     lines: Lines
     seconds: dict[str, float]

@@ -51,7 +51,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Attack:
-    """changes: of the experiment that the hospital has approved. run: the program."""
+    """An attack, and the experiment in which it is possible.
+
+    changes: of the experiment that the hospital has approved.
+    run: the program.
+    """
 
     channel: str
     changes: Mapping[str, Any]

@@ -56,7 +56,11 @@ PLUGINS = ("_hypothesis_pytestplugin", "pytest_timeout")
 
 @dataclass(frozen=True)
 class Change:
-    """path: of the file. before, after: its text."""
+    """A change to one file of the code.
+
+    path: of the file.
+    before, after: its text.
+    """
 
     path: Path
     before: str

@@ -20,7 +20,11 @@ MOST_TRIES = 1000
 
 
 class Partition(NamedTuple):
-    """indices: for each site, sorted (n_k,) int64; disjoint, complete. notes: what a person should know."""
+    """Which site holds which training samples.
+
+    indices: for each site, sorted (n_k,) int64; disjoint, complete.
+    notes: what a person should know.
+    """
 
     indices: list[np.ndarray]
     notes: tuple[str, ...]

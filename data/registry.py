@@ -14,7 +14,10 @@ from perennial.foundation.errors import ConfigError
 
 @dataclass(frozen=True)
 class Registry:
-    """classes: names in class order, so that a name's position is its internal label."""
+    """The class names in their order, and the schedule that introduces them.
+
+    classes: names in class order, so that a name's position is its internal label.
+    """
 
     classes: tuple[str, ...]
     schedule: TaskSchedule

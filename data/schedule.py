@@ -66,7 +66,11 @@ def class_order_hash(classes: Sequence[str], order: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class TaskSchedule:
-    """boundaries: (0, M_1, ..., M_T), strictly increasing. rounds: (R_1, ..., R_T), each at least 1."""
+    """Which classes each task introduces, and how many rounds it has.
+
+    boundaries: (0, M_1, ..., M_T), strictly increasing.
+    rounds: (R_1, ..., R_T), each at least 1.
+    """
 
     boundaries: tuple[int, ...]
     rounds: tuple[int, ...]

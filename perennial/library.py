@@ -27,7 +27,12 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class Prediction:
-    """name: of the file, or of the row in it. label: the class's name. confidence: from 0 to 1."""
+    """The class that a model predicts for one sample.
+
+    name: of the file, or of the row in it.
+    label: the class's name.
+    confidence: from 0 to 1.
+    """
 
     name: str
     label: str

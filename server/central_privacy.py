@@ -27,7 +27,10 @@ _TOLERANCE = 1 + 1e-5
 
 
 class CentralPrivacy:
-    """state: a dict of the checkpoint, kept up to date here."""
+    """Noise on the aggregate, made by the server in mode client_central.
+
+    state: a dict of the checkpoint, kept up to date here.
+    """
 
     def __init__(
         self, privacy: PrivacyConfig, strategy: IncrementalStrategy, state: dict[str, Any], seed: int

@@ -12,7 +12,10 @@ from perennial.strategies.round.outcome import RoundOutcome
 
 
 class SharedClipping:
-    """state: a dict of the checkpoint, kept up to date here. The interface is CentralPrivacy's."""
+    """The clip norm of mode client_shared, which follows the sites' masked answers.
+
+    state: a dict of the checkpoint, kept up to date here. The interface is CentralPrivacy's.
+    """
 
     def __init__(
         self,

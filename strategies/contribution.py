@@ -274,7 +274,11 @@ class Contribution(Wrapper):
     # what stays, and what is reported
 
     def summary_blocks(self) -> dict[str, Any]:
-        """contribution: site -> share, low, high, flag. valuation: how it was measured and what it cost."""
+        """The blocks on contribution in summary.json.
+
+        contribution: site -> share, low, high, flag.
+        valuation: how it was measured and what it cost.
+        """
         totals: dict[str, float] = defaultdict(float)
         for row in self._rows:
             for site, value in row.items():

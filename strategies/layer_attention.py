@@ -151,7 +151,10 @@ class LayerAttention(IncrementalStrategy):
         return sum(total.nbytes for total in self._sums.values())
 
     def summary_blocks(self) -> dict[str, Any]:
-        """attention: layer -> site -> weight, mean over the rounds so far; an absent site counts as 0."""
+        """The block on attention in summary.json.
+
+        attention: layer -> site -> weight, mean over the rounds so far; an absent site counts as 0.
+        """
         if not self._rounds:
             return {}
         return {

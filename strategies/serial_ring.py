@@ -317,7 +317,10 @@ class SerialRing(IncrementalStrategy):
     # what was sent, beside the paper's formulas
 
     def summary_blocks(self) -> dict[str, Any]:
-        """ring: see strategies/ring/cost.py."""
+        """The block on the ring in summary.json.
+
+        ring: see strategies/ring/cost.py.
+        """
         return {"ring": self._cost.block(self.link)}
 
     def state_dict(self) -> dict[str, Any]:

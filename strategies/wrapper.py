@@ -28,7 +28,10 @@ INSIDE = "base"
 
 
 class Wrapper(IncrementalStrategy):
-    """base: the strategy inside, which does all that this one does not change."""
+    """Base of strategies that work around another one.
+
+    base: the strategy inside, which does all that this one does not change.
+    """
 
     def __init__(self, base: IncrementalStrategy, max_update_norm: float | None = None) -> None:
         super().__init__(max_update_norm=max_update_norm or base.max_update_norm)

@@ -33,7 +33,11 @@ MIDDLE = 128.0
 
 @dataclass(frozen=True)
 class Filters:
-    """weight: (K, C, p, p) float32, of centred patches divided by their deviation. offset: (K,)."""
+    """Convolution filters made of whitened image patches.
+
+    weight: (K, C, p, p) float32, of centred patches divided by their deviation.
+    offset: (K,).
+    """
 
     weight: Tensor
     offset: Tensor

@@ -24,8 +24,9 @@ Model = dict[str, Tensor]
 
 
 class ClusterAggregation:
-    """models: cluster -> its shared layers.
+    """Aggregates each cluster's updates with a strategy of its own.
 
+    models: cluster -> its shared layers.
     whole: the base strategy of all sites, before it is attached; those of the clusters have its settings.
     """
 

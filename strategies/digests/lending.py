@@ -20,10 +20,12 @@ from perennial.strategies.round.services import Services
 
 
 class DigestLending:
-    """digests: how the experiment says that they are made. store: those that are kept.
+    """Collects digests from the sites and keeps them for absent ones.
 
-    withdrawals: how often a site has taken its digests back. rounds_stood_in: site -> rounds in which its
-    digests taught in its place.
+    digests: how the experiment says that they are made.
+    store: those that are kept.
+    withdrawals: how often a site has taken its digests back.
+    rounds_stood_in: site -> rounds in which its digests taught in its place.
     """
 
     def __init__(self, services: Services) -> None:

@@ -20,7 +20,10 @@ NORMS, SAMPLES = "norms", "samples"
 
 @dataclass
 class RunningBounds:
-    """state: a dict of the checkpoint, kept up to date here: medians of the latest rounds."""
+    """Bounds on updates that follow from the medians of earlier rounds.
+
+    state: a dict of the checkpoint, kept up to date here: medians of the latest rounds.
+    """
 
     config: BoundsConfig
     state: dict[str, Any]

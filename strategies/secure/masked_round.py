@@ -31,7 +31,11 @@ MOST_HALVINGS = 6
 
 
 class MaskedRound:
-    """sums: of the run. judge: None where the server has no samples."""
+    """Rounds of training in which the server sees only the sum of the updates.
+
+    sums: of the run.
+    judge: None where the server has no samples.
+    """
 
     def __init__(self, sums: MaskedSums, judge: Judge | None = None) -> None:
         self._sums, self._judge = sums, judge

@@ -25,7 +25,11 @@ DEFAULTS: dict[HeadName, float | Literal["validation", "gcv"]] = {
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """head, shrinkage, criterion, prior, standardise: as Analytic has them. shrinkages: ascending."""
+    """The settings of a head in closed form.
+
+    head, shrinkage, criterion, prior, standardise: as Analytic has them.
+    shrinkages: ascending.
+    """
 
     head: HeadName
     shrinkage: float | Literal["validation", "gcv"]

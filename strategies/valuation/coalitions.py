@@ -36,7 +36,10 @@ class Reconstructed:
         self._rows: dict[str, tuple[Tensor, float | None]] = {}
 
     def add(self, site: str, update: Arrays, weight: float | None) -> None:
-        """weight: in the mean; None: updates are added as they are."""
+        """Add one site's update to the game.
+
+        weight: in the mean; None: updates are added as they are.
+        """
         row = torch.cat([update[name].reshape(-1) for name in self._start])
         self._rows[site] = row, weight
 
