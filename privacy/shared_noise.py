@@ -32,7 +32,7 @@ class SharedNoise:
     clip_norm: float
     honest: int
     std: int
-    count_multiplier: float = 0.0
+    count_multiplier: float
 
     @classmethod
     def of(

@@ -346,9 +346,10 @@ class IncrementalStrategy(FlowerFedAvg):
             self.reference, self._stamp, self.max_update_norm, self.staleness, self.bounds.max_samples
         )
         self.begin_round()
-        first = self.running is not None and self.running.waiting
+        # the bounds of a first round follow from its own replies, so these wait until all are there
+        waiting = self.running if self.running is not None and self.running.waiting else None
         held: dict[str, Admitted] = {}
-        updates = UpdateFile(self.reference if first else {})
+        updates = UpdateFile({} if waiting is None else self.reference)
         for message in replies:
             node = message.metadata.src_node_id
             site = self._names.get(node, f"node-{node}")
@@ -359,13 +360,13 @@ class IncrementalStrategy(FlowerFedAvg):
             except Rejected as rejection:
                 outcome.dropped.append((site, str(rejection)))
             else:
-                if first:
+                if waiting is None:
+                    self._take(reply)
+                else:
                     updates.add(site, reply.update)
                     held[site] = replace(reply, update={})
-                else:
-                    self._take(reply)
-        if self.running is not None and first:
-            self.running.see_all(held.values())
+        if waiting is not None:
+            waiting.see_all(held.values())
             for site, update in updates:
                 self._take(replace(held[site], update=Tensors(update)))
         count = self.close_round()
