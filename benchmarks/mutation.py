@@ -2,12 +2,13 @@
 
 `python -m perennial.benchmarks.mutation map` measures once which tests run which line (minutes);
 `... run --count 420` tries a seeded sample of mutants of `learning/`, `strategies/`, `privacy/` and `data/`,
-stratified by file, each against the fast tests that run its line; a later call goes on where one stopped.
-`... report` states the share noticed with its 95 % interval. None of it is part of the tests.
+stratified by file, each against the fast tests that run its line; a later call goes on where one ended.
+With `--seconds 3` a mutant meets the likeliest tests alone, and `--only survivors` then has the survivors
+meet the others. `... report` states the share noticed with its 95 % interval. None of it is part of the tests.
 
 The code is changed in a copy below `build/mutation`, never in the checkout. The copy keeps the code with
-which the campaign began, and gets the tests of today when asked. Each mutant runs in a process forked from
-one that has imported the libraries but nothing of ours, so it costs the time of its tests and little more.
+which the campaign began, and gets the tests of today when asked. Each mutant runs in a fork of one process
+that has imported everything (`warm_process`), so it costs the time of its tests and little more.
 
 mutmut 3 cannot be used: it names a mutated function by the path of its file, and our folders are packages
 below another name (`learning/` is `perennial.learning`). Cosmic Ray supplies the changes; the rest is here.
@@ -27,15 +28,17 @@ import typer
 import yaml
 
 from perennial.benchmarks.covering_tests import CoveringTests, measure
-from perennial.benchmarks.mutants import ROOMS, Mutant, sample
+from perennial.benchmarks.environment import machine
+from perennial.benchmarks.mutants import Mutant, sample
+from perennial.benchmarks.mutation_page import page, tried
 from perennial.benchmarks.warm_process import Change, Verdict, WarmProcess
 from perennial.foundation.files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 WORK = ROOT / "build" / "mutation"
-TREE, MAP, ASIDE = WORK / "mutated", WORK / "map.json", WORK / "aside"
-"""The copy that is changed, what `map` found in it, and what a changed file was before."""
+TREE, MAP, ASIDE, COMMIT = (WORK / name for name in ("mutated", "map.json", "aside", "commit"))
+"""The copy that is changed, what `map` found in it, what a changed file was before, and what was copied."""
 SEED, COUNT = 18, 420
 BATCH = 3.0
 """Seconds of tests, by the map, that a mutant's first fork runs; each further fork runs eight times more."""
@@ -69,7 +72,7 @@ def run(
         copy_tree(TREE, only="tests")
     put_back()
     mutants = drawn(count)
-    done = results()
+    done = {found["key"]: found for found in lines()}
     tests = CoveringTests.read(MAP)
     warm = WarmProcess(TREE, ROOT)
     for number, mutant in enumerate(mutants, start=1):
@@ -83,7 +86,7 @@ def run(
             continue
         # a survivor goes on behind the tests that it has met, unless there are new ones
         met = earlier["met"] if earlier is not None and only == "survivors" and not today else 0
-        result = try_mutant(warm, mutant, tests, seconds or math.inf, met)
+        result = try_mutant(warm, mutant, tests, seconds or math.inf, met) | {"added": today}
         done[mutant.key] = result
         append(result)
         print(
@@ -96,7 +99,9 @@ def report() -> None:
     """Write the page beside the results."""
     notes = RESULTS / "mutation_survivors.yaml"
     reasons = yaml.safe_load(notes.read_text()) if notes.exists() else {}
-    replace_file(RESULTS / "mutation.md", page(list(results().values()), reasons).encode())
+    made = f"The code is that of commit {COMMIT.read_text()[:12]}; {machine()}."
+    found = tried(lines(), reasons or {})
+    replace_file(RESULTS / "mutation.md", page(found, len(drawn(COUNT)), made).encode(), mode=0o644)
 
 
 def drawn(count: int) -> list[Mutant]:
@@ -122,6 +127,9 @@ def copy_tree(to: Path, only: str = "") -> None:
         if source.is_file() or source.is_symlink():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, to / name, follow_symlinks=False)
+    if not only:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, check=True)
+        COMMIT.write_bytes(head.stdout)
     shared = WORK / "shared"
     if (ROOT.parent / "shared").exists() and not shared.exists():
         shared.symlink_to((ROOT.parent / "shared").resolve())
@@ -147,7 +155,7 @@ def try_mutant(
     return {
         "key": mutant.key,
         **mutant.facts(),
-        "noticed": verdict.how in ("failed", "hung"),
+        "noticed": verdict.how == "failed",
         "how": verdict.how,
         "by": verdict.by,
         "tests": len(chosen),
@@ -191,57 +199,16 @@ def put_back() -> None:
         (ASIDE / "path").unlink()
 
 
-def results() -> dict[str, dict[str, Any]]:
-    """The latest result of each mutant tried so far."""
+def lines() -> list[dict[str, Any]]:
+    """All results so far, in the order in which they came."""
     path = RESULTS / "mutation.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {found["key"]: found for found in map(json.loads, lines)}
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def append(result: dict[str, Any]) -> None:
     """One line more, on disk before the next mutant is tried."""
     with (RESULTS / "mutation.jsonl").open("a") as out:
         out.write(json.dumps(result) + "\n")
-
-
-def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % interval of a share.
-
-    Wilson 1927 (doi 10.1080/01621459.1927.10502953).
-    """
-    share = successes / trials
-    middle = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
-    half = z / (1 + z**2 / trials) * math.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
-    return middle - half, middle + half
-
-
-def page(found: Sequence[dict[str, Any]], reasons: dict[str, str]) -> str:
-    """Markdown: the share by room, and each survivor with what is known of it."""
-    lines = ["# Do the tests notice?", ""]
-    if len(found) < COUNT:
-        lines += [f"**Not finished: {len(found)} of about {COUNT} mutants have been tried.**", ""]
-    lines += [
-        f"{len(found)} mutants of the four rooms, each a small change by Cosmic Ray at one position,",
-        f"drawn with seed {SEED} and stratified by file; each met the fast tests that run its line. Made by",
-        "`python -m perennial.benchmarks.mutation`; one line for each in `mutation.jsonl`.",
-        "",
-        "| room | mutants | noticed | share | 95 % interval (Wilson) |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for room in (*ROOMS, "all"):
-        of_room = [one for one in found if room in ("all", one["file"].split("/")[0])]
-        if of_room:
-            noticed = sum(one["noticed"] for one in of_room)
-            low, high = wilson(noticed, len(of_room))
-            share = f"{noticed / len(of_room):.1%} | {low:.1%} to {high:.1%}"
-            lines.append(f"| {room} | {len(of_room)} | {noticed} | {share} |")
-    survivors = sorted((one for one in found if not one["noticed"]), key=lambda one: one["key"])
-    lines += ["", "## Survivors", "", "| change | tests that ran it | what it is |", "| --- | --- | --- |"]
-    lines += [
-        f"| `{one['key']}` | {one['tests']} | {reasons.get(one['key'], 'not yet looked at')} |"
-        for one in survivors
-    ]
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
