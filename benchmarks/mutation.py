@@ -4,7 +4,7 @@
 `... run --count 420` tries a seeded sample of mutants of `learning/`, `strategies/`, `privacy/` and `data/`,
 stratified by file, each against the fast tests that run its line; a later call goes on where one ended.
 With `--seconds 3` a mutant meets the likeliest tests alone, and `--only survivors` then has the survivors
-meet the others. `... report` states the share noticed with its 95 % interval. None of it is part of the tests.
+meet the others. `... report` states the share noticed with its 95 % interval; no part of it is a test.
 
 The code is changed in a copy below `build/mutation`, never in the checkout. The copy keeps the code with
 which the campaign began, and gets the tests of today when asked. Each mutant runs in a fork of one process

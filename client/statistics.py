@@ -1,4 +1,4 @@
-"""A site's share of a closed-form classifier: sums over its samples' fixed features, and counts beside them.
+"""A site's part of a closed-form classifier: sums over its samples' fixed features, and class counts.
 
 The maps are the same at every site and nothing here trains, so the site answers once a task, whenever it is
 there; what it answers does not depend on when.

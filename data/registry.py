@@ -1,4 +1,4 @@
-"""The class registry: the names that labels stand for, in their order, and the tasks that bring them.
+"""The class registry: class names in their order, and the tasks that introduce them.
 
 It needs no data, so a server without any can build it; it is all that a continued run inherits.
 """

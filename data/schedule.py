@@ -1,4 +1,4 @@
-"""Which classes become known when: the class order and the tasks that cut it.
+"""Which classes each task introduces: the class order, and where it is cut into tasks.
 
 Raw label: index into the source's list of class names. Internal label: position in the class order. Task t,
 counted from 1, owns the internal labels boundaries[t-1] .. boundaries[t] - 1.

@@ -1,4 +1,4 @@
-"""Every kind of data source: who reads it, and which keys of a `data` block mean something to it."""
+"""Every kind of data source: the function that reads it, and the keys of a `data` block that it takes."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Which site has which key: the list that `perennial deploy` writes and the server reads."""
+"""The list of sites and their keys, which `perennial deploy` writes and the server reads."""
 
 import json
 from collections.abc import Mapping

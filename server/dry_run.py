@@ -1,4 +1,4 @@
-"""Whether an experiment's strategy fits its model and data, found out before anything is begun."""
+"""Tries whether an experiment's strategy fits its model and data, before anything starts."""
 
 from collections.abc import Mapping
 

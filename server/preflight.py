@@ -1,4 +1,4 @@
-"""What an experiment must be before anything starts: one function, for `perennial check` and every run."""
+"""The checks of an experiment before anything starts, by one function for `perennial check` and every run."""
 
 from dataclasses import dataclass
 

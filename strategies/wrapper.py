@@ -1,4 +1,4 @@
-"""The base of strategies that hold another one: whatever a wrapper does not change is the inner strategy's.
+"""The base of strategies around another one, to which they forward every hook that they do not change.
 
 A subclass overrides the hooks in which it does something of its own, and calls super() for the rest. A
 wrapper hands the whole round to its base, unless it takes back `train_round` of IncrementalStrategy and folds

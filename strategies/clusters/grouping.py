@@ -1,4 +1,4 @@
-"""Who belongs to which cluster, and when that is found out anew."""
+"""Decides which site belongs to which cluster, and when sites are clustered again."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

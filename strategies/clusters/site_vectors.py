@@ -1,4 +1,4 @@
-"""Asking sites for their sparsity vectors, and believing none that cannot be true."""
+"""Asks sites for their sparsity vectors, and rejects vectors that cannot be true."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

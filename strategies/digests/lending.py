@@ -1,4 +1,4 @@
-"""What sites have lent: who is asked for digests, who declines, who takes them back, and what is kept."""
+"""Lending of digests: which sites are asked, which decline or take theirs back, and what is kept."""
 
 import math
 from functools import cached_property

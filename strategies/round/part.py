@@ -1,4 +1,4 @@
-"""What a strategy hands to one that works inside it."""
+"""The part of a round that a strategy hands to the strategy inside it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Asking sites for their sums, one exchange a task, and for what goes before and after."""
+"""Asks sites for their sums, in one exchange for each task, and for the counts and choices around it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

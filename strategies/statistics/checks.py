@@ -1,4 +1,4 @@
-"""Whether a site's sums can be true: what the constant feature says must agree with what the others do."""
+"""Checks whether a site's sums can be true: those of the constant feature must agree with the others."""
 
 import torch
 
