@@ -68,6 +68,13 @@ class FrozenOutputs:
                 return features, self._teacher.classify(old)
             return features, self._teacher(inputs)
 
+    def remembered(self, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """(B, d) features of the old backbone and (B, M_old) logits of the teacher, where they are known."""
+        return (
+            None if self._old_features is None else self._old_features[rows],
+            None if self._old_logits is None else self._old_logits[rows],
+        )
+
     def _old_of(self, rows: Tensor, inputs: Tensor) -> Tensor | None:
         if self._dual is None:
             return None

@@ -7,11 +7,12 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from perennial.config.run import RunSettings
+from perennial.config.run import CohortPlan, RunSettings
 from perennial.foundation.files import sole_owner
 
 app = ServerApp()
 log = getLogger("flwr").log
+ONE_BY_ONE = CohortPlan()
 
 
 @app.main()
@@ -42,11 +43,16 @@ def log_event(event: dict[str, Any]) -> None:
 
 
 def serve(
-    grid: Grid, context: Context, engine: str, listener: Callable[[dict[str, Any]], None] | None = None
+    grid: Grid,
+    context: Context,
+    engine: str,
+    listener: Callable[[dict[str, Any]], None] | None = None,
+    cohort: CohortPlan = ONE_BY_ONE,
 ) -> dict[str, Any]:
     """Run the experiment that the run config names, to its end; returns the summary.
 
     engine: in-process, ray or grpc, for the record. listener: told every event of the journal.
+    cohort: how many sites the grid lets train in one pass, for the record too.
     """
     import torch
 
@@ -57,5 +63,5 @@ def serve(
     torch.set_num_threads(settings.threads)
     folder = settings.folder(experiment)
     with sole_owner(folder, f"server of {experiment.name}"):
-        run = assemble(grid, experiment, settings, folder, engine, listener)
+        run = assemble(grid, experiment, settings, folder, engine, listener, cohort)
         return run.to_the_end()

@@ -65,6 +65,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     personal_models_sha256: of the sites' own models where their folders lie in the run's, as in simulation;
     deployed sites keep theirs to themselves.
     bytes_up, bytes_down: of the rounds' tensors.
+    cohort: sites that trained in one pass.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
     history, schedule = curriculum.history.data, curriculum.schedule
@@ -74,6 +75,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "experiment": curriculum.experiment.name,
         "seed": curriculum.experiment.seed,
         "engine": engine,
+        "cohort": curriculum.progress.cohort,
         "accuracy_matrix": matrix,
         "average_accuracy": averages,
         "average_incremental_accuracy": average_incremental_accuracy(averages),
