@@ -13,6 +13,7 @@ from torch import Tensor
 from perennial.config.learner import LearnerConfig
 from perennial.learning.batches import TrainingSet
 from perennial.learning.classification import Batch, Loss, classification
+from perennial.learning.cohort_batches import CohortBatch
 from perennial.learning.frozen_outputs import FrozenOutputs
 from perennial.learning.losses import supervised_contrastive
 from perennial.learning.objective import Extra, Term, class_counts, row_terms, teacher_kind
@@ -43,7 +44,9 @@ class CohortObjective:
         self._config, self._network, self._sites, self._teacher = config, network, sites, teacher
         self._first_class, self._extras = first_class, extras
         kind = teacher_kind(config)
-        self._frozen = [FrozenOutputs(model, teacher, kind, each, augmented) for each in data]
+        frozen = [FrozenOutputs(model, teacher, kind, each, augmented) for each in data]
+        self._old_features = _joined([each.old_features for each in frozen])
+        self._old_logits = _joined([each.old_logits for each in frozen])
         self._losses: list[Loss] = []
         for each in data:
             loss = classification(config)
@@ -54,21 +57,15 @@ class CohortObjective:
         self._device = data[0].y.device
         self._layout = lru_cache(maxsize=64)(self._new_layout)
 
-    def __call__(
-        self, rows: Sequence[Tensor], inputs: Tensor, labels: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """(K,) losses with their graph, and (K,) losses over the labels without.
-
-        rows, labels: (B_k,) of each site's batch. inputs: (B, K * C, ...).
-        """
-        sizes = tuple(len(each) for each in labels)
-        layout = self._layout(sizes)
-        self._sites.sizes = sizes
-        features, old_logits = self._features_and_old_logits(rows, inputs)
-        count = len(sizes)
+    def __call__(self, drawn: CohortBatch) -> tuple[Tensor, Tensor]:
+        """(K,) losses with their graph, and (K,) losses over the labels without."""
+        layout = self._layout(drawn.sizes)
+        self._sites.sizes = drawn.sizes
+        features, old_logits = self._features_and_old_logits(drawn)
+        count = len(drawn.sizes)
         batch = Batch(
             as_rows(self._network.classify(features), count),
-            layout.labels(labels),
+            drawn.labels,
             as_rows(features, count),
             old_logits,
             self._first_class,
@@ -89,25 +86,23 @@ class CohortObjective:
             losses = losses + contrast.weight * torch.stack(values)
         return self._with_extras(losses), over_labels
 
-    def _features_and_old_logits(
-        self, rows: Sequence[Tensor], inputs: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def _features_and_old_logits(self, drawn: CohortBatch) -> tuple[Tensor, Tensor | None]:
         """(B, K * d) features, and (B * K, M_old) logits of the teacher or None."""
-        network, count = self._network, len(rows)
-        known = [frozen.remembered(each) for frozen, each in zip(self._frozen, rows, strict=False)]
-        features = [each for each, _ in known if each is not None]
-        logits = [each for _, each in known if each is not None]
-        old = side_by_side(features) if features else None
+        network, count, inputs = self._network, len(drawn.sizes), drawn.inputs
+        old = None
         if self._dual:
             assert isinstance(network, DualBackboneModel)
-            old = network.old_features(inputs) if old is None else old
+            if self._old_features is None:
+                old = network.old_features(inputs)
+            else:
+                old = self._old_features[drawn.rows].flatten(1)
             found = network.fuse(old, network.backbone(inputs))
         else:
             found = network.features(inputs)
         if self._teacher is None:
             return found, None
-        if logits:
-            return found, as_rows(side_by_side(logits), count)
+        if self._old_logits is not None:
+            return found, self._old_logits[drawn.rows].flatten(0, 1)
         with torch.no_grad():
             if self._shares_features:
                 assert old is not None
@@ -132,23 +127,20 @@ class CohortObjective:
         return _Layout(sizes, loss, self._device)
 
 
+def _joined(answers: Sequence[Tensor | None]) -> Tensor | None:
+    """(N, ...) answers for the samples of all sites, or None where they are not known beforehand."""
+    known = [each for each in answers if each is not None]
+    return torch.cat(known) if known else None
+
+
 class _Layout:
     """Where the samples of batches of some sizes lie. loss: for all rows together, or None."""
 
     def __init__(self, sizes: tuple[int, ...], loss: Loss | None, device: torch.device) -> None:
         self.sizes, self.loss = sizes, loss
         counts = torch.tensor(sizes, device=device)
-        self._there = torch.arange(max(sizes), device=device)[:, None] < counts
-        self._shares = self._there / counts
+        self._shares = (torch.arange(max(sizes), device=device)[:, None] < counts) / counts
         """(B, K): what each row counts in the mean of its site."""
-        self._ragged = min(sizes) < max(sizes)
-
-    def labels(self, labels: Sequence[Tensor]) -> Tensor:
-        """(B * K,); a row without a sample has a label that its site holds."""
-        if not self._ragged:
-            return torch.stack(list(labels), dim=1).view(-1)
-        found = torch.nn.utils.rnn.pad_sequence(list(labels))
-        return torch.where(self._there, found, found[0]).view(-1)
 
     def means(self, term: Term) -> Tensor:
         """(K,) means of the sites' own rows."""

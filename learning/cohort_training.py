@@ -7,7 +7,7 @@ than one site alone has them: the results agree with those of `train` and are no
 Symbols: K sites, n samples of a site, P floats of the model, B batch size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -19,7 +19,8 @@ from perennial.config.learner import LearnerConfig
 from perennial.data.config import AugmentationConfig
 from perennial.foundation.errors import DataError
 from perennial.foundation.streams import torch_seed
-from perennial.learning.batches import TrainingSet, shuffled
+from perennial.learning.batches import TrainingSet
+from perennial.learning.cohort_batches import CohortBatches
 from perennial.learning.cohort_objective import CohortObjective
 from perennial.learning.gradient_correction import GradientCorrection
 from perennial.learning.objective import Extra
@@ -27,7 +28,7 @@ from perennial.learning.optimizers import FlatOptimizer
 from perennial.learning.training import TrainingResult, autocast
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
-from perennial.models.stacked import side_by_side, stack
+from perennial.models.stacked import stack
 
 
 @dataclass(frozen=True)
@@ -122,17 +123,16 @@ class _Cohort:
         if any(isinstance(module, nn.Dropout) and module.p for module in self._model.modules()):
             # drawn before the batches are, as for one site
             sites.generators = [self._dropout_stream(member.generator) for member in members]
-        batches = [self._batches(member) for member in members]
-        told = self._told()
+        generators = [member.generator for member in members]
+        batches = CohortBatches(config, datasets, generators, self._augmentation, self._format)
+        told = batches.told()
         totals = torch.zeros(2, len(members), device=before.device)
-        for step in range(self._steps[0]):
-            there = sum(steps > step for steps in self._steps)
+        for step, sizes in enumerate(batches.sizes):
+            there = int(np.count_nonzero(sizes))
             if there < sites.count:
                 before, correction = self._go_on_with(there, optimizer, before, correction)
-            drawn = [next(site) for site in batches[:there]]
-            rows, inputs, labels = zip(*drawn, strict=True)
             with autocast(config, before.device):
-                losses, over_labels = objective(rows, self._together(inputs), labels)
+                losses, over_labels = objective(batches.step(step, there))
             losses.sum().backward()
             if correction is not None:
                 correction.apply(sites.gradient, sites.vector, before)
@@ -149,31 +149,8 @@ class _Cohort:
             for update, end, *measured in zip(updates, ends, means[0], self._steps, means[1], strict=True)
         ]
 
-    def _batches(self, member: Member) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        config = self._config
-        balanced = config.memory is not None and config.memory.balanced
-        for _ in range(config.epochs):
-            yield from shuffled(
-                member.data, config.batch_size, member.generator, self._augmentation, balanced=balanced
-            )
-
-    def _together(self, inputs: Sequence[Tensor]) -> Tensor:
-        """(B, K * C, ...)."""
-        joined = side_by_side(inputs)
-        return joined.contiguous(memory_format=self._format) if joined.dim() == 4 else joined
-
     def _dropout_stream(self, generator: np.random.Generator) -> torch.Generator:
         return torch.Generator(self._starts.device).manual_seed(torch_seed(generator))
-
-    def _told(self) -> Tensor:
-        """(steps, K): the samples of each batch that count in the loss that is told: the last epoch's."""
-        table = np.zeros((self._steps[0], len(self._members)), dtype=np.float32)
-        for place, (member, steps) in enumerate(zip(self._members, self._steps, strict=True)):
-            size, last = self._config.batch_size, steps // self._config.epochs
-            full = np.full(last, size)
-            full[-1] = len(member.data) - size * (last - 1)
-            table[steps - last : steps, place] = full
-        return torch.from_numpy(table).to(self._starts.device)
 
     def _correction(self) -> GradientCorrection | None:
         """The members' corrections in the layout of the stacked vector; they differ in their shifts alone."""

@@ -217,4 +217,4 @@ def as_rows(x: Tensor, count: int) -> Tensor:
 def side_by_side(batches: Sequence[Tensor]) -> Tensor:
     """K batches (B_k, C, ...) as one (B, K * C, ...), the shorter ones filled up with zeros."""
     x = nn.utils.rnn.pad_sequence(list(batches))
-    return x.view(x.shape[0], -1, *x.shape[3:])
+    return x.reshape(x.shape[0], -1, *x.shape[3:])

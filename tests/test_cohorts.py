@@ -225,6 +225,13 @@ def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool, kind: st
     Case(model, config, sets, augmentation, teacher=frozen(before), first_class=4).agrees()
 
 
+@pytest.mark.parametrize("augmented", [False, True])
+def test_inputs_may_lie_with_their_channels_last(augmented: bool) -> None:
+    sets = [replace(samples(size, (3, 8, 8)), channels_last=True) for size in RAGGED]
+    augmentation = AugmentationConfig(crop_padding=2, flip=True) if augmented else None
+    Case(built(SMALL, (3, 8, 8)), learner(), sets, augmentation).agrees()
+
+
 def test_frozen_rows_of_the_head_stay() -> None:
     model = built({"name": "small_cnn", "freeze_old_rows": True}, (1, 8, 8))
     before = built(SMALL, (1, 8, 8), 4)
