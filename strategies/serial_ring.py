@@ -10,7 +10,7 @@ With one segment, a fixed order and no relabelling it is cyclic weight transfer 
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -102,6 +102,7 @@ class SerialRing(IncrementalStrategy):
         """Seconds for a hop under Flower's own start(), which tells a strategy no deadline."""
         self._weighing: Weigh | None = None
         self._weigh_first = False
+        self._tell: tuple[str, ...] = ()
         self.weighed: frozenset[int] = frozenset()
         """Sweeps of this round before, in and after which models are weighed."""
         self._chain = Chain()
@@ -140,9 +141,9 @@ class SerialRing(IncrementalStrategy):
     def renames_neurons(self) -> bool:
         return self.relabel != "none"
 
-    def weigh_by(self, weigh: Weigh, *, first: bool) -> None:
+    def weigh_by(self, weigh: Weigh, *, first: bool, tell: Sequence[str] = ()) -> None:
         """The answer costs no time while a site is at work, except where the sites themselves give it."""
-        self._weighing, self._weigh_first = weigh, first
+        self._weighing, self._weigh_first, self._tell = weigh, first, tuple(tell)
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Run one round: `segments` sweeps over all sites, one message at a time.
@@ -211,7 +212,7 @@ class SerialRing(IncrementalStrategy):
             request,
             site,
             arrays,
-            settings=json.dumps({"turn": turn.model_dump()}),
+            settings=json.dumps({"turn": turn.model_dump()} | ({"tell": self._tell} if self._tell else {})),
             held=holds_previous,
             max_update_norm=self.max_update_norm,
             max_samples=self.bounds.max_samples,

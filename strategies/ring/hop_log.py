@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from perennial.foundation.files import make_folder, replace_file
+from perennial.learning.worth import Worth
 from perennial.protocol.messages import Stamp
 from perennial.protocol.tensors import content_sha256
 from perennial.strategies.base import RoundOutcome
@@ -74,7 +75,7 @@ class RingLog:
     arrays: Mapping[str, Tensor]
     route: list[list[str]] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
-    worth: float | None = None
+    worth: Worth | None = None
     _saved: float = field(default_factory=time.monotonic)
 
     @classmethod
