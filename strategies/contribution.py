@@ -225,6 +225,7 @@ class Contribution(Wrapper):
             weight = self.weight(reply) if self.turns is None else None
             self._updates.setdefault(sweep, Reconstructed(before)).add(reply.site, reply.update, weight)
         null = reply.norm <= self._least_norm
+        self._harm.add_norm(reply.site, reply.bounded)
         if self.turns is None:
             self._count_null(reply.site, null)
         if not self.tests_harm:
@@ -295,12 +296,13 @@ class Contribution(Wrapper):
     def _flag(self, outcome: RoundOutcome) -> None:
         assert self._services is not None
         found = self._harm.accused(self._services.schedule.num_classes(self._services.schedule.count))
-        flags = {site: self._flags[site] for site in self._excluded} | dict.fromkeys(found, "harm")
+        flags = {site: self._flags[site] for site in self._excluded}
+        flags |= {site: accusation.flag for site, accusation in found.items()}
         for site, (null, turns) in self._null.items():
             if turns >= self.least_sweeps and null == turns:
                 flags[site] = "null update"
         for site in sorted(flags.keys() - self._flags.keys()):
-            why = found.get(site, "every update it sent was zero")
+            why = found[site].why if site in found else "every update it sent was zero"
             outcome.warnings.append(f"site {site}: flagged ({flags[site]}): {why}")
         self._flags = flags
         if self.on_flag == "exclude":

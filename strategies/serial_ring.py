@@ -34,6 +34,9 @@ from perennial.strategies.ring.turns import TakesTurns, Weigh
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
 from perennial.strategies.round.services import Services
 
+TELLING = 3
+"""Turns whose median one dishonest site among them does not move."""
+
 
 class SerialRing(IncrementalStrategy):
     """theta goes round all sites once for each segment of their data; what the last one returns is the model.
@@ -162,6 +165,7 @@ class SerialRing(IncrementalStrategy):
             for position, site in enumerate(row)
         ]
         for sweep, position, site in hops[len(log.hops) :]:
+            self._bound_first_turns(log, request)
             log.add(self._hop(grid, request, site, sweep, position, log))
         outcome = self.outcome = log.outcome(request.sites)
         if len(outcome.participants) >= request.quorum:
@@ -174,6 +178,26 @@ class SerialRing(IncrementalStrategy):
             self._cost.add(turns, sent, byte_count(log.arrays), len(request.sites))
         outcome.seconds = time.monotonic() - start
         return outcome
+
+    def _bound_first_turns(self, log: RingLog, request: RoundRequest) -> None:
+        """Bound the turns of a run's first round by those before them, of which no former round tells.
+
+        Nothing bounds the first turns of all. As soon as the next ones show that one of them was too large,
+        the ring begins anew without them.
+        """
+        if self.running is None or not self.running.waiting:
+            return
+        turns = [hop.reply for hop in log.hops if hop.kind == "taken"]
+        self.running.see_all(turns)
+        if len(turns) != TELLING:
+            return
+        largest = max(turns, key=lambda turn: turn.norm)
+        if self.running.exceeds(largest.norm):
+            log.begin_anew(
+                self._first_model(request.arrays),
+                f"the ring began anew, because the update of {largest.site} was above bounds.norm_multiple "
+                f"times the median of the first {TELLING} turns",
+            )
 
     def order(self, request: RoundRequest, sweep: int) -> tuple[str, ...]:
         """The sites in the order of one sweep."""

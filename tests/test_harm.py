@@ -56,11 +56,22 @@ def test_a_site_is_judged_by_the_classes_that_it_holds() -> None:
         test.add("unchanged", [9, 1, 1], [0.0, 0.0, 0.0])
     found = test.accused(classes=3)
     assert found.keys() == {"harms", "harms one"}
-    assert found["harms"] == "20 of 20 turns made the model worse at the classes that it trains on"
-    assert "class 2, one of those that it trains on" in found["harms one"]
+    assert found["harms"].why == "20 of 20 turns made the model worse at the classes that it trains on"
+    assert "class 2, one of those that it trains on" in found["harms one"].why
+    assert {accusation.flag for accusation in found.values()} == {"harm"}
     resumed = HarmTest()
     resumed.load_state_dict(test.state_dict())
     assert resumed.accused(classes=3) == found
+
+
+def test_a_site_most_of_whose_updates_are_above_the_norm_bound_is_named() -> None:
+    test = HarmTest()
+    for number in range(20):
+        test.add_norm("boosts", number > 0)
+        test.add_norm("large", number % 2 == 0)
+    found = test.accused(classes=10)
+    assert found.keys() == {"boosts"} and found["boosts"].flag == "norm"
+    assert found["boosts"].why == "19 of 20 updates were above the norm bound (bounds.norm_multiple)"
 
 
 def test_a_rollback_needs_history_looks_at_the_spread_and_ends() -> None:

@@ -37,7 +37,7 @@ class RunningBounds:
         return wanted and not self.state[NORMS]
 
     def see_all(self, replies: Iterable[Admitted]) -> None:
-        """The replies of a first round, before any of them is bounded."""
+        """The replies of a first round, before any of them is bounded, or the first turns of a ring."""
         self._first = _medians(replies)
 
     def bounded(self, reply: Admitted, scalable: bool) -> Admitted:
@@ -61,13 +61,20 @@ class RunningBounds:
         factor = limit / reply.norm
         update = Tensors({name: tensor * factor for name, tensor in reply.update.items()})
         notes.append(f"{sentence}; scaled down")
-        return replace(reply, update=update, norm=limit, num_examples=samples, notes=tuple(notes))
+        return replace(
+            reply, update=update, norm=limit, num_examples=samples, notes=tuple(notes), bounded=True
+        )
 
     def round_done(self, replies: Iterable[Admitted]) -> None:
         """Remember the medians of a round that came to something; replies: those in the model."""
         for name, value in _medians(replies).items():
             self.state[name] = [*self.state[name], value][-self.config.window :]
         self._first = {}
+
+    def exceeds(self, norm: float) -> bool:
+        """Whether an update of this norm is above the bound."""
+        limit = self._limit(NORMS, self.config.norm_multiple)
+        return limit is not None and norm > limit
 
     def _most_samples(self, site: str) -> int | None:
         if site in self.config.registered:

@@ -15,6 +15,9 @@ from fractions import Fraction
 from math import comb
 from typing import Any
 
+ALL, NORM = "all", "norm"
+"""What a test counts, beside single classes by their labels."""
+
 
 def evidence(turns: int, worse: int) -> Fraction:
     """Likelihood of `worse` of `turns` under a share above one half, over its likelihood at one half.
@@ -32,13 +35,22 @@ def evidence(turns: int, worse: int) -> Fraction:
     return Fraction(tail, (turns + 1) * comb(turns, worse))
 
 
+@dataclass(frozen=True)
+class Accusation:
+    """flag: "harm", or "norm" for updates above the norm bound. why: a sentence for the journal."""
+
+    flag: str
+    why: str
+
+
 @dataclass
 class HarmTest:
     """Evidence against each site, from the change that each of its turns made.
 
-    false_alarm: probability that an honest site is accused at any time of a run. Half of it is spent on all
-    classes that the site trains on, weighted by their samples; the other half on single classes, of which it
-    has an even share at least, so that a site that lies about one class alone is found too.
+    false_alarm: probability that an honest site is accused at any time of a run. A third of it is spent on
+    all classes that the site trains on, weighted by their samples; a third on single classes, of which it has
+    an even share at least, so that a site that lies about one class alone is found too; and a third on norms:
+    a site most of whose updates are above the bound boosts them, unless it honestly has far more samples.
     """
 
     false_alarm: float = 0.01
@@ -59,30 +71,31 @@ class HarmTest:
         if not known:
             return
         samples = sum(count for count, _ in known.values())
-        self._add(site, "all", sum(count * moved for count, moved in known.values()))
+        self._add(site, ALL, sum(count * moved for count, moved in known.values()) < 0)
         for label, (count, moved) in known.items():
             if count * len(known) >= samples:
-                self._add(site, str(label), moved)
+                self._add(site, str(label), moved < 0)
 
-    def _add(self, site: str, what: str, change: float) -> None:
+    def add_norm(self, site: str, above: bool) -> None:
+        """One update. above: whether the norm bound scaled it down."""
+        self._add(site, NORM, above)
+
+    def _add(self, site: str, what: str, bad: bool) -> None:
         counts = self._counts.setdefault(site, {}).setdefault(what, [0, 0])
         counts[0] += 1
-        counts[1] += change < 0
+        counts[1] += bad
 
-    def accused(self, classes: int) -> dict[str, str]:
+    def accused(self, classes: int) -> dict[str, Accusation]:
         """site -> what its turns did, for each site with enough evidence.
 
-        classes: number of classes of the run, over which the second half of false_alarm is divided.
+        classes: number of classes of the run, over which the share of single classes is divided.
         """
-        found: dict[str, str] = {}
+        found: dict[str, Accusation] = {}
         for site, tests in sorted(self._counts.items()):
-            for what, (turns, worse) in tests.items():
-                alpha = self.false_alarm / 2 / (1 if what == "all" else classes)
-                if 2 * worse > turns and evidence(turns, worse) > 1 / alpha:
-                    where = "the classes" if what == "all" else f"class {what}, one of those"
-                    found.setdefault(
-                        site, f"{worse} of {turns} turns made the model worse at {where} that it trains on"
-                    )
+            for what, (turns, bad) in sorted(tests.items(), key=lambda test: test[0] != ALL):
+                alpha = self.false_alarm / 3 / (1 if what in (ALL, NORM) else classes)
+                if 2 * bad > turns and evidence(turns, bad) > 1 / alpha:
+                    found.setdefault(site, _accusation(what, turns, bad))
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,3 +103,12 @@ class HarmTest:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._counts = {site: {what: list(n) for what, n in tests.items()} for site, tests in state.items()}
+
+
+def _accusation(what: str, turns: int, bad: int) -> Accusation:
+    if what == NORM:
+        return Accusation(
+            "norm", f"{bad} of {turns} updates were above the norm bound (bounds.norm_multiple)"
+        )
+    where = "the classes" if what == ALL else f"class {what}, one of those"
+    return Accusation("harm", f"{bad} of {turns} turns made the model worse at {where} that it trains on")
