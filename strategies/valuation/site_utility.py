@@ -60,6 +60,11 @@ class SiteJudge:
 
 def site_judge(services: Services, estimator: str, utility: str) -> SiteJudge:
     """What measures models if the server has no samples. Raises ConfigError if sites cannot either."""
+    if services.experiment.evaluation.noise_multiplier is not None:
+        raise ConfigError(
+            "strategy: contribution found no held-out samples at the server, and would have every site count "
+            "with noise after each turn; allowed with data.test_fraction above 0 and evaluation.central true"
+        )
     if estimator != "online" or utility != "accuracy" or not services.experiment.evaluation.federated:
         raise ConfigError(
             f"strategy: contribution found no held-out samples at the server, estimator {estimator!r}, "
