@@ -63,9 +63,7 @@ class Cell:
         ]
 
 
-CELLS = [
-    Cell(sites, alpha, tasks) for tasks in (1, 5) for sites in (8, 20) for alpha in (1.0, 0.5, 0.3, 0.1)
-]
+CELLS = [Cell(sites, alpha, tasks) for tasks in (1, 5) for sites in (8, 20) for alpha in (1.0, 0.5, 0.3, 0.1)]
 
 
 def planned() -> Iterator[tuple[Cell, int, str]]:
@@ -155,8 +153,8 @@ def page(runs: Sequence[dict[str, Any]]) -> str:
         [
             "# Whom a ring accuses, rightly and wrongly",
             "",
-            f"`python -m perennial.benchmarks.detection_fairness`, {len(runs)} of {len(list(planned()))} runs; "
-            f"intervals are exact at {CONFIDENCE:.0%}.",
+            f"`python -m perennial.benchmarks.detection_fairness`, {len(runs)} of {len(list(planned()))} "
+            f"runs; intervals are exact at {CONFIDENCE:.0%}.",
             "",
             "Digits, `contribution` around a ring of 4 segments, every sweep valued, one site of 8 or 20 "
             "dishonest. Wrongly accused: honest sites with any flag, over the runs without attack and with "

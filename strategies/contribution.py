@@ -225,7 +225,7 @@ class Contribution(Wrapper):
             weight = self.weight(reply) if self.turns is None else None
             self._updates.setdefault(sweep, Reconstructed(before)).add(reply.site, reply.update, weight)
         null = reply.norm <= self._least_norm
-        self._harm.add_norm(reply.site, reply.bounded)
+        self._harm.add_norm(reply.site, reply.scaled)
         if self.turns is None:
             self._count_null(reply.site, null)
         if not self.tests_harm:

@@ -30,8 +30,8 @@ SAVE_EVERY = 1.0
 class Hop:
     """One hop.
 
-    kind: taken into the model or why not. received, sent: bytes. notes: what bounds changed. facts: of
-    whoever watches.
+    kind: taken into the model or why not. received, sent: bytes. notes, scaled, capped: what bounds changed.
+    facts: of whoever watches.
     """
 
     site: str
@@ -45,6 +45,8 @@ class Hop:
     received: int = 0
     sent: int = 0
     notes: Sequence[str] = ()
+    scaled: bool = False
+    capped: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -62,6 +64,8 @@ class Hop:
             received,
             sent,
             reply.notes,
+            reply.scaled,
+            reply.capped,
             facts,
         )
 
@@ -180,4 +184,6 @@ def _together(site: str, hops: list[Hop]) -> Admitted:
         sum(hop.num_examples for hop in own),
         loss,
         sum(hop.steps for hop in own),
+        scaled=any(hop.scaled for hop in own),
+        capped=any(hop.capped for hop in own),
     )
