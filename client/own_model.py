@@ -1,7 +1,7 @@
 """A site's own model: the shared layers of its cluster and its own layers, in a file that can be served."""
 
 from perennial.client.class_means import own_class_means
-from perennial.client.handlers import held_out_counts
+from perennial.client.evaluation import held_out_counts
 from perennial.client.kept_model import keep_own_model
 from perennial.client.own_layers import with_own_layers
 from perennial.client.policy import check_answer

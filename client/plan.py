@@ -177,11 +177,20 @@ class Plan:
             )
         if isinstance(request, TrainRequest):
             self._check_settings(request)
+        if isinstance(request, EvaluateRequest) and request.tables:
+            self._check_tables(request)
         if isinstance(request, StatisticsRequest) and (request.weights is None) != (
             self._head != "balanced_ridge"
         ):
             raise PolicyRefusal("weights: the approved experiment has them with head balanced_ridge alone")
         return kind
+
+    def _check_tables(self, request: EvaluateRequest) -> None:
+        if not self.experiment.evaluation.measures or request.round not in self.last_rounds:
+            raise PolicyRefusal(
+                "tables: the approved experiment asks for them at the end of a task, where it has "
+                "evaluation.measures"
+            )
 
     @property
     def _head(self) -> str:

@@ -83,6 +83,12 @@ class EvaluationConfig(BaseModel):
     """On the server's test set, where it has one."""
     federated: bool = True
     """At the sites, on their held-out samples, at the end of each task."""
+    measures: bool = True
+    """Beside right answers, the tables of which sensitivity, AUROC, calibration and more are made; a site
+    sends its own if its policy answers measures."""
+    coverage: float | None = Field(default=None, gt=0, lt=1)
+    """Make prediction sets that hold the true class with this probability; needs
+    data.calibration_fraction."""
 
 
 class AbsenceConfig(BaseModel):
@@ -198,6 +204,23 @@ class Experiment(BaseModel):
                 "evaluation.federated: sites would release counts that no accountant covers; with "
                 f"privacy.mode {self.privacy.mode!r} set evaluation.federated to false, "
                 "or privacy.allow_unaccounted_metrics to true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _prediction_sets_are_calibrated(self) -> "Experiment":
+        evaluation = self.evaluation
+        if evaluation.coverage is None:
+            return self
+        if self.data.calibration_fraction == 0:
+            raise ValueError(
+                "data.calibration_fraction: missing; evaluation.coverage needs samples that nothing else is "
+                "fitted to, 0.1 of them for instance"
+            )
+        if not (evaluation.federated and evaluation.measures):
+            raise ValueError(
+                "evaluation.coverage: needs evaluation.federated and evaluation.measures, because sites hold "
+                "the calibration samples"
             )
         return self
 

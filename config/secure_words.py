@@ -3,7 +3,7 @@
 Both sides of the wire use it. Statistics beside updates are 64-bit words.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,22 +115,22 @@ class UpdateWords:
         return total, int(signed[sum(sizes)]), within
 
 
-def count_words(correct: list[int], total: list[int]) -> Words:
-    """(2 M,) words of counts for each class."""
-    return np.array([*correct, *total], dtype=np.uint64)
+def evaluation_words(correct: Sequence[int], total: Sequence[int], beside: Sequence[int] = ()) -> Words:
+    """(2 M + n,) words of right answers and samples of each class, and of n more counts."""
+    return np.array([*correct, *total, *beside], dtype=np.uint64)
 
 
-def counts_of(words: Words, classes: int) -> tuple[list[int], list[int]]:
-    """What count_words() made words of, summed. Raises ValueError when it is not that."""
+def evaluation_of(words: Words, classes: int) -> tuple[list[int], list[int], list[int]]:
+    """What evaluation_words() made words of, summed. Raises ValueError when it is not that."""
     numbers = [int(word) for word in words]
-    correct, total = numbers[:classes], numbers[classes:]
+    correct, total, beside = numbers[:classes], numbers[classes : 2 * classes], numbers[2 * classes :]
     if (
         len(total) != classes
         or any(a > b for a, b in zip(correct, total, strict=True))
-        or max(total) >= 2**62
+        or max(total + beside) >= 2**62
     ):
         raise ValueError("counts: they are no sum of right answers and samples of each class")
-    return correct, total
+    return correct, total, beside
 
 
 def class_sum_words(sums: Mapping[str, Tensor]) -> Words:

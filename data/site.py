@@ -10,14 +10,16 @@ from torch import Tensor
 
 from perennial.data.splits import KeyedHash
 
-Part = Literal["train", "validation", "test"]
+Part = Literal["train", "validation", "calibration", "test"]
+NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class SiteData:
     """x: all samples, uint8 (N, C, H, W) or float32; simulated sites share it. y: (N,) internal labels.
 
-    train, validation, test: sorted int64 indices of this site's samples in x and y, disjoint.
+    train, validation, calibration, test: sorted int64 indices of this site's samples in x and y, disjoint.
+    Calibration samples serve the thresholds of prediction sets and nothing else.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
     keyed: by which samples were divided, and are chosen as exemplars.
     columns: of a table, feature column -> "numeric" or its categories.
@@ -36,6 +38,7 @@ class SiteData:
     columns: Mapping[str, str | Sequence[str]] | None = None
     notes: tuple[str, ...] = ()
     patients: bool = False
+    calibration: Tensor = NOTHING
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -44,7 +47,8 @@ class SiteData:
 
     def part(self, part: Part) -> Tensor:
         """Places of the samples of one part."""
-        return {"train": self.train, "validation": self.validation, "test": self.test}[part]
+        indices: Tensor = getattr(self, part)
+        return indices
 
     def task_indices(self, part: Part, low: int, high: int) -> Tensor:
         """Places of the samples of one part whose internal label is in low .. high - 1."""
@@ -55,6 +59,19 @@ class SiteData:
     def counts(self, part: Part, num_classes: int) -> Tensor:
         """(num_classes,) int64 samples of each of the first classes in one part."""
         return torch.bincount(self.y[self.task_indices(part, 0, num_classes)], minlength=num_classes)
+
+    def one_of_each_patient(self, indices: Tensor) -> Tensor:
+        """One index for each patient among them, chosen by the hash of the sample; all where none is named.
+
+        Samples of one patient are alike, so a guarantee that counts samples needs different patients.
+        """
+        if not self.patients or len(indices) == 0:
+            return indices
+        chosen: dict[int, tuple[str, int]] = {}
+        for patient, place in zip(self.keyed.numbered(indices).tolist(), indices.tolist(), strict=True):
+            key = (self.sample_hash(place), place)
+            chosen[patient] = min(chosen.get(patient, key), key)
+        return torch.tensor(sorted(place for _, place in chosen.values()), dtype=torch.int64)
 
     def sample_hash(self, place: int) -> str:
         """sha256 (hex) of a sample's raw bytes: the same wherever the sample is found again."""

@@ -7,12 +7,11 @@ from typing import Any, TypeVar
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.config.secure_words import class_sums_of, counts_of
+from perennial.config.secure_words import class_sums_of, evaluation_of
 from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest, Maskable
 from perennial.protocol.tensors import content_sha256
 from perennial.server.class_means import unit_means
-from perennial.server.evaluation import Counts
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.secure.store import Opened
 
@@ -21,13 +20,16 @@ Requests = Sequence[tuple[str, int, Request]]
 Note = Callable[[str, str], None]
 
 
-def opened_counts(
+def opened_evaluation(
     sums: MaskedSums, grid: Grid, requests: Requests[EvaluateRequest], deadline: float, note: Note
-) -> Counts | None:
-    """Right answers and samples of each class over all sites; None, with a note, when no sum was opened."""
+) -> tuple[list[int], list[int], list[int]] | None:
+    """(right answers, samples of each class, other counts) over all sites.
+
+    None, with a note, when no sum was opened.
+    """
     try:
         opened = _opened(sums, grid, "evaluation", requests, deadline, note)
-        return counts_of(opened.words, requests[0][2].num_classes)
+        return evaluation_of(opened.words, requests[0][2].num_classes)
     except (NotEnough, ValueError) as missing:
         note("evaluation", str(missing))
         return None

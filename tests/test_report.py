@@ -33,7 +33,7 @@ def test_the_page_has_the_headline_numbers_and_every_common_section(tmp_path: Pa
         "seed 1",
         "in-process engine",
         "21 November 2026, 03:31 UTC",
-        "After 3 tasks and 3 rounds at 2 sites, the model tells all 3 classes apart with 70.0",
+        "After 3 tasks and 3 rounds at 2 sites, the model is right in 70.0",
         "it has lost 25.0 points of its best",
         "76.7",
         "9.0",

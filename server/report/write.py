@@ -24,6 +24,7 @@ from perennial.server.report.markup import (
 )
 from perennial.server.report.method_blocks import BLOCKS
 from perennial.server.report.page import page
+from perennial.server.report.recognition import recognition
 from perennial.server.report.sections import accuracy, cost, origin, privacy, sites, training
 from perennial.server.run_record import Run, read_run
 
@@ -47,7 +48,16 @@ def _sections(run: Run) -> list[Section]:
     blocks = [
         show(run.blocks[name], run) for name, show in BLOCKS.items() if run.blocks.get(name) is not None
     ]
-    every = [accuracy(run), training(run), sites(run), privacy(run), cost(run), *blocks, origin(run)]
+    every = [
+        recognition(run),
+        accuracy(run),
+        training(run),
+        sites(run),
+        privacy(run),
+        cost(run),
+        *blocks,
+        origin(run),
+    ]
     return [section for section in every if section is not None]
 
 
@@ -78,9 +88,18 @@ def _header(run: Run) -> Markup:
     return join(
         [
             element("ul", facts, "facts"),
+            _alarms(run),
             element("p", _story(run), "story"),
             element("dl", join(cards), "cards"),
         ]
+    )
+
+
+def _alarms(run: Run) -> Markup:
+    """What is wrong with the model, before anything else is said."""
+    wrong = run.measures.headline[:-1] if run.measures is not None else []
+    return (
+        element("div", join([element("p", sentence) for sentence in wrong]), "alarms") if wrong else Markup()
     )
 
 
@@ -126,7 +145,11 @@ def _story(run: Run) -> str:
     after = f"After {course} at {plural(len(summary.sites), 'site')}"
     if summary.final_accuracy is None:
         return f"{after}, nobody measured how well the model tells {known} apart."
-    sentences = [f"{after}, the model tells {known} apart with {percent(summary.final_accuracy)} accuracy."]
+    if run.measures is not None and run.measures.headline:
+        figures = run.measures.headline[-1]
+        sentences = [f"{after}: {figures[0].lower()}{figures[1:]}"]
+    else:
+        sentences = [f"{after}, the model is right in {percent(summary.final_accuracy)} over {known}."]
     if tasks > 1 and summary.forgetting is not None:
         change = f"{100 * abs(summary.forgetting):.1f} points"
         if summary.forgetting >= 0:
