@@ -162,7 +162,7 @@ def finish_task(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the model on held-out samples."""
 
-    return _answer_at_site(message, context, EvaluateRequest, "evaluation:answer_evaluate")
+    return _answer_at_site(message, context, EvaluateRequest, "handlers:answer_evaluate")
 
 
 @app.query("digest")

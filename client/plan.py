@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from perennial.client.ring_turn import turn_of
+from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
 from perennial.config.turn import USUAL_SEGMENTS
 from perennial.data.registry import Registry
@@ -186,7 +187,7 @@ class Plan:
         return kind
 
     def _check_tables(self, request: EvaluateRequest) -> None:
-        if not self.experiment.evaluation.measures or request.round not in self.last_rounds:
+        if not asks_for_tables(self.experiment) or request.round not in self.last_rounds:
             raise PolicyRefusal(
                 "tables: the approved experiment asks for them at the end of a task, where it has "
                 "evaluation.measures"

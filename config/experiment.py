@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
+from perennial.config.evaluation import EvaluationConfig, require_calibration, require_covered_counts
 from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
@@ -72,23 +73,6 @@ class RoundsConfig(BaseModel):
     """Seconds to wait for them, and for a quorum of sites to come back when a round finds fewer connected."""
     max_skipped: int = Field(default=3, ge=1)
     """Skipped rounds in a row after which the run stops with an error (it can be resumed)."""
-
-
-class EvaluationConfig(BaseModel):
-    """When and where the model is measured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    every: Literal["task", "round"] = "task"
-    central: bool = True
-    """On the server's test set, where it has one."""
-    federated: bool = True
-    """At the sites, on their held-out samples, at the end of each task."""
-    measures: bool = True
-    """Beside right answers, the tables of which sensitivity, AUROC, calibration and more are made; a site
-    sends its own if its policy answers measures."""
-    coverage: float | None = Field(default=None, gt=0, lt=1)
-    """Make prediction sets that hold the true class with this probability; needs
-    data.calibration_fraction."""
 
 
 class AbsenceConfig(BaseModel):
@@ -194,34 +178,9 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _private_metrics(self) -> "Experiment":
-        if (
-            self.privacy.mode != "none"
-            and self.evaluation.federated
-            and not self.privacy.allow_unaccounted_metrics
-        ):
-            raise ValueError(
-                "evaluation.federated: sites would release counts that no accountant covers; with "
-                f"privacy.mode {self.privacy.mode!r} set evaluation.federated to false, "
-                "or privacy.allow_unaccounted_metrics to true"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _prediction_sets_are_calibrated(self) -> "Experiment":
-        evaluation = self.evaluation
-        if evaluation.coverage is None:
-            return self
-        if self.data.calibration_fraction == 0:
-            raise ValueError(
-                "data.calibration_fraction: missing; evaluation.coverage needs samples that nothing else is "
-                "fitted to, 0.1 of them for instance"
-            )
-        if not (evaluation.federated and evaluation.measures):
-            raise ValueError(
-                "evaluation.coverage: needs evaluation.federated and evaluation.measures, because sites hold "
-                "the calibration samples"
-            )
+    def _counts_are_covered(self) -> "Experiment":
+        require_covered_counts(self)
+        require_calibration(self)
         return self
 
     @model_validator(mode="after")

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.models.sum_grid import SumGrid
+from perennial.privacy.discrete_gaussian import Integers
+from perennial.privacy.noised_counts import in_samples
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.shared_noise import SharedNoise
 
@@ -115,22 +117,33 @@ class UpdateWords:
         return total, int(signed[sum(sizes)]), within
 
 
-def evaluation_words(correct: Sequence[int], total: Sequence[int], beside: Sequence[int] = ()) -> Words:
-    """(2 M + n,) words of right answers and samples of each class, and of n more counts."""
+def count_words(correct: Sequence[int], total: Sequence[int], beside: Sequence[int] = ()) -> Words:
+    """(2 M + n,) words of exact counts of each class, and of n more counts."""
     return np.array([*correct, *total, *beside], dtype=np.uint64)
 
 
-def evaluation_of(words: Words, classes: int) -> tuple[list[int], list[int], list[int]]:
-    """What evaluation_words() made words of, summed. Raises ValueError when it is not that."""
+def cell_words(cells: Integers) -> Words:
+    """(2 M,) words of noised counts, right and wrong ones of each class, in steps."""
+    return cells.view(np.uint64)
+
+
+def counts_of(
+    words: Words, classes: int, *, noised: bool, beside: int = 0
+) -> tuple[list[int], list[int], list[int]]:
+    """Right answers and samples of each class and other counts, of the sum of count_words().
+
+    noised: of cell_words(), which have none beside them. beside: how many there are.
+    Raises ValueError when it is not that.
+    """
+    if len(words) != 2 * classes + beside:
+        raise ValueError(f"words: found {len(words)}, expected {2 * classes + beside}")
+    if noised:
+        return *in_samples(words.view(np.int64)), []
     numbers = [int(word) for word in words]
-    correct, total, beside = numbers[:classes], numbers[classes : 2 * classes], numbers[2 * classes :]
-    if (
-        len(total) != classes
-        or any(a > b for a, b in zip(correct, total, strict=True))
-        or max(total + beside) >= 2**62
-    ):
+    correct, total, others = numbers[:classes], numbers[classes : 2 * classes], numbers[2 * classes :]
+    if any(a > b for a, b in zip(correct, total, strict=True)) or max(total + others) >= 2**62:
         raise ValueError("counts: they are no sum of right answers and samples of each class")
-    return correct, total, beside
+    return correct, total, others
 
 
 def class_sum_words(sums: Mapping[str, Tensor]) -> Words:

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.splits import KeyedHash
+from perennial.data.splits import KeyedHash, Purpose, content_groups
 
 Part = Literal["train", "validation", "calibration", "test"]
 NOTHING = torch.empty(0, dtype=torch.int64)
@@ -60,18 +61,16 @@ class SiteData:
         """(num_classes,) int64 samples of each of the first classes in one part."""
         return torch.bincount(self.y[self.task_indices(part, 0, num_classes)], minlength=num_classes)
 
-    def one_of_each_patient(self, indices: Tensor) -> Tensor:
-        """One index for each patient among them, chosen by the hash of the sample; all where none is named.
+    def one_of_each_patient(self, rows: Tensor, purpose: Purpose = "counts") -> Tensor:
+        """(p,) of the rows: of each patient's the one whose content has the lowest keyed hash.
 
-        Samples of one patient are alike, so a guarantee that counts samples needs different patients.
+        What other patients have decides nothing about it.
         """
-        if not self.patients or len(indices) == 0:
-            return indices
-        chosen: dict[int, tuple[str, int]] = {}
-        for patient, place in zip(self.keyed.numbered(indices).tolist(), indices.tolist(), strict=True):
-            key = (self.sample_hash(place), place)
-            chosen[patient] = min(chosen.get(patient, key), key)
-        return torch.tensor(sorted(place for _, place in chosen.values()), dtype=torch.int64)
+        patients = self.keyed.numbered(rows).numpy()
+        contents = KeyedHash(self.keyed.key, content_groups(self.x[rows]))
+        order = np.lexsort((contents.values(purpose, np.arange(len(rows))), patients))
+        _, first = np.unique(patients[order], return_index=True)
+        return rows[torch.from_numpy(np.sort(order[first]))]
 
     def sample_hash(self, place: int) -> str:
         """sha256 (hex) of a sample's raw bytes: the same wherever the sample is found again."""

@@ -15,11 +15,13 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.config import charges
+from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
+from perennial.learning.evaluation_tables import MOST_CLASSES
 from perennial.protocol.messages import (
     EvaluateRequest,
     FinishTaskReply,
@@ -41,7 +43,7 @@ from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
 from perennial.server.run_measures import TaskMeasures
 from perennial.server.shared_clipping import SharedClipping
-from perennial.server.site_evaluation import SiteEvaluation, evaluate_at_sites
+from perennial.server.site_counts import SiteCounts, ask_for_counts
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
@@ -277,13 +279,13 @@ class Curriculum:
         sites = self._available(progress.round)
         holders, means = self._finished(sites, finished.sha256)
         self.class_means = means
-        told = self._at_sites(sites, means) if self.experiment.evaluation.federated else SiteEvaluation()
+        told = self._site_counts(sites, means)
         scored = self.measuring.score(self.model.loaded, task, means)
-        counts = self._central_counts(task, means) if scored is None else (scored.correct, scored.total)
+        central = self._central_counts(task, means) if scored is None else (scored.correct, scored.total)
         facts = self.history.task_done(
             self.schedule.boundaries[: task + 1],
-            counts,
-            told.counts,
+            central,
+            told,
             (exchange.bytes_up, exchange.bytes_down),
         )
         self.measuring.write(task, scored, told, one_classifier=self.one_classifier)
@@ -337,22 +339,29 @@ class Curriculum:
             charge = [charges.class_means(self.experiment, self.progress.run)]
             self.releases.asked(self.progress.round, sites, charge)
 
-    def _at_sites(self, sites: Sites, means: Tensor | None) -> SiteEvaluation:
+    @property
+    def one_classifier(self) -> bool:
+        """Whether the saved model answers as the one that sites judged: not if each has its own means."""
+        return self.experiment.learner.classifier != "nearest_mean" or self.class_means is not None
+
+    def _site_counts(self, sites: Sites, means: Tensor | None) -> SiteCounts:
+        """Counts on the sites' held-out samples, where the experiment asks for them."""
+        experiment = self.experiment
+        if not experiment.evaluation.federated:
+            return SiteCounts({})
+        if experiment.evaluation.noise_multiplier is not None:
+            charge = [charges.evaluation(experiment, self.progress.run)]
+            self.releases.asked(self.progress.round, sites, charge)
+        classes = self.schedule.num_classes(self.progress.task)
         fields = {
             "class_means": None if means is None else Tensors(means=means),
-            "tables": self.experiment.evaluation.measures,
+            "tables": asks_for_tables(experiment) and classes <= MOST_CLASSES,
         }
         requests = [
             (site, node, EvaluateRequest(**self._with_previous(site), **fields))
             for site, node in sites.items()
         ]
-        deadline = self.experiment.rounds.deadline
-        return evaluate_at_sites(self._grid, self._exchange, requests, self.sums, deadline, self._note_drop)
-
-    @property
-    def one_classifier(self) -> bool:
-        """Whether the saved model answers as the one that sites judged: not if each has its own means."""
-        return self.experiment.learner.classifier != "nearest_mean" or self.class_means is not None
+        return ask_for_counts(experiment, self._grid, self._exchange, requests, self.sums, self._note_drop)
 
     def _with_previous(self, site: str) -> dict[str, Any]:
         """Fields that finish-task and evaluate requests share.

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.config.secure_words import class_sums_of, evaluation_of
+from perennial.config.secure_words import class_sums_of, counts_of
 from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest, Maskable
 from perennial.protocol.tensors import content_sha256
@@ -20,16 +20,24 @@ Requests = Sequence[tuple[str, int, Request]]
 Note = Callable[[str, str], None]
 
 
-def opened_evaluation(
-    sums: MaskedSums, grid: Grid, requests: Requests[EvaluateRequest], deadline: float, note: Note
+def opened_counts(
+    sums: MaskedSums,
+    grid: Grid,
+    requests: Requests[EvaluateRequest],
+    deadline: float,
+    note: Note,
+    *,
+    noised: bool,
+    beside: int = 0,
 ) -> tuple[list[int], list[int], list[int]] | None:
     """(right answers, samples of each class, other counts) over all sites.
 
-    None, with a note, when no sum was opened.
+    None, with a note, when no sum was opened. noised: whether the experiment has sites add noise, so that any
+    count can be negative. beside: how many other counts there are.
     """
     try:
         opened = _opened(sums, grid, "evaluation", requests, deadline, note)
-        return evaluation_of(opened.words, requests[0][2].num_classes)
+        return counts_of(opened.words, requests[0][2].num_classes, noised=noised, beside=beside)
     except (NotEnough, ValueError) as missing:
         note("evaluation", str(missing))
         return None

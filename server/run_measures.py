@@ -25,7 +25,7 @@ from perennial.server.measures.assemble import (
 )
 from perennial.server.measures.headline import headline
 from perennial.server.measures.record import Measures, write_measures
-from perennial.server.site_evaluation import SiteEvaluation
+from perennial.server.site_counts import SiteCounts
 
 
 class TaskMeasures:
@@ -43,7 +43,7 @@ class TaskMeasures:
             return None
         return score_centrally(model(), self._test, classes, means)
 
-    def write(self, task: int, scored: Scored | None, told: SiteEvaluation, *, one_classifier: bool) -> None:
+    def write(self, task: int, scored: Scored | None, told: SiteCounts, *, one_classifier: bool) -> None:
         """Write measures.json. scored: as score() gave it. told: by the sites."""
         schedule = self._registry.schedule
         classes = schedule.num_classes(task)
@@ -64,7 +64,7 @@ def task_measures(
     classes: list[str],
     central: Scored | None,
     patients: np.ndarray | None,
-    sites: SiteEvaluation,
+    sites: SiteCounts,
     *,
     one_classifier: bool = True,
 ) -> Measures | None:
@@ -74,7 +74,7 @@ def task_measures(
     intervals come from drawing patients. sites: what they told. one_classifier: whether sites judged the
     model with the classifier that the server has, and not each with class means of its own.
     """
-    tables = _combined(central, sites.tables if one_classifier or central is None else None)
+    tables = _combined(central, sites.tables.total if one_classifier or central is None else None)
     if tables is None:
         return None
     temperature = calibration(tables).temperature
@@ -95,7 +95,7 @@ def task_measures(
         classes=by_class,
         confusion=tables.confusion.tolist(),
         calibration=calibration(tables, intervals),
-        sites=part_measures(sites.by_site, classes),
+        sites=part_measures(sites.tables.by_site, classes),
         prediction_sets=None
         if coverage is None
         else prediction_sets(tables, classes, coverage, _void(sites, one_classifier)),
@@ -121,12 +121,12 @@ def _combined(central: Scored | None, told: EvaluationTables | None) -> Evaluati
     )
 
 
-def _void(sites: SiteEvaluation, one_classifier: bool) -> str:
-    if sites.tables is None:
+def _void(sites: SiteCounts, one_classifier: bool) -> str:
+    if sites.tables.total is None:
         return "no site sent calibration counts"
     if not one_classifier:
         return "each site classifies by class means of its own, so there is no one model to calibrate"
-    if sites.suppressed:
+    if sites.tables.suppressed:
         return (
             "some sites keep small counts to themselves, so the calibration samples are not those of all "
             "patients, and the stated coverage is not guaranteed"
@@ -134,10 +134,10 @@ def _void(sites: SiteEvaluation, one_classifier: bool) -> str:
     return ""
 
 
-def _notes(experiment: Experiment, central: Scored | None, sites: SiteEvaluation) -> list[str]:
+def _notes(experiment: Experiment, central: Scored | None, sites: SiteCounts) -> list[str]:
     notes = []
-    if sites.counts and sites.told and central is None and sites.tables is not None:
-        rest = sites.held_out - sites.tables.samples
+    if central is None and sites.tables.total is not None:
+        rest = sites.held_out - sites.tables.total.samples
         if rest > 0:
             notes.append(
                 f"{rest:,} of {sites.held_out:,} held-out samples are at sites whose policy does not answer "

@@ -90,12 +90,16 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
 
     Accuracies are central if the server has a test set, otherwise the sites' pooled; null if nothing was
     measured.
+    unbalanced: whether balanced_accuracy is the figure to report, because the held-out samples of the classes
+    differ too much in number.
     model_sha256: of the names, shapes and values of the tensors that travel, by which runs are compared bit
     for bit. model_file_sha256 is that of model.safetensors as `sha256sum` shows it: class names, settings and
     layers that never travel are in it too.
     group_models_sha256: of the models of groups that the server keeps.
     personal_models_sha256: of the sites' own models where their folders lie in the run's, as in simulation;
     deployed sites keep theirs to themselves.
+    federated_interval: 95 % of federated_accuracy, for the sampling of held-out patients and for noise.
+    federated_noise: standard deviation of the noise on a count, of each task; null where it was exact.
     bytes_up, bytes_down: of the rounds' tensors.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
@@ -111,10 +115,13 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "average_incremental_accuracy": average_incremental_accuracy(averages),
         "final_accuracy": averages[-1],
         "balanced_accuracy": history["balanced"],
+        "unbalanced": history.get("unbalanced", False),
         "class_accuracy": history["class_accuracy"],
         "forgetting": forgetting(matrix),
         "backward_transfer": backward_transfer(matrix),
         "federated_accuracy": history["federated"],
+        "federated_interval": history["federated_interval"],
+        "federated_noise": history["federated_noise"],
         "rounds": curriculum.progress.round,
         "accuracy_by_round": [accuracy for accuracy, _ in history["by_round"]],
         "bytes_by_round": [sent for _, sent in history["by_round"]],

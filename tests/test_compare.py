@@ -42,6 +42,25 @@ def test_a_comparison_gives_means_sample_deviations_and_paired_differences(tmp_p
     assert str(ours_row.over_tasks[2]) == "80.0 ± 10.0"
 
 
+def test_classes_of_very_different_size_are_compared_by_balanced_accuracy_first(tmp_path: Path) -> None:
+    many = write_run(tmp_path / "many", [], "seed: 1\n", experiment="many", balanced_accuracy=[0.9, 0.5, 0.4])
+    fair = write_run(
+        tmp_path / "fair",
+        [],
+        "seed: 1\n",
+        experiment="fair",
+        final_accuracy=0.6,
+        balanced_accuracy=[0.9, 0.6, 0.5],
+        unbalanced=True,
+    )
+    comparison = compare([many, fair], tmp_path)
+    assert [row.experiment for row in comparison.rows] == ["fair", "many"]
+    columns, cells = comparison.cells()
+    assert columns[2:4] == ["final balanced accuracy", "final accuracy"]
+    assert cells[0][2:4] == ["50.0", "60.0"]
+    assert "Best final balanced accuracy: fair, 50.0 %" in Page(comparison.page).text
+
+
 def test_a_comparison_as_text_is_markdown(tmp_path: Path) -> None:
     runs = [*seeds(tmp_path, "a|b<i>", {1: 0.8, 2: 0.9}), *seeds(tmp_path, "plain", {1: 0.3})]
     lines = str(compare(runs, tmp_path / "page.html")).splitlines()

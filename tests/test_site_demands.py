@@ -15,8 +15,7 @@ import yaml
 from perennial.cli.check import check_command
 from perennial.client.class_means import release_class_sums
 from perennial.client.digests import answer_digest
-from perennial.client.evaluation import answer_evaluate
-from perennial.client.handlers import answer_train
+from perennial.client.handlers import answer_evaluate, answer_train
 from perennial.client.identity import Identity
 from perennial.client.own_model import answer_personal_model
 from perennial.client.release import check_reply

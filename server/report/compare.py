@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from perennial.foundation.files import replace_file
-from perennial.server.report.comparison import MEASURES, Comparison, Row, compared
+from perennial.server.report.comparison import Comparison, Row, compared
 from perennial.server.report.comparison_sites import site_figure
 from perennial.server.report.markup import (
     MISSING,
@@ -42,10 +42,11 @@ def _page(comparison: Comparison) -> bytes:
     runs = sum(len(row.runs) for row in rows)
     facts = [plural(len(rows), "experiment"), plural(runs, "run")]
     best = rows[0]
-    story = f"Best final accuracy: {best.experiment}, {best.spread('final accuracy')} % over "
+    first = comparison.measures[0]
+    story = f"Best {first}: {best.experiment}, {best.spread(first)} % over "
     story += f"{plural(len(best.runs), 'seed')}."
-    if best.spread("final accuracy").mean is None:
-        story = "No run measured its final accuracy."
+    if best.spread(first).mean is None:
+        story = f"No run measured its {first}."
     elif not comparison.comparable:
         story = "Not all experiments were measured on the same data, so none of them is called the best."
     header = join(
@@ -58,7 +59,7 @@ def _page(comparison: Comparison) -> bytes:
     note = (
         "Shares in percent, forgetting and backward transfer in points; mean ± standard deviation over seeds."
     )
-    parts = [panel("Mean over seeds", table(columns, cells, "lr" + "r" * len(MEASURES), "Results"), note)]
+    parts = [panel("Mean over seeds", table(columns, cells, "lr" + "r" * len(columns[2:]), "Results"), note)]
     if comparison.differences:
         claims = table(*comparison.claims(), "llrr", "Paired differences")
         note = "Over the seeds that both have, seed by seed. This is a count, not a significance test."

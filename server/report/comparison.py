@@ -26,12 +26,15 @@ from perennial.server.report.markup import MISSING, points
 from perennial.server.run_record import Run, Summary
 
 MEASURES: Mapping[str, Callable[[Summary], float | None]] = {
+    "final balanced accuracy": lambda summary: summary.final_balanced,
     "final accuracy": lambda summary: summary.final_accuracy,
     "average incremental accuracy": lambda summary: summary.average_incremental_accuracy,
     "forgetting": lambda summary: summary.forgetting,
     "backward transfer": lambda summary: summary.backward_transfer,
 }
-CLAIMED = ("final accuracy", "average incremental accuracy")
+BALANCED = "final balanced accuracy"
+FINAL = (BALANCED, "final accuracy")
+OVER_TASKS = ("average incremental accuracy",)
 """Measures of which the pages say who is better."""
 EQUAL = 1e-9
 """Mean differences up to this are a float's error: shares of whole samples cannot come so near."""
@@ -101,7 +104,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows, best final accuracy first, and their paired differences, as text or as Markdown.
+    """Rows, best final figure first, and their paired differences, as text or as Markdown.
 
     page: the HTML page.
     """
@@ -121,11 +124,16 @@ class Comparison:
         """Column names and rows of the pairs that are not compared."""
         return ["experiment", "and", "not compared, because"], [list(pair) for pair in self.unlike]
 
+    @property
+    def measures(self) -> list[str]:
+        """The table's; balanced accuracy first, and only for classes of very different size."""
+        return measures_of(self.rows)
+
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Column names and rows of the table; shares in percent, differences of shares in points."""
-        columns = ["experiment", "seeds", *MEASURES]
+        columns = ["experiment", "seeds", *self.measures]
         rows = [
-            [row.experiment, str(len(row.runs)), *(str(row.spread(measure)) for measure in MEASURES)]
+            [row.experiment, str(len(row.runs)), *(str(row.spread(measure)) for measure in self.measures)]
             for row in self.rows
         ]
         return columns, rows
@@ -137,7 +145,7 @@ class Comparison:
         return columns, rows
 
     def __str__(self) -> str:
-        tables = [_markdown(*self.cells(), "lr" + "r" * len(MEASURES))]
+        tables = [_markdown(*self.cells(), "lr" + "r" * len(self.measures))]
         if self.differences:
             tables.append(_markdown(*self.claims(), "llrr"))
         if self.unlike:
@@ -192,7 +200,8 @@ def unlike_data(first: Row, second: Row) -> str:
 def _claimed(first: Row, second: Row) -> Sequence[str]:
     """Measures of which two rows allow a claim: a mean over tasks needs the same number of tasks."""
     tasks = {len(run.summary.accuracy_matrix) for row in (first, second) for run in row.runs.values()}
-    return CLAIMED if len(tasks) == 1 else CLAIMED[:1]
+    finals = [measure for measure in measures_of([first, second]) if measure in FINAL]
+    return [*finals, *OVER_TASKS] if len(tasks) == 1 else finals
 
 
 def _rows(runs: Sequence[Run]) -> list[Row]:
@@ -214,13 +223,20 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
                     )
                 by_seed[run.summary.seed] = run
             rows.append(Row(title, dict(sorted(by_seed.items()))))
-    return sorted(rows, key=_place)
+    first = measures_of(rows)[0]
+
+    def place(row: Row) -> tuple[bool, float]:
+        """Best first, those without a measurement last."""
+        mean = row.spread(first).mean
+        return mean is None, -(mean or 0.0)
+
+    return sorted(rows, key=place)
 
 
-def _place(row: Row) -> tuple[bool, float]:
-    """Best first, those without a measurement last."""
-    mean = row.spread("final accuracy").mean
-    return mean is None, -(mean or 0.0)
+def measures_of(rows: Sequence[Row]) -> list[str]:
+    """What is compared, the figure to report first; balanced accuracy only for unbalanced classes."""
+    unbalanced = any(run.summary.unbalanced for row in rows for run in row.runs.values())
+    return [measure for measure in MEASURES if measure != BALANCED or unbalanced]
 
 
 def _by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
