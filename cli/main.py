@@ -45,13 +45,26 @@ def run(
 
 @app.command()
 def check(
-    path: Annotated[Path, typer.Argument(help="experiment.yaml or site.yaml")],
+    path: Annotated[
+        Path | None, typer.Argument(help="experiment.yaml or site.yaml; may be left out with --resume")
+    ] = None,
     experiment: Annotated[
         Path | None, typer.Option(help="for a site.yaml: the experiment it will take part in")
     ] = None,
     memory: Annotated[float, typer.Option(help="most memory to take for it, in GiB")] = 8.0,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="run folder: what would happen if it went on with its data as they are"),
+    ] = None,
 ) -> None:
     """Validate a file and what it points at, and say what would happen."""
+    if resume is not None:
+        from perennial.cli.check_resume import check_resume_command
+
+        check_resume_command(resume, path)
+        return
+    if path is None:
+        raise typer.BadParameter("give an experiment.yaml or a site.yaml, or --resume RUN")
     from perennial.cli.check import check_command
 
     check_command(path, experiment, memory)

@@ -1,6 +1,6 @@
 """External validation: a finished model on labelled data from outside the federation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,13 @@ from perennial.server.measures.assemble import (
     whole_measures,
 )
 from perennial.server.measures.headline import headline
-from perennial.server.measures.record import Measures, PredictionSets, SetThreshold, write_measures
+from perennial.server.measures.record import (
+    Measures,
+    PartMeasures,
+    PredictionSets,
+    SetThreshold,
+    write_measures,
+)
 from perennial.server.report.markup import element, join
 from perennial.server.report.page import page
 from perennial.server.report.recognition import recognition_parts, recognition_section
@@ -124,7 +130,7 @@ def _patients(parts: Sequence[Samples]) -> np.ndarray | None:
 
 def _by_site(
     parts: Sequence[Samples], label: np.ndarray, predicted: np.ndarray, classes: Sequence[str]
-) -> Mapping[str, Any]:
+) -> dict[str, PartMeasures]:
     if any(part.site is None for part in parts):
         return {}
     site = np.concatenate([part.site.numpy() for part in parts if part.site is not None])
