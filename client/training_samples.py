@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from perennial.client.exemplars import ExemplarStore
+from perennial.client.learnt import not_learnt, note_learnt
 from perennial.client.pretraining import indices_left_for_training
 from perennial.client.site import Site
 from perennial.foundation.errors import DataError
@@ -20,6 +21,8 @@ Previous = tuple[str, dict[str, Tensor]] | None
 def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
     """Places of the samples to train on in this task, new ones first, and how many of them are exemplars.
 
+    In a run that goes on, new records of earlier classes count among the exemplars.
+
     Raises DataError when there is none. What is computed from them asks the floor, after its own cuts.
     """
     classes = site.task_range(stamp)
@@ -28,7 +31,8 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     if site.experiment.learner.memory is not None and stamp.task > 1:
         store = site.exemplars(stamp.run)
         _catch_up(site, store, stamp, previous)
-        old = store.indices(before_round=stamp.round)
+        old = torch.cat([store.indices(before_round=stamp.round), not_learnt(site, stamp)])
+    note_learnt(site, stamp, new)
     indices = torch.cat([new, old])
     if len(indices) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")
