@@ -84,6 +84,15 @@ def assemble(
         )
         registered = None
     curriculum = Curriculum(
-        grid, experiment, facts.registry, model, strategy, folder, journal, test, registered
+        grid,
+        experiment,
+        facts.registry,
+        model,
+        strategy,
+        folder,
+        journal,
+        test,
+        registered,
+        patient=engine == "grpc",
     )
     return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs)

@@ -95,6 +95,7 @@ class History:
         return {
             "accuracy": row,
             "average_accuracy": average,
+            "class_accuracy": self._data["class_accuracy"][-1],
             "federated": at_sites if federated else None,
             "bytes_up": sent[0],
             "bytes_down": sent[1],
