@@ -63,7 +63,7 @@ class WatchedGrid(Grid):
 
     names: site name by node id, as far as it is known. while_waiting: called with every look for replies.
     tell: shows an event and keeps it nowhere.
-    shows an event and keeps it nowhere.
+    """
 
     def __init__(
         self,
