@@ -1,0 +1,75 @@
+"""perennial serve and perennial site serve: pages to watch and steer by."""
+
+import logging
+import ssl
+from pathlib import Path
+
+from starlette.types import ASGIApp
+
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.live.guard import Sessions, allowed_hosts, is_loopback, read_token
+from perennial.live.notices import Notices, read_address, webhook
+from perennial.live.operator import OperatorPages
+
+MOST_CONNECTIONS = 4096
+
+
+def serve_command(
+    runs: Path,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+    names: list[str],
+    in_container: bool,
+    webhook_file: Path | None,
+    budget: float | None,
+) -> None:
+    """Serve the operator's pages until interrupted."""
+    if not runs.is_dir():
+        raise ConfigError(f"{runs}: no such folder; name the one that holds the run folders")
+    secure = certificate is not None
+    open_to_all = is_loopback(host) or in_container
+    if not open_to_all and (not secure or token_file is None):
+        raise ConfigError(
+            f"--host {host}: others reach this address, so the pages need --certificate, --key and "
+            "--token-file; allowed without: 127.0.0.1 or ::1, which only this machine reaches"
+        )
+    token = None if token_file is None else read_token(token_file)
+    sessions = Sessions(token, "perennial", secure=secure)
+    notices = None
+    if webhook_file is not None:
+        notices = Notices(webhook(read_address(webhook_file)), budget)
+    pages = OperatorPages(runs, sessions, everyone=open_to_all, notices=notices)
+    listen(pages.app(allowed_hosts(host, names)), host, port, certificate, key)
+
+
+def listen(
+    app: ASGIApp, host: str, port: int, certificate: Path | None = None, key: Path | None = None
+) -> None:
+    """Answer until interrupted. Nothing of a request is logged: addresses and forms may hold secrets."""
+    import uvicorn
+
+    if (certificate is None) != (key is None):
+        raise ConfigError("--certificate and --key: give both, or neither")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    scheme = "http" if certificate is None else "https"
+    logging.getLogger("perennial.live").info("pages: %s://%s:%d/", scheme, host, port)
+    try:
+        uvicorn.run(
+            app,
+            host=host,
+            port=port,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=2,
+        )
+    except (OSError, ssl.SSLError) as error:
+        raise StateError(f"pages: cannot listen on {host}:{port}: {error}") from error
