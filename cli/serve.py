@@ -1,17 +1,15 @@
 """perennial serve and perennial site serve: pages to watch and steer by."""
 
-import logging
-import ssl
 from pathlib import Path
 
+import typer
 from starlette.types import ASGIApp
 
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.live.guard import Sessions, allowed_hosts, is_loopback, read_token
 from perennial.live.notices import Notices, read_address, webhook
 from perennial.live.operator import OperatorPages
-
-MOST_CONNECTIONS = 4096
+from perennial.live.serving import web_server
 
 
 def serve_command(
@@ -48,28 +46,12 @@ def serve_command(
 def listen(
     app: ASGIApp, host: str, port: int, certificate: Path | None = None, key: Path | None = None
 ) -> None:
-    """Answer until interrupted. Nothing of a request is logged: addresses and forms may hold secrets."""
-    import uvicorn
-
+    """Answer until interrupted. Raises StateError when the address cannot be had."""
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key: give both, or neither")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     scheme = "http" if certificate is None else "https"
-    logging.getLogger("perennial.live").info("pages: %s://%s:%d/", scheme, host, port)
+    typer.echo(f"pages: {scheme}://{host}:{port}/")
     try:
-        uvicorn.run(
-            app,
-            host=host,
-            port=port,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ssl_certfile=certificate,
-            ssl_keyfile=key,
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_graceful_shutdown=2,
-        )
-    except (OSError, ssl.SSLError) as error:
-        raise StateError(f"pages: cannot listen on {host}:{port}: {error}") from error
+        web_server(app, host, port, certificate, key).run()
+    except OSError as error:
+        raise StateError(f"pages: cannot listen on {host}:{port}: {error.strerror or error}") from error

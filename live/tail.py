@@ -6,6 +6,7 @@ Whoever wrote a line is not believed: a line that is too long, no JSON or no obj
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,9 @@ class Tail:
             # a pipe or a device in place of the file must not hold up whoever watches
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:
+            return False
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            self.close()
             return False
         self._begin()
         return True

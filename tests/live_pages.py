@@ -1,4 +1,4 @@
-"""Pages on a port of this machine, runs that go on, and a browser to look at them, where the system has one."""
+"""Pages on a port of this machine, runs that go on, and a browser where the system has one."""
 
 import json
 import shutil
@@ -14,12 +14,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-import uvicorn
 from starlette.types import ASGIApp
 
 from perennial.foundation.heartbeat import beating
 from perennial.live.guard import Sessions, allowed_hosts
 from perennial.live.operator import OperatorPages
+from perennial.live.serving import web_server
 from perennial.server.app import ALIVE
 from perennial.server.journal import Journal
 from perennial.server.now import NowFile
@@ -28,24 +28,16 @@ from tests.run_folders import round_event
 TOKEN = "a-token-of-more-than-twenty-characters"
 
 
-class Server(uvicorn.Server):
-    """Uvicorn in a thread."""
-
-    @property
-    def port(self) -> int:
-        return self.servers[0].sockets[0].getsockname()[1]
-
-
 @contextmanager
 def served(app: ASGIApp) -> Iterator[str]:
     """An application on a free port of loopback; its address."""
-    server = Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
+    server = web_server(app, "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{server.port}"
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(10)
