@@ -203,4 +203,5 @@ model: {name: small_cnn}
 learner: {optimizer: {lr: 0.1}, batch_size: 8}
 strategy: {name: fedavg}
 privacy: {mode: sample, clip_norm: 1.0, noise_multiplier: 1.0, sample_rate: 0.1, delta: 1.0e-5}
+evaluation: {federated: false}
 """
