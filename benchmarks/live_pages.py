@@ -1,9 +1,9 @@
 """What the operator's page costs with 5,000 sites and 1,000 rounds, in a browser.
 
-`python -m perennial.benchmarks.live_pages` writes benchmarks/results/live_pages.json. It writes the journal of
-such a run, starts the pages anew for each first view, and then appends events. A first view is the time from the
-request until the table of sites is on the screen, of pages that have not read the journal before (cold) and
-that have (warm). An event is the time from the line that a run writes until the page shows it.
+`python -m perennial.benchmarks.live_pages` writes benchmarks/results/live_pages.json. It writes the journal
+of such a run, starts the pages anew for each first view, and then appends events. A first view is the time
+from the request until the table of sites is on the screen, of pages that have not read the journal before
+(cold) and that have (warm). An event is the time from the line that a run writes until the page shows it.
 """
 
 import json
@@ -37,7 +37,7 @@ FLAGS = (
 WATCH = """
 window.seen = {};
 new MutationObserver(() => {
-  const said = /graz-\\d+/.exec(document.getElementById("notes").textContent);
+  const said = /graz-\\d+(?=\\.)/.exec(document.getElementById("notes").textContent);
   if (said && !(said[0] in window.seen)) window.seen[said[0]] = Date.now() / 1000;
 }).observe(document.getElementById("notes"), {childList: true, subtree: true});
 """
@@ -192,7 +192,7 @@ def _events(driver: Any, journal: Journal, name: str, start: int = 0) -> list[fl
     written = {}
     for number in range(start, start + EVENTS):
         written[f"{name}-{number}"] = time.time()
-        journal.write("note", text=f"{name}-{number}")
+        journal.write("note", text=f"{name}-{number}.")
         time.sleep(0.35)
     time.sleep(1.0)
     seen = driver.execute_script("return window.seen")

@@ -6,7 +6,8 @@ import typer
 from starlette.types import ASGIApp
 
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.live.guard import Sessions, allowed_hosts, is_loopback, read_token
+from perennial.foundation.tokens import read_token
+from perennial.live.guard import Sessions, allowed_hosts, is_loopback
 from perennial.live.notices import Notices, read_address, webhook
 from perennial.live.operator import OperatorPages
 from perennial.live.serving import web_server

@@ -98,15 +98,15 @@ def review(
 
 
 @app.command()
-def withdraw(
+def disapprove(
     name: Annotated[str, typer.Argument(help="as `perennial site check` lists it")],
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
     """Take an approval back."""
     from perennial.config.site import load_site_config
-    from perennial.deploy.approval import withdraw as withdraw_app
+    from perennial.deploy.approval import disapprove as disapprove_app
 
-    withdraw_app(name, _flower_home(site), load_site_config(site).approvals)
+    disapprove_app(name, _flower_home(site), load_site_config(site).approvals)
     typer.echo(f"{name}: not approved any more")
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from http import HTTPStatus
 from ipaddress import ip_address
-from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,8 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perennial.foundation.errors import ConfigError, StateError
-from perennial.foundation.files import replace_file
+from perennial.foundation.errors import StateError
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -41,33 +39,8 @@ LARGEST_FORM = 64 * 1024
 """Bytes of the body of a form."""
 SESSION_SECONDS = 8 * 3600.0
 MOST_SESSIONS = 100
-FEWEST_CHARACTERS = 20
-"""Of a token."""
 WRONG_TOKENS, PER_SECONDS = 10, 60.0
 """Wrong tokens in so many seconds after which none is looked at."""
-
-
-def read_token(path: Path) -> str:
-    """The token in a file. Raises ConfigError when others can read it or it is short."""
-    try:
-        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: the token cannot be read ({error})") from error
-    if mode & 0o077:
-        raise ConfigError(f"{path}: others can read this token; allowed: mode 0600 (chmod 600 {path})")
-    if len(text) < FEWEST_CHARACTERS:
-        raise ConfigError(
-            f"{path}: found {len(text)} characters, allowed {FEWEST_CHARACTERS} or more; "
-            "`openssl rand -hex 32` makes some"
-        )
-    return text
-
-
-def made_token(path: Path) -> str:
-    """The token in a file, which is made, readable for its owner alone, where there is none."""
-    if not path.exists():
-        replace_file(path, f"{secrets.token_urlsafe(32)}\n".encode())
-    return read_token(path)
 
 
 def is_loopback(host: str) -> bool:

@@ -86,18 +86,17 @@ class OperatorPages:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._tell()) if self._notices is not None else None
+        task = asyncio.create_task(self._follow())
         yield
-        if task is not None:
-            task.cancel()
+        task.cancel()
 
-    async def _tell(self) -> None:
-        assert self._notices is not None
+    async def _follow(self) -> None:
+        """Keep unfinished runs read, so that their pages are there at once; tell of what needs somebody."""
         while True:
-            unfinished = await asyncio.to_thread(self.runs.unfinished)
-            for run in unfinished:
+            for run in await asyncio.to_thread(self.runs.unfinished):
                 await asyncio.to_thread(run.look)
-                await asyncio.to_thread(self._notices.take, run.state, run.spending)
+                if self._notices is not None:
+                    await asyncio.to_thread(self._notices.take, run.state, run.spending)
             await asyncio.sleep(2.0)
 
     # looking

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
@@ -243,7 +244,8 @@ def classes(state: RunState, spending: Spending) -> Markup:
 def sites(state: RunState, spending: Spending, asked: SitesAsked = SitesAsked()) -> Markup:
     """Every site's state, those that need attention first."""
     everyone = state.sites()
-    counts = {status: sum(site.status == status for site in everyone) for status in SITE_ORDER}
+    tally_of = Counter(site.status for site in everyone)
+    counts = {status: tally_of[status] for status in SITE_ORDER}
     found = [
         site
         for site in everyone

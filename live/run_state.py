@@ -173,15 +173,20 @@ class RunState:
     def sites(self) -> list[SiteNow]:
         """Every site that is known, those that need attention first."""
         order = {status: place for place, status in enumerate(SITE_ORDER)}
-        found = [self.site(name) for name in self.site_names()]
+        over = self.is_over
+        found = [self.site(name, over) for name in self.site_names()]
         return sorted(found, key=lambda site: (order[site.status], site.name))
 
     def site_names(self) -> set[str]:
         return {*self.taken_part, *self.online, *self.missing, *self.asked, *self.last_faults, *self.absent}
 
-    def site(self, name: str) -> SiteNow:
-        """One site's state."""
-        over = self.status in ("finished", "stopped", "ended", "silent")
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody works on the run."""
+        return self.status in ("finished", "stopped", "ended", "silent")
+
+    def site(self, name: str, over: bool) -> SiteNow:
+        """One site's state. over: whether nobody works on the run."""
         fault = self.last_faults.get(name)
         asked = self.asked.get(name)
         if not over and asked is not None and self.answered.get(name, 0.0) < asked[1]:
@@ -278,8 +283,8 @@ class RunState:
                     counter[site] += 1
                     faults[site] = (plain(entry.get("reason", "")), kind == "refused", when)
         if self.last_faults:
-            for site in participants:
-                self.last_faults.pop(site, None)
+            there = set(participants)
+            self.last_faults = {site: fault for site, fault in self.last_faults.items() if site not in there}
         self.last_faults |= faults
         self.absent = set(texts(event.get("absent")))
         details = event.get("details")

@@ -1,6 +1,7 @@
 """The run folders of one place, as pages watch them."""
 
 import json
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,23 +39,29 @@ class WatchedRun:
         self._steered = steered
         self._wish: str | None = None
         self._counted = 0.0
+        self._turn = threading.Lock()
+        self._undrawn = True
 
     def look(self) -> bool:
-        """Take in what happened."""
-        changed = self.state.read()
-        wish = read_wish(self.folder)
-        if wish != self._wish:
-            self._wish, changed = wish, True
-        now = time.monotonic()
-        if now - self._counted > SPENDING_EVERY:
-            self._counted = now
-            changed |= self.spending.read()
-        return changed
+        """Take in what happened; whether the panels show less than that."""
+        with self._turn:
+            changed = self.state.read()
+            wish = read_wish(self.folder)
+            if wish != self._wish:
+                self._wish, changed = wish, True
+            now = time.monotonic()
+            if now - self._counted > SPENDING_EVERY:
+                self._counted = now
+                changed |= self.spending.read()
+            self._undrawn |= changed
+            return self._undrawn
 
     def draw(self) -> dict[str, Markup]:
         """Every panel of the page."""
-        drawn = {name: draw(self.state, self.spending) for name, draw in PANELS.items()}
-        return drawn | {"controls": self._controls()}
+        with self._turn:
+            self._undrawn = False
+            drawn = {name: draw(self.state, self.spending) for name, draw in PANELS.items()}
+            return drawn | {"controls": self._controls()}
 
     def warnings(self) -> list[Warned]:
         return warnings_of(self.state)

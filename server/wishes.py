@@ -49,7 +49,8 @@ def write_wish(run: Path, wish: Wish) -> None:
         raise StateError(f"{run}: no such run")
     make_folder(wish_path(run).parent)
     content = {"wish": wish, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    replace_file(wish_path(run), json.dumps(content).encode())
+    # the run may be another user's than whoever wishes
+    replace_file(wish_path(run), json.dumps(content).encode(), mode=0o644)
 
 
 def clear_wish(run: Path) -> None:

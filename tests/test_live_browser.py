@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perennial.server.wishes import RunStopped, write_wish
 from tests.live_pages import TOKEN, browser, going_on, needs_browser, operator_pages, until
 from tests.run_folders import HOSTILE
 from tests.switched_grid import SwitchedRun
@@ -64,8 +65,6 @@ def test_a_site_that_stops_is_named_within_ten_seconds(tmp_path: Path, driver: A
         began = time.monotonic()
         until(lambda: "site-1 is not connected" in text(driver, "warnings"), 10)
         assert time.monotonic() - began < 10
-        from perennial.server.wishes import write_wish
-
         write_wish(run.folder, "stop")
         until(lambda: "stopped" in text(driver, "headline"))
         thread.join(10)
@@ -87,7 +86,7 @@ def test_a_run_is_paused_and_resumed_by_keyboard(tmp_path: Path, driver: Any) ->
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
-    run = SwitchedRun(tmp_path, tasks={"count": 1, "rounds": 30})
+    run = SwitchedRun(tmp_path, tasks={"count": 1, "rounds": 300})
     run.grid.delay = 0.2
     thread = run.start()
     with operator_pages(run.folder.parent, TOKEN) as address:
@@ -104,8 +103,9 @@ def test_a_run_is_paused_and_resumed_by_keyboard(tmp_path: Path, driver: Any) ->
         driver.find_element(By.CSS_SELECTOR, ".ask button").send_keys(Keys.ENTER)
         until(lambda: "answered" in text(driver, "headline") or "Finished" in text(driver, "headline"))
         assert run.events("went_on")
-        thread.join(60)
-    assert run.error is None
+        write_wish(run.folder, "stop")
+        thread.join(10)
+    assert isinstance(run.error, RunStopped)
 
 
 def test_a_lost_server_is_said_and_the_page_fits_a_phone(tmp_path: Path, driver: Any) -> None:

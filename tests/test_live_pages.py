@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from perennial.foundation.errors import ConfigError
+from perennial.foundation.tokens import read_token
 from perennial.live import operator as module
-from perennial.live.guard import read_token
 from perennial.server.wishes import read_wish
 from tests.live_pages import TOKEN, ask, events_of, going_on, operator_pages, until
 from tests.run_folders import HOSTILE, write_run

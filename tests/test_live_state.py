@@ -97,7 +97,7 @@ def test_a_round_is_followed_from_its_first_request_to_its_end(tmp_path: Path) -
         assert read(state).accuracy == 0.5 and state.refused["linz"] == 1
         run.begin_round(2, ["graz", "linz"])
         run.answer("linz")
-        assert read(state).site("linz").status == "answered"
+        assert read(state).site("linz", False).status == "answered"
         run.journal.write("run_finished", final_accuracy=0.5, seconds=1.0)
         assert read(state).status == "finished"
 
