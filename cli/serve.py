@@ -6,7 +6,7 @@ import typer
 from starlette.types import ASGIApp
 
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.foundation.tokens import read_token
+from perennial.foundation.tokens import made_token, read_token
 from perennial.live.guard import Sessions, allowed_hosts, is_loopback
 from perennial.live.notices import Notices, read_address, webhook
 from perennial.live.operator import OperatorPages
@@ -42,6 +42,18 @@ def serve_command(
         notices = Notices(webhook(read_address(webhook_file)), budget)
     pages = OperatorPages(runs, sessions, everyone=open_to_all, notices=notices)
     listen(pages.app(allowed_hosts(host, names)), host, port, certificate, key)
+
+
+def serve_site_command(path: Path, host: str, port: int, token_file: Path | None, in_container: bool) -> None:
+    """Serve a hospital's page until interrupted. Whoever looks has signed in."""
+    from perennial.live.hospital import HospitalPages
+
+    if not is_loopback(host) and not in_container:
+        raise ConfigError(f"--host {host}: allowed 127.0.0.1 or ::1; this page is for its own machine alone")
+    token_file = token_file or path.absolute().parent / "page.token"
+    sessions = Sessions(made_token(token_file), "perennial-site", secure=False)
+    typer.echo(f"sign in with the word in {token_file}")
+    listen(HospitalPages(path, sessions).app(allowed_hosts(host, [])), host, port)
 
 
 def listen(

@@ -81,7 +81,7 @@ class OperatorPages:
             Route("/runs/{name}/{action:str}", self.act, methods=["GET", "POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: _said})
+        app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: said})
         return Guard(app, hosts)
 
     @asynccontextmanager
@@ -284,7 +284,8 @@ async def answer_sign_in(request: Request, sessions: Sessions) -> Response:
     return answer
 
 
-async def _said(request: Request, error: Exception) -> Response:
+async def said(request: Request, error: Exception) -> Response:
+    """What went wrong, as a page."""
     assert isinstance(error, HTTPException)
     return message(HTTPStatus(error.status_code).phrase, error.detail, error.status_code)
 
