@@ -47,8 +47,8 @@ TITLES = {
         "Withdraw from this run?",
         "This site takes no further part in it, for good: what it keeps of the run is removed here, and "
         "requests are refused. What had left before stays in the ledger. A closed-form model can forget it "
-        "exactly: ask the operator for `perennial forget`. A trained model cannot; it would have to be trained "
-        "again without this site.",
+        "exactly: ask the operator for `perennial forget`. A trained model cannot; it would have to be "
+        "trained again without this site.",
         "Withdraw",
     ),
     "approve": (
