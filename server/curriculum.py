@@ -41,11 +41,8 @@ from perennial.server.releases import Releases
 from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
 from perennial.server.shared_clipping import SharedClipping
-<<<<<<< HEAD
-from perennial.server.wishes import Wishes
-=======
 from perennial.server.site_counts import SiteCounts, ask_for_counts
->>>>>>> main
+from perennial.server.wishes import Wishes
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
