@@ -19,6 +19,7 @@ from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.learning.batches import TrainingSet
+from perennial.learning.worth import Scores
 from perennial.protocol.messages import (
     EvaluateRequest,
     FinishTaskReply,
@@ -193,7 +194,7 @@ class Curriculum:
             self.model.holding(arrays), self.test, self.schedule.num_classes(self.progress.task)
         )
 
-    def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> tuple[float, float]:
+    def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> Scores:
         assert self.test is not None
         classes = self.schedule.num_classes(self.progress.task)
         if self._judgement is None or self._judgement.asked != (classes, samples):
