@@ -19,6 +19,7 @@ from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.learning.batches import TrainingSet
+from perennial.learning.worth import Scores
 from perennial.protocol.messages import (
     EvaluateRequest,
     FinishTaskReply,
@@ -41,11 +42,8 @@ from perennial.server.releases import Releases
 from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
 from perennial.server.shared_clipping import SharedClipping
-<<<<<<< HEAD
-from perennial.server.wishes import Wishes
-=======
 from perennial.server.site_counts import SiteCounts, ask_for_counts
->>>>>>> main
+from perennial.server.wishes import Wishes
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
@@ -196,7 +194,7 @@ class Curriculum:
             self.model.holding(arrays), self.test, self.schedule.num_classes(self.progress.task)
         )
 
-    def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> tuple[float, float]:
+    def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> Scores:
         assert self.test is not None
         classes = self.schedule.num_classes(self.progress.task)
         if self._judgement is None or self._judgement.asked != (classes, samples):
