@@ -6,6 +6,7 @@ from collections import Counter
 from urllib.parse import quote
 
 from perennial.config.approval import Approval
+from perennial.config.experiment import Experiment
 from perennial.deploy.approval import offered_experiments
 from perennial.deploy.review import asked_in_words
 from perennial.foundation.errors import PerennialError
@@ -91,7 +92,7 @@ def figures(state: SiteState) -> Markup:
     unit = state.config.policy.unit or "the largest unit that every release hides"
     answered = sum(one.ended == "answered" and time.time() - one.began < 86400 for one in state.asked)
     cards = [
-        ("epsilon spent, in this site's life", _number(state.epsilon), f"for one {unit}"),
+        ("epsilon spent", _number(state.epsilon), f"in this site's life, for one {unit}"),
         ("left", _number(_left(state)), MISSING if state.limit is None else f"of {state.limit:g}"),
         ("releases", f"{len(state.releases):,}", "lines of the ledger"),
         ("answered", f"{answered:,}", "requests in a day"),
@@ -115,7 +116,7 @@ def released(state: SiteState) -> Markup:
     if not state.releases:
         return join([*parts, element("p", "Nothing.", "calm")])
     kinds = Counter(release.kind for release in state.releases)
-    tally = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+    tally = ", ".join(plural(count, kind) for kind, count in kinds.most_common())
     rows = [
         (
             release.time.replace("T", " ").replace("+00:00", ""),
@@ -153,13 +154,14 @@ def approved(state: SiteState) -> Markup:
     for app, approvals in _by_app(state.approvals).items():
         names = ", ".join(str(one.settings.get("name", one.file)) for one in approvals)
         words = "".join(f"<li>{escape(line)}</li>" for one in approvals for line in _approval_in_words(one))
+        asks = "".join(_asks(state, one) for one in approvals)
         button = (
             f'<p class="actions"><a class="button" href="/disapprove?app={quote(app)}">Disapprove</a></p>'
         )
         parts.append(
             Markup(
                 f'<div class="card-box"><h3>{escape(names)} {pill("approved", "approved")}</h3>'
-                f"<ul>{words}</ul>"
+                f"<ul>{words}</ul>{asks}"
                 f"{button if app else ''}</div>"
             )
         )
@@ -250,6 +252,20 @@ def _asked(state: SiteState, name: str) -> Markup:
         return _ASKED[key]
     except (PerennialError, OSError) as error:
         return element("p", plain(str(error)), "fault")
+
+
+def _asks(state: SiteState, approval: Approval) -> Markup:
+    """What an approved experiment asks, behind a line that opens it."""
+    try:
+        experiment = Experiment.model_validate(approval.settings)
+        lines = [plain(line, 2000) for line in asked_in_words(experiment, state.config.policy, approval)]
+    except (PerennialError, ValueError) as error:
+        lines = [plain(str(error))]
+    text = escape("\n".join(lines))
+    return Markup(
+        f'<details id="asks-{escape(approval.experiment[:16])}"><summary>What it asks</summary>'
+        f"<pre>{text}</pre></details>"
+    )
 
 
 def _approval_in_words(approval: Approval) -> list[str]:

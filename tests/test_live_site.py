@@ -89,7 +89,7 @@ def test_the_page_says_line_by_line_what_has_left_and_what_is_left(site: Path) -
     with pages(site) as address, beating(state / ALIVE):
         cookie, _ = signed_in(address)
         body = ask(address, Cookie=cookie).body
-        assert "3 update" in body and body.count("noise 1, 20 steps on a share of 0.1") == 3
+        assert "3 updates" in body and body.count("noise 1, 20 steps on a share of 0.1") == 3
         spent = Ledger(state).cost(1e-5, "rdp", "sample").epsilon
         assert f"{spent:.3g} of 8; {8 - spent:.3g} left" in body
         assert "skin &lt;b&gt;" in body and "<script>alert" not in body and "<img" not in body
