@@ -232,6 +232,7 @@ PANELS = {
 """In the order of the page."""
 
 _ASKED: dict[tuple[str, float, str], Markup] = {}
+_ASKS: dict[tuple[str, str], Markup] = {}
 
 
 def _asked(state: SiteState, name: str) -> Markup:
@@ -256,12 +257,17 @@ def _asked(state: SiteState, name: str) -> Markup:
 
 def _asks(state: SiteState, approval: Approval) -> Markup:
     """What an approved experiment asks, behind a line that opens it."""
-    try:
-        experiment = Experiment.model_validate(approval.settings)
-        lines = [plain(line, 2000) for line in asked_in_words(experiment, state.config.policy, approval)]
-    except (PerennialError, ValueError) as error:
-        lines = [plain(str(error))]
-    text = escape("\n".join(lines))
+    key = approval.name, str(state.config.policy)
+    if key not in _ASKS:
+        try:
+            experiment = Experiment.model_validate(approval.settings)
+            lines = [plain(line, 2000) for line in asked_in_words(experiment, state.config.policy, approval)]
+        except (PerennialError, ValueError) as error:
+            lines = [plain(str(error))]
+        if len(_ASKS) > SHOWN:
+            _ASKS.clear()
+        _ASKS[key] = escape("\n".join(lines))
+    text = _ASKS[key]
     return Markup(
         f'<details id="asks-{escape(approval.experiment[:16])}"><summary>What it asks</summary>'
         f"<pre>{text}</pre></details>"
