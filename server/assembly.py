@@ -92,6 +92,15 @@ def assemble(
         )
         registered = None
     curriculum = Curriculum(
-        grid, experiment, facts.registry, model, strategy, folder, journal, test, registered
+        grid,
+        experiment,
+        facts.registry,
+        model,
+        strategy,
+        folder,
+        journal,
+        test,
+        registered,
+        patient=engine == "grpc",
     )
     return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs, measured_on)
