@@ -7,8 +7,10 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.config import charges
+from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ProtocolError
+from perennial.learning.evaluation_tables import MOST_CLASSES
 from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.class_means import check_class_sums, global_means
@@ -92,9 +94,10 @@ class TaskEnd:
         )
         return list(replies), global_means(replies)
 
-    def counts(self, means: Tensor | None) -> SiteCounts:
+    def counts(self, num_classes: int, means: Tensor | None) -> SiteCounts:
         """Counts on the sites' held-out samples, where the experiment asks for them.
 
+        num_classes: M, of the tasks so far.
         means: (M, d), the global class means, or None.
         """
         experiment = self._experiment
@@ -103,7 +106,9 @@ class TaskEnd:
         if experiment.evaluation.noise_multiplier is not None:
             self._releases.asked(self._round, self._sites, [charges.evaluation(experiment, self._run)])
         requests = self._requests(
-            EvaluateRequest, class_means=None if means is None else Tensors(means=means)
+            EvaluateRequest,
+            class_means=None if means is None else Tensors(means=means),
+            tables=asks_for_tables(experiment) and num_classes <= MOST_CLASSES,
         )
         return ask_for_counts(experiment, self._grid, self._exchange, requests, self._sums, self._note)
 

@@ -22,6 +22,7 @@ ROOMS = (
     "server",
     "engine",
     "deploy",
+    "live",
     "cli",
     "benchmarks",
     "examples",
