@@ -13,6 +13,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from perennial.client.identity import Identity, identify
+from perennial.client.receipts import take_receipt, tell_head
 from perennial.foundation.errors import (
     ConfigError,
     DataError,
@@ -82,7 +83,9 @@ def _answer(
     try:
         identity = identify(context)
         site, deployed = identity.name, identity.deployed
+        take_receipt(identity, message.content)
         record = handle(identity, expected.from_record(message.content)).to_record()
+        tell_head(identity, record)
     except PerennialError as error:
         log.warning("refused: %s", error)
         kind = KINDS.get(type(error), "error")

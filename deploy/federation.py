@@ -31,7 +31,7 @@ from perennial.deploy.signing import make_publisher_key
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import SITE_NAME
-from perennial.foundation.registered import NODES, write_registered
+from perennial.foundation.registered import NODES, RECEIPTS_KEY, write_registered
 
 DEPLOY = "deploy.yaml"
 IN_CONTAINER = Path("/operator")
@@ -76,7 +76,9 @@ class OperatorFolder:
         self.publisher_key = self.path / "authority" / "publisher.key"
         self.publisher_public = self.path / "authority" / "publisher.pub"
         self.certificates = self.path / "certificates"
+        self.receipts_public = self.certificates / "receipts.pub"
         self.state = self.path / "state"
+        self.receipts_key = self.state / RECEIPTS_KEY
         self.apps = self.path / "apps"
 
     @property
@@ -195,6 +197,7 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     folder = OperatorFolder(path)
     folder.renew_server(days)
     make_publisher_key(folder.publisher_key, folder.publisher_public)
+    make_publisher_key(folder.receipts_key, folder.receipts_public)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
     give_to_owner(path, folder.state)
     return folder

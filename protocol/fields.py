@@ -22,6 +22,9 @@ from perennial.protocol.tensors import Tensors, byte_count, pack, unpack
 _FIELDS = "fields"
 _MESSAGE = "message"
 """Key of the message class in that record; no message may have a field of this name."""
+BESIDE_REPLY, BESIDE_REQUEST = "ledger", "receipt"
+"""Records that may travel beside any message (protocol/receipts.py), and are no fields of it."""
+_NO_FIELDS = (_FIELDS, BESIDE_REPLY, BESIDE_REQUEST)
 _SCALARS = (int, float, str, bool, list)
 
 
@@ -150,7 +153,7 @@ class WireMessage:
         if found != cls.__name__:
             raise ProtocolError(f"expected a {cls.__name__}, found {found!r}")
         scalars = typing.cast(ConfigRecord, record[_FIELDS])
-        present = [n for n in scalars if n != _MESSAGE] + [n for n in record if n != _FIELDS]
+        present = [n for n in scalars if n != _MESSAGE] + [n for n in record if n not in _NO_FIELDS]
         for name in present:
             if name not in layout:
                 raise ProtocolError(f"{cls.__name__}: unknown field {name!r:.80}{nearest(name, layout)}")
