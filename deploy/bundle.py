@@ -62,8 +62,9 @@ def open_bundle(bundle: Path, folder: Path, passphrase: str | None) -> list[str]
     a closed list: the templates of a site, ca.crt, publisher.pub, receipts.pub, a sealed key, and apps on
     offer with their signatures, which run only once they are approved. Templates that say what runs
     (site.yaml, .env, compose.yaml, ...) are kept when they are there already, as keys are, so that a newer
-    bundle brings a new ca.crt, guide or app and changes nothing that the hospital decided. passphrase: opens a sealed key. Raises ConfigError for an archive that is
-    damaged, holds other paths than a bundle's, or whose key does not open; nothing is written then.
+    bundle brings a new ca.crt, guide or app and changes nothing that the hospital decided. passphrase: opens
+    a sealed key. Raises ConfigError for an archive that is damaged, holds other paths than a bundle's, or
+    whose key does not open; nothing is written then.
     """
     files = _read_archive(bundle)
     _check_sums(files, bundle)
