@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from perennial.benchmarks.table import EXPERIMENTS, RESULTS, ROOT
+from perennial.benchmarks.table import EXPERIMENTS, RESULTS, RESULTS_REVISION, ROOT
 from perennial.benchmarks.tables.feddig import ENCODERS
 from perennial.cli.digest import ATTACK_STEPS, SHOWN, draw_pictures, pictures_of
 from perennial.client.digests import digests_of
@@ -87,6 +87,7 @@ def main() -> None:
         name: attacked(changes, PICTURE if name == DRAWN else None) for name, changes in RELEASES.items()
     }
     content: dict[str, Any] = {"steps": ATTACK_STEPS, "site": SITE, "seed": SEED, "each": found}
+    content |= {"revision": RESULTS_REVISION}
     RESULTS.joinpath("digest_pictures.json").write_text(json.dumps(content, indent=2) + "\n")
     RESULTS.joinpath("digest_pictures.md").write_text(as_markdown(found))
     print(as_markdown(found))

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from perennial.benchmarks.loopback import Deployment, digit_folders
+from perennial.benchmarks.split_keys import split_key_of
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.server.summary import hashes_of
-from tests.split_keys import split_key_of
 
 SITES = ["graz", "linz"]
 CLASSES = [f"digit-{digit}" for digit in range(10)]
