@@ -128,7 +128,7 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
     if setup.connection.any_app:
         typer.echo("approved:    EVERY app that the operator sends (connection.any_app)")
-    for line in in_words(setup.config.policy):
+    for line in in_words(setup.config.policy, any_app=setup.connection.any_app):
         typer.echo(line)
     typer.echo(f"supernode:   {ports_in_words(setup.connection)}")
     check_handshake(setup.connection.superlink, setup.path(setup.connection.ca))

@@ -135,7 +135,8 @@ class Connection(BaseModel):
     Paths are relative to the folder of the file.
 
     flower_home: Flower's folder; its apps/ holds the apps that may run here.
-    any_app: run every app that the operator sends, without approval.
+    any_app: run every app that the operator sends, with the settings that it sends, without approval. Its
+    code is what keeps the policy, so that nothing in this file then binds an operator who sends other code.
     trusted_entities: Flower's list of publishers' keys, for apps from Flower's hub.
     runtime_port: on loopback; the next port serves health checks. Each SuperNode of a machine needs its own.
     """

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perennial.benchmarks.hostile_server import BASE, SAMPLE, Hospital
+from perennial.benchmarks.hostile_server import BASE, SAMPLE, Hospital, counted_pixels, template_policy
 from perennial.client.policy import check_evaluation
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
@@ -182,6 +182,19 @@ def test_the_budget_ends_the_questions_and_names_its_key(tmp_path: Path) -> None
     assert answered == 2
     assert "policy.max_epsilon" in hospital.refusal and "lifetime epsilon" in hospital.refusal
     assert len(Ledger(tmp_path / "state").entries()) == answered
+
+
+def test_an_image_pixel_by_pixel_fails_under_noise_at_the_budget(tmp_path: Path) -> None:
+    """The attack that recovers an image from exact counts, at the shipped policy with evaluation answered."""
+    policy = template_policy() | {"answers": ["train", "evaluate"], "min_samples": 1, "max_repeats": 10**6}
+    held_out = {"data": BASE["data"] | {"test_fraction": 0.02}}
+    hospital = Hospital(tmp_path, policy, privacy=SAMPLE, evaluation=NOISED, **held_out)
+    for _ in range(40):  # the first answer must show a class that seems to have one sample
+        outcome = counted_pixels(hospital)
+        assert outcome.recovered == 0
+        if "policy." in hospital.refusal:
+            break
+    assert "policy.max_e" in hospital.refusal
 
 
 def test_the_floor_is_asked_of_noised_counts(tmp_path: Path) -> None:
