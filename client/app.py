@@ -23,9 +23,11 @@ from perennial.foundation.errors import (
     ProtocolError,
     RecordGone,
     StateError,
+    shown,
 )
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
+    LONGEST_REASON,
     VERSION,
     ClassCountsRequest,
     CompareHeadsRequest,
@@ -128,7 +130,8 @@ def _reason(error: Exception, deployed: bool) -> str:
     """
     if deployed and not isinstance(error, TELLABLE):
         return f"{type(error).__name__}; the details are in this site's own log"
-    return str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"
+    said = str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"
+    return shown(said, LONGEST_REASON - 100)
 
 
 @app.query("describe")

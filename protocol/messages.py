@@ -16,6 +16,8 @@ from perennial.protocol.tensors import Tensors
 VERSION = 1
 MAX_TASKS = 10_000
 MAX_CLASSES = 1_000_000
+LONGEST_REASON, LONGEST_METRICS = 4_000, 2**24
+"""Characters. Counts of a million classes fit the latter."""
 MAX_EXAMPLES = 100_000_000
 MAX_CHANNELS = 1_000_000
 MAX_LAYERS = 1_000
@@ -155,7 +157,9 @@ class TrainReply(Stamp):
     """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
     method: Tensors | None = None
     """What the strategy asked for beside the update; absent under privacy."""
-    metrics: str = "{}"
+    metrics: str = matching(
+        lambda text: len(text) <= LONGEST_METRICS, f"{LONGEST_METRICS} characters at most", default="{}"
+    )
     """Numbers that the strategy asked for, a JSON object, none of them under privacy unless
     privacy.allow_unaccounted_metrics; and `digests`, when the site lends none any more."""
 
@@ -386,9 +390,9 @@ class Refusal(WireMessage):
     message_type = "refusal"
     site: str = matching(is_site_name, SITE_NAME_RULE)
     """The site's name."""
-    kind: str
+    kind: str = matching(lambda text: len(text) <= 20, "20 characters at most")
     """policy, privacy, data, state, protocol or error."""
-    reason: str
+    reason: str = matching(lambda text: len(text) <= LONGEST_REASON, f"{LONGEST_REASON} characters at most")
     """One sentence for the operator. It names settings and limits, never samples."""
 
 

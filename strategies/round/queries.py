@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from flwr.serverapp import Grid
 
-from perennial.foundation.errors import ProtocolError
+from perennial.foundation.errors import ProtocolError, printable
 from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import EvaluateReply, Refusal, Stamp, require_same_round
@@ -78,7 +78,7 @@ def answers(
                 require_same_round((fits or stamps[site])[0], reply)
             check(reply)
         except ProtocolError as error:
-            dropped(site, str(error))
+            dropped(site, printable(str(error)))
         else:
             exchange.bytes_up += reply.tensor_bytes
             yield site, reply
