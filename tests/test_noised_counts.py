@@ -32,6 +32,7 @@ from perennial.privacy.ledger import Ledger
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
+from perennial.server.privacy_claim import open_channels
 from perennial.server.site_counts import ALL_SITES, SiteCounts, possible, wilson
 from perennial.strategies.round.queries import check_counts
 
@@ -339,6 +340,12 @@ def test_large_noise_tells_no_accuracy_and_little_noise_tells_it() -> None:
     assert some[1] - some[0] > little[1] - little[0]
     assert SiteCounts({ALL_SITES: ([3, 0], [5, None])}, 1.0).interval(2) is None
     assert possible([5, -2, 3], [4, -1, None]) == ([4, 0, 0], [4, 0, None])
+
+
+def test_a_cap_that_counts_records_stands_in_the_claim_and_a_share_does_not() -> None:
+    for limit, named in ((300, True), (0.4, False)):
+        capped = load(SAMPLE, data=BASE["data"] | {"samples_limit": limit})
+        assert any("data.samples_limit, a number" in channel for channel in open_channels(capped)) == named
 
 
 def test_words_of_noised_counts_may_be_negative_and_exact_ones_not() -> None:
