@@ -55,16 +55,16 @@ NODE = 7
 def _of_masked_sums(stamp: dict[str, Any], rest: dict[str, Any]) -> list[Stamp | DescribeRequest]:
     """The exchanges of one attempt, as far as one site can be asked without the others: keys of nobody."""
     names, key, signature = ["site-0", "site-1"], ["0" * 64] * 2, ["0" * 128] * 2
-    roster = {"attempt": 1, "roster": names, "roster_masks": key, "roster_commitments": key}
-    of_peers = {"peers": names, "peer_identities": key, "peer_ciphers": key, "peer_signatures": signature}
-    masked = {"roster_signatures": signature, "sum_updates": 2}
-    return [
+    roster: dict[str, Any] = {"attempt": 1, "roster": names, "roster_masks": key, "roster_commitments": key}
+    roster |= {"roster_signatures": signature, "sum_updates": 2}
+    peers: dict[str, Any] = {"peers": names, "peer_identities": key, "peer_ciphers": key}
+    found: list[Stamp | DescribeRequest] = [
         IntroduceRequest(**stamp),
-        ShareRequest(**stamp, attempt=1, **of_peers),
+        ShareRequest(**stamp, attempt=1, **peers, peer_signatures=signature),
         VoteRequest(**stamp, attempt=1, survivors=names, senders=names, shares=["00"] * 2),
         OpenRequest(**stamp, attempt=1, survivors=names, voters=names, votes=signature),
-        *(kind(**stamp, **rest, **roster, **masked) for kind in (TrainRequest, EvaluateRequest)),
     ]
+    return found + [kind(**stamp, **rest, **roster) for kind in (TrainRequest, EvaluateRequest)]
 
 
 def merged(changes: dict[str, Any]) -> dict[str, Any]:

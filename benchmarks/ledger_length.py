@@ -33,9 +33,11 @@ PIECE = 50_000
 
 def update(run: str) -> Entry:
     """The release that all of them are."""
-    place = {"run": run, "experiment": "e" * 64, "recipient": "server", "kind": "update"}
     return Entry(
-        **place,
+        run=run,
+        experiment="e" * 64,
+        recipient="server",
+        kind="update",
         unit="sample",
         relation="add_remove",
         mechanism="gaussian",
