@@ -38,6 +38,11 @@ def matching(holds: Callable[[str], object], allowed: str, **kwargs: Any) -> Any
     return dataclasses.field(metadata={"holds": holds, "allowed": allowed}, **kwargs)
 
 
+def at_most(characters: int, **kwargs: Any) -> Any:
+    """A dataclass field of a text that is no longer."""
+    return matching(lambda text: len(text) <= characters, f"{characters} characters at most", **kwargs)
+
+
 def hexadecimal(digits: int, **kwargs: Any) -> Any:
     """A dataclass field of so many hexadecimal digits, lower case; '' too where that is its default."""
     pattern, allowed = rf"[0-9a-f]{{{digits}}}", f"{digits} hexadecimal digits"

@@ -10,7 +10,7 @@ from typing import Any
 
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.names import SITE_NAME_RULE, is_site_name
-from perennial.protocol.fields import WireMessage, bounded, hexadecimal, matching
+from perennial.protocol.fields import WireMessage, at_most, bounded, hexadecimal, matching
 from perennial.protocol.tensors import Tensors
 
 VERSION = 1
@@ -157,9 +157,7 @@ class TrainReply(Stamp):
     """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
     method: Tensors | None = None
     """What the strategy asked for beside the update; absent under privacy."""
-    metrics: str = matching(
-        lambda text: len(text) <= LONGEST_METRICS, f"{LONGEST_METRICS} characters at most", default="{}"
-    )
+    metrics: str = at_most(LONGEST_METRICS, default="{}")
     """Numbers that the strategy asked for, a JSON object, none of them under privacy unless
     privacy.allow_unaccounted_metrics; and `digests`, when the site lends none any more."""
 
@@ -390,9 +388,9 @@ class Refusal(WireMessage):
     message_type = "refusal"
     site: str = matching(is_site_name, SITE_NAME_RULE)
     """The site's name."""
-    kind: str = matching(lambda text: len(text) <= 20, "20 characters at most")
+    kind: str = at_most(20)
     """policy, privacy, data, state, protocol or error."""
-    reason: str = matching(lambda text: len(text) <= LONGEST_REASON, f"{LONGEST_REASON} characters at most")
+    reason: str = at_most(LONGEST_REASON)
     """One sentence for the operator. It names settings and limits, never samples."""
 
 
