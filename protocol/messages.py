@@ -16,8 +16,8 @@ from perennial.protocol.tensors import Tensors
 VERSION = 1
 MAX_TASKS = 10_000
 MAX_CLASSES = 1_000_000
-LONGEST_REASON, LONGEST_METRICS = 4_000, 2**24
-"""Characters. Counts of a million classes fit the latter."""
+LONGEST_REASON, LONGEST_SETTINGS, LONGEST_METRICS = 4_000, 2**20, 2**24
+"""Characters. Counts of a million classes fit the last."""
 MAX_EXAMPLES = 100_000_000
 MAX_CHANNELS = 1_000_000
 MAX_LAYERS = 1_000
@@ -130,7 +130,7 @@ class TrainRequest(Maskable):
     """What the strategy adds for this site, for instance SCAFFOLD's control variate."""
     clip_norm: float | None = bounded(0, default=None)
     """L2 norm to clip the update to in this round; with adaptive clipping alone."""
-    settings: str = "{}"
+    settings: str = at_most(LONGEST_SETTINGS, default="{}")
     """The strategy's settings for this round, a JSON object."""
     personal: list[str] | None = None
     """Layers of which the site uses and trains its own values; they stay at the site, and the update is

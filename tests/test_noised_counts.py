@@ -37,6 +37,7 @@ from perennial.server.site_counts import ALL_SITES, SiteCounts, possible, wilson
 from perennial.strategies.round.queries import check_counts
 
 NOISED = {"federated": True, "noise_multiplier": 4.0}
+HEAD = {"name": "analytic", "head": "ridge", "shrinkage": 0.1, "standardise": False}
 OF_SITES = {**NOISED, "clip_counts": 40.0}
 LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 4.0}
 SHARED = {"mode": "client_shared", "clip_norm": 1.0, "noise_multiplier": 2.0, "accountant": "rdp"}
@@ -250,6 +251,7 @@ def test_a_patient_counts_once_whatever_others_have() -> None:
     rows = torch.arange(len(owners))
     chosen = data.one_of_each_patient(rows)
     assert sorted(owners[chosen.numpy()].tolist()) == list(range(30))
+    assert len(data.one_of_each_patient(rows[:0])) == 0
     # without one of them, and in another order of the same rows, the others' choices stay
     without = data.one_of_each_patient(rows[owners != 7].flip(0))
     assert set(chosen.tolist()) - set(without.tolist()) == {i for i in chosen.tolist() if owners[i] == 7}
@@ -327,6 +329,20 @@ def test_every_mode_can_be_measured_at_its_sites(
     # a site's own accuracy shows only where its own noise is on it
     alone = privacy["mode"] in ("client_local",)
     assert all(("accuracy" in site) == alone for site in summary["sites"].values())
+
+
+def test_closed_form_sums_are_measured_too_and_the_claim_names_both(tmp_path: Path) -> None:
+    privacy = {"mode": "sample", "release": "sums", "noise_multiplier": 2.0, "noise_source": "seeded"}
+    model = {"name": "features", "features": [{"name": "random", "width": 16}]}
+    path = tmp_path / "experiment.yaml"
+    changes = {"privacy": privacy, "model": model, "strategy": HEAD}
+    content = SMALL | changes | {"evaluation": NOISED, "tasks": {"count": 2, "rounds": 1}}
+    del content["learner"]
+    path.write_text(yaml.safe_dump(content))
+    summary = run_in_process(RunSettings(str(path), runs=str(tmp_path / "runs"), name="run"))
+    assert "beside sums, with noise of their own: evaluation" in summary["epsilon"]["claim"]["mechanism"]
+    kinds = [e.kind for e in Ledger(tmp_path / "runs" / "run" / "sites" / "site-0").entries()]
+    assert sorted(kinds) == ["evaluation", "evaluation", "statistics", "statistics"]
 
 
 def test_large_noise_tells_no_accuracy_and_little_noise_tells_it() -> None:
