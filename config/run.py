@@ -53,12 +53,15 @@ class RunSettings:
                 raise ConfigError(f"run config: {key}: found {value!r}, allowed a {expected.__name__}")
         return cls(**run_config)
 
+    @property
+    def path(self) -> Path:
+        """Of the experiment's file, absolute."""
+        path = Path(self.experiment)
+        return path if path.is_absolute() else APP_ROOT / path
+
     def load(self) -> Experiment:
         """The experiment, resolved."""
-        path = Path(self.experiment)
-        if not path.is_absolute():
-            path = APP_ROOT / path
-        return load_experiment(path, self._overrides())
+        return load_experiment(self.path, self._overrides())
 
     def _overrides(self) -> list[str]:
         if not self.overrides.lstrip().startswith("["):
@@ -68,6 +71,17 @@ class RunSettings:
     def folder(self, experiment: Experiment) -> Path:
         """The run's folder, absolute."""
         return Path(os.path.abspath(os.path.expanduser(self.runs))) / (self.name or experiment.name)
+
+
+@dataclass(frozen=True)
+class CohortPlan:
+    """How many sites train in one pass; 1: they train one after the other.
+
+    note: why it is not the size that was asked for.
+    """
+
+    size: int = 1
+    note: str = ""
 
 
 def _parsed_list(overrides: str) -> list[str]:

@@ -11,8 +11,8 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.names import SITE_NAME
 from perennial.privacy.config import Mode, Unit
 
-Answer = Literal["train", "evaluate", "digest", "sparsity", "statistics"]
-ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "digest", "sparsity", "statistics")
+Answer = Literal["train", "evaluate", "measures", "digest", "sparsity", "statistics"]
+ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "measures", "digest", "sparsity", "statistics")
 Release = Literal[
     "update",
     "evaluate",

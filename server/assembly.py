@@ -8,7 +8,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from perennial.config.experiment import Experiment
-from perennial.config.run import RunSettings
+from perennial.config.run import CohortPlan, RunSettings
 from perennial.foundation.registered import NODES, RECEIPTS_KEY
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
@@ -49,6 +49,7 @@ def assemble(
     path: Path,
     engine: str,
     listener: Callable[[dict[str, Any]], None] | None,
+    cohort: CohortPlan,
 ) -> ReadyRun:
     """Check everything that can be checked before anything starts.
 
@@ -57,7 +58,9 @@ def assemble(
     device = choose_device(settings.device if engine == "in-process" else "cpu")
     checked = preflight(experiment, device)
     facts, model, strategy = checked.facts, checked.model, checked.strategy
-    folder = open_run_folder(path, experiment, facts.registry, facts.inputs, bool(settings.resume))
+    folder = open_run_folder(
+        path, experiment, facts.registry, facts.inputs, bool(settings.resume), cohort.size
+    )
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
     journal = Journal(path, position, listener)
     journal.write(
@@ -66,9 +69,10 @@ def assemble(
         seed=experiment.seed,
         engine=engine,
         device=str(device),
+        cohort=cohort.size,
         noise_source=experiment.privacy.noise_source if experiment.privacy.enabled else None,
     )
-    for note in (folder.note, *facts.notes):
+    for note in (folder.note, *facts.notes, cohort.note):
         if note:
             journal.write("note", text=note)
     test = measured_on = None
@@ -80,6 +84,7 @@ def assemble(
             data.y[data.test].to(device),
             data.mean.to(device),
             data.std.to(device),
+            patients=data.keyed.numbered(data.test) if data.patients else None,
         )
     registered = path.parents[2] / NODES if engine == "grpc" else None
     if registered is not None and not registered.exists():
@@ -90,6 +95,15 @@ def assemble(
     if engine == "grpc" and (path.parents[1] / RECEIPTS_KEY).exists():
         grid = ReceiptGrid(grid, path.parents[1], registered, lambda text: journal.write("note", text=text))
     curriculum = Curriculum(
-        grid, experiment, facts.registry, model, strategy, folder, journal, test, registered
+        grid,
+        experiment,
+        facts.registry,
+        model,
+        strategy,
+        folder,
+        journal,
+        test,
+        registered,
+        patient=engine == "grpc",
     )
     return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs, measured_on)
