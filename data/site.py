@@ -20,7 +20,8 @@ class SiteData:
     train, validation, test: sorted int64 indices of this site's samples in x and y, disjoint.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
     keyed: by which samples were divided, and are chosen as exemplars.
-    columns: of a table, feature column -> "numeric" or its categories.
+    columns: of a table, feature column -> "numeric", "date" or its categories. fill: (D,) what stands for its
+    missing numbers; None: the mean.
     notes: what a person should know about this data. patients: whether the data says whose each sample is.
     """
 
@@ -36,6 +37,7 @@ class SiteData:
     columns: Mapping[str, str | Sequence[str]] | None = None
     notes: tuple[str, ...] = ()
     patients: bool = False
+    fill: Tensor | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -77,10 +77,14 @@ class Model:
 
     def batches(self, paths: Sequence[Path | str]) -> Iterator[tuple[list[str], list[int], list[float]]]:
         """(names, labels, confidences) of some samples at a time, for more of them than fit in memory."""
+        from perennial.data.config import DataConfig
+        from perennial.data.images import ImageReading
         from perennial.data.inputs import read_inputs
 
         inputs = self.saved.inputs
-        found = read_inputs([*map(Path, paths)], inputs.shape, inputs.stored, inputs.mean, inputs.columns)
+        fill = inputs.mean if inputs.fill is None else inputs.fill
+        reading = ImageReading.of(DataConfig.model_validate(self.saved.settings["data"]))
+        found = read_inputs([*map(Path, paths)], inputs.shape, inputs.stored, fill, inputs.columns, reading)
         for names, x in found:
             probability, label = self.probabilities(x).max(dim=1)
             yield names, label.tolist(), probability.tolist()
