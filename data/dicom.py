@@ -126,6 +126,6 @@ def _why_not(dataset: "Dataset", error: Exception) -> str:
         return (
             f"its pixels are compressed ({syntax.name}), for which no decoder is installed or which "
             f"is damaged; "
-            "pip install 'perennial[dicom]', or decompress the file"
+            "pip install python-gdcm, or decompress the file"
         )
     return f"its pixels cannot be read ({type(error).__name__})"
