@@ -25,6 +25,15 @@ Resize = Literal["stretch", "pad", "crop"]
 Frame = Literal["first", "middle", "last"] | int
 MOST_BAD_FILES = 10
 DICOM_SUFFIXES = frozenset((".dcm", ".dicom", ".ima"))
+_BILINEAR = (
+    "bilinear with antialiasing, as Pillow's Image.resize(size, Resampling.BILINEAR) on 8-bit values; "
+)
+RESIZING: dict[Resize, str] = {
+    "stretch": f"{_BILINEAR}the aspect is not kept",
+    "pad": f"{_BILINEAR}the aspect is kept, black beside the whole image, as Pillow's ImageOps.pad",
+    "crop": f"{_BILINEAR}the aspect is kept, the middle of the image, as Pillow's ImageOps.fit",
+}
+"""How an image of another size becomes one of data.image_size, for whoever feeds an exported model."""
 # ITU-R 601 luma in 1/65536, the weights that Pillow uses for its mode L.
 _LUMA = (19595, 38470, 7471)
 
