@@ -41,6 +41,7 @@ from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
 from perennial.server.shared_clipping import SharedClipping
 from perennial.server.site_counts import SiteCounts, ask_for_counts
+from perennial.server.stopped import what_to_try
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
@@ -287,6 +288,9 @@ class Curriculum:
         progress.previous, progress.holders = finished.sha256, holders
         progress.task, progress.round_in_task = task + 1, 0
         self.journal.write("task_finished", task=task, **facts)
+        if signs := facts.get("stopped"):
+            tries = "; or ".join(what_to_try(self.experiment))
+            self.journal.write("note", text=f"learning has stopped: {'; '.join(signs)}. To try: {tries}")
         self._save()
 
     # exchanges other than training

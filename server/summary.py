@@ -24,6 +24,7 @@ from perennial.server.curriculum import Curriculum
 from perennial.server.journal import read_events
 from perennial.server.metrics import average_incremental_accuracy, backward_transfer, forgetting
 from perennial.server.privacy_claim import open_channels
+from perennial.server.stopped import what_to_try
 
 MODEL_HASHES = ("model_sha256", "group_models_sha256", "personal_models_sha256")
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
@@ -75,6 +76,8 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     deployed sites keep theirs to themselves.
     federated_interval: 95 % of federated_accuracy, for the sampling of held-out patients and for noise.
     federated_noise: standard deviation of the noise on a count, of each task; null where it was exact.
+    stopped_learning: tasks after which the model had learnt nothing, with the signs, and what to try; or
+    null.
     bytes_up, bytes_down: of the rounds' tensors.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
@@ -112,6 +115,9 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         },
         "personal_models_sha256": personal_hashes(curriculum.folder.path),
         "sites": history["sites"],
+        "stopped_learning": {"tasks": history["stopped"], "to_try": what_to_try(curriculum.experiment)}
+        if history["stopped"]
+        else None,
         "epsilon": epsilon(curriculum),
         "classes": list(classes),
         "tasks": [
