@@ -11,13 +11,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from perennial.data.columns import feature_count
 from perennial.data.config import DataConfig, PartitionConfig
 from perennial.data.samples import Samples, constants, fill_missing
 from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash
 from perennial.data.table import table_constants, table_fill
+from perennial.data.table_columns import feature_count
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
 SITE_KEYS = (

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.columns import numeric_indices
 from perennial.data.config import DataConfig, NormaliseConfig, TasksConfig
 from perennial.data.partition import partition, share_out
 from perennial.data.registry import Registry, build_registry
@@ -22,6 +21,7 @@ from perennial.data.schedule import TaskSchedule
 from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash, simulation_key
+from perennial.data.table_columns import numeric_indices
 from perennial.foundation.errors import ConfigError, DataError, nearest
 from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 
@@ -229,9 +229,11 @@ class _Builder:
         """Raises DataError on a class that nobody can learn because the data has no sample of it."""
         absent = self._absent(np.arange(len(self.source.train)))
         if absent:
+            remedy = "take it out of data.classes"
+            if self.config.classes is None:
+                remedy = "remove the empty class folder, or the name from the list of classes in the file"
             raise DataError(
-                f"the training set has no sample of {', '.join(map(repr, absent))}; add samples, or take it "
-                "out of data.classes"
+                f"the training set has no sample of {', '.join(map(repr, absent))}; add samples, or {remedy}"
             )
 
     def _name_what_is_lacking(self, sites: dict[str, SiteData], test: np.ndarray) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from perennial.data.columns import MISSING
 from perennial.data.config import DataConfig, patient_pattern
 from perennial.data.csv_file import read_csv
 from perennial.data.decoded import decoded
@@ -23,6 +22,7 @@ from perennial.data.images import DICOM_SUFFIXES, ImageReading, is_dicom, read_i
 from perennial.data.labels import class_indices, encode_labels
 from perennial.data.samples import Samples, Source, constants
 from perennial.data.splits import patient_groups
+from perennial.data.table_columns import MISSING
 from perennial.foundation.errors import DataError, nearest
 
 SUFFIXES = frozenset(

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.columns import BadCells, encode
 from perennial.data.config import UnreadableConfig
 from perennial.data.csv_file import read_csv
 from perennial.data.images import ImageReading, conform, read_images, windowed
 from perennial.data.npz import read_samples
 from perennial.data.samples import Stored, fill_missing, stored_as
+from perennial.data.table_columns import BadCells, encode
 from perennial.foundation.errors import DataError
 
 BATCH = 256

@@ -8,7 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.columns import (
+from perennial.data.config import DataConfig
+from perennial.data.csv_file import CsvFile, read_csv
+from perennial.data.labels import encode_labels
+from perennial.data.samples import Samples, Source
+from perennial.data.splits import patient_groups, text_groups
+from perennial.data.table_columns import (
     MISSING,
     BadCells,
     Columns,
@@ -17,16 +22,11 @@ from perennial.data.columns import (
     feature_count,
     numeric_indices,
 )
-from perennial.data.config import DataConfig
-from perennial.data.csv_file import CsvFile, read_csv
-from perennial.data.labels import encode_labels
-from perennial.data.samples import Samples, Source
-from perennial.data.splits import patient_groups, text_groups
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
 
 def load_table(config: DataConfig) -> Source:
-    """Read a CSV file as a float32 matrix (N, D), laid out as columns.encode says.
+    """Read a CSV file as a float32 matrix (N, D), laid out as table_columns.encode says.
 
     Raises DataError naming the file, and the line if there is one.
     """

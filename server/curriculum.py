@@ -200,7 +200,10 @@ class Curriculum:
         self.history.task_begun(classes.stop)
         self.progress.classes = list(self.registry.classes[: classes.stop])
         self.journal.write(
-            "task_started", task=task, classes=[self.registry.classes[label] for label in classes]
+            "task_started",
+            task=task,
+            classes=[self.registry.classes[label] for label in classes],
+            rounds=[self._rounds(number) for number in range(1, self.schedule.count + 1)],
         )
 
     def _round(self, task: int) -> None:
