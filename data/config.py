@@ -219,6 +219,12 @@ ColumnKind = Literal["numeric", "category", "date", "ignore"]
 class DataConfig(_Strict):
     """The `data` block of an experiment, or of a site's own file with what the experiment fixes filled in.
 
+    source: the kind of data. path: the folder, the CSV or .npz file, or the pack; from the file's own folder.
+    dataset, download: of torchvision; nothing is downloaded without being asked for.
+    sites: how many simulated sites; none for a natural partition. partition: how samples are divided among
+    them.
+    label_column, site_column (csv): the columns that hold the class, and who holds the row.
+    normalise: constants of (x - mean) / std. augmentation: of training images.
     classes: the registry. A fixed benchmark source takes these classes out of its own; a folder or table
         that holds any other class is refused. Without it the classes found are the registry, and a label
         such as NA in a table or manifest is a missing one.

@@ -98,8 +98,10 @@ TABLES = {
         seeds=(1, 2, 3),
         measures=MEASURES,
         note=(
-            "No key of the learner is given. Pooled: one site that holds everything, as many exemplars of a class "
-            "as all sites together, the same epochs and rounds, so the same number of optimiser steps but for the "
+            "No key of the learner is given. Pooled: one site that holds everything, as many "
+            "exemplars of a class "
+            "as all sites together, the same epochs and rounds, so the same number of optimiser "
+            "steps but for the "
             "federated sites' incomplete batches. The learner was chosen on ORL faces, three sets of "
             "`tabular_multiclass.npz`, digits and HAM10000 with seeds 11 to 13."
         ),
