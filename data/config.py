@@ -248,6 +248,8 @@ class DataConfig(_Strict):
         group, searched in the file's name. All samples of a patient are in one part and at one site.
     test_fraction, validation_fraction: of all records, and of those that are left: on average, since a keyed
         hash of each record decides (data/splits.py).
+    calibration_fraction: of the records that are left then; they serve the thresholds of prediction sets
+        (evaluation.coverage) and nothing else.
     samples_limit, test_limit: caps of the whole training and test part, for simulation on a CPU: a number of
         samples (on average), or a share between 0 and 1.
     """
@@ -284,6 +286,7 @@ class DataConfig(_Strict):
     partition: PartitionConfig = PartitionConfig()
     test_fraction: float = Field(default=0.2, ge=0, lt=1)
     validation_fraction: float = Field(default=0.1, ge=0, lt=1)
+    calibration_fraction: float = Field(default=0.0, ge=0, lt=1, exclude_if=operator.not_)
     normalise: NormaliseConfig | None = None
     samples_limit: Cap | None = None
     test_limit: Cap | None = None

@@ -105,6 +105,7 @@ def load_site(
     else:
         test, rest = keyed.hold_out(rows, config.test_fraction, "test")
     validation, rest = keyed.hold_out(rest, config.validation_fraction, "validation")
+    calibration, rest = keyed.hold_out(rest, config.calibration_fraction, "calibration")
     notes = list(source.notes)
     absent = _absent(y.numpy(), registry)
     if absent:
@@ -138,6 +139,7 @@ def load_site(
         notes=tuple(notes),
         patients=source.train.patients,
         fill=source.fill,
+        calibration=torch.from_numpy(calibration),
     )
 
 

@@ -161,10 +161,16 @@ class _Builder:
                 self.notes.append(f"site {name!r} holds no training sample and takes no part")
                 continue
             validation, rest = self.keyed.hold_out(share, fraction, "validation")
+            calibration, rest = self.keyed.hold_out(rest, self.config.calibration_fraction, "calibration")
             if len(rest) == 0:
                 self.notes.append(f"site {name!r}: all of its samples are validation samples")
             sites[name] = replace(
-                frame, name=name, train=_index(rest), validation=_index(validation), test=_index(test_share)
+                frame,
+                name=name,
+                train=_index(rest),
+                validation=_index(validation),
+                calibration=_index(calibration),
+                test=_index(test_share),
             )
         self._name_what_is_lacking(sites, test)
         return Federation(
