@@ -7,6 +7,7 @@ from rich.text import Text
 
 from perennial.data.description import Description
 
+PARTS = ("train", "validation", "calibration", "test")
 MOST_COLUMNS = 60
 MOST_SITES = 40
 MOST_CLASSES = 12
@@ -24,12 +25,13 @@ def print_data(console: Console, data: Description) -> None:
 def _samples(data: Description) -> Table:
     table = Table(title=f"{data.rows:,} samples", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     table.add_column("site", no_wrap=True)
-    table.add_column("train + validation + test", justify="right", no_wrap=True)
+    used = [part for part in PARTS if part != "calibration" or any(row[part] for row in data.parts.values())]
+    table.add_column(" + ".join(used), justify="right", no_wrap=True)
     several = len(data.classes) <= MOST_CLASSES
     for name in data.classes if several else ["classes held"]:
         table.add_column(Text(name), justify="right")
     for site, counts in list(data.samples.items())[:MOST_SITES]:
-        parts = " + ".join(map(str, data.parts[site]))
+        parts = " + ".join(str(data.parts[site][part]) for part in used)
         held = f"{sum(count > 0 for count in counts)} of {len(counts)}"
         table.add_row(Text(site), parts, *(map(str, counts) if several else [held]))
     if (left_out := len(data.samples) - MOST_SITES) > 0:

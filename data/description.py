@@ -26,11 +26,14 @@ class ColumnFacts:
 
 @dataclass(frozen=True)
 class Description:
-    """Of one site or several. samples: site -> (classes,) of all its parts. columns: of a table."""
+    """Of one site or several.
+
+    samples: site -> (classes,) of all its parts. parts: site -> part -> samples. columns: of a table.
+    """
 
     classes: tuple[str, ...]
     samples: dict[str, list[int]]
-    parts: dict[str, tuple[int, int, int]]
+    parts: dict[str, dict[str, int]]
     columns: tuple[ColumnFacts, ...]
 
     @property
@@ -64,9 +67,11 @@ def describe_data(sites: Mapping[str, SiteData], classes: Sequence[str]) -> Desc
     """Counts of sites that were read; what identifies anybody is in none of them."""
     samples, parts, held = {}, {}, {}
     for name, site in sites.items():
-        rows = torch.cat([site.train, site.validation, site.test])
+        divided = {"train": site.train, "validation": site.validation, "calibration": site.calibration}
+        divided["test"] = site.test
+        rows = torch.cat([*divided.values()])
         samples[name] = torch.bincount(site.y[rows], minlength=len(classes)).tolist()
-        parts[name] = len(site.train), len(site.validation), len(site.test)
+        parts[name] = {part: len(indices) for part, indices in divided.items()}
         held[name] = rows
     columns: list[ColumnFacts] = []
     start = 0

@@ -32,8 +32,7 @@ class Expectation:
 
     def in_words(self) -> str:
         """One line."""
-        minutes = self.seconds / 60
-        about = f"{minutes:.0f} minutes" if minutes >= 1.5 else f"{self.seconds:.0f} seconds"
+        about = f"{self.seconds / 60:.0f} min" if self.seconds >= 90 else f"{max(1, self.seconds):.0f} s"
         return (
             f"expected here in one process: about {about} ({self.steps:,} steps of "
             f"{1000 * self.step_seconds:.1f} ms, and measuring) and {self.memory / 1e9:.1f} GB of memory"
