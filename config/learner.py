@@ -204,16 +204,17 @@ class LearnerConfig(Part):
 DEFAULT_LEARNER = LearnerConfig(
     epochs=2,
     # its steps do not grow with the inputs or the loss, so that one rate serves images, tables and all sizes
-    optimizer=Optimizer(name="adam", lr=0.002),
+    optimizer=Optimizer(name="adam", lr=0.001),
     classification=Classification(name="balanced_softmax"),
     distillation=Distillation(weight=1.0, temperature=2.0),
-    memory=Memory(selection="herding", per_class=20),
+    # hospitals hold their classes very unevenly; each is drawn equally often
+    memory=Memory(selection="herding", per_class=20, balanced=True),
 )
 """What `learner` is where an experiment leaves it out; docs/results.md, own data, shows what it reaches."""
 
 SAMPLE_LEVEL_LEARNER = LearnerConfig(
     epochs=2,
-    optimizer=Optimizer(name="adam", lr=0.002),
+    optimizer=Optimizer(name="adam", lr=0.001),
     distillation=Distillation(weight=1.0, temperature=2.0),
 )
 """The same with privacy.mode sample: each sample's loss follows from that sample, and none is kept."""
