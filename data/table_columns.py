@@ -178,10 +178,9 @@ def _matches(texts: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     if all(map(is_number, categories)):
         codes = [float(text) for text in categories]
         if len(set(codes)) == len(codes):
-            found = np.unique(texts)
-            value = {text: float(text) if is_number(text) else float("nan") for text in found.tolist()}
-            numbers = np.array([value[text] for text in texts.tolist()])
-            return numbers[:, None] == np.array(codes)[None, :]
+            found, row = np.unique(texts, return_inverse=True)
+            values = [float(text) if is_number(text) else float("nan") for text in found.tolist()]
+            return np.array(values)[row][:, None] == np.array(codes)[None, :]
     return texts[:, None] == np.array(categories)[None, :]
 
 
@@ -205,14 +204,12 @@ def _numbers(file: CsvFile, name: str, empty: np.ndarray, bad: BadCells) -> np.n
 def _dates(file: CsvFile, name: str, empty: np.ndarray, bad: BadCells) -> np.ndarray:
     """float32 days since 1970, NaN where missing."""
     texts = file.columns[name]
-    days = {text: _days(text) for text in np.unique(texts[~empty]).tolist()}
-    values = np.full(len(texts), np.nan, dtype=np.float32)
-    for row in np.flatnonzero(~empty).tolist():
-        found = days[str(texts[row])]
-        if found is None:
-            bad.add(name, row, "is not a date such as 2024-12-31 or 31.12.2024")
-        else:
-            values[row] = found
+    found, row = np.unique(texts, return_inverse=True)
+    days = [_days(text) for text in found.tolist()]
+    values = np.array([np.nan if day is None else day for day in days], dtype=np.float32)[row]
+    for wrong in np.flatnonzero(np.isnan(values) & ~empty).tolist():
+        bad.add(name, wrong, "is not a date such as 2024-12-31 or 31.12.2024")
+    values[empty] = np.nan
     return values
 
 
