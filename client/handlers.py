@@ -16,6 +16,7 @@ from perennial.client.floor import check_floor
 from perennial.client.held_out import HeldOutCounts, held_out_counts, noised_words
 from perennial.client.held_out_tables import ToldTables, counts_beside, score_held_out, told_tables
 from perennial.client.kept_model import keep_own_model
+from perennial.client.learnt import not_learnt, note_learnt
 from perennial.client.local_training import LocalTraining
 from perennial.client.measurements import measured
 from perennial.client.own_layers import has_own_layers, keep_own_layers, shared_update, with_own_layers
@@ -183,6 +184,8 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
 def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
     """Places of the samples to train on in this task, new ones first, and how many of them are exemplars.
 
+    In a run that goes on, new records of earlier classes count among the exemplars.
+
     Raises DataError when there is none. What is computed from them asks the floor, after its own cuts.
     """
     classes = site.task_range(stamp)
@@ -191,7 +194,8 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     if site.experiment.learner.memory is not None and stamp.task > 1:
         store = site.exemplars(stamp.run)
         _catch_up(site, store, stamp, previous)
-        old = store.indices(before_round=stamp.round)
+        old = torch.cat([store.indices(before_round=stamp.round), not_learnt(site, stamp)])
+    note_learnt(site, stamp, new)
     indices = torch.cat([new, old])
     if len(indices) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")

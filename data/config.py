@@ -394,6 +394,8 @@ class TasksConfig(_Strict):
     count: that many tasks of (nearly) equal size, larger ones first.
     increments: classes of each task, or one number for all. base_classes: size of an extra first task.
     rounds: rounds of each task, or one number for all.
+    learnt: tasks that the run had learnt before it was continued; written by `--resume`. Their classes need
+        no samples any more, but for what the learner replays.
     """
 
     count: PositiveInt | None = None
@@ -401,6 +403,7 @@ class TasksConfig(_Strict):
     base_classes: int = Field(default=0, ge=0)
     order: Annotated[Literal["seeded", "natural", "1993"] | Names, BeforeValidator(_order)] = "seeded"
     rounds: Rounds | Annotated[tuple[Rounds, ...], Field(min_length=1)]
+    learnt: int = Field(default=0, ge=0, exclude_if=operator.not_)
 
     @model_validator(mode="after")
     def _one_way_to_cut(self) -> Self:

@@ -111,11 +111,14 @@ def build(
     """
     source = load(config, seed) if source is None else source
     registry = build_registry(source.classes, tasks, seed, earlier)
-    return _Builder(config, source, registry, seed).federation()
+    return _Builder(config, source, registry, seed, tasks.learnt).federation()
 
 
 class _Builder:
-    def __init__(self, config: DataConfig, source: Source, registry: Registry, seed: int) -> None:
+    def __init__(
+        self, config: DataConfig, source: Source, registry: Registry, seed: int, learnt: int = 0
+    ) -> None:
+        self.known = registry.schedule.boundaries[learnt]
         self.config, self.source, self.registry, self.seed = config, source, registry, seed
         self.notes = list(source.notes)
         self.natural = config.partition.kind == "natural"
@@ -234,6 +237,8 @@ class _Builder:
     def _require_classes(self) -> None:
         """Raises DataError on a class that nobody can learn because the data has no sample of it."""
         absent = self._absent(np.arange(len(self.source.train)))
+        # classes that a run learnt before it was continued are learnt
+        absent = [name for name in absent if name not in self.registry.classes[: self.known]]
         if absent:
             remedy = "take it out of data.classes"
             if self.config.classes is None:

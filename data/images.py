@@ -62,8 +62,10 @@ class ImageReading:
 
 @dataclass(frozen=True)
 class ImagesRead:
-    """x: (n, C, H, W) uint8. rows: indices of the n paths that were read. notes: what a person should know
-    of them.
+    """The images that could be read.
+
+    x: (n, C, H, W) uint8. rows: indices of the n paths among those asked for. notes: what a person should
+    know of them.
     """
 
     x: np.ndarray

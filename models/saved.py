@@ -45,6 +45,11 @@ class Inputs:
     columns: Mapping[str, str | Sequence[str]] | None = None
     fill: Tensor | None = None
 
+    @property
+    def filling(self) -> Tensor:
+        """(D,) What stands for a missing number."""
+        return self.mean if self.fill is None else self.fill
+
     def to_json(self) -> dict[str, Any]:
         """As JSON knows it."""
         return {

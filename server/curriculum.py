@@ -22,6 +22,7 @@ from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation_tables import MOST_CLASSES
+from perennial.learning.worth import Scores
 from perennial.protocol.messages import (
     EvaluateRequest,
     FinishTaskReply,
@@ -186,7 +187,7 @@ class Curriculum:
             self.model.holding(arrays), self.test, self.schedule.num_classes(self.progress.task)
         )
 
-    def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> tuple[float, float]:
+    def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> Scores:
         assert self.test is not None
         classes = self.schedule.num_classes(self.progress.task)
         if self._judgement is None or self._judgement.asked != (classes, samples):

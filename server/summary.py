@@ -103,6 +103,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     federated_noise: standard deviation of the noise on a count, of each task; null where it was exact.
     stopped_learning: tasks after which the model had learnt nothing, with the signs, and what to try; or
     null.
+    bounds: site -> in how many rounds `bounds` scaled its update down, and capped its claim of samples.
     bytes_up, bytes_down: of the rounds' tensors.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
@@ -143,6 +144,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "stopped_learning": {"tasks": history["stopped"], "to_try": what_to_try(curriculum.experiment)}
         if history["stopped"]
         else None,
+        "bounds": curriculum.strategy.running.met if curriculum.strategy.running is not None else {},
         "epsilon": epsilon(curriculum),
         "classes": list(classes),
         "tasks": [

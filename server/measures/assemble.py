@@ -17,7 +17,7 @@ from perennial.server.measures.calibration import (
     expected_calibration_error,
     reliability,
 )
-from perennial.server.measures.conformal import thresholds
+from perennial.server.measures.conformal import least_bin, thresholds
 from perennial.server.measures.curves import auprc, auroc, precision_recall_areas, roc_areas
 from perennial.server.measures.figure import UNMEASURED, Figure, mean_of, wilson
 from perennial.server.measures.record import (
@@ -88,9 +88,14 @@ def whole_measures(
     )
 
 
-def calibration(tables: EvaluationTables, intervals: Intervals | None = None) -> Calibration:
-    """Calibration before and, where validation samples chose a temperature, after scaling."""
-    before, temperature = at(1.0, tables), chosen_temperature(tables)
+def calibration(
+    tables: EvaluationTables, intervals: Intervals | None = None, temperature: float | None = None
+) -> Calibration:
+    """Calibration before and after scaling.
+
+    temperature: one of TEMPERATURES; None: the one that the tables' validation samples choose, if any.
+    """
+    before, temperature = at(1.0, tables), temperature or chosen_temperature(tables)
     after = None if temperature is None else at(temperature, tables)
     errors = {
         "error": calibration_error(before),
@@ -113,10 +118,22 @@ def prediction_sets(
     tables: EvaluationTables, names: Sequence[str], coverage: float, void: str = ""
 ) -> PredictionSets:
     """Thresholds of each class at a coverage. void: why nothing is guaranteed, or ''."""
-    found = zip(names, thresholds(tables.calibration, coverage), strict=True)
-    return PredictionSets(
-        coverage=coverage, thresholds={name: SetThreshold(**asdict(each)) for name, each in found}, void=void
-    )
+    found = thresholds(tables.calibration, coverage)
+    bounds = {name: SetThreshold(**asdict(each)) for name, each in zip(names, found, strict=True)}
+    return judged_sets(tables, PredictionSets(coverage=coverage, thresholds=bounds, void=void))
+
+
+def judged_sets(tables: EvaluationTables, sets: PredictionSets) -> PredictionSets:
+    """The same sets with how often they hold the true class, and how large they are, on judged samples."""
+    judged, included = {}, 0
+    for label, (name, bound) in enumerate(sets.thresholds.items()):
+        first = least_bin(bound.probability)
+        own = tables.positive[label]
+        covered = wilson(int(own[first:].sum()), int(own.sum()))
+        judged[name] = bound.model_copy(update={"covered": covered})
+        included += int(own[first:].sum() + tables.negative[label][first:].sum())
+    size = included / tables.samples if tables.samples else None
+    return sets.model_copy(update={"thresholds": judged, "mean_size": size})
 
 
 def part_measures(by_class: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, PartMeasures]:

@@ -49,6 +49,12 @@ def threshold(scores: np.ndarray, coverage: float) -> Threshold:
     return Threshold(score_bin_lower(index), samples, informative=True)
 
 
+def least_bin(probability: float) -> int:
+    """The first score bin whose samples reach a threshold, which is the lower edge of a bin."""
+    lower = [score_bin_lower(index) for index in range(SCORE_BINS)]
+    return int(np.searchsorted(lower, probability * (1 - 1e-12)))
+
+
 def thresholds(calibration: np.ndarray, coverage: float) -> list[Threshold]:
     """The threshold of each class. calibration: (M, S), as in EvaluationTables."""
     return [threshold(scores, coverage) for scores in calibration]

@@ -70,17 +70,25 @@ class Calibration(_Part):
 
 
 class SetThreshold(_Part):
-    """The least probability with which a class is in a set. informative: as in conformal.Threshold."""
+    """The least probability with which a class is in a set. informative: as in conformal.Threshold.
+
+    covered: of the judged samples of the class, the share whose set holds it.
+    """
 
     probability: float
-    samples: int
+    samples: int | None = None
     informative: bool
+    covered: Figure = UNMEASURED
 
 
 class PredictionSets(_Part):
-    """Sets that hold the true class with a stated probability. void: why that is not guaranteed, or ''."""
+    """Sets that hold the true class with a stated probability. void: why that is not guaranteed, or ''.
+
+    mean_size: classes in the sets of the judged samples, on average.
+    """
 
     coverage: float
+    mean_size: Number = None
     thresholds: dict[str, SetThreshold] = {}
     void: str = ""
 

@@ -91,7 +91,12 @@ def recognition(run: Run) -> Section | None:
     measures = run.measures
     if measures is None:
         return None
-    return Section("What it recognises", recognition_parts(measures), _lead(measures))
+    return recognition_section(measures, recognition_parts(measures))
+
+
+def recognition_section(measures: Measures, parts: Sequence[Figure | Markup]) -> Section:
+    """The section under its heading."""
+    return Section("What it recognises", parts, _lead(measures))
 
 
 def recognition_parts(measures: Measures) -> list[Figure | Markup]:
@@ -313,16 +318,19 @@ def _sets(sets: PredictionSets) -> Markup:
     )
     if sets.void:
         note += f" Here this is not guaranteed: {sets.void}."
+    if sets.mean_size is not None:
+        note += f" The sets of the judged samples have {sets.mean_size:.1f} classes on average."
     rows = [
         [
             name,
             percent(each.probability, 1) if each.informative else "always in the set",
-            f"{each.samples:,}",
+            MISSING if each.samples is None else f"{each.samples:,}",
+            _figure(each.covered),
         ]
         for name, each in sets.thresholds.items()
     ]
-    columns = ["class", "in the set from probability", "calibration patients"]
-    numbers = table(columns, rows, "lrr", "Thresholds of prediction sets")
+    columns = ["class", "in the set from probability", "calibration samples", "set holds the class"]
+    numbers = table(columns, rows, "lrrr", "Thresholds of prediction sets")
     return panel(f"Prediction sets, coverage {coverage}", numbers, note, long=True)
 
 
