@@ -102,8 +102,9 @@ TABLES = {
             "exemplars of a class "
             "as all sites together, the same epochs and rounds, so the same number of optimiser "
             "steps but for the "
-            "federated sites' incomplete batches. The learner was chosen on ORL faces, three sets of "
-            "`tabular_multiclass.npz`, digits and HAM10000 with seeds 11 to 13."
+            "federated sites' incomplete batches. The learner was chosen on ORL faces, two sets of "
+            "`tabular_multiclass.npz`, digits and HAM10000 with seeds 11 and 12 "
+            "([why](../benchmarks/results/learner_choice.md))."
         ),
     )
 }
