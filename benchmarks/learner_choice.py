@@ -121,11 +121,11 @@ def measure(data: str, learner: str, norm: str, seed: int) -> dict[str, Any]:
 
 
 WHY = """The demo's learner collapses on HAM10000: its loss stays where it began, because the contrastive term of
-weight 1 outdoes the loss over the labels. Without that term SGD at 0.05 learns at 32 pixels and stands still at
-128 with group normalisation; Adam's steps do not grow with the inputs. With few exemplars beside thousands of
-images of one class, balanced softmax alone gives the common class away (plain accuracy 25); classes drawn equally
-often keep it (49). On the small `tox` set that costs accuracy; its test part has 36 samples. Not every combination
-was run."""
+weight 1 outdoes the loss over the labels. Without that term SGD at 0.05 learns at 32 pixels and stands
+still at 128 with group normalisation; Adam's steps do not grow with the inputs. With few exemplars
+beside thousands of images of one class, balanced softmax alone gives the common class away (plain
+accuracy 25); classes drawn equally often keep it (49). On the small `tox` set that costs accuracy; its
+test part has 36 samples. Not every combination was run."""
 
 
 def page() -> str:
