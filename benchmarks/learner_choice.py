@@ -120,7 +120,8 @@ def measure(data: str, learner: str, norm: str, seed: int) -> dict[str, Any]:
     }
 
 
-WHY = """The demo's learner collapses on HAM10000: its loss stays where it began, because the contrastive term of
+WHY = """\
+The demo's learner collapses on HAM10000: its loss stays where it began, because the contrastive term of
 weight 1 outdoes the loss over the labels. Without that term SGD at 0.05 learns at 32 pixels and stands
 still at 128 with group normalisation; Adam's steps do not grow with the inputs. With few exemplars
 beside thousands of images of one class, balanced softmax alone gives the common class away (plain
