@@ -44,7 +44,7 @@ class LiveDisplay:
         """One journal event."""
         match event["event"]:
             case "task_started":
-                self._rounds = event["rounds"]
+                self._rounds = event.get("rounds", [])
                 self._rows.append(
                     {"classes": ", ".join(event["classes"]), "round": "", "loss": "", "seen": ""}
                 )
