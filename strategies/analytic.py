@@ -70,6 +70,8 @@ class Analytic(IncrementalStrategy):
         self._facts: list[dict[str, str]] = []
         self.withdrawn: dict[str, dict[str, Any]] = {}
         """Sites whose sums were taken back, and what was said of it; they are asked no more."""
+        self.groups: dict[str, dict[str, Any]] = {}
+        """The same of groups of a site's records, by the SHA-256 of the file that the site gave."""
 
     # the life of a run
 
@@ -189,7 +191,7 @@ class Analytic(IncrementalStrategy):
             state |= kept.state(f"task-{task}")
         state["balanced"] = sorted(self._balanced)
         state["counts"] = {str(task): counts for task, counts in self._counts.items()}
-        state["withdrawn"] = self.withdrawn
+        state["withdrawn"], state["groups"] = self.withdrawn, self.groups
         state["chosen"] = {str(task): value for task, value in self._chosen.items()}
         return state
 
@@ -199,7 +201,7 @@ class Analytic(IncrementalStrategy):
         for task, kept in self._balanced.items():
             kept.load(f"task-{task}", state)
         self._counts = {int(task): dict(counts) for task, counts in state["counts"].items()}
-        self.withdrawn = dict(state["withdrawn"])
+        self.withdrawn, self.groups = dict(state["withdrawn"]), dict(state.get("groups", {}))
         self._chosen = {int(task): float(value) for task, value in state["chosen"].items()}
 
     # after the run: withdrawal and merging
