@@ -11,6 +11,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts
+from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
 
 Counts = tuple[list[int], list[int]]
@@ -36,8 +37,8 @@ def evaluate_centrally(
 class Judge:
     """Accuracy and loss on a fixed draw of at most `samples` test samples of the classes seen so far.
 
-    The inputs are converted once, because a model is judged after every turn of a ring. Raises ConfigError
-    when there is no such sample.
+    The inputs are converted once, because a model is judged after every turn of a ring, and so are features
+    that nobody trains. Raises ConfigError when there is no such sample.
     """
 
     def __init__(self, test: TrainingSet, num_classes: int, samples: int, seed: int) -> None:
@@ -51,11 +52,17 @@ class Judge:
         drawn = stream(seed, "judge", num_classes).permutation(len(seen))[:samples]
         rows = seen[torch.from_numpy(drawn).sort().values.to(seen.device)]
         self._inputs, self._labels = test.inputs(rows), test.y[rows]
+        self._features: Tensor | None = None
 
     @torch.no_grad()
     def __call__(self, model: IncrementalModel) -> tuple[float, float]:
         """(share of right answers, mean cross entropy) of a model in evaluation mode."""
-        logits = model(self._inputs)
+        if isinstance(model.backbone, FixedFeatures):
+            if self._features is None:
+                self._features = model.features(self._inputs)
+            logits = model.classify(self._features)
+        else:
+            logits = model(self._inputs)
         right = (logits.argmax(dim=1) == self._labels).sum()
         return float(right) / len(self._labels), float(F.cross_entropy(logits, self._labels))
 

@@ -27,6 +27,7 @@ from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, save_previous
 from perennial.server.run_folder import CHECKPOINT
 from perennial.strategies.analytic import Analytic
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.statistics.kept import FOLDER
 
@@ -47,6 +48,7 @@ class _Finished:
     folder: Path
     checkpoint: Checkpoint
     experiment: Experiment
+    whole: IncrementalStrategy
     strategy: Analytic
     saved: SavedModel
 
@@ -62,7 +64,8 @@ class _Finished:
                 f"{folder}: secure: the server has sums over sites only, so no site's part can be taken "
                 "out or joined to another run; allowed: a run of strategy analytic without `secure`"
             )
-        strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters).closed_form
+        whole = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+        strategy = whole.closed_form
         if strategy is None:
             raise ConfigError(
                 f"{folder}: strategy {experiment.strategy.name} keeps no sums; allowed: analytic"
@@ -72,9 +75,9 @@ class _Finished:
                 f"{folder}: its sums left with noise; corrected ones need fresh noise and a new charge, and "
                 "the old release remains in the world"
             )
-        strategy.load_state_dict(checkpoint.strategy)
+        whole.load_state_dict(checkpoint.strategy)
         strategy.kept_sums.folder = folder / FOLDER if strategy.keep_sites else None
-        return cls(folder, checkpoint, experiment, strategy, load_saved(folder / GLOBAL_MODEL))
+        return cls(folder, checkpoint, experiment, whole, strategy, load_saved(folder / GLOBAL_MODEL))
 
     @property
     def total(self) -> Statistics:
@@ -309,7 +312,7 @@ def _commit(run: _Finished, head: dict[str, Tensor]) -> None:
     sha256, former = content_sha256(arrays), progress.previous
     save_previous(folder, sha256, arrays, former)
     progress.previous, progress.holders = sha256, []
-    changed = Checkpoint(progress, run.checkpoint.experiment, head, run.strategy.state_dict())
+    changed = Checkpoint(progress, run.checkpoint.experiment, head, run.whole.state_dict())
     # twice, because the file before it is kept, and holds the sums of the withdrawn site
     save_checkpoint(folder, changed)
     save_checkpoint(folder, changed)

@@ -19,12 +19,14 @@ from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_w
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import noise_std
+from perennial.protocol.messages import Stamp
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.services import Services
 from perennial.strategies.statistics.asking import Asking
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
+from perennial.strategies.valuation.solved import Solved
 
 WITHOUT_ASKING = 1 << 35
 """Bytes of sites' sums that are kept without being asked to."""
@@ -209,6 +211,25 @@ class Analytic(IncrementalStrategy):
     @property
     def closed_form(self) -> "Analytic":
         return self
+
+    @property
+    def width(self) -> int:
+        """Features with the constant, from the first task on."""
+        return self._width
+
+    def require_solvable(self) -> None:
+        """Raises ValueError where no coalition's model can be solved for."""
+        if self.head == "balanced_ridge" or not self.keep_sites:
+            found = f"head {self.head!r}, keep_sites {str(self.keep_sites).lower()}"
+            raise ValueError(
+                f"base: found {found}; a coalition's model needs each site's own sums: allowed gaussian and "
+                "ridge, with keep_sites"
+            )
+
+    def game(self, stamp: Stamp) -> Solved:
+        """What each coalition of sites could have made so far, shrunk as the whole is."""
+        shrinkage = self._chosen[stamp.task]
+        return Solved(self.kept_sums, stamp.num_classes, lambda sums: self.settings.solved(sums, shrinkage))
 
     @property
     def kept_sums(self) -> KeptSums:

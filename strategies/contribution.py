@@ -8,8 +8,9 @@ assumes.
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -18,10 +19,11 @@ from flwr.serverapp import Grid
 
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.foundation.streams import stream
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest
+from perennial.strategies.analytic import Analytic
+from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.services import Services
-from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
+from perennial.strategies.valuation.coalitions import Reconstructed, Replayed, sweep_marginals
 from perennial.strategies.valuation.shapley import (
     MOST_EXACT,
     Value,
@@ -31,6 +33,7 @@ from perennial.strategies.valuation.shapley import (
     shares,
 )
 from perennial.strategies.valuation.site_utility import SiteJudge
+from perennial.strategies.valuation.solved import leave_one_out, require_affordable
 from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic
@@ -46,7 +49,7 @@ class Contribution(Wrapper):
 
     estimator: "online" takes a ring's sweeps as they happen for orders of joining; "reconstruct" puts models
     together from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
-    names.
+    names; "solve" solves for each coalition of a closed form, and is exact up to 12 sites.
     utility: what a model is worth.
     samples: on how many held-out samples.
     permutations: orders drawn at most; None: the larger of 30 and three times the sites.
@@ -62,7 +65,7 @@ class Contribution(Wrapper):
     def __init__(
         self,
         base: IncrementalStrategy,
-        estimator: Literal["online", "reconstruct", "replay"] = "online",
+        estimator: Literal["online", "reconstruct", "replay", "solve"] = "online",
         utility: Literal["accuracy", "neg_loss"] = "accuracy",
         samples: int = 200,
         permutations: int | None = None,
@@ -74,7 +77,16 @@ class Contribution(Wrapper):
     ) -> None:
         super().__init__(base)
         self.combines_replies = False
-        if estimator != "reconstruct" and base.turns is None:
+        if (estimator == "solve") != (base.closed_form is not None):
+            raise ValueError(
+                f"estimator: found {estimator!r} with base {type(base).__name__}; 'solve' goes with "
+                "analytic, which sends no updates, and with nothing else"
+            )
+        if base.closed_form is not None:
+            base.closed_form.require_solvable()
+            if utility != "accuracy":
+                raise ValueError("utility: closed-form scores are no probabilities; allowed accuracy")
+        if estimator in ("online", "replay") and base.turns is None:
             raise ValueError(
                 f"estimator: found {estimator!r} with base {type(base).__name__}; allowed with serial_ring, "
                 "which trains one site after the other; other strategies take 'reconstruct'"
@@ -103,6 +115,7 @@ class Contribution(Wrapper):
         self._flags: dict[str, str] = {}
         self._excluded: list[str] = []
         self._seconds = {"valuing": 0.0, "rounds": 0.0}
+        self._leave_one_out: dict[str, float] = {}
 
     def attach(self, services: Services) -> None:
         """Raises ConfigError where nobody may measure models, or the game is too large to be exact."""
@@ -121,6 +134,16 @@ class Contribution(Wrapper):
         self.watchers.append(self._watch)
         if self.turns is not None and self.estimator == "online":
             self.turns.weigh_by(self._weigh, first=self._site_judge is not None)
+
+    def begin_task(self, task: TaskStart) -> None:
+        """Raises ConfigError where coalitions would take more than an hour to solve for."""
+        super().begin_task(task)
+        closed_form = self.base.closed_form
+        if closed_form is not None:
+            assert self._services is not None
+            players = self._services.experiment.data.sites or len(task.sites)
+            every = 2**players if self._every_coalition(players) else players * self._orders(players)
+            require_affordable(every + players + 1, closed_form.width)
 
     def largest_weight(self) -> float:
         """Raises PrivacyError: what sites have contributed is computed from exact models, and published."""
@@ -205,6 +228,9 @@ class Contribution(Wrapper):
         if self.estimator == "online":
             assert self.turns is not None
             self._rows += sweep_marginals(turns, outcome.details.get("worth"), self.turns.weighed)
+        elif self.base.closed_form is not None:
+            if self._valued(request.stamp.round):
+                self._value_sums(self.base.closed_form, request)
         elif self._valued(request.stamp.round):
             games: list[Reconstructed | Replayed] = []
             if self.estimator == "replay":
@@ -223,11 +249,30 @@ class Contribution(Wrapper):
                 self._rows.append(dict(zip(game.sites, phi.tolist(), strict=True)))
         self._updates = {}
 
+    def _value_sums(self, closed_form: Analytic, request: RoundRequest) -> None:
+        """Of all tasks so far: an older row tells nothing that the newest does not."""
+        game = closed_form.game(request.stamp)
+        if not game.sites:
+            return
+        device = next(iter(request.arrays.values())).device
+        value = cache(game.value(lambda head: self.utility_of({k: t.to(device) for k, t in head.items()})))
+        phi = self._shapley(len(game.sites), value, request.stamp.round)
+        self._rows = [dict(zip(game.sites, phi.tolist(), strict=True))]
+        self._leave_one_out = dict(zip(game.sites, leave_one_out(len(game.sites), value), strict=True))
+
+    def _every_coalition(self, players: int) -> bool:
+        return self.exact or (
+            self.estimator == "solve" and self.permutations is None and players <= MOST_EXACT
+        )
+
+    def _orders(self, players: int) -> int:
+        return self.permutations or max(30, 3 * players)
+
     def _shapley(self, players: int, value: Value, *ids: int) -> np.ndarray:
-        if self.exact:
+        if self._every_coalition(players):
             return exact(players, value)
         assert self._services is not None
-        count = self.permutations or max(30, 3 * players)
+        count = self._orders(players)
         orders = drawn_permutations(players, count, stream(self._services.experiment.seed, "shapley", *ids))
         return over_permutations(players, value, orders, truncation=1e-3, stop=0.05)
 
@@ -295,6 +340,7 @@ class Contribution(Wrapper):
             "gain": sum(totals.values()),
             "excluded": self._excluded,
             "seconds": round(spent["valuing"], 3),
+            **({"leave_one_out": self._leave_one_out} if self.base.closed_form is not None else {}),
             "share_of_other_work": round(spent["valuing"] / max(spent["rounds"] - spent["valuing"], 1e-9), 4),
         }
         return super().summary_blocks() | {"contribution": block, "valuation": valuation}
@@ -310,6 +356,7 @@ class Contribution(Wrapper):
                 "flags": self._flags,
                 "excluded": self._excluded,
                 "seconds": self._seconds,
+                "leave_one_out": self._leave_one_out,
             },
         }
         return own | super().state_dict()
@@ -322,23 +369,8 @@ class Contribution(Wrapper):
         ]
         self._null, self._flags = facts["null"], facts["flags"]
         self._excluded, self._seconds = facts["excluded"], facts["seconds"]
+        self._leave_one_out = facts.get("leave_one_out", {})
         super().load_state_dict(state)
-
-
-def sweep_marginals(
-    turns: list[dict[str, Any]], end: float | None, weighed: Container[int]
-) -> list[dict[str, float]]:
-    """For each weighed sweep of one round: site -> what the model was worth after its turn minus before it.
-
-    turns: in the order in which they happened, with "worth" of the model before, where it is known; end: of
-    the model after the last of them. weighed: sweeps whose turns have a worth before and after them.
-    """
-    rows: dict[int, dict[str, float]] = {}
-    worths = [*(turn.get("worth") for turn in turns), end]
-    for turn, before, after in zip(turns, worths, worths[1:], strict=False):
-        if turn["sweep"] in weighed and before is not None and after is not None:
-            rows.setdefault(turn["sweep"], {})[turn["site"]] = after - before
-    return list(rows.values())
 
 
 def _norm(arrays: Arrays) -> float:
