@@ -80,7 +80,7 @@ TABLES = {
     ),
     "analytic_ham10000": Table(
         "Closed form on HAM10000's four clinics, 32 px, tasks of 3, 2 and 2 classes, 2,000 images",
-        [_row("400 patches, class-balanced ridge", HAM, REDUCED)],
+        [_row("200 patches, class-balanced ridge", HAM, REDUCED)],
         seeds=SEEDS,
         measures=BALANCED,
         note=(
@@ -92,7 +92,7 @@ TABLES = {
     "analytic_ham10000_all": Table(
         "Closed form on HAM10000's four clinics, all 7,994 training images",
         [
-            _row("400 patches, class-balanced ridge", HAM),
+            _row("200 patches, class-balanced ridge", HAM),
             _row("Lite0 at 128 x 96 and 400 patches, class-balanced ridge", LITE0),
             _row("Lite0 at 128 x 96 alone, class-balanced ridge", LITE0, LITE0_ALONE),
         ],
