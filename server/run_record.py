@@ -108,6 +108,8 @@ class Summary(_Record):
     classes: list[str] = []
     tasks: list[list[str]] = []
     federated_accuracy: list[Measured] = []
+    federated_interval: list[tuple[float, float] | None] = []
+    federated_noise: list[Measured] = []
     versions: dict[str, str] = {}
 
     @property

@@ -73,6 +73,8 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     group_models_sha256: of the models of groups that the server keeps.
     personal_models_sha256: of the sites' own models where their folders lie in the run's, as in simulation;
     deployed sites keep theirs to themselves.
+    federated_interval: 95 % of federated_accuracy, for the sampling of held-out patients and for noise.
+    federated_noise: standard deviation of the noise on a count, of each task; null where it was exact.
     bytes_up, bytes_down: of the rounds' tensors.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
@@ -93,6 +95,8 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "forgetting": forgetting(matrix),
         "backward_transfer": backward_transfer(matrix),
         "federated_accuracy": history["federated"],
+        "federated_interval": history["federated_interval"],
+        "federated_noise": history["federated_noise"],
         "rounds": curriculum.progress.round,
         "accuracy_by_round": [accuracy for accuracy, _ in history["by_round"]],
         "bytes_by_round": [sent for _, sent in history["by_round"]],
