@@ -130,6 +130,8 @@ class Curriculum:
                 self._begin_task(task)
             while self.progress.round_in_task < self._rounds(task):
                 self._round(task)
+                if self.strategy.task_complete:
+                    break
             self._finish_task(task)
         self.progress.finished = True
         self._save()

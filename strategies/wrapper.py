@@ -116,6 +116,10 @@ class Wrapper(IncrementalStrategy):
         return self.base.turns
 
     @property
+    def task_complete(self) -> bool:
+        return self.base.task_complete
+
+    @property
     def closed_form(self) -> "Analytic | None":
         return self.base.closed_form
 
