@@ -47,11 +47,13 @@ SETTINGS = {
     "adabest": ("correction",),
     "feddisco": ("tell",),
     "multi_factor": ("tell",),
+    "contribution": ("tell",),
 }
 """By strategy: the keys of TrainRequest.settings that it sends."""
 TOLD = {
     "feddisco": (LABEL_COUNTS,),
     "multi_factor": (CLASS_COVERAGE, HELD_OUT_ACCURACY, TRAIN_ACCURACY, CLASSIFICATION_LOSS),
+    "contribution": (LABEL_COUNTS,),
 }
 """By strategy: the measurements that it may ask for."""
 CLUSTERED = ("clustered_personalisation", "fedper", "pfa")

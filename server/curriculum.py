@@ -20,6 +20,7 @@ from perennial.data.registry import Registry
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
+from perennial.learning.worth import Scores
 from perennial.protocol.messages import (
     EvaluateRequest,
     FinishTaskReply,
@@ -183,7 +184,7 @@ class Curriculum:
             self.model.holding(arrays), self.test, self.schedule.num_classes(self.progress.task)
         )
 
-    def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> tuple[float, float]:
+    def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> Scores:
         assert self.test is not None
         classes = self.schedule.num_classes(self.progress.task)
         if self._judgement is None or self._judgement.asked != (classes, samples):

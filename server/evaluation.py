@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.foundation.cache import cache_folder
@@ -11,6 +10,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts
+from perennial.learning.worth import Scores
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
 
@@ -35,10 +35,11 @@ def evaluate_centrally(
 
 
 class Judge:
-    """Accuracy and loss on a fixed draw of at most `samples` test samples of the classes seen so far.
+    """A model's answers to a fixed draw of at most `samples` test samples of the classes seen so far.
 
-    The inputs are converted once, because a model is judged after every turn of a ring, and so are features
-    that nobody trains. Raises ConfigError when there is no such sample.
+    Every class has as many of them as the others, as far as the test set goes. The inputs are converted once,
+    because a model is judged after every turn of a ring, and so are features that nobody trains. Raises
+    ConfigError when there is no such sample.
     """
 
     def __init__(self, test: TrainingSet, num_classes: int, samples: int, seed: int) -> None:
@@ -49,22 +50,32 @@ class Judge:
                 f"data.test_fraction: the server's held-out samples have none of the {num_classes} classes "
                 "seen so far, so that no model can be valued; allowed at least one"
             )
-        drawn = stream(seed, "judge", num_classes).permutation(len(seen))[:samples]
-        rows = seen[torch.from_numpy(drawn).sort().values.to(seen.device)]
+        drawn = seen[
+            torch.from_numpy(stream(seed, "judge", num_classes).permutation(len(seen))).to(seen.device)
+        ]
+        # one of each class, then another of each, until there are enough
+        rank = torch.empty_like(drawn)
+        for label in test.y[drawn].unique():
+            own = (test.y[drawn] == label).nonzero().flatten()
+            rank[own] = torch.arange(len(own), device=own.device)
+        rows = drawn[rank.argsort(stable=True)[:samples]].sort().values
         self._inputs, self._labels = test.inputs(rows), test.y[rows]
         self._features: Tensor | None = None
 
     @torch.no_grad()
-    def __call__(self, model: IncrementalModel) -> tuple[float, float]:
-        """(share of right answers, mean cross entropy) of a model in evaluation mode."""
+    def __call__(self, model: IncrementalModel) -> Scores:
+        """The answers of a model in evaluation mode."""
         if isinstance(model.backbone, FixedFeatures):
             if self._features is None:
                 self._features = model.features(self._inputs)
             logits = model.classify(self._features)
         else:
             logits = model(self._inputs)
-        right = (logits.argmax(dim=1) == self._labels).sum()
-        return float(right) / len(self._labels), float(F.cross_entropy(logits, self._labels))
+        right = logits.argmax(dim=1) == self._labels
+        true = logits.double().softmax(dim=1).gather(1, self._labels[:, None]).squeeze(1)
+        return Scores(
+            self.asked[0], self._labels.cpu().numpy(), right.cpu().numpy(), true.nan_to_num(0.0).cpu().numpy()
+        )
 
 
 def told_counts(correct: Sequence[int], total: Sequence[int], withheld: Sequence[int] | None) -> ToldCounts:

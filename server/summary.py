@@ -75,6 +75,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     deployed sites keep theirs to themselves.
     federated_interval: 95 % of federated_accuracy, for the sampling of held-out patients and for noise.
     federated_noise: standard deviation of the noise on a count, of each task; null where it was exact.
+    bounds: site -> in how many rounds `bounds` scaled its update down, and capped its claim of samples.
     bytes_up, bytes_down: of the rounds' tensors.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
@@ -112,6 +113,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         },
         "personal_models_sha256": personal_hashes(curriculum.folder.path),
         "sites": history["sites"],
+        "bounds": curriculum.strategy.running.met if curriculum.strategy.running is not None else {},
         "epsilon": epsilon(curriculum),
         "classes": list(classes),
         "tasks": [

@@ -59,9 +59,8 @@ def asynchronous(
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(content))
     settings = RunSettings(str(path), name=name, runs=str(folder / "runs"), device="cpu")
-    context = Context(
-        run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(vars(settings))
-    )
+    config = dict(vars(settings))
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
     grid = PatientGrid(site_contexts(4, config), late, lost)
     return serve(grid, context, "in-process"), grid
 

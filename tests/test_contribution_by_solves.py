@@ -101,7 +101,7 @@ def test_a_run_says_what_each_site_contributed_and_trains_nobody_again(tmp_path:
     assert set(values) == {f"site-{k}" for k in range(4)}
     # on the samples that the judge draws, all values together are what the model is worth
     assert sum(values.values()) == pytest.approx(found["valuation"]["gain"])
-    assert found["valuation"]["gain"] == pytest.approx(found["final_accuracy"], abs=0.1)
+    assert found["valuation"]["gain"] == pytest.approx(found["balanced_accuracy"][-1], abs=0.1)
     assert set(found["valuation"]["leave_one_out"]) == set(values)
     assert all(entry["flag"] is None for entry in found["contribution"].values())
 
@@ -133,7 +133,7 @@ def test_what_would_take_more_than_an_hour_is_refused(monkeypatch: pytest.Monkey
     ("changes", "message"),
     [
         ({"estimator": "online"}, "'solve' goes with analytic"),
-        ({"utility": "neg_loss"}, "no probabilities"),
+        ({"utility": "probability"}, "no probabilities"),
         ({"base": {**BASE, "keep_sites": False}}, "needs each site's own sums"),
         ({"base": {**BASE, "head": "balanced_ridge"}}, "needs each site's own sums"),
     ],

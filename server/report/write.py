@@ -44,9 +44,7 @@ def write_report(run_folder: Path) -> Path:
 
 
 def _sections(run: Run) -> list[Section]:
-    blocks = [
-        show(run.blocks[name], run) for name, show in BLOCKS.items() if run.blocks.get(name) is not None
-    ]
+    blocks = [show(run.blocks[name], run) for name, show in BLOCKS.items() if run.blocks.get(name)]
     every = [accuracy(run), training(run), sites(run), privacy(run), cost(run), *blocks, origin(run)]
     return [section for section in every if section is not None]
 

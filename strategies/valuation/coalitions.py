@@ -6,7 +6,7 @@ a site's update depends on the model that it was given. replay: the members real
 other.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -97,19 +97,3 @@ class Replayed:
         self._outcome.bytes_up += byte_count(reply.update)
         changed: dict[str, Any] = moved(arrays, reply.update, frozen_names(arrays, self._ring.freeze))
         return changed
-
-
-def sweep_marginals(
-    turns: list[dict[str, Any]], end: float | None, weighed: Container[int]
-) -> list[dict[str, float]]:
-    """For each weighed sweep of one round: site -> what the model was worth after its turn minus before it.
-
-    turns: in the order in which they happened, with "worth" of the model before, where it is known; end: of
-    the model after the last of them. weighed: sweeps whose turns have a worth before and after them.
-    """
-    rows: dict[int, dict[str, float]] = {}
-    worths = [*(turn.get("worth") for turn in turns), end]
-    for turn, before, after in zip(turns, worths, worths[1:], strict=False):
-        if turn["sweep"] in weighed and before is not None and after is not None:
-            rows.setdefault(turn["sweep"], {})[turn["site"]] = after - before
-    return list(rows.values())

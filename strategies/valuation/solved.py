@@ -13,6 +13,7 @@ from torch import Tensor
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import LinearHead, Sums, solve
 from perennial.learning.analytic.statistics import Statistics
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.statistics.kept import KeptSums
 from perennial.strategies.valuation.shapley import Value
 
@@ -60,6 +61,19 @@ class Solved:
         if len(self._held) * total.gram.nbytes < IN_MEMORY:
             self._held[site] = total
         return total
+
+
+def require_closed_form(base: IncrementalStrategy, estimator: str, utility: str | None) -> None:
+    """Raises ValueError where coalitions of this base cannot be solved for, or not be valued so."""
+    closed_form = base.closed_form
+    if closed_form is None or estimator != "solve":
+        raise ValueError(
+            f"estimator: found {estimator!r} with base {type(base).__name__}; 'solve' goes with analytic, "
+            "which sends no updates, and with nothing else"
+        )
+    closed_form.require_solvable()
+    if utility == "probability":
+        raise ValueError("utility: closed-form scores are no probabilities; allowed accuracy")
 
 
 def leave_one_out(players: int, value: Value) -> list[float]:
