@@ -9,6 +9,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from perennial.config.run import RunSettings
 from perennial.foundation.files import sole_owner
+from perennial.foundation.heartbeat import beating
+from perennial.server.pauses import PAUSES, pause_in_words
+
+ALIVE = "alive"
+"""A run folder's heartbeat, by which others know that a process works on it."""
 
 app = ServerApp()
 log = getLogger("flwr").log
@@ -39,6 +44,8 @@ def log_event(event: dict[str, Any]) -> None:
             average = event["average_accuracy"]
             known = "accuracy not measured" if average is None else f"average accuracy {average}"
             log(INFO, f"task {event['task']} learnt: {known}")
+        case kind if kind in PAUSES:
+            log(WARNING if kind == "paused" else INFO, pause_in_words(event))
 
 
 def serve(
@@ -56,6 +63,6 @@ def serve(
     experiment = settings.load()
     torch.set_num_threads(settings.threads)
     folder = settings.folder(experiment)
-    with sole_owner(folder, f"server of {experiment.name}"):
+    with sole_owner(folder, f"server of {experiment.name}"), beating(folder / ALIVE):
         run = assemble(grid, experiment, settings, folder, engine, listener)
         return run.to_the_end()

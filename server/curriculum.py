@@ -15,11 +15,12 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.config import charges
+from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.errors import ProtocolError, StateError
-from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
+from perennial.learning.evaluation_tables import MOST_CLASSES
 from perennial.learning.worth import Scores
 from perennial.protocol.messages import (
     EvaluateRequest,
@@ -28,6 +29,7 @@ from perennial.protocol.messages import (
     Stamp,
 )
 from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.server.attendance import Attendance
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from perennial.server.class_means import check_class_sums, global_means
@@ -37,11 +39,14 @@ from perennial.server.history import History
 from perennial.server.journal import Journal
 from perennial.server.masked_task_end import opened_class_means
 from perennial.server.metrics import overall_accuracy
+from perennial.server.now import NowFile, WatchedGrid
 from perennial.server.releases import Releases
 from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
+from perennial.server.run_measures import TaskMeasures
 from perennial.server.shared_clipping import SharedClipping
 from perennial.server.site_counts import SiteCounts, ask_for_counts
+from perennial.server.wishes import Wishes
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
@@ -59,7 +64,8 @@ class Curriculum:
     """One run from where it stands to its end.
 
     registry: class order and schedule. test: the server's test samples of all classes, or None. registered:
-    the operator's record of nodes and names, or None.
+    the operator's record of nodes and names, or None. patient: whether sites that are away may come back, so
+    that the run waits for them and does not end.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class Curriculum:
         journal: Journal,
         test: TrainingSet | None,
         registered: Path | None = None,
+        patient: bool = False,
     ) -> None:
         self.experiment, self.registry, self.schedule = experiment, registry, registry.schedule
         self.model, self.strategy, self.folder, self.journal, self.test = (
@@ -82,7 +89,14 @@ class Curriculum:
             journal,
             test,
         )
-        self._grid = grid
+        self._wishes = Wishes(folder.path, journal.write)
+        self._grid = WatchedGrid(
+            grid,
+            NowFile(folder.path),
+            lambda: self.roster.names,
+            self._wishes.while_waiting,
+            journal.tell,
+        )
         self._settings = experiment.model_dump(mode="json")
         self._exchange = Exchange()
         self._averaging = FedAvg(strategy.max_update_norm)
@@ -91,8 +105,10 @@ class Curriculum:
         self.class_means: Tensor | None = None
         self._judgement: Judge | None = None
         self.roster = Roster(
-            grid, experiment.digest, lambda text: journal.write("note", text=text), registered
+            self._grid, experiment.digest, lambda text: journal.write("note", text=text), registered
         )
+        self.attendance = Attendance(self.roster, experiment, journal, patient, self._grid.look)
+        self.measuring = TaskMeasures(experiment, registry, folder.path, test)
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
         self.history = History(self.progress.history)
         self.releases = Releases(folder.path)
@@ -119,17 +135,17 @@ class Curriculum:
     def run(self, expected_sites: int) -> None:
         """Train until every task of the schedule is learnt; a stop loses at most the round in progress.
 
-        Raises StateError when too few sites connect, or when rounds.max_skipped rounds in a row had no
-        quorum.
+        Raises RunStopped when someone wishes a stop; StateError when too few sites connect, or when a run
+        that is not patient had rounds.max_skipped rounds in a row without a quorum.
         """
-        rounds = self.experiment.rounds
-        sites = self.roster.wait(rounds.wait_for or expected_sites, rounds.join_timeout)
-        self.journal.write("sites", connected=list(sites))
+        sites = self.attendance.wait_for_all(expected_sites)
+        self.journal.write("sites", connected=list(sites), missing=self.attendance.missing(sites))
         while self.progress.task <= self.schedule.count:
             task = self.progress.task
             if self.progress.round_in_task == 0:
                 self._begin_task(task)
             while self.progress.round_in_task < self._rounds(task):
+                self._wishes.between_rounds(self._grid.look)
                 self._round(task)
                 if self.strategy.task_complete:
                     break
@@ -206,17 +222,66 @@ class Curriculum:
         )
 
     def _round(self, task: int) -> None:
+        """One round, asked again where nobody served it and sites may come back."""
         started = time.monotonic()
         progress, rounds = self.progress, self.experiment.rounds
+        outcome = self._attempt(task)
+        for _ in range(rounds.max_skipped - 1 if self.attendance.patient else 0):
+            if outcome.participants or not outcome.skipped:
+                break
+            self.journal.write(
+                "note", text=f"round {progress.round + 1}: nobody served it; asked again ({_faults(outcome)})"
+            )
+            outcome = self._attempt(task)
+        progress.round, progress.round_in_task = progress.round + 1, progress.round_in_task + 1
+        if outcome.arrays is not None:
+            self.model.arrays = outcome.arrays
+        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if outcome.skipped else 0
+        self._update_holders(outcome)
+        accuracy = None
+        if self.experiment.evaluation.every == "round" and (counts := self._central_counts(task)):
+            accuracy = overall_accuracy(*counts, self.schedule.boundaries[: task + 1])
+        for warning in outcome.warnings:
+            self.journal.write("note", text=f"round {progress.round}: {warning}")
+        self._record(task, outcome, accuracy, time.monotonic() - started)
+        self._save()
+        if outcome.skipped:
+            self._rest_or_end(outcome)
+        else:
+            self.attendance.served()
+
+    def _rest_or_end(self, outcome: RoundOutcome) -> None:
+        """After a skipped round: rest where waiting helps. Raises StateError after too many where not."""
+        in_a_row, rounds = self.progress.skipped_in_a_row, self.experiment.rounds
+        unserved = self.attendance.patient and not outcome.participants
+        if in_a_row < rounds.max_skipped and not unserved:
+            return
+        reason = f"{in_a_row} rounds in a row without {rounds.quorum} valid replies; last: {_faults(outcome)}"
+        if not self.attendance.patient:
+            raise StateError(f"{reason}; the model is as it was; the run can be resumed")
+        self.attendance.rest(reason)
+        self.progress.skipped_in_a_row = 0
+
+    def _attempt(self, task: int) -> RoundOutcome:
+        """Ask the sites that are there for the next round, and aggregate what they answer."""
+        progress, rounds = self.progress, self.experiment.rounds
         number = progress.round + 1
-        sites = self._available(number)
-        asked = self._sampled(sites, number)
+        sites = self.attendance.available(number)
+        asked = self.attendance.sampled(sites, number)
         # sums of features are a release of their own, which the strategy records when it asks for them
         charge = [charges.update(self.experiment, progress.run)] if self.experiment.strategy.trains else []
         if self.experiment.privacy.enabled and charge:
             self.releases.asked(number, asked, charge)
         lead = self.experiment.lead_rounds(task)
         strategy = self._strategy(task)
+        self._grid.begin_round(
+            task=task,
+            tasks=self.schedule.count,
+            round=number,
+            rounds=sum(self._rounds(each) for each in range(1, self.schedule.count + 1)),
+            deadline=rounds.deadline,
+            missing=self.attendance.missing(sites),
+        )
         outcome = strategy.train_round(
             self._grid,
             RoundRequest(
@@ -239,24 +304,7 @@ class Curriculum:
         outcome.absent += [site for site in self.history.known_sites if site not in (*sites, *outcome.absent)]
         if strategy.running is not None and not outcome.skipped:
             strategy.running.round_done(outcome.participants.values())
-        progress.round, progress.round_in_task = number, progress.round_in_task + 1
-        if outcome.arrays is not None:
-            self.model.arrays = outcome.arrays
-        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if outcome.skipped else 0
-        self._update_holders(outcome)
-        accuracy = None
-        if self.experiment.evaluation.every == "round" and (counts := self._central_counts(task)):
-            accuracy = overall_accuracy(*counts, self.schedule.boundaries[: task + 1])
-        for warning in outcome.warnings:
-            self.journal.write("note", text=f"round {number}: {warning}")
-        self._record(task, outcome, accuracy, time.monotonic() - started)
-        self._save()
-        if progress.skipped_in_a_row >= rounds.max_skipped:
-            reasons = [f"{site}: {reason}" for site, reason in (*outcome.dropped, *outcome.refused)]
-            raise StateError(
-                f"{progress.skipped_in_a_row} rounds in a row without {rounds.quorum} valid replies; last: "
-                f"{'; '.join(reasons) or 'no site answered'}; the model is as it was; the run can be resumed"
-            )
+        return outcome
 
     def _rounds(self, task: int) -> int:
         return self.experiment.lead_rounds(task) + self.schedule.rounds[task - 1]
@@ -275,16 +323,19 @@ class Curriculum:
             self.sums.exchange = exchange
         arrays = self.model.frozen()
         finished = PreviousModel(content_sha256(arrays), arrays)
-        sites = self._available(progress.round)
+        sites = self.attendance.available(progress.round)
         holders, means = self._finished(sites, finished.sha256)
         self.class_means = means
-        federated = self._site_counts(sites, means)
+        told = self._site_counts(sites, means)
+        scored = self.measuring.score(self.model.loaded, task, means)
+        central = self._central_counts(task, means) if scored is None else (scored.correct, scored.total)
         facts = self.history.task_done(
             self.schedule.boundaries[: task + 1],
-            self._central_counts(task, means),
-            federated,
+            central,
+            told,
             (exchange.bytes_up, exchange.bytes_down),
         )
+        self.measuring.write(task, scored, told, one_classifier=self.one_classifier)
         save_previous(self.folder.checkpoint_folder, finished.sha256, arrays, progress.previous)
         self._previous = finished
         progress.previous, progress.holders = finished.sha256, holders
@@ -335,6 +386,11 @@ class Curriculum:
             charge = [charges.class_means(self.experiment, self.progress.run)]
             self.releases.asked(self.progress.round, sites, charge)
 
+    @property
+    def one_classifier(self) -> bool:
+        """Whether the saved model answers as the one that sites judged: not if each has its own means."""
+        return self.experiment.learner.classifier != "nearest_mean" or self.class_means is not None
+
     def _site_counts(self, sites: Sites, means: Tensor | None) -> SiteCounts:
         """Counts on the sites' held-out samples, where the experiment asks for them."""
         experiment = self.experiment
@@ -343,9 +399,13 @@ class Curriculum:
         if experiment.evaluation.noise_multiplier is not None:
             charge = [charges.evaluation(experiment, self.progress.run)]
             self.releases.asked(self.progress.round, sites, charge)
-        class_means = None if means is None else Tensors(means=means)
+        classes = self.schedule.num_classes(self.progress.task)
+        fields = {
+            "class_means": None if means is None else Tensors(means=means),
+            "tables": asks_for_tables(experiment) and classes <= MOST_CLASSES,
+        }
         requests = [
-            (site, node, EvaluateRequest(**self._with_previous(site), class_means=class_means))
+            (site, node, EvaluateRequest(**self._with_previous(site), **fields))
             for site, node in sites.items()
         ]
         return ask_for_counts(experiment, self._grid, self._exchange, requests, self.sums, self._note_drop)
@@ -383,28 +443,6 @@ class Curriculum:
             round=number,
             num_classes=self.schedule.num_classes(task),
         )
-
-    def _available(self, number: int) -> dict[str, int]:
-        """The connected sites that the experiment does not declare absent; waits for a quorum."""
-        rounds = self.experiment.rounds
-        away = {
-            a.site for a in self.experiment.absence if a.first_round <= number <= (a.last_round or number)
-        }
-        sites = self.roster.connected()
-        if len(sites) < rounds.quorum:
-            sites = self.roster.wait(rounds.quorum, rounds.join_timeout)
-        return {site: node for site, node in sites.items() if site not in away}
-
-    def _sampled(self, sites: Sites, number: int) -> dict[str, int]:
-        """The share of the sites that this round asks, in canonical order."""
-        rounds = self.experiment.rounds
-        if rounds.fraction == 1.0:
-            return dict(sites)
-        count = min(len(sites), max(rounds.quorum, round(rounds.fraction * len(sites))))
-        names = list(sites)
-        generator = stream(self.experiment.seed, "client-sampling", number)
-        chosen = sorted(generator.choice(len(names), size=count, replace=False).tolist())
-        return {names[index]: sites[names[index]] for index in chosen}
 
     def _central_counts(self, task: int, means: Tensor | None = None) -> Counts | None:
         if self.test is None:
@@ -448,3 +486,8 @@ class Curriculum:
             self.class_means,
         )
         save_checkpoint(self.folder.checkpoint_folder, checkpoint)
+
+
+def _faults(outcome: RoundOutcome) -> str:
+    reasons = [f"{site}: {reason}" for site, reason in (*outcome.dropped, *outcome.refused)]
+    return "; ".join(reasons) or "no site answered"

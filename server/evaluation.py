@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts
+from perennial.learning.scored import Scored, score
 from perennial.learning.worth import Scores
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
@@ -32,6 +34,20 @@ def evaluate_centrally(
     if means is None:
         return head_counts(model, part, num_classes, cache_folder() / "features")
     return count_correct(by_class_means(model.eval(), means), part, num_classes)
+
+
+def score_centrally(
+    model: IncrementalModel, test: TrainingSet, num_classes: int, means: Tensor | None = None
+) -> Scored:
+    """The test samples of the classes seen so far under a model; arguments as of evaluate_centrally."""
+    seen = (test.y < num_classes).nonzero().flatten()
+    part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std)
+    return score(model, part, means, cache_folder() / "features")
+
+
+def seen_patients(test: TrainingSet, num_classes: int) -> np.ndarray | None:
+    """(n,) whose each sample of score_centrally is; None where the data names no patients."""
+    return None if test.patients is None else test.patients[test.y.cpu() < num_classes].numpy()
 
 
 class Judge:
