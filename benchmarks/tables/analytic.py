@@ -121,8 +121,8 @@ TABLES = {
         scale="paper",
         note=(
             "EfficientNet-Lite0 at 96 px, which was trained on ImageNet, Gaussian head with gamma 0.1; all "
-            "50,000 training images. One seed, because there is nothing to vary: every row of the result file "
-            "has the same `model_sha256`, so the last model has the same bits in all of them. Average "
+            "50,000 training images. One seed, because there is nothing to vary: in the result file every "
+            "row has the same `model_sha256`, so the last model has the same bits in all of them. Average "
             "incremental accuracy differs, because other classes are known after the first tasks."
         ),
         pending="Its runs are being made.",
