@@ -47,6 +47,24 @@ def run(
 
 
 @app.command()
+def init(
+    data: Annotated[Path, typer.Argument(help="folder of images, CSV table or list of images, or .npz file")],
+    output: Annotated[Path, typer.Option(help="folder to write to")] = Path(),
+    site: Annotated[str, typer.Option(help="name of this site, for site.yaml")] = "",
+    label: Annotated[str | None, typer.Option(help="column of a table that is the class")] = None,
+    site_column: Annotated[str | None, typer.Option(help="column of a table that is the site")] = None,
+    patient: Annotated[
+        str | None, typer.Option(help="column, or pattern in file names, of the patient")
+    ] = None,
+) -> None:
+    """Look at data and write the files of a first run, with the reasons in them."""
+    from perennial.cli.init import init_command
+
+    for line in init_command(data, output, site, label, site_column, patient):
+        typer.echo(line)
+
+
+@app.command()
 def check(
     path: Annotated[
         Path | None, typer.Argument(help="experiment.yaml or site.yaml; may be left out with --resume")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.evaluation import EvaluationConfig, require_calibration, require_covered_counts
-from perennial.config.learner import LearnerConfig, Optimizer
+from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
 from perennial.config.secure import SecureConfig, refuse_what_needs_single_updates, require_shared_noise
@@ -151,10 +151,25 @@ class Experiment(BaseModel):
                 )
         return {**resolved, "plugins": found} if found else resolved
 
+    @model_validator(mode="before")
+    @classmethod
+    def _default_learner(cls, content: Any) -> Any:
+        """Where sites train and the file names no learner, the default stands there."""
+        if not isinstance(content, dict) or content.get("learner") is not None:
+            return content
+        try:
+            trains = StrategySpec.model_validate(name_only(content.get("strategy", "fedavg"))).trains
+        except ValidationError:
+            return content
+        if not trains:
+            return {key: value for key, value in content.items() if key != "learner"}
+        privacy = content.get("privacy")
+        mode = privacy.get("mode") if isinstance(privacy, dict) else getattr(privacy, "mode", None)
+        learner = SAMPLE_LEVEL_LEARNER if mode == "sample" else DEFAULT_LEARNER
+        return {**content, "learner": learner}
+
     @model_validator(mode="after")
     def _learner_where_sites_train(self) -> "Experiment":
-        if self.strategy.trains and "learner" not in self.model_fields_set:
-            raise ValueError(f"learner: missing; strategy {self.strategy.name} trains by gradients")
         if not self.strategy.trains and self.learner != NO_LEARNER:
             raise ValueError(
                 f"learner: found one, but nothing is trained under strategy {self.strategy.name}; "

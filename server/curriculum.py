@@ -46,6 +46,7 @@ from perennial.server.run_folder import RunFolder
 from perennial.server.run_measures import TaskMeasures
 from perennial.server.shared_clipping import SharedClipping
 from perennial.server.site_counts import SiteCounts, ask_for_counts
+from perennial.server.stopped import what_to_try
 from perennial.server.wishes import Wishes
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
@@ -216,7 +217,10 @@ class Curriculum:
         self.history.task_begun(classes.stop)
         self.progress.classes = list(self.registry.classes[: classes.stop])
         self.journal.write(
-            "task_started", task=task, classes=[self.registry.classes[label] for label in classes]
+            "task_started",
+            task=task,
+            classes=[self.registry.classes[label] for label in classes],
+            rounds=[self._rounds(number) for number in range(1, self.schedule.count + 1)],
         )
 
     def _round(self, task: int) -> None:
@@ -339,6 +343,9 @@ class Curriculum:
         progress.previous, progress.holders = finished.sha256, holders
         progress.task, progress.round_in_task = task + 1, 0
         self.journal.write("task_finished", task=task, **facts)
+        if signs := facts.get("stopped"):
+            tries = "; or ".join(what_to_try(self.experiment))
+            self.journal.write("note", text=f"learning has stopped: {'; '.join(signs)}. To try: {tries}")
         self._save()
 
     # exchanges other than training

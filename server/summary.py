@@ -26,6 +26,7 @@ from perennial.server.measures.record import Measures, read_measures
 from perennial.server.metrics import average_incremental_accuracy, backward_transfer, forgetting
 from perennial.server.privacy_claim import open_channels
 from perennial.server.run_measures import confidence_facts
+from perennial.server.stopped import what_to_try
 
 MODEL_HASHES = ("model_sha256", "group_models_sha256", "personal_models_sha256")
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
@@ -100,6 +101,8 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     deployed sites keep theirs to themselves.
     federated_interval: 95 % of federated_accuracy, for the sampling of held-out patients and for noise.
     federated_noise: standard deviation of the noise on a count, of each task; null where it was exact.
+    stopped_learning: tasks after which the model had learnt nothing, with the signs, and what to try; or
+    null.
     bounds: site -> in how many rounds `bounds` scaled its update down, and capped its claim of samples.
     bytes_up, bytes_down: of the rounds' tensors.
     cohort: sites that trained in one pass.
@@ -141,6 +144,9 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         },
         "personal_models_sha256": personal_hashes(curriculum.folder.path),
         "sites": history["sites"],
+        "stopped_learning": {"tasks": history["stopped"], "to_try": what_to_try(curriculum.experiment)}
+        if history["stopped"]
+        else None,
         "bounds": curriculum.strategy.running.met if curriculum.strategy.running is not None else {},
         "epsilon": epsilon(curriculum),
         "classes": list(classes),

@@ -289,7 +289,6 @@ def test_each_sites_sums_are_kept_or_not(tmp_path: Path) -> None:
             "validation_fraction 0",
         ),
         ({"learner": {"optimizer": {"lr": 0.1}}}, "leave it out"),
-        ({"strategy": {"name": "fedavg", "head": None}}, "learner: missing"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
