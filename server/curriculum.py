@@ -462,7 +462,7 @@ class Curriculum:
         self.progress.holders = sorted(({*self.progress.holders} | {*outcome.participants}) - failed)
 
     def _record(self, task: int, outcome: RoundOutcome, accuracy: float | None, seconds: float) -> None:
-        self.history.round_done(outcome, accuracy)
+        self.history.round_done(outcome)
         self.journal.write(
             "round",
             task=task,

@@ -30,10 +30,9 @@ def evaluate_centrally(
     means: (M, d) class means to classify with in place of the head.
     """
     seen = (test.y < num_classes).nonzero().flatten()
-    part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std)
     if means is None:
-        return head_counts(model, part, num_classes, cache_folder() / "features")
-    return count_correct(by_class_means(model.eval(), means), part, num_classes)
+        return head_counts(model, test, num_classes, cache_folder() / "features", seen)
+    return count_correct(by_class_means(model.eval(), means), test, num_classes, seen)
 
 
 def score_centrally(
