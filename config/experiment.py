@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from perennial.config.analytic import shrinkage_of
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.evaluation import EvaluationConfig, require_calibration, require_covered_counts
@@ -71,6 +72,9 @@ class RoundsConfig(BaseModel):
     """Sites that must be connected before the run starts; default: all of them in simulation, 1 otherwise."""
     join_timeout: float = Field(default=600.0, gt=0)
     """Seconds to wait for them, and for a quorum of sites to come back when a round finds fewer connected."""
+    asynchronous: bool = Field(default=False, exclude_if=operator.not_)
+    """strategy analytic: a round ends as soon as some site has answered, and a task when all have, after
+    tasks.rounds rounds at most; requests are renewed, and answered whenever a site can."""
     max_skipped: int = Field(default=3, ge=1)
     """Skipped rounds in a row after which the run stops with an error (it can be resumed)."""
 
@@ -175,6 +179,26 @@ class Experiment(BaseModel):
                 f"learner: found one, but nothing is trained under strategy {self.strategy.name}; "
                 "leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sites_answer_when_they_can(self) -> "Experiment":
+        if not self.rounds.asynchronous:
+            return self
+        keys = self.strategy.parameters
+        if isinstance(keys.get("base"), dict):
+            keys = keys["base"]
+        for refused, why in (
+            (self.strategy.trains, f"strategy {self.strategy.name} trains in rounds that all sites share"),
+            (self.secure is not None, "a masked sum waits for a whole cohort"),
+            (keys.get("head") == "balanced_ridge", "balanced_ridge weighs by the counts of all sites"),
+            (shrinkage_of(keys) == "validation", "shrinkage 'validation' asks all sites at once"),
+        ):
+            if refused:
+                raise ValueError(
+                    f"rounds.asynchronous: found true, but {why}; allowed with analytic, heads gaussian and "
+                    "ridge, and a shrinkage that no validation samples choose"
+                )
         return self
 
     @model_validator(mode="after")

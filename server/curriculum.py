@@ -148,6 +148,8 @@ class Curriculum:
             while self.progress.round_in_task < self._rounds(task):
                 self._wishes.between_rounds(self._grid.look)
                 self._round(task)
+                if self.strategy.task_complete:
+                    break
             self._finish_task(task)
         self.progress.finished = True
         self._save()
@@ -460,7 +462,7 @@ class Curriculum:
         self.progress.holders = sorted(({*self.progress.holders} | {*outcome.participants}) - failed)
 
     def _record(self, task: int, outcome: RoundOutcome, accuracy: float | None, seconds: float) -> None:
-        self.history.round_done(outcome, accuracy)
+        self.history.round_done(outcome)
         self.journal.write(
             "round",
             task=task,

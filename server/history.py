@@ -33,8 +33,10 @@ class History:
     def __init__(self, data: dict[str, Any]) -> None:
         self._data = data
         data.setdefault("boundaries", [0])
-        for name in (*MEASURED, "by_round"):
+        for name in MEASURED:
             data.setdefault(name, [])
+        # what each round measured stands in the journal; here it would make checkpoints grow with the rounds
+        data.pop("by_round", None)
         data.setdefault("sites", {})
         data.setdefault("losses", [])
         data.setdefault("stopped", [])
@@ -53,8 +55,8 @@ class History:
         """Counters of one site."""
         return self._data["sites"].setdefault(name, {"samples": 0, "rounds": 0, "rejected": 0, "refused": 0})
 
-    def round_done(self, outcome: RoundOutcome, accuracy: float | None = None) -> None:
-        """Count one round. accuracy: of the model after it, where it was measured."""
+    def round_done(self, outcome: RoundOutcome) -> None:
+        """Count one round."""
         for site, reply in outcome.participants.items():
             counters = self.site(site)
             counters["rounds"] += 1
@@ -66,8 +68,6 @@ class History:
         self._data["bytes_up"] += outcome.bytes_up
         self._data["bytes_down"] += outcome.bytes_down
         self._data["losses"].append(outcome.train_loss)
-        if accuracy is not None:
-            self._data["by_round"].append([accuracy, self._data["bytes_up"] + self._data["bytes_down"]])
 
     def task_begun(self, boundary: int) -> None:
         """Classes up to boundary are known from now on."""
