@@ -36,11 +36,32 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="run folder to go on with; with a longer class list too")
     ] = None,
+    cohort: Annotated[
+        str | None, typer.Option(help="sites that train in one pass: a number, or auto; default 1")
+    ] = None,
 ) -> None:
     """Run an experiment in the in-process engine."""
     from perennial.cli.run import run_command
 
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume)
+    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort)
+
+
+@app.command()
+def init(
+    data: Annotated[Path, typer.Argument(help="folder of images, CSV table or list of images, or .npz file")],
+    output: Annotated[Path, typer.Option(help="folder to write to")] = Path(),
+    site: Annotated[str, typer.Option(help="name of this site, for site.yaml")] = "",
+    label: Annotated[str | None, typer.Option(help="column of a table that is the class")] = None,
+    site_column: Annotated[str | None, typer.Option(help="column of a table that is the site")] = None,
+    patient: Annotated[
+        str | None, typer.Option(help="column, or pattern in file names, of the patient")
+    ] = None,
+) -> None:
+    """Look at data and write the files of a first run, with the reasons in them."""
+    from perennial.cli.init import init_command
+
+    for line in init_command(data, output, site, label, site_column, patient):
+        typer.echo(line)
 
 
 @app.command()
@@ -74,14 +95,27 @@ def check(
 def forget(
     run: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
     site: Annotated[str, typer.Option(help="whose sums are subtracted")],
+    group: Annotated[
+        Path | None,
+        typer.Option(help="only these of its records: a file of `perennial site withdraw-records`"),
+    ] = None,
+    form: Annotated[
+        Path | None, typer.Option(help="withdraw nothing; write what the site needs to make such a file")
+    ] = None,
     shrinkage: Annotated[
         float | None, typer.Option(help="of the new head, where validation samples chose the old one")
     ] = None,
 ) -> None:
-    """Withdraw a site from a closed-form model, exactly, and write a certificate."""
+    """Withdraw a site, or some of its records, from a closed-form model, exactly; writes a certificate."""
     from perennial.server.withdrawal import forget as forget_site
+    from perennial.server.withdrawal import forget_group, write_form
 
-    typer.echo(forget_site(run, site, shrinkage))
+    if form is not None:
+        typer.echo(write_form(run, site, form))
+    elif group is not None:
+        typer.echo(forget_group(run, site, group, shrinkage))
+    else:
+        typer.echo(forget_site(run, site, shrinkage))
 
 
 @app.command()

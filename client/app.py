@@ -48,6 +48,7 @@ from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, Sh
 app = ClientApp()
 log = logging.getLogger("perennial.site")
 Request = TypeVar("Request", bound=WireMessage)
+Done = TypeVar("Done")
 
 KINDS: dict[type[PerennialError], str] = {
     PolicyRefusal: "policy",
@@ -81,13 +82,22 @@ def _answer(
         )
         log.warning("refused: %s", reason)
         return Message(Error(RAISED, reason), reply_to=message)
+
+    def act(identity: Identity) -> Message:
+        request = expected.from_record(message.content)
+        with _watched(identity, request, context):
+            return Message(handle(identity, request).to_record(), reply_to=message)
+
+    return attempt(message, context, act)
+
+
+def attempt(message: Message, context: Context, act: Callable[[Identity], Done]) -> Done | Message:
+    """What act makes for the site that the message is for, or the Refusal that says why it made nothing."""
     site, deployed = "unknown", True
     try:
         identity = identify(context)
         site, deployed = identity.name, identity.deployed
-        request = expected.from_record(message.content)
-        with _watched(identity, request, context):
-            record = handle(identity, request).to_record()
+        return act(identity)
     except PerennialError as error:
         log.warning("refused: %s", error)
         kind = KINDS.get(type(error), "error")
