@@ -36,11 +36,14 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="run folder to go on with; with a longer class list too")
     ] = None,
+    track: Annotated[
+        str, typer.Option(help="tensorboard, mlflow, or both: who else is told the run's figures")
+    ] = "",
 ) -> None:
     """Run an experiment in the in-process engine."""
     from perennial.cli.run import run_command
 
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume)
+    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, track)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """perennial run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from perennial.config.run import RunSettings
@@ -16,6 +17,7 @@ def run_command(
     workers: int,
     device: str,
     resume: Path | None,
+    track: str = "",
 ) -> None:
     """Run or resume, with a live display, and say where the results are."""
     from perennial.cli.live import LiveDisplay
@@ -35,6 +37,7 @@ def run_command(
             runs=str(runs),
             device=device,
         )
+    settings = replace(settings, track=track)
     loaded = settings.load()
     folder = settings.folder(loaded)
     with LiveDisplay(loaded) as display:

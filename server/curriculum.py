@@ -289,7 +289,7 @@ class Curriculum:
         self.journal.write("validated", task=self.progress.task, round=number, value=value)
 
     def _choose_model(self, task: int) -> None:
-        """Take the best round's model where the experiment says so; pass over the rounds that are left out."""
+        """Take the best round's model where the experiment says so; pass over rounds that are left out."""
         progress, planned = self.progress, self._rounds(task)
         first = progress.round - progress.round_in_task
         if words := self.stopping.in_words(task, progress.round, first + planned):
