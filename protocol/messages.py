@@ -200,6 +200,8 @@ class EvaluateRequest(Maskable, NeedsPrevious):
     """Mean feature of each class over all sites, to classify with; only with learner.means: global."""
     tables: bool = False
     """Whether tables of counts are asked for beside the right answers; a site's policy decides."""
+    validation: bool = False
+    """Count validation samples, by which the server chooses when to stop, and not test samples."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,7 @@ from perennial.server.run_folder import RunFolder
 from perennial.server.run_measures import TaskMeasures
 from perennial.server.shared_clipping import SharedClipping
 from perennial.server.stopped import what_to_try
+from perennial.server.stopping import Stopping
 from perennial.server.task_end import TaskEnd
 from perennial.server.wishes import Wishes
 from perennial.strategies.base import IncrementalStrategy
@@ -121,6 +122,7 @@ class Curriculum:
         self.central = CentralPrivacy.of(
             experiment.privacy, strategy, state, experiment.seed
         ) or SharedClipping.of(experiment.privacy, strategy, state)
+        self.stopping = Stopping(experiment.stopping, folder.checkpoint_folder, self.progress.stopping)
         if folder.checkpoint is not None:
             self._restore(folder.checkpoint)
 
@@ -136,11 +138,12 @@ class Curriculum:
             task = self.progress.task
             if self.progress.round_in_task == 0:
                 self._begin_task(task)
-            while self.progress.round_in_task < self._rounds(task):
+            while self.progress.round_in_task < self._rounds(task) and not self.stopping.over:
                 self._wishes.between_rounds(self._grid.look)
                 self._round(task)
                 if self.strategy.task_complete:
                     break
+            self._choose_model(task)
             self._finish_task(task)
         self.progress.finished = True
         self._save()
@@ -220,6 +223,7 @@ class Curriculum:
         """One round, asked again where nobody served it and sites may come back."""
         started = time.monotonic()
         progress, rounds = self.progress, self.experiment.rounds
+        leads = self._strategy(task) is not self.strategy
         outcome = self._attempt(task)
         for _ in range(rounds.max_skipped - 1 if self.attendance.patient else 0):
             if outcome.participants or not outcome.skipped:
@@ -233,6 +237,8 @@ class Curriculum:
             self.model.arrays = outcome.arrays
         progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if outcome.skipped else 0
         self._update_holders(outcome)
+        if not leads and not outcome.skipped:
+            self._judge_round(progress.round)
         accuracy = None
         if self.experiment.evaluation.every == "round" and (counts := self._central_counts(task)):
             accuracy = overall_accuracy(*counts, self.schedule.boundaries[: task + 1])
@@ -309,6 +315,32 @@ class Curriculum:
         if self.progress.round_in_task < self.experiment.lead_rounds(task):
             return self._averaging
         return self.strategy
+
+    def _judge_round(self, number: int) -> None:
+        """Ask the sites for counts on their validation samples, where these decide when to stop."""
+        if self.experiment.stopping is None:
+            return
+        end, classes = self._task_end, self.schedule.num_classes(self.progress.task)
+        end.begin(self.progress.run, self.progress.round, self.attendance.available(number), self._asking)
+        counts = end.counts(classes, None, validation=True).together(classes)
+        value = self.stopping.judged(number, counts, self.model.arrays)
+        self.history.sent_beside_rounds(*end.bytes)
+        self.journal.write("validated", task=self.progress.task, round=number, value=value)
+
+    def _choose_model(self, task: int) -> None:
+        """Take the best round's model where the experiment says so; pass over rounds that are left out."""
+        if self.experiment.stopping is None:
+            return
+        progress, planned = self.progress, self._rounds(task)
+        first = progress.round - progress.round_in_task
+        if words := self.stopping.in_words(task, progress.round, first + planned):
+            self.journal.write("note", text=words)
+        if (best := self.stopping.best()) is not None:
+            self.model.arrays = {name: best[name].to(self.model.device) for name in self.model.arrays}
+        # the next task's rounds keep their numbers, by which sites know what they have approved
+        progress.passed += planned - progress.round_in_task
+        progress.round, progress.round_in_task = first + planned, planned
+        self.stopping.next_task()
 
     def _finish_task(self, task: int) -> None:
         """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""

@@ -94,11 +94,12 @@ class TaskEnd:
         )
         return list(replies), global_means(replies)
 
-    def counts(self, num_classes: int, means: Tensor | None) -> SiteCounts:
+    def counts(self, num_classes: int, means: Tensor | None, *, validation: bool = False) -> SiteCounts:
         """Counts on the sites' held-out samples, where the experiment asks for them.
 
         num_classes: M, of the tasks so far.
         means: (M, d), the global class means, or None.
+        validation: whether a round's model is judged by validation samples; else the task's by test samples.
         """
         experiment = self._experiment
         if not experiment.evaluation.federated:
@@ -108,7 +109,8 @@ class TaskEnd:
         requests = self._requests(
             EvaluateRequest,
             class_means=None if means is None else Tensors(means=means),
-            tables=asks_for_tables(experiment) and num_classes <= MOST_CLASSES,
+            tables=asks_for_tables(experiment) and num_classes <= MOST_CLASSES and not validation,
+            validation=validation,
         )
         return ask_for_counts(experiment, self._grid, self._exchange, requests, self._sums, self._note)
 
