@@ -29,7 +29,9 @@ class InProcessGrid(Grid):
         self._client = client
         self._contexts = contexts
         self._cohorts = cohorts
-        self._queue: deque[list[Message]] = deque()
+        self._queue: deque[Message] = deque()
+        self._cohort_of: dict[str, int] = {}
+        """Number of the cohort of each waiting message that is answered together with the next ones."""
         self._numbers = count(1)
         self._run: Run | None = None
         set_task_identity()
@@ -59,7 +61,11 @@ class InProcessGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
         ids = [self._number(message) for message in messages]
-        self._queue.extend(self._cut(messages))
+        for together in self._cut(messages):
+            self._queue.extend(together)
+            if len(together) > 1:
+                number = next(self._numbers)
+                self._cohort_of |= {message.metadata.message_id: number for message in together}
         return ids
 
     def _cut(self, messages: list[Message]) -> list[list[Message]]:
@@ -75,7 +81,16 @@ class InProcessGrid(Grid):
         """Run the oldest waiting message, or its cohort, and return the replies; [] when none is waiting."""
         if not self._queue:
             return []
-        return answered(self._client, self._cohorts, self._queue.popleft(), self._contexts)
+        together = [self._queue.popleft()]
+        number = self._cohort_of.pop(together[0].metadata.message_id, None)
+        while number is not None and self._queue and self._next_of(number):
+            together.append(self._queue.popleft())
+        return answered(self._client, self._cohorts, together, self._contexts)
+
+    def _next_of(self, cohort: int) -> bool:
+        """Whether the next waiting message belongs to this cohort; it is then taken out of it."""
+        waiting = self._queue[0].metadata.message_id
+        return self._cohort_of.get(waiting) == cohort and self._cohort_of.pop(waiting) == cohort
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
