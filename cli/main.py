@@ -39,11 +39,14 @@ def run(
     cohort: Annotated[
         str | None, typer.Option(help="sites that train in one pass: a number, or auto; default 1")
     ] = None,
+    track: Annotated[
+        str, typer.Option(help="tensorboard, mlflow, or both: who else is told the run's figures")
+    ] = "",
 ) -> None:
     """Run an experiment in the in-process engine."""
     from perennial.cli.run import run_command
 
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort)
+    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, track)
 
 
 @app.command()

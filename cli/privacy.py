@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from perennial.foundation.errors import PrivacyError, StateError
@@ -31,6 +32,7 @@ def epsilon_command(
 
 def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
     """Print every release of a site, what they cost together, and any Bayesian figures."""
+    from perennial.client.activity import run_names
     from perennial.learning.bayesian_estimate import bayesian_figure_of, runs_with_bayesian_figure
     from perennial.privacy.composition import compose
 
@@ -41,12 +43,12 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
         )
     console = Console()
     table = Table("time", "run", "recipient", "kind", "unit", "mechanism", "multiplier", "rate", "steps")
-    entries = ledger.entries()
+    entries, names = ledger.entries(), run_names(state_dir)
     for entry in entries:
         numbers = (entry.noise_multiplier, entry.sample_rate, entry.steps)
         table.add_row(
             entry.time,
-            entry.run[:12],
+            escape(f"{names[entry.run]} ({entry.run[:8]})") if entry.run in names else entry.run[:12],
             entry.recipient,
             entry.kind,
             entry.unit,

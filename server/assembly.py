@@ -19,6 +19,7 @@ from perennial.server.preflight import preflight
 from perennial.server.receipts import ReceiptGrid
 from perennial.server.run_folder import RunFolder, open_run_folder
 from perennial.server.summary import write_results
+from perennial.server.tracking.listen import Tell, trackers
 
 
 @dataclass
@@ -62,7 +63,9 @@ def assemble(
         path, experiment, facts.registry, facts.inputs, bool(settings.resume), cohort.size
     )
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
-    journal = Journal(path, position, listener)
+    done = folder.checkpoint.progress.round if folder.checkpoint else 0
+    told = Tell(listener, trackers(settings.track, path, experiment, first_round=done + 1))
+    journal = Journal(path, position, told)
     journal.write(
         "resumed" if folder.checkpoint else "run_started",
         experiment=experiment.name,
