@@ -2,11 +2,29 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from perennial.foundation.errors import PerennialError, StateError
 from perennial.foundation.files import make_folder, replace_file
+
+if TYPE_CHECKING:
+    from perennial.models.saved import Inputs
+
+
+def _image_facts(inputs: "Inputs") -> dict[str, str]:
+    """How an image file becomes the model's input; nothing for rows of a table."""
+    if len(inputs.shape) != 3 or inputs.stored != "uint8":
+        return {}
+    from perennial.data.images import RESIZING
+
+    channels, height, width = inputs.shape
+    colour = "grey (ITU-R 601 luma)" if channels == 1 else "red, green, blue"
+    return {
+        "layout": f"(batch, {channels}, {height}, {width}): {colour}; rows from the top",
+        "resizing": f"to {height} rows by {width} columns, {RESIZING}",
+    }
 
 
 def export_command(run: Path, output: Path, onnx: bool) -> None:
@@ -29,6 +47,7 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
         "input": "8-bit values / 255, then (x - mean) / std"
         if saved.inputs.stored == "uint8"
         else "(x - mean) / std; a missing number is its mean",
+        **_image_facts(saved.inputs),
         "model": saved.settings["model"],
         "classifier": "head" if saved.class_means is None else "nearest_mean",
     }

@@ -44,11 +44,16 @@ class LiveDisplay:
                 self._round(event)
             case "task_finished":
                 average = event["average_accuracy"]
-                self._row["seen"] = _percent(average)
+                balanced = event.get("balanced_accuracy") if event.get("unbalanced") else None
+                self._row["seen"] = (
+                    _percent(average) if balanced is None else f"{_percent(balanced)} balanced"
+                )
                 if not self._console.is_terminal:
                     result = "accuracy not measured"
                     if average is not None:
                         result = f"{_percent(average)} on all classes seen so far"
+                    if balanced is not None:
+                        result += f", {_percent(balanced)} balanced accuracy"
                     self._console.print(f"task {event['task']} learnt: {result}", highlight=False)
             case "note":
                 self._console.print(f"note: {event['text']}", style="yellow", markup=False)
@@ -109,8 +114,10 @@ class LiveDisplay:
                 "site told what it counted"
             )
         forgetting = summary["forgetting"]
+        balanced = summary["balanced_accuracy"][-1] if summary["unbalanced"] else None
         self._console.print(
-            f"final accuracy {_percent(summary['final_accuracy'])}, "
+            ("" if balanced is None else f"final balanced accuracy {_percent(balanced)}, ")
+            + f"final accuracy {_percent(summary['final_accuracy'])}, "
             f"average incremental accuracy {_percent(summary['average_incremental_accuracy'])}"
             + ("" if forgetting is None else f", forgetting {100 * forgetting:.1f} points"),
             highlight=False,

@@ -113,8 +113,10 @@ def _evaluation(policy: SitePolicy) -> Channel:
     name = "counts of right answers"
     if shut := _shut(policy, name, "evaluate"):
         return shut
-    if budget := _budget(policy):
-        return Channel(name, False, budget)
+    # in client_central, which a budget alone lets the server name, it sees the counts and promises the noise
+    at_server = policy.require_privacy in ("none", "client_central")
+    if not at_server:
+        return Channel(name, False, f"{_budget(policy)}, so counts leave with noise, which costs budget")
     if exempt(policy, "evaluate") or policy.min_samples == 1:
         bits = policy.max_evaluations * policy.max_runs
         recovers = bits >= BITS

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,25 +12,25 @@ from perennial.client.corrections import open_correction
 from perennial.client.digests import withdrawal
 from perennial.client.door import check_steps
 from perennial.client.exemplars import ExemplarStore
-from perennial.client.floor import check_floor, withheld
+from perennial.client.floor import check_floor
+from perennial.client.held_out import held_out_counts, held_out_words
 from perennial.client.kept_model import keep_own_model
 from perennial.client.local_training import LocalTraining
 from perennial.client.measurements import measured
 from perennial.client.own_layers import has_own_layers, keep_own_layers, shared_update, with_own_layers
-from perennial.client.policy import check_answer, check_evaluation, check_update
+from perennial.client.policy import check_answer, check_update
 from perennial.client.pretraining import indices_left_for_training
 from perennial.client.prototypes import prototype_gradients
-from perennial.client.release import charge, check_reply, release_update
+from perennial.client.release import check_reply, release_update
 from perennial.client.ring_turn import segment_of, turn_of
 from perennial.client.secure_update import update_words
 from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.site import Site
-from perennial.config.secure_words import class_sum_words, count_words
-from perennial.foundation.errors import DataError, ProtocolError
+from perennial.config.secure_words import class_sum_words
+from perennial.foundation.errors import DataError
 from perennial.learning.bayesian_estimate import NeighbourDistances
-from perennial.learning.evaluation import by_class_means, count_correct, head_counts, unit_features
+from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel, complete_state
-from perennial.privacy.secure.masks import Words
 from perennial.protocol.messages import (
     EvaluateReply,
     EvaluateRequest,
@@ -42,7 +41,7 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.secure_messages import MaskedReply
-from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.protocol.tensors import content_sha256
 
 Previous = tuple[str, dict[str, Tensor]] | None
 
@@ -147,7 +146,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
 
 
 def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | MaskedReply:
-    """Count right answers on the site's test samples, or where it has none on its validation samples."""
+    """Count right answers on the samples that the site holds out from training."""
     check_answer(site.identity.policy, "evaluate")
     site.check_experiment(request)
     previous = site.previous_model(request)
@@ -158,54 +157,9 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
             request,
             "evaluation",
             request.arrays,
-            lambda: _count_words(held_out_counts(site, request, model)),
+            lambda: held_out_words(site, request, model),
         )
     return EvaluateReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))
-
-
-@dataclass(frozen=True)
-class HeldOutCounts:
-    """Right answers and samples of each class.
-
-    withheld: classes whose counts stay here, which are 0 in both lists; None if there are none.
-    """
-
-    correct: list[int]
-    total: list[int]
-    withheld: list[int] | None
-
-
-def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> HeldOutCounts:
-    """Counts on the site's test samples, or else its validation samples, but for classes below the floor.
-
-    They leave the site, so whether they may is checked here, and they are charged to its ledger. Raises
-    PolicyRefusal when they may not, PrivacyError when the site has a budget.
-    """
-    check_evaluation(site.identity.policy, site.experiment)
-    model.eval()
-    part = "test" if len(site.data.test) else "validation"
-    data = site.samples(site.data.task_indices(part, 0, request.num_classes))
-    sent = request.class_means if isinstance(request, EvaluateRequest) else None
-    means = own_class_means(site, request, model) if sent is None else _means(model, sent)
-    if means is None:
-        correct, total = head_counts(model, data, request.num_classes, site.feature_folder)
-    else:
-        correct, total = count_correct(by_class_means(model, means), data, request.num_classes)
-    policy = site.identity.policy
-    stay = withheld(policy, "evaluate", total)
-    if len(stay) == len(total):
-        check_floor(policy, "evaluate", 0)
-    charge(site, request.run, of_update=False)
-    return HeldOutCounts(
-        [0 if label in stay else right for label, right in enumerate(correct)],
-        [0 if label in stay else samples for label, samples in enumerate(total)],
-        sorted(stay) or None,
-    )
-
-
-def _count_words(counts: HeldOutCounts) -> Words:
-    """Words of a site's counts; a class that it withholds counts as nothing in the sum."""
-    return count_words(counts.correct, counts.total)
 
 
 def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
@@ -224,14 +178,6 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     if len(indices) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")
     return indices, len(old)
-
-
-def _means(model: IncrementalModel, tensors: Tensors) -> Tensor:
-    expected = (model.num_classes, model.feature_width)
-    if set(tensors) != {"means"} or tuple(tensors["means"].shape) != expected:
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        raise ProtocolError(f"EvaluateRequest: class_means: found {found}, expected means {expected}")
-    return tensors["means"]
 
 
 def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perennial.client.floor import check_floor, samples_of_digest
+from perennial.config.evaluation import count_noise
 from perennial.config.experiment import Experiment
 from perennial.config.privacy_claim import check_claim
 from perennial.config.site import Answer, Demand, SitePolicy
@@ -87,13 +88,32 @@ def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
 
 
 def check_evaluation(policy: SitePolicy, experiment: Experiment) -> None:
-    """Whether counts of right answers, which have no noise, may leave. Raises PolicyRefusal when not."""
+    """Whether counts of right answers may leave, exact or with noise; errors as check_update()."""
     check_secure(policy, experiment)
+    privacy = experiment.privacy
+    if count_noise(experiment) is not None:
+        check_claim(experiment)
+        if privacy.mode == "client_central":
+            check_promise(policy, "evaluation.noise_multiplier", experiment.evaluation.noise_multiplier)
+        why = f"the experiment's noise on counts hides one {privacy.hidden_unit}"
+        kind = "patient" if privacy.hidden_unit == "patient" else privacy.mode
+        _demand(policy, _Protection(kind, why, privacy.noise_source))
+        return
     _demand(policy, _Protection("none", "counts of right answers leave without noise"))
-    if experiment.privacy.enabled and not experiment.privacy.allow_unaccounted_metrics:
+    if privacy.enabled and not privacy.allow_unaccounted_metrics:
         raise PolicyRefusal(
-            f"privacy.mode {experiment.privacy.mode}: counts of right answers leave without noise, and no "
-            "accountant covers them; allowed with privacy.allow_unaccounted_metrics alone"
+            f"privacy.mode {privacy.mode}: counts of right answers leave without noise, and no "
+            "accountant covers them; allowed with evaluation.noise_multiplier or "
+            "privacy.allow_unaccounted_metrics alone"
+        )
+
+
+def check_promise(policy: SitePolicy, key: str, multiplier: float | None) -> None:
+    """Raises PolicyRefusal when noise that the server alone promises is less than the policy's least."""
+    if multiplier is None or multiplier < policy.min_noise_multiplier:
+        raise PolicyRefusal(
+            f"policy.min_noise_multiplier: {key}: found {multiplier}, allowed at least "
+            f"{policy.min_noise_multiplier:g}"
         )
 
 

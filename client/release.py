@@ -71,7 +71,7 @@ def charge(site: Site, run: str, *, of_update: bool) -> None:
             charge_entry(site, charges.in_the_clear(site.experiment, run, "metrics"))
         charge_entry(site, charges.update(site.experiment, run))
     else:
-        charge_entry(site, charges.in_the_clear(site.experiment, run, "evaluation"))
+        charge_entry(site, charges.evaluation(site.experiment, run))
 
 
 def charge_entry(site: Site, entry: Entry) -> None:

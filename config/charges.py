@@ -75,6 +75,16 @@ def digests(
     return digest_entries(config, guarantee, run, experiment.digest, RECIPIENT)
 
 
+def evaluation(experiment: Experiment, run: str) -> Entry:
+    """Counts of right answers on held-out samples, once: with the noise that the experiment gives them."""
+    multiplier = experiment.evaluation.noise_multiplier
+    if multiplier is None:
+        return in_the_clear(experiment, run, "evaluation")
+    privacy = experiment.privacy.model_copy(update={"noise_multiplier": multiplier})
+    entry = Entry.of_update(privacy, run=run, experiment=experiment.digest, recipient=RECIPIENT)
+    return replace(entry, kind="evaluation")
+
+
 def in_the_clear(experiment: Experiment, run: str, kind: str) -> Entry:
     """Figures without noise. kind: metrics beside an update, or an evaluation's counts."""
     return Entry(**_place(experiment, run, kind, unit="site"), mechanism="unprotected")

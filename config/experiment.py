@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
+from perennial.config.evaluation import EvaluationConfig, require_covered_counts
 from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
@@ -72,17 +73,6 @@ class RoundsConfig(BaseModel):
     """Seconds to wait for them, and for a quorum of sites to come back when a round finds fewer connected."""
     max_skipped: int = Field(default=3, ge=1)
     """Skipped rounds in a row after which the run stops with an error (it can be resumed)."""
-
-
-class EvaluationConfig(BaseModel):
-    """When and where the model is measured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    every: Literal["task", "round"] = "task"
-    central: bool = True
-    """On the server's test set, where it has one."""
-    federated: bool = True
-    """At the sites, on their held-out samples, at the end of each task."""
 
 
 class AbsenceConfig(BaseModel):
@@ -188,17 +178,8 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _private_metrics(self) -> "Experiment":
-        if (
-            self.privacy.mode != "none"
-            and self.evaluation.federated
-            and not self.privacy.allow_unaccounted_metrics
-        ):
-            raise ValueError(
-                "evaluation.federated: sites would release counts that no accountant covers; with "
-                f"privacy.mode {self.privacy.mode!r} set evaluation.federated to false, "
-                "or privacy.allow_unaccounted_metrics to true"
-            )
+    def _counts_are_covered(self) -> "Experiment":
+        require_covered_counts(self)
         return self
 
     @model_validator(mode="after")

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.models.sum_grid import SumGrid
+from perennial.privacy.discrete_gaussian import Integers
+from perennial.privacy.noised_counts import in_samples
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.shared_noise import SharedNoise
 
@@ -116,19 +118,27 @@ class UpdateWords:
 
 
 def count_words(correct: list[int], total: list[int]) -> Words:
-    """(2 M,) words of counts for each class."""
+    """(2 M,) words of exact counts of each class."""
     return np.array([*correct, *total], dtype=np.uint64)
 
 
-def counts_of(words: Words, classes: int) -> tuple[list[int], list[int]]:
-    """What count_words() made words of, summed. Raises ValueError when it is not that."""
+def cell_words(cells: Integers) -> Words:
+    """(2 M,) words of noised counts, right and wrong ones of each class, in steps."""
+    return cells.view(np.uint64)
+
+
+def counts_of(words: Words, classes: int, *, noised: bool) -> tuple[list[int], list[int]]:
+    """Right answers and samples of each class, of the sum of count_words(), or of cell_words() if noised.
+
+    Raises ValueError when it is not that.
+    """
+    if len(words) != 2 * classes:
+        raise ValueError(f"words: found {len(words)}, expected {2 * classes}")
+    if noised:
+        return in_samples(words.view(np.int64))
     numbers = [int(word) for word in words]
     correct, total = numbers[:classes], numbers[classes:]
-    if (
-        len(total) != classes
-        or any(a > b for a, b in zip(correct, total, strict=True))
-        or max(total) >= 2**62
-    ):
+    if any(a > b for a, b in zip(correct, total, strict=True)) or max(total) >= 2**62:
         raise ValueError("counts: they are no sum of right answers and samples of each class")
     return correct, total
 

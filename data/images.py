@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 Color = Literal["rgb", "gray"]
 MOST_BAD_FILES = 10
+RESIZING = (
+    "bilinear with antialiasing, as Pillow's Image.resize(size, Resampling.BILINEAR) on 8-bit values; the "
+    "aspect is not kept"
+)
+"""How an image of another size becomes one of data.image_size, for whoever feeds an exported model."""
 # ITU-R 601 luma in 1/65536, the weights that Pillow uses for its mode L.
 _LUMA = (19595, 38470, 7471)
 

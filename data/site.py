@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.splits import KeyedHash
+from perennial.data.splits import KeyedHash, content_groups
 
 Part = Literal["train", "validation", "test"]
 
@@ -56,6 +57,31 @@ class SiteData:
         """(num_classes,) int64 samples of each of the first classes in one part."""
         return torch.bincount(self.y[self.task_indices(part, 0, num_classes)], minlength=num_classes)
 
+    def one_of_each_patient(self, rows: Tensor) -> Tensor:
+        """(p,) of the rows: of each patient's the one whose content has the lowest keyed hash.
+
+        What other patients have decides nothing about it.
+        """
+        patients = self.keyed.numbered(rows).numpy()
+        contents = KeyedHash(self.keyed.key, content_groups(self.x[rows]))
+        order = np.lexsort((contents.values("counts", np.arange(len(rows))), patients))
+        _, first = np.unique(patients[order], return_index=True)
+        return rows[torch.from_numpy(np.sort(order[first]))]
+
     def sample_hash(self, place: int) -> str:
         """sha256 (hex) of a sample's raw bytes: the same wherever the sample is found again."""
         return hashlib.sha256(self.x[place].cpu().contiguous().numpy().data).hexdigest()
+
+    def fingerprint(self, part: Part, classes: Sequence[str]) -> str:
+        """sha256 (hex) of the records of one part and their classes, in whatever order they lie.
+
+        classes: names by label.
+        """
+        rows = self.part(part)
+        labels = self.y[rows].tolist()
+        groups = self.keyed.groups[rows.cpu().numpy()]
+        found = sorted(
+            group.tobytes() + classes[int(label)].encode()
+            for group, label in zip(groups, labels, strict=True)
+        )
+        return hashlib.sha256(b"\0".join(found)).hexdigest()

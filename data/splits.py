@@ -22,7 +22,7 @@ from torch import Tensor
 
 from perennial.foundation.errors import DataError
 
-Purpose = Literal["test", "validation", "samples-limit", "test-limit", "exemplars"]
+Purpose = Literal["test", "validation", "samples-limit", "test-limit", "exemplars", "counts"]
 """What a hash decides. Two purposes never share one, so that neither choice says anything of the other."""
 
 KEY_BYTES = 32

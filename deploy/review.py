@@ -124,7 +124,7 @@ def _entries(plan: Plan) -> list[Entry]:
     if config is not None:
         guarantee = guarantee_of(config, 1, config.largest or 1.0, 1.0)
         found += charges.digests(experiment, run, config, guarantee) * len(plan.last_rounds)
-    return found + [charges.in_the_clear(experiment, run, "evaluation")] * plan.evaluations()
+    return found + [charges.evaluation(experiment, run)] * plan.evaluations()
 
 
 def _times(plan: Plan, kind: str) -> int:

@@ -5,6 +5,7 @@ A file is either the old one or the new one, never half of each; a folder has on
 
 import fcntl
 import glob
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -62,6 +63,12 @@ def _remove_left_over(path: Path) -> None:
         with suppress(OSError), open(partial, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             partial.unlink()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 (hexadecimal) of a file's bytes, as `sha256sum` shows it."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def make_folder(folder: Path, mode: int = 0o700) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from perennial.foundation.errors import StateError, nearest
 from perennial.foundation.files import replace_file
+from perennial.foundation.safetensors_bytes import with_sorted_metadata
 from perennial.models.class_means import NearestMean
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.models.factory import build_model
@@ -92,7 +93,7 @@ def save_model(
 ) -> None:
     """Write a complete model to a file, whole or not at all, with mode 0600.
 
-    experiment: as JSON.
+    The same model gives the same bytes. experiment: as JSON.
     class_means: as in SavedModel.
     """
     metadata = {
@@ -103,7 +104,7 @@ def save_model(
     # copies, because tensors that share memory cannot be saved
     means = {} if class_means is None else {CLASS_MEANS: class_means}
     own = {name: tensor.detach().cpu().clone() for name, tensor in {**tensors, **means}.items()}
-    replace_file(path, save(own, metadata))
+    replace_file(path, with_sorted_metadata(save(own, metadata)))
 
 
 def load_saved(path: Path) -> SavedModel:

@@ -287,9 +287,9 @@ def _refuse_above(limit: Limit, totals: Totals, entry: Entry) -> None:
         after = compose(with_one_more(totals, entry), limit.delta, limit.accountant, limit.unit)
     if after.epsilon > limit.epsilon:
         raise PrivacyError(
-            f"the {entry.kind} for {entry.recipient} would bring this site's lifetime epsilon to "
-            f"{after.epsilon:.4g} ({after.unit}, delta {limit.delta:g}, {after.accountant}); its limit is "
-            f"{limit.epsilon:g}"
+            f"policy.max_epsilon: the {entry.kind} for {entry.recipient} would bring this site's lifetime "
+            f"epsilon to {after.epsilon:.4g} ({after.unit}, delta {limit.delta:g}, {after.accountant}); its "
+            f"limit is {limit.epsilon:g}"
         )
 
 

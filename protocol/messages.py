@@ -205,10 +205,11 @@ class EvaluateReply(Stamp):
     """Site to server: right answers and samples of each class, on data held out from training."""
 
     message_type = "evaluate"
-    correct: list[int] = bounded(0, MAX_EXAMPLES)
-    """Right answers of each class."""
-    total: list[int] = bounded(0, MAX_EXAMPLES)
-    """Held-out samples of each class."""
+    correct: list[int] = bounded(-MAX_EXAMPLES, MAX_EXAMPLES)
+    """Right answers of each class; with the experiment's noise below 0 too."""
+    total: list[int] = bounded(-MAX_EXAMPLES, MAX_EXAMPLES)
+    """Held-out samples of each class, with noise likewise; of patients, where these are hidden, one sample of
+    each."""
     withheld: list[int] | None = bounded(0, MAX_CLASSES, default=None)
     """Classes whose counts stay at the site, because they are below its floor or would give such counts away;
     0 in both lists."""
@@ -298,9 +299,10 @@ class PersonalModelReply(Stamp):
     """Site to server: done; and how good the model is there, where the experiment has sites evaluate."""
 
     message_type = "train.personal_model"
-    correct: list[int] | None = bounded(0, MAX_EXAMPLES, default=None)
-    """Right answers of each class on data held out from training; absent where sites do not evaluate."""
-    total: list[int] | None = bounded(0, MAX_EXAMPLES, default=None)
+    correct: list[int] | None = bounded(-MAX_EXAMPLES, MAX_EXAMPLES, default=None)
+    """Right answers of each class on data held out from training, as in EvaluateReply; absent where sites do
+    not evaluate."""
+    total: list[int] | None = bounded(-MAX_EXAMPLES, MAX_EXAMPLES, default=None)
     """Held-out samples of each class; absent where sites do not evaluate."""
     withheld: list[int] | None = bounded(0, MAX_CLASSES, default=None)
     """Classes whose counts stay at the site, as in EvaluateReply."""

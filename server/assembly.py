@@ -29,12 +29,14 @@ class ReadyRun:
     folder: RunFolder
     engine: str
     inputs: Inputs
+    measured_on: str | None
+    """SHA-256 of the server's test samples and their classes."""
 
     def to_the_end(self) -> dict[str, Any]:
         """Drive the curriculum, then write model, summary, metrics and report; returns the summary."""
         try:
             self.curriculum.run(self.expected_sites)
-            return write_results(self.curriculum, self.engine, self.inputs)
+            return write_results(self.curriculum, self.engine, self.inputs, self.measured_on)
         finally:
             self.curriculum.journal.close()
 
@@ -68,9 +70,10 @@ def assemble(
     for note in (folder.note, *facts.notes):
         if note:
             journal.write("note", text=note)
-    test = None
+    test = measured_on = None
     if facts.test is not None and experiment.evaluation.central:
         data = facts.test
+        measured_on = data.fingerprint("test", facts.registry.classes)
         test = TrainingSet(
             data.x[data.test].to(device),
             data.y[data.test].to(device),
@@ -86,4 +89,4 @@ def assemble(
     curriculum = Curriculum(
         grid, experiment, facts.registry, model, strategy, folder, journal, test, registered
     )
-    return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs)
+    return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs, measured_on)

@@ -21,7 +21,6 @@ from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.protocol.messages import (
-    EvaluateReply,
     EvaluateRequest,
     FinishTaskReply,
     FinishTaskRequest,
@@ -31,21 +30,22 @@ from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from perennial.server.class_means import check_class_sums, global_means
-from perennial.server.evaluation import Counts, Judge, ToldCounts, evaluate_centrally, told_counts
+from perennial.server.evaluation import Counts, Judge, evaluate_centrally
 from perennial.server.global_model import GlobalModel
-from perennial.server.history import ALL_SITES, History
+from perennial.server.history import History
 from perennial.server.journal import Journal
-from perennial.server.masked_task_end import opened_class_means, opened_counts
+from perennial.server.masked_task_end import opened_class_means
 from perennial.server.metrics import overall_accuracy
 from perennial.server.releases import Releases
 from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
 from perennial.server.shared_clipping import SharedClipping
+from perennial.server.site_counts import SiteCounts, ask_for_counts
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.previous import PreviousModel
-from perennial.strategies.round.queries import ask, check_counts
+from perennial.strategies.round.queries import ask
 from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.services import Services
 from perennial.strategies.secure.masked_sums import MaskedSums
@@ -275,7 +275,7 @@ class Curriculum:
         sites = self._available(progress.round)
         holders, means = self._finished(sites, finished.sha256)
         self.class_means = means
-        federated = self._federated_counts(sites, means) if self.experiment.evaluation.federated else {}
+        federated = self._site_counts(sites, means)
         facts = self.history.task_done(
             self.schedule.boundaries[: task + 1],
             self._central_counts(task, means),
@@ -332,23 +332,20 @@ class Curriculum:
             charge = [charges.class_means(self.experiment, self.progress.run)]
             self.releases.asked(self.progress.round, sites, charge)
 
-    def _federated_counts(self, sites: Sites, means: Tensor | None) -> dict[str, ToldCounts]:
+    def _site_counts(self, sites: Sites, means: Tensor | None) -> SiteCounts:
+        """Counts on the sites' held-out samples, where the experiment asks for them."""
+        experiment = self.experiment
+        if not experiment.evaluation.federated:
+            return SiteCounts({})
+        if experiment.evaluation.noise_multiplier is not None:
+            charge = [charges.evaluation(experiment, self.progress.run)]
+            self.releases.asked(self.progress.round, sites, charge)
         class_means = None if means is None else Tensors(means=means)
-        deadline, note = self.experiment.rounds.deadline, self._note_drop
         requests = [
             (site, node, EvaluateRequest(**self._with_previous(site), class_means=class_means))
             for site, node in sites.items()
         ]
-        if self.sums is not None:
-            counts = opened_counts(self.sums, self._grid, requests, deadline, note)
-            return {} if counts is None else {ALL_SITES: told_counts(*counts, None)}
-        replies = ask(self._grid, self._exchange, requests, EvaluateReply, deadline, note, check_counts)
-        for site, reply in replies.items():
-            if reply.withheld:
-                self._note_drop(site, f"withholds the counts of {len(reply.withheld)} classes (its floor)")
-        return {
-            site: told_counts(reply.correct, reply.total, reply.withheld) for site, reply in replies.items()
-        }
+        return ask_for_counts(experiment, self._grid, self._exchange, requests, self.sums, self._note_drop)
 
     def _with_previous(self, site: str) -> dict[str, Any]:
         """Fields that finish-task and evaluate requests share.

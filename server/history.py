@@ -1,14 +1,23 @@
 """What a run has measured so far: the part of `progress` that the summary and the report are made of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from perennial.server.evaluation import Counts, ToldCounts, pooled
-from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
+from perennial.server.evaluation import Counts
+from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies, unbalanced
+from perennial.server.site_counts import ALL_SITES, SiteCounts, in_words, possible
 from perennial.strategies.base import RoundOutcome
 
-ALL_SITES = ""
-"""In place of a site's name: counts of all sites together, of which no site's part is known."""
+MEASURED = (
+    "central",
+    "average",
+    "federated",
+    "federated_interval",
+    "federated_noise",
+    "balanced",
+    "class_accuracy",
+)
+"""Lists of which each task adds one item."""
 
 
 class History:
@@ -21,7 +30,7 @@ class History:
     def __init__(self, data: dict[str, Any]) -> None:
         self._data = data
         data.setdefault("boundaries", [0])
-        for name in ("central", "average", "federated", "balanced", "by_round", "class_accuracy"):
+        for name in (*MEASURED, "by_round"):
             data.setdefault(name, [])
         data.setdefault("sites", {})
         for name in ("bytes_up", "bytes_down", "task_end_bytes_up", "task_end_bytes_down"):
@@ -63,16 +72,16 @@ class History:
         self,
         boundaries: Sequence[int],
         central: Counts | None,
-        federated: Mapping[str, ToldCounts],
+        federated: SiteCounts,
         sent: tuple[int, int] = (0, 0),
     ) -> dict[str, Any]:
         """Add a row of the accuracy matrix; returns what the journal says of it.
 
-        boundaries: 0, M_1, ..., M_t. federated: counts of each site that answered, or of all
-        together as ALL_SITES. sent: bytes up and down at
-        the end of this task.
+        boundaries: 0, M_1, ..., M_t. federated: what the sites told. sent: bytes up and down at the
+        end of this task.
         """
-        together = pooled(federated.values(), boundaries[-1])
+        together = federated.together(boundaries[-1])
+        interval = federated.interval(boundaries[-1])
         at_sites, site_sizes = task_accuracies(*together, boundaries)
         counts = central or together
         row, sizes = task_accuracies(*counts, boundaries)
@@ -81,21 +90,28 @@ class History:
         # kept as it was measured: another evaluation may find other samples at the sites
         self._data["average"].append(average)
         self._data["balanced"].append(balanced_accuracy(*counts))
+        self._data["unbalanced"] = unbalanced(counts[1])
         self._data["class_accuracy"].append(
             [right / samples if samples else None for right, samples in zip(*counts, strict=True)]
         )
         self._data["federated"].append(average_accuracy(at_sites, site_sizes))
+        self._data["federated_interval"].append(interval)
+        self._data["federated_noise"].append(federated.std or None)
         self._data["task_end_bytes_up"] += sent[0]
         self._data["task_end_bytes_down"] += sent[1]
-        for site, (correct, total) in federated.items():
+        for site, counts in federated.by_site.items():
             if site == ALL_SITES:
                 continue
+            correct, total = possible(*counts) if federated.std else counts
             told = sum(samples or 0 for samples in total)
             self.site(site)["accuracy"] = sum(correct) / told if told else None
         return {
             "accuracy": row,
             "average_accuracy": average,
-            "federated": at_sites if federated else None,
+            "balanced_accuracy": self._data["balanced"][-1],
+            "unbalanced": self._data["unbalanced"],
+            "federated": at_sites if federated.by_site else None,
+            **in_words(federated, interval),
             "bytes_up": sent[0],
             "bytes_down": sent[1],
         }

@@ -22,12 +22,21 @@ Note = Callable[[str, str], None]
 
 
 def opened_counts(
-    sums: MaskedSums, grid: Grid, requests: Requests[EvaluateRequest], deadline: float, note: Note
+    sums: MaskedSums,
+    grid: Grid,
+    requests: Requests[EvaluateRequest],
+    deadline: float,
+    note: Note,
+    *,
+    noised: bool,
 ) -> Counts | None:
-    """Right answers and samples of each class over all sites; None, with a note, when no sum was opened."""
+    """Right answers and samples of each class over all sites; None, with a note, when no sum was opened.
+
+    noised: whether the experiment has sites add noise, so that any count can be negative.
+    """
     try:
         opened = _opened(sums, grid, "evaluation", requests, deadline, note)
-        return counts_of(opened.words, requests[0][2].num_classes)
+        return counts_of(opened.words, requests[0][2].num_classes, noised=noised)
     except (NotEnough, ValueError) as missing:
         note("evaluation", str(missing))
         return None

@@ -81,6 +81,15 @@ def balanced_accuracy(correct: Sequence[int], total: Sequence[int | None]) -> fl
     return sum(recalls) / len(recalls) if recalls else None
 
 
+def unbalanced(total: Sequence[int | None]) -> bool:
+    """Whether plain accuracy speaks for the large classes: one has over three times another's samples.
+
+    Classes without samples, or of which nobody told how many, are left out.
+    """
+    known = [samples for samples in total if samples]
+    return bool(known) and max(known) > 3 * min(known)
+
+
 def _complete(values: Row) -> list[float]:
     """The values; none of them where one is missing."""
     known = [value for value in values if value is not None]

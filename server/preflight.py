@@ -45,12 +45,18 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Checked:
-    """An experiment that can start. model: before task 1. parameters: trained ones, with all classes."""
+    """An experiment that can start.
+
+    model: before task 1.
+    parameters: trained ones, with all classes.
+    width: features that its head reads.
+    """
 
     strategy: IncrementalStrategy
     facts: DataFacts
     model: GlobalModel
     parameters: int
+    width: int
 
 
 def preflight(experiment: Experiment, device: torch.device) -> Checked:
@@ -80,7 +86,7 @@ def preflight(experiment: Experiment, device: torch.device) -> Checked:
     constants = facts.inputs.mean, facts.inputs.std
     model = GlobalModel(experiment, facts.registry, facts.inputs.shape, device, constants)
     dry_run(experiment, schedule, model, facts.measuring(experiment))
-    return Checked(strategy, facts, model, parameters)
+    return Checked(strategy, facts, model, parameters, complete.feature_width)
 
 
 def data_facts(experiment: Experiment) -> DataFacts:

@@ -85,6 +85,10 @@ class Summary(_Record):
     average_accuracy: list[Measured]
     average_incremental_accuracy: Measured
     final_accuracy: Measured
+    balanced_accuracy: list[Measured] = []
+    """After each task, with every class counted alike."""
+    unbalanced: bool = False
+    """Whether that is the figure to report."""
     forgetting: Measured
     backward_transfer: Measured
     rounds: int
@@ -94,6 +98,9 @@ class Summary(_Record):
     task_end_bytes_down: int | None = None
     seconds: float
     model_sha256: str
+    model_file_sha256: str | None = None
+    measured_on: str | None = None
+    """SHA-256 of the server's test samples and their classes; None where the server has none."""
     group_models_sha256: dict[str, str] = {}
     personal_models_sha256: dict[str, str] = {}
     sites: dict[str, SiteSummary]
@@ -101,7 +108,20 @@ class Summary(_Record):
     classes: list[str] = []
     tasks: list[list[str]] = []
     federated_accuracy: list[Measured] = []
+    federated_interval: list[tuple[float, float] | None] = []
+    federated_noise: list[Measured] = []
     versions: dict[str, str] = {}
+
+    @property
+    def final_balanced(self) -> float | None:
+        return self.balanced_accuracy[-1] if self.balanced_accuracy else None
+
+    @property
+    def headline(self) -> tuple[str, float | None]:
+        """(name, value) of the figure to report first."""
+        if self.unbalanced and self.final_balanced is not None:
+            return "balanced accuracy", self.final_balanced
+        return "accuracy", self.final_accuracy
 
 
 class SiteReason(_Record):

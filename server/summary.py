@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from perennial.foundation.files import replace_file
+from perennial.foundation.files import file_sha256, replace_file
 from perennial.learning.bayesian_estimate import bayesian_figure_of
 from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, Inputs, save_model
 from perennial.privacy.entries import Entry
@@ -29,13 +29,16 @@ MODEL_HASHES = ("model_sha256", "group_models_sha256", "personal_models_sha256")
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
 
 
-def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[str, Any]:
+def write_results(
+    curriculum: Curriculum, engine: str, inputs: Inputs, measured_on: str | None = None
+) -> dict[str, Any]:
     """Write everything that a finished run leaves; returns the summary.
 
     inputs: what the model takes, so that its file can be used alone.
+    measured_on: SHA-256 of the server's test samples, which tells runs that can be compared.
     """
     folder = curriculum.folder.path
-    summary = summarise(curriculum, engine)
+    summary = summarise(curriculum, engine) | {"measured_on": measured_on}
     curriculum.journal.write(
         "run_finished", final_accuracy=summary["final_accuracy"], seconds=summary["seconds"]
     )
@@ -48,6 +51,7 @@ def write_results(curriculum: Curriculum, engine: str, inputs: Inputs) -> dict[s
         experiment,
         curriculum.class_means,
     )
+    summary["model_file_sha256"] = file_sha256(folder / GLOBAL_MODEL)
     replace_file(folder / "metrics.csv", metrics_csv(read_events(folder)).encode(), mode=0o644)
     replace_file(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
     from perennial.server.report.write import write_report
@@ -61,9 +65,16 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
 
     Accuracies are central if the server has a test set, otherwise the sites' pooled; null if nothing was
     measured.
+    unbalanced: whether balanced_accuracy is the figure to report, because the held-out samples of the classes
+    differ too much in number.
+    model_sha256: of the names, shapes and values of the tensors that travel, by which runs are compared bit
+    for bit. model_file_sha256 is that of model.safetensors as `sha256sum` shows it: class names, settings and
+    layers that never travel are in it too.
     group_models_sha256: of the models of groups that the server keeps.
     personal_models_sha256: of the sites' own models where their folders lie in the run's, as in simulation;
     deployed sites keep theirs to themselves.
+    federated_interval: 95 % of federated_accuracy, for the sampling of held-out patients and for noise.
+    federated_noise: standard deviation of the noise on a count, of each task; null where it was exact.
     bytes_up, bytes_down: of the rounds' tensors.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
@@ -79,10 +90,13 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "average_incremental_accuracy": average_incremental_accuracy(averages),
         "final_accuracy": averages[-1],
         "balanced_accuracy": history["balanced"],
+        "unbalanced": history.get("unbalanced", False),
         "class_accuracy": history["class_accuracy"],
         "forgetting": forgetting(matrix),
         "backward_transfer": backward_transfer(matrix),
         "federated_accuracy": history["federated"],
+        "federated_interval": history["federated_interval"],
+        "federated_noise": history["federated_noise"],
         "rounds": curriculum.progress.round,
         "accuracy_by_round": [accuracy for accuracy, _ in history["by_round"]],
         "bytes_by_round": [sent for _, sent in history["by_round"]],

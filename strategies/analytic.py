@@ -7,15 +7,15 @@ in one place, whatever the number of sites, the skew, the order of tasks, absenc
 
 import math
 import time
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from flwr.serverapp import Grid
-from pydantic import Field
 
 from perennial.config import charges
+from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError
-from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, gaussian, gcv, ridge
-from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_width
+from perennial.learning.analytic.solve import HeadName, LinearHead, Sums
+from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_width, sums_bytes
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import noise_std
@@ -23,13 +23,9 @@ from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRe
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.services import Services
 from perennial.strategies.statistics.asking import Asking
+from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
 
-Shrinkage = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["validation", "gcv"]
-GAMMAS = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
-LAMBDAS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
-"""Shrinkages that are tried, where none is given."""
-DEFAULT_GAMMA = 0.1
 WITHOUT_ASKING = 1 << 35
 """Bytes of sites' sums that are kept without being asked to."""
 
@@ -39,7 +35,8 @@ class Analytic(IncrementalStrategy):
 
     head: gaussian (discriminants of one covariance), ridge, or balanced_ridge (each class counts alike).
     shrinkage: a number; "validation": what the sites' validation samples prefer, by one more exchange;
-    "gcv": ridge's generalised cross-validation, from the sums alone; null: gcv for ridge, 0.1 for gaussian.
+    "gcv": ridge's generalised cross-validation, from the sums alone; null: 0.1 for gaussian, gcv for ridge,
+    validation for balanced_ridge.
     shrinkages: those to choose among. criterion: what validation counts are compared by.
     prior: gaussian: how far scores follow the classes' frequency, 0 to 1. standardise: ridge on features of
     deviation 1. keep_sites: keep each site's sums in the run's folder, so that it can be withdrawn alone.
@@ -55,27 +52,14 @@ class Analytic(IncrementalStrategy):
         head: HeadName = "gaussian",
         shrinkage: Shrinkage | None = None,
         shrinkages: tuple[float, ...] | None = None,
-        criterion: Literal["balanced", "plain"] = "balanced",
+        criterion: Criterion = "balanced",
         prior: float = 0.0,
         standardise: bool = True,
         keep_sites: bool = True,
     ) -> None:
         super().__init__()
-        if head == "gaussian" and shrinkage == "gcv":
-            raise ValueError("shrinkage: gcv chooses for ridge alone; allowed a number or validation")
-        if head == "gaussian" and isinstance(shrinkage, float) and shrinkage > 1:
-            raise ValueError(f"shrinkage: found {shrinkage}, allowed up to 1 with head gaussian")
-        if head != "gaussian" and prior:
-            raise ValueError(f"prior: found {prior}, allowed with head gaussian")
-        if shrinkages is not None and (not shrinkages or min(shrinkages) <= 0):
-            raise ValueError(f"shrinkages: found {shrinkages}, allowed one number above 0 or more")
-        if not 0 <= prior <= 1:
-            raise ValueError(f"prior: found {prior}, allowed 0 to 1")
-        self.head: HeadName = head
-        default: float | str = DEFAULT_GAMMA if head == "gaussian" else "gcv"
-        self.shrinkage = default if shrinkage is None else shrinkage
-        self.shrinkages = sorted(shrinkages or (GAMMAS if head == "gaussian" else LAMBDAS))
-        self.criterion, self.prior, self.standardise = criterion, prior, standardise
+        self.settings = HeadSettings.of(head, shrinkage, shrinkages, criterion, prior, standardise)
+        self.head = self.settings.head
         self.keep_sites = keep_sites
         self._services: Services | None = None
         self._features, self._width = "", 0
@@ -92,10 +76,11 @@ class Analytic(IncrementalStrategy):
     def attach(self, services: Services) -> None:
         """Raises ConfigError where the experiment has no validation samples to choose the shrinkage by."""
         experiment = services.experiment
-        if self.shrinkage == "validation" and experiment.data.validation_fraction == 0:
+        if self.settings.shrinkage == "validation" and experiment.data.validation_fraction == 0:
             raise ConfigError(
-                "strategy.shrinkage: found 'validation' with data.validation_fraction 0; allowed a number"
-                + ("" if self.head == "gaussian" else ", or gcv")
+                f"strategy.shrinkage: {self.head} takes 'validation' here, and "
+                "data.validation_fraction 0 leaves no samples for it; "
+                "allowed a number" + ("" if self.head == "gaussian" else ", or gcv")
             )
         if experiment.privacy.enabled:
             self._check_noised()
@@ -112,7 +97,7 @@ class Analytic(IncrementalStrategy):
                 else "it divides by counts and differences that noise can turn around"
             )
             raise ConfigError(f"strategy.head: found {self.head!r} with privacy; {why}; allowed: ridge")
-        if isinstance(self.shrinkage, str) or self.standardise:
+        if isinstance(self.settings.shrinkage, str) or self.settings.standardise:
             raise ConfigError(
                 "strategy.shrinkage, standardise: with privacy allowed: a number, which the noise's own size "
                 "exceeds where it must, and false; validation counts would be a release of their own"
@@ -131,14 +116,22 @@ class Analytic(IncrementalStrategy):
         require_width(backbone.width + 1)
         self._features, self._width, self._facts = backbone.content, backbone.width + 1, backbone.facts
         experiment, schedule = self._services.experiment, self._services.schedule
-        values = self._width * (self._width + 1) // 2
-        kept = 8 * values * (experiment.data.sites or 1) * schedule.count
+        kept = self.kept_bytes(self._width, schedule) * (experiment.data.sites or 1)
         if self.keep_sites and kept > WITHOUT_ASKING:
             raise ConfigError(
                 f"strategy.keep_sites: the sums of all sites and tasks would take {kept / 1e9:.0f} GB of the "
                 f"server's disk, more than {WITHOUT_ASKING / 1e9:.0f} GB; set it to false, and no site can "
                 "be withdrawn without its help"
             )
+
+    def kept_bytes(self, width: int, schedule: TaskSchedule) -> int:
+        """What the run's folder holds of one site's sums in the end, at most; 0 without keep_sites.
+
+        width: features with the constant.
+        """
+        if not self.keep_sites:
+            return 0
+        return sum(sums_bytes(width, len(schedule.classes_of(t))) for t in range(1, schedule.count + 1))
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Ask for the sums that are not there, and solve."""
@@ -174,7 +167,6 @@ class Analytic(IncrementalStrategy):
     def summary_blocks(self) -> dict[str, Any]:
         """What was summed, over what, and how far it was shrunk."""
         total = self._total()
-        values = self._width * (self._width + 1) // 2 + (self._width + 1) * self._task_classes()
         return {
             "analytic": {
                 "head": self.head,
@@ -186,7 +178,7 @@ class Analytic(IncrementalStrategy):
                 else sum(self._samples(site) for site in self._sites()),
                 "sums_sha256": None if total is None else total.sha256,
                 "shrinkage": {str(task): value for task, value in sorted(self._chosen.items())},
-                "message_bytes": 8 * values,
+                "message_bytes": sums_bytes(self._width, self._task_classes()),
                 "withdrawable": self.keep_sites and self.head != "balanced_ridge",
             }
         }
@@ -235,14 +227,14 @@ class Analytic(IncrementalStrategy):
         total = self.kept_sums.total
         assert total is not None
         sums = Sums.of(total.over(range(classes)))
-        if shrinkage is None and self.shrinkage == "validation":
+        if shrinkage is None and self.settings.shrinkage == "validation":
             raise ConfigError(
                 "strategy.shrinkage: validation samples of all sites chose it, withdrawn ones too; give one "
                 "that nobody's samples chose, by --shrinkage"
             )
         if shrinkage is None:
-            shrinkage = self._by_gcv(sums) if self.shrinkage == "gcv" else float(self.shrinkage)
-        return self._head(sums, shrinkage), shrinkage
+            shrinkage = self.settings.without_asking(sums)
+        return self.settings.solved(sums, shrinkage), shrinkage
 
     # sums
 
@@ -354,33 +346,7 @@ class Analytic(IncrementalStrategy):
             sums = Sums.of_noised(total.over(known), std)
         else:
             sums = Sums.of(total.over(known), samples=samples)
-        shrinkage = self._shrinkage(asking, sums)
+        shrinkage = self.settings.chosen(asking, sums)
         self._chosen[task] = shrinkage
         asking.outcome.details = {"shrinkage": shrinkage, "sums_sha256": total.sha256}
-        return self._head(sums, shrinkage)
-
-    def _head(self, sums: Sums, shrinkage: float) -> LinearHead:
-        if self.head == "gaussian":
-            return gaussian(sums, shrinkage, self.prior)
-        return ridge(sums, shrinkage, self.standardise)
-
-    def _by_gcv(self, sums: Sums) -> float:
-        scores = gcv(sums, self.shrinkages, self.standardise)
-        return max(zip([-score for score in scores], self.shrinkages, strict=True))[1]
-
-    def _shrinkage(self, asking: Asking, sums: Sums) -> float:
-        """The given one, or the best of those to choose among; of equals the largest."""
-        if not isinstance(self.shrinkage, str):
-            return self.shrinkage
-        if self.shrinkage == "gcv":
-            return self._by_gcv(sums)
-        heads = [self._head(sums, shrinkage) for shrinkage in self.shrinkages]
-        correct, total = asking.right_answers(heads)
-        if not int(total.sum()):
-            raise DataError("strategy.shrinkage: no site has validation samples of these classes")
-        judged = total > 0
-        shares = correct[:, judged] / total[judged]
-        plain = correct.sum(dim=1) / total.sum()
-        values = (shares.mean(dim=1) if self.criterion == "balanced" else plain).tolist()
-        assert all(map(math.isfinite, values))
-        return max(zip(values, self.shrinkages, strict=True))[1]
+        return self.settings.solved(sums, shrinkage)

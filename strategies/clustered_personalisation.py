@@ -17,6 +17,8 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from perennial.config import charges
+from perennial.config.evaluation import count_noise
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.models.layers import batch_norm_layers, select_layers
 from perennial.models.sparsity import Combine
@@ -276,6 +278,11 @@ class ClusteredPersonalisation(Wrapper):
         last = self._round_in_task(request) == schedule.rounds[task - 1]
         if not self._clusters.models or not (last or self._services.experiment.evaluation.every == "round"):
             return
+        experiment, releases = self._services.experiment, self._services.releases
+        noise = count_noise(experiment)
+        if noise is not None and releases is not None:
+            charge = [charges.evaluation(experiment, request.stamp.run)]
+            releases.asked(request.stamp.round, request.sites, charge)
         accuracies = complete_personal_models(
             grid,
             self._exchange,
@@ -284,6 +291,7 @@ class ClusteredPersonalisation(Wrapper):
             {site: self._grouping.labels[site] for site in request.sites},
             self._personal,
             lambda site, reason: outcome.warnings.append(f"site {site}: own model: {reason}"),
+            noise,
         )
         mean = self._accuracy.add(accuracies, request.stamp.round, task)
         outcome.details["personalised_accuracy"] = mean

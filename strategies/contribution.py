@@ -349,6 +349,11 @@ def _norm(arrays: Arrays) -> float:
 
 def _site_judge(services: Services, estimator: str, utility: str) -> SiteJudge:
     """What measures where the server has no samples. Raises ConfigError where it cannot."""
+    if services.experiment.evaluation.noise_multiplier is not None:
+        raise ConfigError(
+            "strategy: contribution found no held-out samples at the server, and would have every site count "
+            "with noise after each turn; allowed with data.test_fraction above 0 and evaluation.central true"
+        )
     if estimator != "online" or utility != "accuracy" or not services.experiment.evaluation.federated:
         raise ConfigError(
             f"strategy: contribution found no held-out samples at the server, estimator {estimator!r}, "

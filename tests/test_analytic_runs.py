@@ -11,6 +11,7 @@ import yaml
 from flwr.app import Message
 from safetensors.torch import load_file
 
+from perennial.cli.check import check_command
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
@@ -242,6 +243,32 @@ def test_balanced_ridge_asks_a_task_again_when_its_counts_change(tmp_path: Path)
     returned = run(tmp_path, "returned", strategy=balanced, absence=away)
     assert sums_of(returned) == sums_of(whole)
     assert returned["model_sha256"] == whole["model_sha256"]
+
+
+def test_balanced_ridge_is_shrunk_as_validation_samples_prefer(tmp_path: Path) -> None:
+    """Cross-validation counts samples, and would shrink classes of very different size far too little."""
+    plain = {"name": "analytic", "head": "balanced_ridge", "shrinkage": None}
+    chosen = run(tmp_path, "chosen", strategy=plain)
+    asked = run(tmp_path, "asked", strategy={**plain, "shrinkage": "validation"})
+    assert chosen["analytic"]["shrinkage"] == asked["analytic"]["shrinkage"]
+    assert chosen["model_sha256"] == asked["model_sha256"]
+    with pytest.raises(ConfigError, match=r"balanced_ridge takes 'validation' here.*a number, or gcv"):
+        run(tmp_path, "without", strategy=plain, data={"validation_fraction": 0.0})
+
+
+def test_check_says_what_the_kept_sums_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(experiment()))
+    check_command(path, None)
+    said = capsys.readouterr().out
+    found = run(tmp_path, "kept")
+    kept = sum(path.stat().st_size for path in (tmp_path / "runs" / "kept" / "statistics").iterdir())
+    bound = 5 * found["analytic"]["message_bytes"]
+    assert f"sums of {bound / 1e6:,.1f} MB a site stay on the server's disk" in said
+    assert 4 * bound <= kept <= 4 * bound * 1.1
+    path.write_text(yaml.safe_dump(experiment(strategy={"keep_sites": False})))
+    check_command(path, None)
+    assert "keep_sites" not in capsys.readouterr().out
 
 
 def test_each_sites_sums_are_kept_or_not(tmp_path: Path) -> None:

@@ -42,6 +42,25 @@ def test_a_comparison_gives_means_sample_deviations_and_paired_differences(tmp_p
     assert str(ours_row.over_tasks[2]) == "80.0 ± 10.0"
 
 
+def test_classes_of_very_different_size_are_compared_by_balanced_accuracy_first(tmp_path: Path) -> None:
+    many = write_run(tmp_path / "many", [], "seed: 1\n", experiment="many", balanced_accuracy=[0.9, 0.5, 0.4])
+    fair = write_run(
+        tmp_path / "fair",
+        [],
+        "seed: 1\n",
+        experiment="fair",
+        final_accuracy=0.6,
+        balanced_accuracy=[0.9, 0.6, 0.5],
+        unbalanced=True,
+    )
+    comparison = compare([many, fair], tmp_path)
+    assert [row.experiment for row in comparison.rows] == ["fair", "many"]
+    columns, cells = comparison.cells()
+    assert columns[2:4] == ["final balanced accuracy", "final accuracy"]
+    assert cells[0][2:4] == ["50.0", "60.0"]
+    assert "Best final balanced accuracy: fair, 50.0 %" in Page(comparison.page).text
+
+
 def test_a_comparison_as_text_is_markdown(tmp_path: Path) -> None:
     runs = [*seeds(tmp_path, "a|b<i>", {1: 0.8, 2: 0.9}), *seeds(tmp_path, "plain", {1: 0.3})]
     lines = str(compare(runs, tmp_path / "page.html")).splitlines()
@@ -163,3 +182,47 @@ def test_sites_are_compared_where_they_have_models_of_their_own(tmp_path: Path) 
     )
     with pytest.raises(StateError, match="personalised_accuracy"):
         compare([broken], tmp_path)
+
+
+def test_nothing_is_claimed_of_runs_that_were_measured_on_other_samples(tmp_path: Path) -> None:
+    def run(name: str, seed: int, measured_on: str | None, data: str, **more: object) -> Path:
+        yaml = f"name: {name}\nseed: {seed}\ndata: {{{data}}}\n"
+        return write_run(
+            tmp_path / f"{name}-{seed}", [], yaml, experiment=name, seed=seed, measured_on=measured_on, **more
+        )
+
+    digits = run("digits", 1, "aa", "source: digits, sites: 5")
+    ten_sites = run("ten", 1, "aa", "source: digits, sites: 10")
+    skin = run("skin", 1, "bb", "source: pack")
+    known = compare([digits, ten_sites, skin], tmp_path)
+    assert {(d.better, d.worse) for d in known.differences} == {("digits", "ten")}
+    assert {pair[:2] for pair in known.unlike} == {("digits", "skin"), ("ten", "skin")}
+    assert "measured on different samples" in str(known)
+    page = (tmp_path / "compare.html").read_text()
+    assert "none of them is called the best" in page and "Best final accuracy" not in page
+    # without a record of the samples, the settings that say how data are read decide; a path does not
+    old = run("old", 1, None, "source: csv, path: /a.csv, sites: 5")
+    moved = run("moved", 1, None, "source: csv, path: /b.csv, sites: 9")
+    other = run("other", 1, None, "source: csv, path: /a.csv, label_column: diagnosis")
+    assert compare([old, moved], tmp_path).comparable
+    assert [pair[2] for pair in compare([old, other], tmp_path).unlike] == [
+        "their data are read differently (data.label_column)"
+    ]
+    fewer = run("fewer", 1, "aa", "source: digits", classes=["a", "b"])
+    assert [pair[2] for pair in compare([digits, fewer], tmp_path).unlike] == [
+        "their models know different classes"
+    ]
+
+
+def test_a_mean_over_tasks_is_claimed_only_over_as_many_tasks(tmp_path: Path) -> None:
+    three = write_run(tmp_path / "three", [], experiment="three", final_accuracy=0.7)
+    one = write_run(
+        tmp_path / "one",
+        [],
+        experiment="one",
+        accuracy_matrix=[[0.9]],
+        average_accuracy=[0.9],
+        final_accuracy=0.9,
+    )
+    claims = compare([three, one], tmp_path).differences
+    assert [claim.measure for claim in claims] == ["final accuracy"]

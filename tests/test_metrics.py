@@ -10,6 +10,7 @@ from perennial.server.metrics import (
     forgetting,
     overall_accuracy,
     task_accuracies,
+    unbalanced,
 )
 
 MATRIX = [[0.9], [0.6, 0.8], [0.5, 0.7, 0.9]]
@@ -50,3 +51,13 @@ def test_a_hole_reaches_the_measures_that_need_it_and_no_other() -> None:
     between = [[0.9], [None, 0.8], [0.5, 0.7, 0.9]]
     assert forgetting(between) is None
     assert backward_transfer(between) == pytest.approx(-0.25)
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [([10, 30], False), ([10, 31], True), ([0, 30, 30], False), ([None, 5, 50], True), ([0, 0], False)],
+)
+def test_balanced_accuracy_is_reported_where_one_class_outweighs_another(
+    total: list[int | None], expected: bool
+) -> None:
+    assert unbalanced(total) is expected

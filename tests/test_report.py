@@ -50,6 +50,12 @@ def test_the_page_has_the_headline_numbers_and_every_common_section(tmp_path: Pa
         assert text in page.text.replace("\N{NARROW NO-BREAK SPACE}", " "), text
 
 
+def test_classes_of_very_different_size_are_reported_by_balanced_accuracy(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run", balanced_accuracy=[0.9, 0.5, 0.4], unbalanced=True))
+    assert "apart with 40.0" in page.text
+    assert page.text.index("Final balanced accuracy") < page.text.index("Final accuracy")
+
+
 def test_the_page_loads_nothing_and_only_its_own_scripts_may_run(tmp_path: Path) -> None:
     page = report(write_run(tmp_path / "run"))
     assert not page.all("link")

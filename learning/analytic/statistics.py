@@ -40,6 +40,11 @@ def require_width(width: int) -> None:
         )
 
 
+def sums_bytes(width: int, classes: int) -> int:
+    """Bytes of sums over so many classes, as they are sent and kept. width: D."""
+    return 8 * (width * (width + 1) // 2 + classes * width + classes)
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Exact sums over samples of some classes.

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from perennial.foundation.files import replace_file
-from perennial.server.report.comparison import MEASURES, Comparison, Row, compared
+from perennial.server.report.comparison import Comparison, Row, compared
 from perennial.server.report.comparison_sites import site_figure
 from perennial.server.report.markup import (
     MISSING,
@@ -42,10 +42,13 @@ def _page(comparison: Comparison) -> bytes:
     runs = sum(len(row.runs) for row in rows)
     facts = [plural(len(rows), "experiment"), plural(runs, "run")]
     best = rows[0]
-    story = f"Best final accuracy: {best.experiment}, {best.spread('final accuracy')} % over "
+    first = comparison.measures[0]
+    story = f"Best {first}: {best.experiment}, {best.spread(first)} % over "
     story += f"{plural(len(best.runs), 'seed')}."
-    if best.spread("final accuracy").mean is None:
-        story = "No run measured its final accuracy."
+    if best.spread(first).mean is None:
+        story = f"No run measured its {first}."
+    elif not comparison.comparable:
+        story = "Not all experiments were measured on the same data, so none of them is called the best."
     header = join(
         [
             element("ul", join([element("li", fact) for fact in facts]), "facts"),
@@ -56,11 +59,15 @@ def _page(comparison: Comparison) -> bytes:
     note = (
         "Shares in percent, forgetting and backward transfer in points; mean ± standard deviation over seeds."
     )
-    parts = [panel("Mean over seeds", table(columns, cells, "lr" + "r" * len(MEASURES), "Results"), note)]
+    parts = [panel("Mean over seeds", table(columns, cells, "lr" + "r" * len(columns[2:]), "Results"), note)]
     if comparison.differences:
         claims = table(*comparison.claims(), "llrr", "Paired differences")
         note = "Over the seeds that both have, seed by seed. This is a count, not a significance test."
         parts.append(panel("Who is better", claims, note))
+    if comparison.unlike:
+        reasons = table(*comparison.reasons(), "lll", "Pairs that are not compared")
+        note = "Figures of different data stand side by side above; a difference between them says nothing."
+        parts.append(panel("Not compared", reasons, note, long=True))
     sources = [
         [row.experiment, str(seed), run.folder.name, percent(run.summary.final_accuracy)]
         for row in rows

@@ -4,6 +4,10 @@ A row is an experiment: runs of one name and the same settings but the seed. Dev
 (divided by n - 1); with one seed there is none. A claim "A > B" rests on the seeds that both have: on how
 many of them A wins, and by how much in the mean. That is no significance test, and none is given. "A = B"
 says that the mean difference is zero; the wins are A's.
+
+A claim needs runs that were measured on the same samples and classes (`measured_on` of the summary; where a
+run has none, the settings that say how its data are read). Of other pairs the comparison says why it makes
+no claim.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +26,15 @@ from perennial.server.report.markup import MISSING, points
 from perennial.server.run_record import Run, Summary
 
 MEASURES: Mapping[str, Callable[[Summary], float | None]] = {
+    "final balanced accuracy": lambda summary: summary.final_balanced,
     "final accuracy": lambda summary: summary.final_accuracy,
     "average incremental accuracy": lambda summary: summary.average_incremental_accuracy,
     "forgetting": lambda summary: summary.forgetting,
     "backward transfer": lambda summary: summary.backward_transfer,
 }
-CLAIMED = ("final accuracy", "average incremental accuracy")
+BALANCED = "final balanced accuracy"
+FINAL = (BALANCED, "final accuracy")
+OVER_TASKS = ("average incremental accuracy",)
 """Measures of which the pages say who is better."""
 EQUAL = 1e-9
 """Mean differences up to this are a float's error: shares of whole samples cannot come so near."""
@@ -64,6 +71,11 @@ class Row:
         return Spread.of([MEASURES[measure](run.summary) for run in self.runs.values()])
 
     @cached_property
+    def settings(self) -> dict[str, str]:
+        """Dotted keys of the first run's experiment."""
+        return _flat(_settings(next(iter(self.runs.values()))))
+
+    @cached_property
     def over_tasks(self) -> list[Spread]:
         """Accuracy on all classes so far, after each task."""
         curves = [run.summary.average_accuracy for run in self.runs.values()]
@@ -92,7 +104,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows, best final accuracy first, and their paired differences, as text or as Markdown.
+    """Rows, best final figure first, and their paired differences, as text or as Markdown.
 
     page: the HTML page.
     """
@@ -100,12 +112,28 @@ class Comparison:
     rows: Sequence[Row]
     differences: Sequence[Difference]
     page: Path
+    unlike: Sequence[tuple[str, str, str]] = ()
+    """Pairs of rows of which nothing is claimed, with the reason."""
+
+    @property
+    def comparable(self) -> bool:
+        """Whether all rows were measured on the same samples."""
+        return not self.unlike
+
+    def reasons(self) -> tuple[list[str], list[list[str]]]:
+        """Column names and rows of the pairs that are not compared."""
+        return ["experiment", "and", "not compared, because"], [list(pair) for pair in self.unlike]
+
+    @property
+    def measures(self) -> list[str]:
+        """The table's; balanced accuracy first, and only for classes of very different size."""
+        return measures_of(self.rows)
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Column names and rows of the table; shares in percent, differences of shares in points."""
-        columns = ["experiment", "seeds", *MEASURES]
+        columns = ["experiment", "seeds", *self.measures]
         rows = [
-            [row.experiment, str(len(row.runs)), *(str(row.spread(measure)) for measure in MEASURES)]
+            [row.experiment, str(len(row.runs)), *(str(row.spread(measure)) for measure in self.measures)]
             for row in self.rows
         ]
         return columns, rows
@@ -117,9 +145,11 @@ class Comparison:
         return columns, rows
 
     def __str__(self) -> str:
-        tables = [_markdown(*self.cells(), "lr" + "r" * len(MEASURES))]
+        tables = [_markdown(*self.cells(), "lr" + "r" * len(self.measures))]
         if self.differences:
             tables.append(_markdown(*self.claims(), "llrr"))
+        if self.unlike:
+            tables.append(_markdown(*self.reasons(), "lll"))
         return "\n\n".join([*tables, f"page: {self.page}"])
 
 
@@ -129,13 +159,49 @@ def compared(runs: Sequence[Run], page: Path) -> Comparison:
     Raises StateError when there are no runs, or when two share experiment, settings and seed.
     """
     rows = _rows(runs)
-    differences = [
-        difference
-        for first, second in combinations(rows, 2)
-        for measure in CLAIMED
-        if (difference := _difference(first, second, measure)) is not None
-    ]
-    return Comparison(rows, differences, page)
+    differences, unlike = [], []
+    for first, second in combinations(rows, 2):
+        if reason := unlike_data(first, second):
+            unlike.append((first.experiment, second.experiment, reason))
+            continue
+        found = [_difference(first, second, measure) for measure in _claimed(first, second)]
+        differences += [difference for difference in found if difference is not None]
+    return Comparison(rows, differences, page, unlike)
+
+
+OF_THE_DIVISION = (
+    "data.path",
+    "data.partition",
+    "data.sites",
+    "data.samples_limit",
+    "data.validation_fraction",
+)
+"""Keys of `data` that do not say which samples a model is measured on; a path differs between machines."""
+
+
+def unlike_data(first: Row, second: Row) -> str:
+    """Why the figures of two rows are of different things; '' when they can be compared."""
+    one, other = ({frozenset(run.summary.classes) for run in row.runs.values()} for row in (first, second))
+    if one != other:
+        return "their models know different classes"
+    for seed in first.runs.keys() & second.runs.keys():
+        known = [row.runs[seed].summary.measured_on for row in (first, second)]
+        if None not in known:
+            if known[0] != known[1]:
+                return "they were measured on different samples"
+            continue
+        keys = dict.fromkeys(k for row in (first, second) for k in row.settings if k.startswith("data."))
+        for key in keys:
+            if not key.startswith(OF_THE_DIVISION) and first.settings.get(key) != second.settings.get(key):
+                return f"their data are read differently ({key})"
+    return ""
+
+
+def _claimed(first: Row, second: Row) -> Sequence[str]:
+    """Measures of which two rows allow a claim: a mean over tasks needs the same number of tasks."""
+    tasks = {len(run.summary.accuracy_matrix) for row in (first, second) for run in row.runs.values()}
+    finals = [measure for measure in measures_of([first, second]) if measure in FINAL]
+    return [*finals, *OVER_TASKS] if len(tasks) == 1 else finals
 
 
 def _rows(runs: Sequence[Run]) -> list[Row]:
@@ -157,13 +223,20 @@ def _rows(runs: Sequence[Run]) -> list[Row]:
                     )
                 by_seed[run.summary.seed] = run
             rows.append(Row(title, dict(sorted(by_seed.items()))))
-    return sorted(rows, key=_place)
+    first = measures_of(rows)[0]
+
+    def place(row: Row) -> tuple[bool, float]:
+        """Best first, those without a measurement last."""
+        mean = row.spread(first).mean
+        return mean is None, -(mean or 0.0)
+
+    return sorted(rows, key=place)
 
 
-def _place(row: Row) -> tuple[bool, float]:
-    """Best first, those without a measurement last."""
-    mean = row.spread("final accuracy").mean
-    return mean is None, -(mean or 0.0)
+def measures_of(rows: Sequence[Row]) -> list[str]:
+    """What is compared, the figure to report first; balanced accuracy only for unbalanced classes."""
+    unbalanced = any(run.summary.unbalanced for row in rows for run in row.runs.values())
+    return [measure for measure in MEASURES if measure != BALANCED or unbalanced]
 
 
 def _by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -218,7 +218,13 @@ def origin(run: Run) -> Section:
     parts.append(
         panel("experiment.yaml", code, "Every setting of this run, defaults written out.", long=True)
     )
-    facts = [["model, SHA-256", element("code", run.summary.model_sha256)]]
+    facts = [["model's tensors, SHA-256", element("code", run.summary.model_sha256)]]
+    if run.summary.model_file_sha256 is not None:
+        facts.append(["model.safetensors, SHA-256", element("code", run.summary.model_file_sha256)])
     facts += [[name, escape(version)] for name, version in run.summary.versions.items()]
-    parts.append(panel("Versions", table(["what", "version"], facts, "ll", "Versions")))
+    note = (
+        "The first hash is of the numbers alone: equal for two runs whose models are the same bit for bit. "
+        "The second is of the file, as sha256sum shows it; the file also holds class names and settings."
+    )
+    parts.append(panel("Versions", table(["what", "version"], facts, "ll", "Versions"), note))
     return Section("Experiment", parts)

@@ -148,13 +148,21 @@ def forgetting_after(matrix: Sequence[Sequence[float | None]]) -> list[float | N
     return [forgetting(matrix[:tasks]) for tasks in range(1, len(matrix) + 1)]
 
 
+def _error_bars(run: Run) -> dict[str, Any]:
+    """The 95 % intervals of what the sites told, noise included."""
+    known = zip(run.summary.federated_accuracy, run.summary.federated_interval, strict=False)
+    ends = [(None, None) if a is None or i is None else (i[1] - a, a - i[0]) for a, i in known]
+    return {"type": "data", "array": [up for up, _ in ends], "arrayminus": [down for _, down in ends]}
+
+
 def accuracy_over_tasks(run: Run) -> Figure:
     """All classes so far, the newest task, the sites' own samples, and forgetting, after each task."""
     matrix = run.summary.accuracy_matrix
+    at_sites = "at the sites (noised)" if any(run.summary.federated_noise) else "at the sites"
     curves: dict[str, Sequence[float | None]] = {
         "all classes so far": run.summary.average_accuracy,
         "newest task": [row[-1] if row else None for row in matrix],
-        "at the sites": run.summary.federated_accuracy,
+        at_sites: run.summary.federated_accuracy,
         "forgetting": forgetting_after(matrix),
     }
     curves = {name: values for name, values in curves.items() if any(value is not None for value in values)}
@@ -173,6 +181,7 @@ def accuracy_over_tasks(run: Run) -> Figure:
                 "x": tasks,
                 "y": list(values),
                 "hovertemplate": "%{y:.1%}",
+                **({"error_y": _error_bars(run)} if name == at_sites else {}),
                 **style(index),
             }
             for index, (name, values) in enumerate(curves.items())

@@ -25,7 +25,7 @@ from perennial.server.report.markup import (
 from perennial.server.report.method_blocks import BLOCKS
 from perennial.server.report.page import page
 from perennial.server.report.sections import accuracy, cost, origin, privacy, sites, training
-from perennial.server.run_record import Run, read_run
+from perennial.server.run_record import Run, Summary, read_run
 
 REPORT = "report.html"
 
@@ -54,12 +54,7 @@ def _sections(run: Run) -> list[Section]:
 def _header(run: Run) -> Markup:
     summary = run.summary
     cards = [
-        _card(
-            "Final accuracy",
-            percent(summary.final_accuracy),
-            "all classes, after the last task" if summary.final_accuracy is not None else "not measured",
-            chief=True,
-        ),
+        *_final_cards(summary),
         _card(
             "Average incremental accuracy",
             percent(summary.average_incremental_accuracy),
@@ -82,6 +77,18 @@ def _header(run: Run) -> Markup:
             element("dl", join(cards), "cards"),
         ]
     )
+
+
+def _final_cards(summary: Summary) -> list[Markup]:
+    """What the last model knows; of classes of very different size first with every class counted alike."""
+    name, value = summary.headline
+    where = "all classes, after the last task" if value is not None else "not measured"
+    if name == "accuracy":
+        return [_card("Final accuracy", percent(value), where, chief=True)]
+    return [
+        _card("Final balanced accuracy", percent(value), f"{where}, every class counted alike", chief=True),
+        _card("Final accuracy", percent(summary.final_accuracy), "every sample counted alike"),
+    ]
 
 
 def _card(name: str, value: str, note: str, chief: bool = False) -> Markup:
@@ -126,7 +133,8 @@ def _story(run: Run) -> str:
     after = f"After {course} at {plural(len(summary.sites), 'site')}"
     if summary.final_accuracy is None:
         return f"{after}, nobody measured how well the model tells {known} apart."
-    sentences = [f"{after}, the model tells {known} apart with {percent(summary.final_accuracy)} accuracy."]
+    name, value = summary.headline
+    sentences = [f"{after}, the model tells {known} apart with {percent(value)} {name}."]
     if tasks > 1 and summary.forgetting is not None:
         change = f"{100 * abs(summary.forgetting):.1f} points"
         if summary.forgetting >= 0:

@@ -7,11 +7,12 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.foundation.errors import ProtocolError
+from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.messages import PersonalModelReply, PersonalModelRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import RoundRequest
 from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import ask, check_withheld
+from perennial.strategies.round.queries import ask, check_possible, check_withheld
 
 
 def complete_personal_models(
@@ -22,8 +23,11 @@ def complete_personal_models(
     clusters: Mapping[str, int],
     personal: tuple[str, ...],
     dropped: Callable[[str, str], None],
+    noise: CountNoise | None = None,
 ) -> dict[str, float | None]:
     """Accuracy of each site's own model on its held-out samples; None if it reports none.
+
+    noise: that the experiment has the counts carry.
 
     models: what goes out to each cluster, every tensor. clusters: of the sites to ask, which request.sites
     holds.
@@ -46,7 +50,7 @@ def complete_personal_models(
         PersonalModelReply,
         request.deadline,
         dropped,
-        _check,
+        lambda reply: _check(reply, noise),
     )
     return {site: _accuracy(reply) for site, reply in replies.items()}
 
@@ -86,15 +90,16 @@ def mean_accuracy(accuracies: Mapping[str, float | None]) -> float | None:
 
 def _accuracy(reply: PersonalModelReply) -> float | None:
     samples = sum(reply.total or [])
-    return sum(reply.correct or []) / samples if samples else None
+    # noise can bring any count below 0, and right answers above the samples
+    return min(1.0, max(0.0, sum(reply.correct or []) / samples)) if samples > 0 else None
 
 
-def _check(reply: PersonalModelReply) -> None:
+def _check(reply: PersonalModelReply, noise: CountNoise | None) -> None:
     reported: list[Any] = [reply.correct, reply.total]
     if reported == [None, None]:
         return
     if None in reported or not len(reported[0]) == len(reported[1]) == reply.num_classes:
         raise ProtocolError(f"PersonalModelReply: correct, total: allowed {reply.num_classes} counts each")
-    if any(right > samples for right, samples in zip(*reported, strict=True)):
-        raise ProtocolError("PersonalModelReply: more right answers than samples")
-    check_withheld(reply.withheld, reported[1])
+    correct, total = reported
+    check_possible(correct, total, noise)
+    check_withheld(reply.withheld, total)

@@ -7,6 +7,7 @@ from typing import TypeVar
 from flwr.serverapp import Grid
 
 from perennial.foundation.errors import ProtocolError
+from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import EvaluateReply, Refusal, Stamp, require_same_round
 from perennial.strategies.round.exchange import Exchange
@@ -86,15 +87,20 @@ def answers(
             dropped(site, f"no answer within {deadline:.0f} s")
 
 
-def check_counts(reply: EvaluateReply) -> None:
-    """Raises ProtocolError when a site's counts cannot be true."""
+def check_counts(reply: EvaluateReply, noise: CountNoise | None = None) -> None:
+    """Raises ProtocolError when a site's counts cannot be true. noise: that the experiment has them carry."""
     if not len(reply.correct) == len(reply.total) == reply.num_classes:
         raise ProtocolError(
             f"EvaluateReply: counts of {len(reply.total)} classes, expected {reply.num_classes}"
         )
-    if any(right > samples for right, samples in zip(reply.correct, reply.total, strict=True)):
-        raise ProtocolError("EvaluateReply: more right answers than samples")
+    check_possible(reply.correct, reply.total, noise)
     check_withheld(reply.withheld, reply.total)
+
+
+def check_possible(correct: Sequence[int], total: Sequence[int], noise: CountNoise | None) -> None:
+    """Raises ProtocolError for exact counts that cannot be; those with noise can be anything."""
+    if noise is None and any(not 0 <= right <= n for right, n in zip(correct, total, strict=True)):
+        raise ProtocolError("correct, total: more right answers than samples, or fewer than none")
 
 
 def check_withheld(withheld: Sequence[int] | None, total: Sequence[int]) -> None:

@@ -1,0 +1,140 @@
+"""What a site tells of a model: right answers and samples of each class, on samples held out from training.
+
+In the clear, they are exact, and what is below the policy's floor stays. Under a protection they have noise,
+which the experiment states and the ledger is charged for, and the floor is asked of the noised counts: which
+exact count is small would be told by no noise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from perennial.client.class_means import own_class_means
+from perennial.client.floor import check_floor, withheld
+from perennial.client.policy import check_evaluation
+from perennial.client.release import charge
+from perennial.client.site import Site
+from perennial.config.evaluation import count_noise
+from perennial.config.secure_words import cell_words, count_words
+from perennial.foundation.errors import ConfigError, ProtocolError
+from perennial.foundation.streams import stream
+from perennial.learning.evaluation import by_class_means, count_correct, head_counts
+from perennial.models.incremental import IncrementalModel
+from perennial.privacy.discrete_gaussian import Integers, SecureWords, SeededWords, WordSource
+from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
+from perennial.privacy.secure.masks import Words
+from perennial.protocol.messages import EvaluateRequest, Stamp
+from perennial.protocol.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class HeldOutCounts:
+    """Right answers and samples of each class.
+
+    withheld: classes whose counts stay here, which are 0 in both lists; None if there are none.
+    """
+
+    correct: list[int]
+    total: list[int]
+    withheld: list[int] | None
+
+
+def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> HeldOutCounts:
+    """What may leave of the counts, charged to the ledger.
+
+    They are of the site's test samples, or else of its validation samples; under noise of both, since which
+    part has samples would tell of them. Raises PolicyRefusal when they may not leave, PrivacyError when the
+    budget does not cover them.
+    """
+    check_evaluation(site.identity.policy, site.experiment)
+    noise = count_noise(site.experiment)
+    correct, total = _counted(site, request, model, noise)
+    charge(site, request.run, of_update=False)
+    asked = total
+    if noise is not None:
+        cells = _protected(site, request, noise, correct, total)
+        trusts_server = site.experiment.privacy.mode == "client_central"
+        correct, total = towards_zero(cells) if trusts_server else in_samples(cells)
+        asked = asked if trusts_server else total
+    stay = withheld(site.identity.policy, "evaluate", asked)
+    if len(stay) == len(total):
+        check_floor(site.identity.policy, "evaluate", 0)
+    return HeldOutCounts(
+        [0 if label in stay else right for label, right in enumerate(correct)],
+        [0 if label in stay else samples for label, samples in enumerate(total)],
+        sorted(stay) or None,
+    )
+
+
+def held_out_words(site: Site, request: Stamp, model: IncrementalModel) -> Words:
+    """The same counts for a masked sum; a class that the site withholds counts as nothing."""
+    noise = count_noise(site.experiment)
+    if noise is None:
+        counts = held_out_counts(site, request, model)
+        return count_words(counts.correct, counts.total)
+    check_evaluation(site.identity.policy, site.experiment)
+    correct, total = _counted(site, request, model, noise)
+    charge(site, request.run, of_update=False)
+    return cell_words(_protected(site, request, noise, correct, total))
+
+
+def _counted(
+    site: Site, request: Stamp, model: IncrementalModel, noise: CountNoise | None
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Exact right answers and samples of each class, of the samples that count."""
+    model.eval()
+    data = site.samples(_rows(site, request, noise))
+    sent = request.class_means if isinstance(request, EvaluateRequest) else None
+    means = own_class_means(site, request, model) if sent is None else _means(model, sent)
+    if means is None:
+        return head_counts(model, data, request.num_classes, site.feature_folder)
+    return count_correct(by_class_means(model, means), data, request.num_classes)
+
+
+def _rows(site: Site, request: Stamp, noise: CountNoise | None) -> Tensor:
+    data, known = site.data, request.num_classes
+    if noise is None:
+        return data.task_indices("test" if len(data.test) else "validation", 0, known)
+    rows = torch.cat([data.task_indices(part, 0, known) for part in ("test", "validation")])
+    if site.experiment.privacy.hidden_unit != "patient":
+        return rows
+    if not data.patients:
+        raise ConfigError("data.patient: missing; privacy.unit is patient, so the data must name them")
+    return data.one_of_each_patient(rows)
+
+
+def _protected(
+    site: Site, request: Stamp, noise: CountNoise, correct: Sequence[int], total: Sequence[int]
+) -> Integers:
+    """(2 M,) cells in steps, as they may leave under the experiment's mode.
+
+    The server adds the noise in client_central, and the sites together do in client_shared.
+    """
+    privacy, secure = site.experiment.privacy, site.experiment.secure
+    cells = cells_of(correct, total)
+    if privacy.mode == "sample":
+        return cells * STEPS + noise.draw(len(cells), _source(site, request))
+    cells = noise.shrunk(cells)
+    if privacy.mode == "client_local":
+        return cells + noise.draw(len(cells), _source(site, request))
+    if privacy.mode == "client_shared":
+        assert secure is not None
+        return cells + noise.share(len(cells), secure.honest, _source(site, request))
+    return cells
+
+
+def _source(site: Site, request: Stamp) -> WordSource:
+    if site.experiment.privacy.noise_source == "secure":
+        return SecureWords()
+    kind = type(request).__name__
+    return SeededWords(stream(site.experiment.seed, "counts-noise", site.name, kind, request.round))
+
+
+def _means(model: IncrementalModel, tensors: Tensors) -> Tensor:
+    expected = (model.num_classes, model.feature_width)
+    if set(tensors) != {"means"} or tuple(tensors["means"].shape) != expected:
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        raise ProtocolError(f"EvaluateRequest: class_means: found {found}, expected means {expected}")
+    return tensors["means"]

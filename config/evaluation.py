@@ -1,0 +1,84 @@
+"""When and where a model is measured, and the noise with which sites tell how often it was right."""
+
+import operator
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from perennial.privacy.noised_counts import CountNoise
+
+if TYPE_CHECKING:
+    from perennial.config.experiment import Experiment
+
+_WITHOUT = operator.not_
+
+
+class EvaluationConfig(BaseModel):
+    """When and where the model is measured."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    every: Literal["task", "round"] = "task"
+    central: bool = True
+    """On the server's test set, where it has one."""
+    federated: bool = True
+    """At the sites, on their held-out samples, at the end of each task."""
+    noise_multiplier: float | None = Field(
+        default=None, gt=0, lt=float("inf"), allow_inf_nan=False, exclude_if=_WITHOUT
+    )
+    """With a protection: noise on each count of right and wrong answers, for the unit that privacy hides; its
+    standard deviation over what one unit moves them by, which is 1 for a sample or a patient."""
+    clip_counts: float | None = Field(
+        default=None, ge=1, lt=float("inf"), allow_inf_nan=False, exclude_if=_WITHOUT
+    )
+    """With noise, in the modes that hide a whole site: the L2 norm to which a site's counts are shrunk, about
+    the number of samples that it counts for."""
+
+
+def count_noise(experiment: "Experiment") -> CountNoise | None:
+    """The noise on the counts of held-out samples; None where they leave exact, or do not leave."""
+    found = experiment.evaluation
+    if found.noise_multiplier is None:
+        return None
+    return CountNoise(found.noise_multiplier, found.clip_counts or 1.0)
+
+
+def require_covered_counts(experiment: "Experiment") -> None:
+    """Raises ValueError where right answers would leave uncovered, or noise on them would hide nothing."""
+    privacy, found = experiment.privacy, experiment.evaluation
+    if found.noise_multiplier is None:
+        if found.clip_counts is not None:
+            raise ValueError("evaluation.clip_counts: found without evaluation.noise_multiplier; remove it")
+        if privacy.enabled and found.federated and not privacy.allow_unaccounted_metrics:
+            raise ValueError(
+                "evaluation.federated: sites would release counts that no accountant covers; with "
+                f"privacy.mode {privacy.mode!r} give them noise by evaluation.noise_multiplier, or set "
+                "evaluation.federated to false, or privacy.allow_unaccounted_metrics to true"
+            )
+        return
+    if reason := _hides_nothing(experiment):
+        raise ValueError(f"evaluation.noise_multiplier: {reason}")
+    if (privacy.hidden_unit == "site") != (found.clip_counts is not None):
+        raise ValueError(
+            f"evaluation.clip_counts: found {found.clip_counts} with privacy.mode {privacy.mode!r}; allowed "
+            "a number in the modes that hide a whole site, whose counts are bounded by it, and no other"
+        )
+    CountNoise(found.noise_multiplier, found.clip_counts or 1.0).check()
+
+
+def _hides_nothing(experiment: "Experiment") -> str:
+    """Why noise on counts would make a false claim; '' if it would not."""
+    privacy = experiment.privacy
+    if not experiment.evaluation.federated:
+        return "found with evaluation.federated false, so that no counts leave; remove one of them"
+    if not privacy.enabled:
+        return "found with privacy.mode 'none', which claims nothing; choose a mode, or remove it"
+    if privacy.allow_unaccounted_metrics:
+        return "found with privacy.allow_unaccounted_metrics, which sends counts in the clear; choose one"
+    if privacy.mode == "sample" and experiment.learner.classifier == "nearest_mean":
+        return (
+            "with learner.classifier nearest_mean one exemplar changes the answer on every held-out sample, "
+            f"and the noise hides what one {privacy.hidden_unit} adds; allowed with classifier head"
+        )
+    if privacy.bayesian_estimate is not None:
+        return "counts are a release whose distances nobody samples; not with privacy.bayesian"
+    return ""

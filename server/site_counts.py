@@ -1,0 +1,138 @@
+"""The sites' own counts of right answers: asked for at the end of a task, and added up with their noise."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from perennial.config.evaluation import count_noise
+from perennial.config.experiment import Experiment
+from perennial.foundation.errors import ProtocolError
+from perennial.foundation.streams import stream
+from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
+from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples
+from perennial.protocol.messages import EvaluateReply, EvaluateRequest
+from perennial.server.evaluation import ToldCounts, pooled, told_counts
+from perennial.server.masked_task_end import Note, opened_counts
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.queries import ask, check_counts
+from perennial.strategies.secure.masked_sums import MaskedSums
+
+ALL_SITES = ""
+"""In place of a site's name: counts of all sites together, of which no site's part is known."""
+_Z = 1.96
+"""Standard deviations on either side of a 95 % interval."""
+
+
+@dataclass(frozen=True)
+class SiteCounts:
+    """by_site: what each told, or all together as ALL_SITES. std: of the noise on a told cell; 0: none.
+
+    A cell is the right or the wrong answers of one class.
+    """
+
+    by_site: Mapping[str, ToldCounts]
+    std: float = 0.0
+
+    def together(self, num_classes: int) -> ToldCounts:
+        """All sites' counts, added up; noise brings none below 0 and no right answers above the samples."""
+        correct, total = pooled(self.by_site.values(), num_classes)
+        return possible(correct, total) if self.std else (correct, total)
+
+    def interval(self, num_classes: int) -> tuple[float, float] | None:
+        """95 % interval of the accuracy over all classes, for the sampling of patients and for the noise.
+
+        Without noise Wilson's; with it a normal one, whose variance is that of both. None where nothing was
+        told, or noise may be all that there is.
+        """
+        correct, total = self.together(num_classes)
+        samples = sum(told or 0 for told in total)
+        cells = sum(told is not None for _, of_site in self.by_site.values() for told in of_site)
+        drowned = _Z * self.std * math.sqrt(2 * cells)
+        if samples <= drowned or None in total:
+            return None
+        share = sum(correct) / samples
+        if not self.std:
+            return wilson(share, samples)
+        noise = cells * self.std**2 * ((1 - share) ** 2 + share**2) / samples**2
+        half = _Z * math.sqrt(max(share * (1 - share), 0.0) / samples + noise)
+        return max(0.0, share - half), min(1.0, share + half)
+
+
+def wilson(share: float, samples: int) -> tuple[float, float]:
+    """95 % interval of a probability. Wilson 1927."""
+    scale = 1 + _Z**2 / samples
+    middle = share + _Z**2 / (2 * samples)
+    half = _Z * math.sqrt(share * (1 - share) / samples + _Z**2 / (4 * samples**2))
+    return (middle - half) / scale, (middle + half) / scale
+
+
+def possible(correct: Sequence[int], total: Sequence[int | None]) -> ToldCounts:
+    """Noised counts, moved to the nearest that can be."""
+    samples = [None if told is None else max(0, told) for told in total]
+    return [min(max(0, right), told or 0) for right, told in zip(correct, samples, strict=True)], samples
+
+
+def ask_for_counts(
+    experiment: Experiment,
+    grid: Grid,
+    exchange: Exchange,
+    requests: Sequence[tuple[str, int, EvaluateRequest]],
+    sums: MaskedSums | None,
+    note: Note,
+) -> SiteCounts:
+    """What the sites tell of a model, noised as the experiment says; the server has counted the release."""
+    if not requests:
+        return SiteCounts({})
+    deadline, noise = experiment.rounds.deadline, count_noise(experiment)
+    of_server = experiment.privacy.mode == "client_central"
+    if sums is not None:
+        opened = opened_counts(sums, grid, requests, deadline, note, noised=noise is not None)
+        told = {} if opened is None else {ALL_SITES: told_counts(*opened, None)}
+    else:
+
+        def check(reply: EvaluateReply) -> None:
+            check_counts(reply, None if of_server else noise)
+            if of_server and noise is not None and not noise.within(reply.correct, reply.total):
+                raise ProtocolError("EvaluateReply: counts of a larger norm than evaluation.clip_counts")
+
+        replies = ask(grid, exchange, requests, EvaluateReply, deadline, note, check)
+        for site, reply in replies.items():
+            if reply.withheld:
+                note(site, f"withholds the counts of {len(reply.withheld)} classes (its floor)")
+        told = {
+            site: told_counts(reply.correct, reply.total, reply.withheld) for site, reply in replies.items()
+        }
+    if noise is None or not told:
+        return SiteCounts(told)
+    classes, number = requests[0][2].num_classes, requests[0][2].round
+    if of_server:
+        return SiteCounts({ALL_SITES: _noised(told, classes, noise, experiment, number)}, noise.std)
+    if ALL_SITES not in told:
+        return SiteCounts(told, noise.std)
+    # every site added a part of the noise in client_shared, and the whole of it in the other modes
+    honest = experiment.secure.honest if experiment.secure is not None else 0
+    shared = experiment.privacy.mode == "client_shared" and honest
+    return SiteCounts(told, noise.std * math.sqrt(len(requests) / (honest if shared else 1)))
+
+
+def _noised(
+    told: Mapping[str, ToldCounts], classes: int, noise: CountNoise, experiment: Experiment, number: int
+) -> ToldCounts:
+    """The sum of shrunk counts with the server's noise; what no site told stays unknown."""
+    correct, total = pooled(told.values(), classes)
+    secure = experiment.privacy.noise_source == "secure"
+    source = SecureWords() if secure else SeededWords(stream(experiment.seed, "counts-noise-server", number))
+    cells = cells_of(correct, [samples or 0 for samples in total]) * STEPS
+    right, samples = in_samples(cells + noise.draw(len(cells), source))
+    return right, [None if known is None else n for known, n in zip(total, samples, strict=True)]
+
+
+def in_words(counts: SiteCounts, interval: tuple[float, float] | None) -> dict[str, Any]:
+    """What the journal says of a task's counts beside its accuracies."""
+    return {
+        "federated_interval": None if interval is None else [round(bound, 6) for bound in interval],
+        "federated_noise": counts.std or None,
+    }

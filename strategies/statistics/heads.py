@@ -1,0 +1,97 @@
+"""The head that sums determine, and how far it is shrunk."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from perennial.foundation.errors import ConfigError, DataError
+from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, gaussian, gcv, ridge
+from perennial.strategies.statistics.asking import Asking
+
+Shrinkage = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["validation", "gcv"]
+Criterion = Literal["balanced", "plain"]
+GAMMAS = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
+LAMBDAS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 2.0, 4.0)
+"""Shrinkages that are tried, where none is given."""
+DEFAULTS: dict[HeadName, float | Literal["validation", "gcv"]] = {
+    "gaussian": 0.1,
+    "ridge": "gcv",
+    "balanced_ridge": "validation",
+}
+"""Cross-validation counts each sample once: of classes of very different size it shrinks far too little."""
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """head, shrinkage, criterion, prior, standardise: as Analytic has them. shrinkages: ascending."""
+
+    head: HeadName
+    shrinkage: float | Literal["validation", "gcv"]
+    shrinkages: tuple[float, ...]
+    criterion: Criterion
+    prior: float
+    standardise: bool
+
+    @classmethod
+    def of(
+        cls,
+        head: HeadName,
+        shrinkage: Shrinkage | None,
+        shrinkages: tuple[float, ...] | None,
+        criterion: Criterion,
+        prior: float,
+        standardise: bool,
+    ) -> "HeadSettings":
+        """With what is None filled in. Raises ValueError naming a key that does not go with the head."""
+        if head == "gaussian" and shrinkage == "gcv":
+            raise ValueError("shrinkage: gcv chooses for ridge alone; allowed a number or validation")
+        if head == "gaussian" and isinstance(shrinkage, float) and shrinkage > 1:
+            raise ValueError(f"shrinkage: found {shrinkage}, allowed up to 1 with head gaussian")
+        if head != "gaussian" and prior:
+            raise ValueError(f"prior: found {prior}, allowed with head gaussian")
+        if shrinkages is not None and (not shrinkages or min(shrinkages) <= 0):
+            raise ValueError(f"shrinkages: found {shrinkages}, allowed one number above 0 or more")
+        if not 0 <= prior <= 1:
+            raise ValueError(f"prior: found {prior}, allowed 0 to 1")
+        tried = shrinkages or (GAMMAS if head == "gaussian" else LAMBDAS)
+        chosen = DEFAULTS[head] if shrinkage is None else shrinkage
+        return cls(head, chosen, tuple(sorted(tried)), criterion, prior, standardise)
+
+    def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
+        """The head of these sums."""
+        if self.head == "gaussian":
+            return gaussian(sums, shrinkage, self.prior)
+        return ridge(sums, shrinkage, self.standardise)
+
+    def by_gcv(self, sums: Sums) -> float:
+        """The shrinkage that cross-validation from the sums prefers; of equals the largest."""
+        scores = gcv(sums, list(self.shrinkages), self.standardise)
+        return max(zip([-score for score in scores], self.shrinkages, strict=True))[1]
+
+    def without_asking(self, sums: Sums) -> float:
+        """The given one, or the one by gcv. Raises ConfigError where validation samples should choose."""
+        if self.shrinkage == "validation":
+            raise ConfigError(
+                "strategy.shrinkage: found 'validation', which asks the sites; allowed a number"
+            )
+        return self.by_gcv(sums) if self.shrinkage == "gcv" else float(self.shrinkage)
+
+    def chosen(self, asking: Asking, sums: Sums) -> float:
+        """The given one, or the best of those to choose among; of equals the largest.
+
+        Raises DataError where validation samples should choose and no site has any.
+        """
+        if self.shrinkage != "validation":
+            return self.without_asking(sums)
+        heads = [self.solved(sums, shrinkage) for shrinkage in self.shrinkages]
+        correct, total = asking.right_answers(heads)
+        if not int(total.sum()):
+            raise DataError("strategy.shrinkage: no site has validation samples of these classes")
+        judged = total > 0
+        shares = correct[:, judged] / total[judged]
+        plain = correct.sum(dim=1) / total.sum()
+        values = (shares.mean(dim=1) if self.criterion == "balanced" else plain).tolist()
+        assert all(map(math.isfinite, values))
+        return max(zip(values, self.shrinkages, strict=True))[1]
