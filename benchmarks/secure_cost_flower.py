@@ -44,7 +44,9 @@ class _Strategy:
         order = legacy_types.FitIns(nothing, {})
         return [(SimpleNamespace(node_id=1 + site), order) for site in range(self._sites)]
 
-    def aggregate_fit(self, number: int, results: list[Any], failures: list[Any]) -> tuple[None, dict[str, Any]]:
+    def aggregate_fit(
+        self, number: int, results: list[Any], failures: list[Any]
+    ) -> tuple[None, dict[str, Any]]:
         assert len(results) == self._sites and not failures
         self.mean = legacy_types.parameters_to_ndarrays(results[0][1].parameters)[0]
         return None, {}

@@ -54,7 +54,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply | MaskedReply:
         site,
         request,
         "update",
-        request.arrays,
+        content_sha256(request.arrays),
         lambda: update_words(site, request, train_once(site, request)),
     )
 
@@ -133,7 +133,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
                 site,
                 request,
                 "class_sums",
-                request.arrays,
+                content_sha256(request.arrays),
                 lambda: class_sum_words(release_class_sums(site, request, model, kept)),
                 kept=sha256,
             )
@@ -156,7 +156,7 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
             site,
             request,
             "evaluation",
-            request.arrays,
+            content_sha256(request.arrays),
             lambda: held_out_words(site, request, model),
         )
     return EvaluateReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))

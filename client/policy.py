@@ -78,6 +78,7 @@ def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) 
 def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
     """Whether sums of features may leave; errors as check_update()."""
     check_claim(experiment)
+    check_secure(policy, experiment)
     privacy = experiment.privacy
     why = (
         "sums of features leave with the experiment's noise"

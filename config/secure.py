@@ -6,10 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from perennial.privacy.secure.parameters import Parameters
 
-STRATEGIES = ("fedavg", "uniform_mean")
+STRATEGIES = ("fedavg", "uniform_mean", "analytic")
 """Strategies whose aggregate is one sum with weights that each site knows by itself."""
 _NEEDS = {
-    "analytic": "its statistics are not sent as masked sums yet",
     "layer_attention": "attention over layers compares single updates",
     "multi_factor": "its weights compare what single sites report",
     "contribution": "the value of a site is found out from its own update",
@@ -59,6 +58,11 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
         why = _NEEDS.get(name, "it needs the update of each site in the clear")
         raise ValueError(
             f"secure: not with strategy {name!r}, because {why}; allowed: {', '.join(STRATEGIES)}"
+        )
+    if name == "analytic" and experiment.strategy.parameters.get("head") == "balanced_ridge":
+        raise ValueError(
+            "secure: not with strategy.head 'balanced_ridge', because it asks a site for its sums again when "
+            "the others' counts change, and a site's sums go into one opened sum; allowed: gaussian, ridge"
         )
     if experiment.digests is not None:
         raise ValueError("secure: not with digests, which single sites lend in the clear; remove one of them")

@@ -7,6 +7,7 @@ in one place, whatever the number of sites, the skew, the order of tasks, absenc
 
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -19,9 +20,11 @@ from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_w
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import noise_std
+from perennial.privacy.secure.server_session import NotEnough
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.services import Services
+from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.statistics.asking import Asking
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
@@ -85,7 +88,7 @@ class Analytic(IncrementalStrategy):
         if experiment.privacy.enabled:
             self._check_noised()
         self._services = services
-        if self.keep_sites and services.folder is not None:
+        if self.keep_sites and services.folder is not None and services.sums is None:
             self._plain.folder = services.folder.parent / FOLDER
 
     def _check_noised(self) -> None:
@@ -129,7 +132,7 @@ class Analytic(IncrementalStrategy):
 
         width: features with the constant.
         """
-        if not self.keep_sites:
+        if not self.keep_sites or self._masked is not None:
             return 0
         return sum(sums_bytes(width, len(schedule.classes_of(t))) for t in range(1, schedule.count + 1))
 
@@ -139,16 +142,19 @@ class Analytic(IncrementalStrategy):
         self.outcome = outcome = RoundOutcome()
         self._exchange.bytes_up = self._exchange.bytes_down = 0
         noised = self._privacy.enabled
-        asking = Asking(grid, self._exchange, request, outcome, self._features, self._width, noised)
+        masked = self._masked
+        if masked is not None:
+            masked.exchange = self._exchange
+        asking = Asking(grid, self._exchange, request, outcome, self._features, self._width, noised, masked)
         task = request.stamp.task
-        for earlier in range(task, 0, -1):
+        for earlier in asking.in_order(range(task, 0, -1)):
             if self.head == "balanced_ridge":
                 self._collect_balanced(asking, earlier)
             else:
                 self._collect(asking, earlier)
         for site in request.sites:
             if self._kept(task).has(task, site):
-                samples = 1 if noised else max(1, self._samples(site))
+                samples = 1 if noised or masked else max(1, self._samples(site))
                 outcome.participants[site] = Admitted(site, {}, 0.0, samples)
         if len(outcome.participants) >= request.quorum:
             try:
@@ -173,13 +179,11 @@ class Analytic(IncrementalStrategy):
                 "maps": self._facts,
                 "features": self._features,
                 "width": self._width,
-                "samples": None
-                if self._privacy.enabled
-                else sum(self._samples(site) for site in self._sites()),
+                "samples": self._all_samples(),
                 "sums_sha256": None if total is None else total.sha256,
                 "shrinkage": {str(task): value for task, value in sorted(self._chosen.items())},
                 "message_bytes": sums_bytes(self._width, self._task_classes()),
-                "withdrawable": self.keep_sites and self.head != "balanced_ridge",
+                "withdrawable": self.keep_sites and self.head != "balanced_ridge" and self._masked is None,
             }
         }
 
@@ -245,16 +249,30 @@ class Analytic(IncrementalStrategy):
             return
         if self._privacy.enabled:
             self._record(asking, missing, task)
-        few = []
-        for site, statistics in asking.statistics(missing, task, self._classes(task)):
-            self._plain.add(task, site, statistics)
-            if 0 < statistics.samples < self._width and not asking.noised:
-                few.append(site)
+        taken = self._one_by_one if self._masked is None else self._cohorts
+        few = list(taken(asking, missing, task))
         if few:
             asking.outcome.warnings.append(
                 f"task {task}: without noise, sums over fewer samples than the {self._width} features tell "
                 f"the space that these lie in: {', '.join(sorted(few)[:5])}{', ...' if few[5:] else ''}"
             )
+
+    def _one_by_one(self, asking: Asking, missing: list[str], task: int) -> Iterator[str]:
+        """Take in the sums of each site; yields those that gave fewer samples than features."""
+        for site, statistics in asking.statistics(missing, task, self._classes(task)):
+            self._plain.add(task, site, statistics)
+            if 0 < statistics.samples < self._width and not asking.noised:
+                yield site
+
+    def _cohorts(self, asking: Asking, missing: list[str], task: int) -> Iterator[str]:
+        """Take in masked sums; yields the sites of those over fewer samples than features."""
+        try:
+            for opened, statistics in asking.cohort(missing, task, self._classes(task)):
+                self._plain.add_cohort(task, opened.survivors, statistics)
+                if 0 < statistics.samples < self._width and not asking.noised:
+                    yield " with ".join(opened.survivors)
+        except NotEnough as reason:
+            asking.outcome.warnings.append(f"task {task}: {reason}")
 
     def _record(self, asking: Asking, sites: list[str], task: int) -> None:
         """What sites are about to charge, on the disk before they are asked; sent again, it costs nothing."""
@@ -263,6 +281,10 @@ class Analytic(IncrementalStrategy):
         entry = charges.sums(self._services.experiment, stamp.run, task)
         if self._services.releases is not None:
             self._services.releases.asked(stamp.round, sites, [entry], once=f"statistics {task}")
+
+    @property
+    def _masked(self) -> MaskedSums | None:
+        return None if self._services is None else self._services.sums
 
     @property
     def _privacy(self) -> PrivacyConfig:
@@ -314,6 +336,14 @@ class Analytic(IncrementalStrategy):
         if self.head == "balanced_ridge":
             return sum(sum(counts.get(site, ())) for counts in self._counts.values())
         return self._plain.samples(site)
+
+    def _all_samples(self) -> int | None:
+        """Samples in the sums; None under noise."""
+        if self._privacy.enabled:
+            return None
+        if self._masked is not None:
+            return self._plain.total.samples if self._plain.total is not None else 0
+        return sum(self._samples(site) for site in self._sites())
 
     def _sites(self) -> list[str]:
         if self.head == "balanced_ridge":

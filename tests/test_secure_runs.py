@@ -86,17 +86,21 @@ def gone(message: Message) -> Message:
 
 def serve_with(folder: Path, fault: Fault, after: bool = False, resume: bool = False, **changes: Any) -> Any:
     """A run of the small experiment over a faulty grid; (summary, grid)."""
-    path = write(folder, **changes)
-    settings = RunSettings(path, runs=str(folder / "runs"), resume="yes" if resume else "")
+    return serve_file(Path(write(folder, **changes)), fault, after, resume)
+
+
+def serve_file(path: Path, fault: Fault, after: bool = False, resume: bool = False) -> Any:
+    """A run of an experiment over a faulty grid, beside its file; (summary, grid)."""
+    settings = RunSettings(str(path), runs=str(path.parent / "runs"), resume="yes" if resume else "")
     config = dict(vars(settings))
-    sites = load_experiment(Path(path)).data.sites or 0
+    sites = load_experiment(path).data.sites or 0
     grid = FaultyGrid(site_contexts(sites, config), fault, after)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
     return serve(grid, context, engine="in-process", listener=None), grid
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "runs" / "secure" / "events.jsonl").read_text().splitlines()
+def events(folder: Path, name: str = "secure") -> list[dict[str, Any]]:
+    lines = (folder / "runs" / name / "events.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 

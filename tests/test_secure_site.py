@@ -81,12 +81,12 @@ def test_peers_are_pinned_or_kept_as_first_met(tmp_path: Path) -> None:
 
 
 def test_value_is_opened_once_in_a_site_s_life(tmp_path: Path) -> None:
-    state(tmp_path).note_opened("update", "m" * 64)
+    state(tmp_path).note_opened("update", ["m" * 64, "k" * 64])
     another_run = state(tmp_path, run="b" * 16)
     with pytest.raises(PolicyRefusal, match="goes into no other one"):
-        another_run.check_closed("update", "m" * 64)
-    another_run.check_closed("evaluation", "m" * 64)
-    another_run.check_closed("update", "n" * 64)
+        another_run.check_closed("update", ["o" * 64, "k" * 64])
+    another_run.check_closed("evaluation", ["m" * 64])
+    another_run.check_closed("update", ["n" * 64])
 
 
 def test_attempts_only_go_forward_and_old_secrets_are_deleted(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ _NOTE_SITES = (
     "its noise multiplier (replacement of a site), and the mean has the noise of all sites."
 )
 _NOTE_SHARED = (
-    "Epsilon at delta 0.001, RDP. client_central trusts the server. client_shared trusts neither the server nor "
-    "any site with another site's update: sums are masked, and each site adds a share of the noise. With "
-    "m = 0.75 n the shares are sized for a quarter of the sites to be missing, so that with all sites there "
-    "the sum carries 4/3 of the variance: its accuracy belongs beside the row with sigma 2 sqrt(n/m), and its "
-    "epsilon is that of sigma 2."
+    "Epsilon at delta 0.001, RDP. client_central trusts the server. client_shared trusts neither the server "
+    "nor another site: sums are masked, and each site adds a share of the noise. With m = 0.75 n the shares "
+    "are sized for a quarter of the sites to be missing, so that with all sites there the sum carries 4/3 of "
+    "the variance: its accuracy belongs beside the row with sigma 2 sqrt(n/m), and its epsilon is that of "
+    "sigma 2."
 )
 _NONE = ("privacy.mode=none", "privacy.clip_norm=null", "privacy.noise_multiplier=null")
 _PLAIN_SGD = (*_NONE, "privacy.sample_rate=null", "learner.optimizer.lr=0.1")

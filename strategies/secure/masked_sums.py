@@ -5,7 +5,8 @@ at all. Once sites have been asked for shares, no other attempt at that sum is m
 for again, in the next round if need be.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from perennial.privacy.secure.roster import Attempt, Member, Peer, Subject
 from perennial.privacy.secure.server_session import NotEnough, ServerSession
 from perennial.privacy.secure.site_session import Advert, Opening
 from perennial.protocol.fields import WireMessage
-from perennial.protocol.messages import Stamp
+from perennial.protocol.messages import Maskable, Stamp
 from perennial.protocol.secure_messages import (
     IntroduceReply,
     IntroduceRequest,
@@ -65,6 +66,41 @@ class MaskedSums:
         """
         return self._store.token(drawn)
 
+    def collect(
+        self,
+        grid: Grid,
+        statistic: str,
+        about: str,
+        requests: Sequence[tuple[str, int, Maskable]],
+        deadline: float,
+        note: Note,
+    ) -> Opened:
+        """The sum of what sites answer to requests that differ by site in nothing that the sum is about.
+
+        It is the one entry for integers of any kind; config/secure_words.py makes words of them, and
+        client/secure_values.py sends them.
+
+        statistic: what the integers are, one word. about: SHA-256 of what they are about; the site computes
+        the same. requests: (site, node id, request) each. Raises NotEnough as sum() does.
+        """
+        if not requests:
+            raise NotEnough("no site is there")
+
+        def with_roster(fields: dict[str, Any]) -> list[tuple[str, int, WireMessage]]:
+            return [(site, node, replace(request, **fields)) for site, node, request in requests]
+
+        sites = {site: node for site, node, _ in requests}
+        return self.sum(grid, requests[0][2], statistic, about, sites, deadline, with_roster, note)
+
+    def opened_before(self, statistic: str, about: str) -> list[Opened]:
+        """Sums that were opened and are kept, oldest first; of cohorts of sites that share none."""
+        return self._store.all_opened(statistic, about)
+
+    @property
+    def pending(self) -> str:
+        """What the sum is about of which sites were asked for shares and too few came; '' without one."""
+        return self._store.pending
+
     def sum(
         self,
         grid: Grid,
@@ -82,8 +118,10 @@ class MaskedSums:
         deadline: seconds for each exchange. Raises NotEnough, saying what is missing, when nothing is opened.
         """
         subject = Subject(stamp.round, statistic, model)
-        if (done := self._store.opened(subject)) is not None:
-            return done
+        for done in reversed(self._store.all_opened(statistic, model)):
+            # another cohort's sum may be about the same
+            if set(done.survivors) & sites.keys():
+                return done
         session = self._store.found(subject)
         models: dict[str, str] = {}
         if session is None or not self._goes_on(session, subject, sites):

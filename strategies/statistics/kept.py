@@ -1,7 +1,7 @@
 """The sums of a run: one exact total, and what each site gave, so that it can be taken back."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ PARTS = ("gram", "sums", "counts")
 
 @dataclass
 class KeptSums:
-    """total: over all sites and tasks; None before the first. given: task -> site -> {sha256, samples}.
+    """total: over all sites and tasks; None before the first. given: task -> site -> {sha256, samples}; of
+    sites that gave theirs together, sha256 is of the sum and samples is 0.
 
     folder: where each site's own sums are kept; None: nowhere.
     """
@@ -36,9 +37,18 @@ class KeptSums:
         """Take in one site's sums of one task, once."""
         if self.folder is not None:
             write_statistics(self.folder / file_name(task, site), statistics, {"site": site, "task": task})
-        self.total = statistics if self.total is None else self.total + statistics
+        self._take(statistics)
         facts = {"sha256": statistics.sha256, "samples": statistics.samples}
         self.given.setdefault(task, {})[site] = facts
+
+    def add_cohort(self, task: int, sites: Sequence[str], statistics: Statistics) -> None:
+        """Take in the sums of sites that gave them together, under masks; nobody knows one site's part."""
+        self._take(statistics)
+        facts = {"sha256": statistics.sha256, "samples": 0, "together": len(sites)}
+        self.given.setdefault(task, {}).update(dict.fromkeys(sites, facts))
+
+    def _take(self, statistics: Statistics) -> None:
+        self.total = statistics if self.total is None else self.total + statistics
 
     def take_back(self, site: str) -> Statistics:
         """Subtract everything that a site gave, and forget that it did; returns what was subtracted.

@@ -1,0 +1,164 @@
+"""Closed form under masks: the same sums and the same model as without, cohorts of late sites, refusals."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from flwr.app import Message
+
+from perennial.config.experiment import load_experiment
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.server.withdrawal import forget, merge
+from tests.test_analytic_runs import experiment, own_cache, run, sums_of  # noqa: F401
+from tests.test_secure_runs import Fault, Killed, events, gone, serve_file
+
+SECURE: dict[str, Any] = {"least": 3}
+SMALL: dict[str, Any] = {"data": {"samples_limit": 200}, "tasks": {"count": 2, "rounds": 1}}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return (sums_of(one), one["model_sha256"]) == (sums_of(other), other["model_sha256"])
+
+
+def notes(folder: Path, name: str) -> str:
+    return " ".join(event["text"] for event in events(folder, name) if event["event"] == "note")
+
+
+def serve_secure(folder: Path, fault: Fault, *, after: bool = False, resume: bool = False) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(experiment(**SMALL, secure=SECURE)))
+    return serve_file(path, fault, after, resume)[0]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [{"head": "ridge", "shrinkage": 0.01}, {"head": "gaussian", "shrinkage": "validation"}],
+    ids=["ridge", "gaussian by validation"],
+)
+def test_sums_and_model_have_the_same_bits_with_masks_and_without(
+    tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    clear = run(tmp_path, "clear", strategy=strategy)
+    off = run(tmp_path, "off", strategy=strategy, secure=SECURE | {"masks": False})
+    on = run(tmp_path, "on", strategy=strategy, secure=SECURE)
+    assert same(clear, on) and same(clear, off)
+    assert on["analytic"]["samples"] == clear["analytic"]["samples"]
+    assert on["final_accuracy"] == clear["final_accuracy"]
+    assert not on["analytic"]["withdrawable"]
+    assert not (tmp_path / "runs" / "on" / "statistics").exists()
+
+
+def test_late_sites_give_their_sums_together_or_wait(tmp_path: Path) -> None:
+    """Sites 4 and 5 are away in task 1 and site 6 in tasks 1 and 2: alone they would be read off the model."""
+    data = SMALL["data"] | {"sites": 7}
+    tasks = {"count": 4, "rounds": 1}
+    away = [
+        {"site": f"site-{site}", "first_round": 1, "last_round": last}
+        for site, last in ((4, 1), (5, 1), (6, 2))
+    ]
+    clear = run(tmp_path, "clear", data=data, tasks=tasks)
+    on = run(tmp_path, "on", data=data, tasks=tasks, secure=SECURE, absence=away)
+    told = notes(tmp_path, "on")
+    assert "round 2: task 1: site-4, site-5 wait for others: a sum takes 3 sites" in told
+    assert "round 3: task 2: site-6 wait for others: a sum takes 3 sites" in told
+    assert "round 4: task 1" not in told and "round 4: task 2: site-6 wait" in told
+    assert not same(clear, on)
+    short = run(tmp_path, "short", data=data, tasks=tasks, absence=[away[2] | {"first_round": 2}])
+    assert same(short, run(tmp_path, "again", data=data, tasks=tasks, absence=[away[2] | {"first_round": 2}]))
+    # all but site 6's sums of task 2 are there
+    assert on["analytic"]["samples"] < clear["analytic"]["samples"]
+
+
+def test_cohort_that_comes_back_together_leaves_nothing_missing(tmp_path: Path) -> None:
+    data = SMALL["data"] | {"sites": 6}
+    away = [{"site": f"site-{site}", "first_round": 1, "last_round": 1} for site in (3, 4, 5)]
+    clear = run(tmp_path, "clear", data=data, tasks=SMALL["tasks"])
+    on = run(tmp_path, "on", data=data, tasks=SMALL["tasks"], secure=SECURE, absence=away)
+    assert same(clear, on)
+
+
+def test_site_that_falls_out_is_in_no_sum(tmp_path: Path) -> None:
+    def fault(message: Message, node: int, kind: str) -> Message | None:
+        return gone(message) if node == 4 and kind == "StatisticsRequest" else None
+
+    found = serve_secure(tmp_path, fault)
+    away = [{"site": "site-3", "first_round": 1}]
+    expected = run(tmp_path / "expected", "clear", **SMALL, absence=away)
+    assert same(found, expected)
+    rounds = [event for event in events(tmp_path, "analytic") if event["event"] == "round"]
+    assert all(event["participants"] == ["site-0", "site-1", "site-2"] for event in rounds)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the site answers", "after it"])
+@pytest.mark.parametrize("phase", ["ShareRequest", "StatisticsRequest", "VoteRequest", "OpenRequest"])
+def test_server_that_is_killed_in_any_phase_goes_on_to_the_same_bits(
+    tmp_path: Path, phase: str, after: bool
+) -> None:
+    met: list[str] = []
+
+    def fault(message: Message, node: int, kind: str) -> Message | None:
+        if kind == phase and node == 2:
+            met.append(kind)
+            if len(met) == 2:
+                raise Killed
+        return None
+
+    whole = run(tmp_path / "whole", "clear", **SMALL)
+    with pytest.raises((Killed, StateError)):
+        serve_secure(tmp_path, fault, after=after)
+    assert same(whole, serve_secure(tmp_path, lambda *_: None, resume=True))
+
+
+def test_opening_that_failed_comes_before_any_other_sum(tmp_path: Path) -> None:
+    """Task 1 is not opened in its round. In round 2 it is, and then task 2."""
+    tried: dict[int, int] = {}
+
+    def fault(message: Message, node: int, kind: str) -> Message | None:
+        if kind == "OpenRequest":
+            tried[node] = tried.get(node, 0) + 1
+        return gone(message) if kind == "OpenRequest" and node > 1 and tried[node] == 1 else None
+
+    found = serve_secure(tmp_path, fault)
+    assert same(found, run(tmp_path / "whole", "clear", **SMALL))
+    rounds = [event for event in events(tmp_path, "analytic") if event["event"] == "round"]
+    assert [event["skipped"] for event in rounds] == [True, False]
+
+
+def test_classes_that_were_opened_go_into_no_sum_of_other_tasks(tmp_path: Path) -> None:
+    """A second run divides the same classes into other tasks; its sites are the first one's."""
+    state = {"secure": SECURE, "data": SMALL["data"]}
+    run(tmp_path, "first", **state, tasks={"count": 2, "rounds": 1})
+    for folder in (tmp_path / "runs" / "first").rglob("secure/opened.json"):
+        assert len(yaml.safe_load(folder.read_text())) == 10
+        break
+    else:
+        pytest.fail("no site wrote down what was opened")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"strategy": {"head": "balanced_ridge"}}, "goes? into one opened sum"),
+        ({"secure": {"least": 5}}, "a sum needs 5"),
+    ],
+)
+def test_what_does_not_go_under_masks_is_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(experiment(**{"secure": SECURE} | changes)))
+    with pytest.raises(ConfigError, match=reason):
+        load_experiment(path)
+
+
+def test_no_site_is_taken_out_of_masked_sums_and_no_run_is_joined_to_them(tmp_path: Path) -> None:
+    run(tmp_path, "masked", **SMALL, secure=SECURE)
+    run(tmp_path, "clear", **SMALL)
+    masked, clear = tmp_path / "runs" / "masked", tmp_path / "runs" / "clear"
+    with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
+        forget(masked, "site-1")
+    for pair in ((masked, clear), (clear, masked)):
+        with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
+            merge(*pair, tmp_path / "merged")
