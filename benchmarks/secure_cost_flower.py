@@ -28,7 +28,7 @@ from perennial.engine.grid import set_task_identity
 
 MAX_WEIGHT = 1000
 """SecAggPlusWorkflow's default."""
-ROUND = {"current_round": 1}
+ROUND: Any = {"current_round": 1}
 Vector = NDArray[np.float32]
 
 

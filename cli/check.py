@@ -66,8 +66,9 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         rounds = experiment.lead_rounds(task) + schedule.rounds[task - 1]
         console.print(f"  task {task}: {names} ({rounds} rounds)")
     closed_form = checked.strategy.closed_form
-    kept_here = closed_form is not None and experiment.secure is None
-    if kept_here and (kept := closed_form.kept_bytes(checked.width + 1, schedule)):
+    if experiment.secure is not None:
+        closed_form = None
+    if closed_form is not None and (kept := closed_form.kept_bytes(checked.width + 1, schedule)):
         console.print(
             f"  keep_sites: sums of {kept / 1e6:,.1f} MB a site stay on the server's disk, "
             f"{kept * facts.sites / 1e9:,.2f} GB for {facts.sites} sites at most, until the run's folder goes"

@@ -237,13 +237,13 @@ def test_server_that_is_killed_in_any_phase_goes_on_to_the_same_bits(
         return None
 
     with pytest.raises(Killed):
-        _serve_dying(tmp_path / "a", fault, after)
+        serve_dying(Path(write(tmp_path / "a")), fault, after)
     resumed, _ = serve_with(tmp_path / "a", lambda *_: None, resume=True)
     assert resumed["model_sha256"] == whole["model_sha256"]
 
 
-def _serve_dying(folder: Path, fault: Fault, after: bool) -> None:
-    """As serve_with; Killed ends the server, as it would not if the app had raised it."""
+def serve_dying(path: Path, fault: Fault, after: bool) -> None:
+    """As serve_file; Killed ends the server, as it would not if the app had raised it."""
 
     class Dying(FaultyGrid):
         def pull_messages(self, message_ids: Any) -> Any:
@@ -253,9 +253,7 @@ def _serve_dying(folder: Path, fault: Fault, after: bool) -> None:
                     raise Killed
             return replies
 
-    path = write(folder)
-    settings = RunSettings(path, runs=str(folder / "runs"))
-    config = dict(vars(settings))
+    config = dict(vars(RunSettings(str(path), runs=str(path.parent / "runs"))))
     grid = Dying(site_contexts(4, config), fault, after)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
     serve(grid, context, engine="in-process", listener=None)

@@ -41,6 +41,8 @@ Note = Callable[[str, str], None]
 """(site, reason) of a site that is not in the sum, or did not help to open it."""
 Requests = Callable[[dict[str, Any]], list[tuple[str, int, WireMessage]]]
 """Fields of a Maskable -> requests, for the sites of the roster."""
+ONCE = ("statistics",)
+"""What a site gives once in its life, so that an opening that failed must not be given up for another sum."""
 UNSIGNED = {np.dtype(np.int64): np.uint64, np.dtype(np.int32): np.uint32}
 
 
@@ -97,8 +99,8 @@ class MaskedSums:
         return self._store.all_opened(statistic, about)
 
     @property
-    def pending(self) -> str:
-        """What the sum is about of which sites were asked for shares and too few came; '' without one."""
+    def pending(self) -> Subject | None:
+        """The sum of which sites were asked for shares, and too few came to open it."""
         return self._store.pending
 
     def sum(
@@ -122,6 +124,9 @@ class MaskedSums:
             # another cohort's sum may be about the same
             if set(done.survivors) & sites.keys():
                 return done
+        waiting = self.pending
+        if waiting is not None and waiting.statistic in ONCE and waiting.model != model:
+            raise NotEnough(f"the {waiting.statistic} of round {waiting.round} wait to be opened first")
         session = self._store.found(subject)
         models: dict[str, str] = {}
         if session is None or not self._goes_on(session, subject, sites):
@@ -165,12 +170,13 @@ class MaskedSums:
     ) -> ServerSession:
         """A new attempt with the masks that were made ahead.
 
-        Fresh masks are made if a site that is here now was missing then.
+        Fresh masks are made if a site that is here now was missing then, or so few of those that shared the
+        masks are here that they could not open the sum.
         """
         here = {name: node for name, node in sites.items() if not self.exchange.busy(name)}
         if self._task != stamp.task:
             self._task, self._peers, self._ahead = stamp.task, {}, None
-        if self._ahead is None or not set(here) <= self._ahead[2].keys():
+        if self._ahead is None or not self._serves(here):
             self._introduce(grid, stamp, here, deadline, note)
             known = {name: node for name, node in here.items() if name in self._peers}
             if len(known) < (needed := self.parameters.survivors_needed(len(known))):
@@ -184,6 +190,12 @@ class MaskedSums:
         session.enrol(adverts, list(here))
         self._store.keep(session)
         return session
+
+    def _serves(self, here: Sites) -> bool:
+        """Whether the masks that were made ahead will do for a sum over these sites."""
+        assert self._ahead is not None
+        _, peers, adverts = self._ahead
+        return here.keys() <= adverts.keys() and len(here) >= self.parameters.survivors_needed(len(peers))
 
     def _introduce(self, grid: Grid, stamp: Stamp, sites: Sites, deadline: float, note: Note) -> None:
         fields = IntroduceRequest(**stamp.stamp_fields)
@@ -291,7 +303,8 @@ class MaskedSums:
         )
         asked: list[tuple[str, int, WireMessage]] = [(name, node, fields) for name, node in here.items()]
         ahead = {name: node for name, node in here.items() if name in self._peers}
-        if session.attempt.task == self._task and len(ahead) >= self.parameters.survivors_needed(len(ahead)):
+        same_task = session.attempt.task == self._task == stamp.task
+        if same_task and len(ahead) >= self.parameters.survivors_needed(len(ahead)):
             asked += self._share_requests(stamp, ahead)
         shares: dict[str, ShareReply] = {}
         for name, reply in answers(grid, self.exchange, asked, (OpenReply, ShareReply), deadline, note):

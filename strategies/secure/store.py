@@ -78,14 +78,14 @@ class SumStore:
         return session
 
     @property
-    def pending(self) -> str:
-        """What the sum in progress is about, if shares of it were asked for and it is not opened; else ''."""
+    def pending(self) -> Subject | None:
+        """What the sum in progress is about, if shares of it were asked for and it is not opened."""
         values = self._read("session", None)
         if values is None or not values["opening"]:
-            return ""
+            return None
         subject = Subject(**values["subject"])
         done = [found.attempt for found in self.all_opened(subject.statistic, subject.model)]
-        return "" if values["attempt"]["number"] in done else subject.model
+        return None if values["attempt"]["number"] in done else subject
 
     def keep_opened(self, subject: Subject, opened: Opened) -> None:
         """Write an opened sum, and forget those that are too old to be asked for again."""

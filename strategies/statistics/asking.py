@@ -77,9 +77,10 @@ class Asking:
 
     def in_order(self, tasks: Iterable[int]) -> list[int]:
         """The tasks, first the one whose sum sites were asked to open and did not; it cannot be made anew."""
-        if self.masked is None or not (pending := self.masked.pending):
+        pending = None if self.masked is None else self.masked.pending
+        if pending is None:
             return list(tasks)
-        return sorted(tasks, key=lambda task: self._about(task) != pending)
+        return sorted(tasks, key=lambda task: self._about(task) != pending.model)
 
     def _about(self, task: int) -> str:
         return statistics_subject(self.features, self.request.stamp.class_order, task, None)
@@ -97,8 +98,6 @@ class Asking:
             if left.keys() & set(opened.survivors):
                 left = {site: None for site in left if site not in opened.survivors}
                 yield opened, self._of_cohort(opened, classes)
-        if self.masked.pending not in ("", about):
-            raise NotEnough("another sum waits to be opened")
         here = self._asked(list(left))
         needed = self.masked.parameters.survivors_needed(len(here))
         if len(here) < needed:
