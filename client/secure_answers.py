@@ -63,7 +63,7 @@ def answer_share(identity: Identity, request: ShareRequest) -> ShareReply:
     session = state.session(request.attempt)
     if session is None:
         state.check_new(request.attempt)
-        shared = identity.experiment.privacy.mode == "client_shared"
+        shared = identity.experiment.privacy.shared
         session = SiteSession.prepare(
             identity.name,
             Attempt(request.run, request.task, request.attempt),

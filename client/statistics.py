@@ -17,7 +17,7 @@ from perennial.client.release import charge, charge_entry
 from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.site import Site
 from perennial.config import charges
-from perennial.config.secure_words import integer_words, statistics_subject
+from perennial.config.secure_words import integer_words, share_of_noise, statistics_subject
 from perennial.config.site import Release
 from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
@@ -124,9 +124,8 @@ def _released(site: Site, request: StatisticsRequest, sums: Statistics) -> Tenso
     secure = privacy.noise_source == "secure"
     seeded = stream(site.experiment.seed, "sums-noise", site.name, request.of_task)
     source = SecureWords() if secure else SeededWords(seeded)
-    gram, rows, counts = add_noise_to_sums(
-        sums.gram, sums.sums, sums.counts, PRODUCT, privacy.noise_multiplier, source
-    )
+    multiplier = share_of_noise(site.experiment, privacy.noise_multiplier)
+    gram, rows, counts = add_noise_to_sums(sums.gram, sums.sums, sums.counts, PRODUCT, multiplier, source)
     charge_entry(site, charges.sums(site.experiment, request.run, request.of_task))
     noised = Tensors(gram=gram, sums=rows, counts=counts)
     state.put(name, 0, noised, {"features": request.features})

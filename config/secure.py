@@ -83,7 +83,7 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
     secure: SecureConfig = experiment.secure
     sites = experiment.data.sites
     if sites is not None:
-        needed = secure.parameters(shared_noise=privacy.mode == "client_shared").survivors_needed(sites)
+        needed = secure.parameters(shared_noise=privacy.shared).survivors_needed(sites)
         if sites < needed:
             raise ValueError(
                 f"secure: data.sites is {sites}, and a sum needs {needed} with assumed_colluders "
@@ -97,15 +97,16 @@ def require_shared_noise(experiment: Any) -> None:
     They cannot without masked sums, or when nobody says how many honest sites every opened sum has.
     """
     secure: SecureConfig | None = experiment.secure
+    mode = experiment.privacy.mode
     if secure is None or secure.quorum is None or secure.honest < 2:
         raise ValueError(
-            "privacy.mode client_shared: needs `secure` with a quorum of at least assumed_colluders + 2, for "
-            "the noise of one site hides nothing by itself"
+            f"privacy.mode {mode}: needs `secure` with a quorum of at least assumed_colluders + 2, for the "
+            "noise of one site hides nothing by itself"
         )
     if not secure.masks and experiment.privacy.noise_source != "seeded":
         raise ValueError(
-            "secure.masks: false with privacy.mode client_shared would show the server each site's update "
-            "under a share of the noise; allowed with privacy.noise_source 'seeded', which is for tests"
+            f"secure.masks: false with privacy.mode {mode} would show the server each site's values under a "
+            "share of the noise; allowed with privacy.noise_source 'seeded', which is for tests"
         )
     if experiment.rounds.fraction != 1.0:
-        raise ValueError("rounds.fraction: mode client_shared asks every site in every round; allowed 1.0")
+        raise ValueError(f"rounds.fraction: mode {mode} asks every site in every round; allowed 1.0")

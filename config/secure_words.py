@@ -138,6 +138,14 @@ def integers_of(words: Words, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
+def share_of_noise(experiment: Experiment, multiplier: float) -> float:
+    """The noise multiplier of one site's part of the noise on sums of features, which is all of it if none
+    is shared."""
+    if not experiment.privacy.shared or experiment.secure is None:
+        return multiplier
+    return multiplier / math.sqrt(experiment.secure.honest)
+
+
 def statistics_subject(features: str, class_order: str, task: int, weights: Sequence[int] | None) -> str:
     """What sums of features of one task are about, as SHA-256.
 

@@ -13,6 +13,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from perennial.config import charges
+from perennial.config.secure_words import share_of_noise
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums
@@ -370,9 +371,10 @@ class Analytic(IncrementalStrategy):
         if self.head == "balanced_ridge":
             samples = sum(self._samples(site) for site in self._sites())
         if self._privacy.enabled:
-            assert self._privacy.noise_multiplier is not None
+            assert self._services is not None and self._privacy.noise_multiplier is not None
             releases = sum(len(sites) for sites in self._plain.given.values())
-            std = math.sqrt(releases) * noise_std(self._privacy.noise_multiplier, self._width)
+            multiplier = share_of_noise(self._services.experiment, self._privacy.noise_multiplier)
+            std = math.sqrt(releases) * noise_std(multiplier, self._width)
             sums = Sums.of_noised(total.over(known), std)
         else:
             sums = Sums.of(total.over(known), samples=samples)

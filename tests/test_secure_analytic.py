@@ -1,16 +1,25 @@
 """Closed form under masks: the same sums and the same model as without, cohorts of late sites, refusals."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from flwr.app import Message
 
-from perennial.config.experiment import load_experiment
-from perennial.foundation.errors import ConfigError
+from perennial.client.policy import check_statistics
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.secure_words import share_of_noise
+from perennial.config.site import SitePolicy
+from perennial.foundation.errors import ConfigError, PolicyRefusal
+from perennial.learning.analytic.statistics import PRODUCT
+from perennial.models.feature_maps.ball import GRID
+from perennial.privacy.discrete_gaussian import SecureWords
+from perennial.privacy.noised_sums import add_noise_to_sums, noise_std
 from perennial.server.withdrawal import forget, merge
-from tests.test_analytic_runs import experiment, own_cache, run, sums_of  # noqa: F401
+from tests.test_analytic_runs import EXPERIMENT, experiment, own_cache, run, sums_of  # noqa: F401
 from tests.test_secure_runs import Killed, events, gone, serve_dying, serve_file
 
 SECURE: dict[str, Any] = {"least": 3}
@@ -164,3 +173,100 @@ def test_no_site_is_taken_out_of_masked_sums_and_no_run_is_joined_to_them(tmp_pa
     for pair in ((masked, clear), (clear, masked)):
         with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
             merge(*pair, tmp_path / "merged")
+
+
+# noise that the sites share
+
+SHARED: dict[str, Any] = {
+    "privacy": {
+        "mode": "sample_shared",
+        "release": "sums",
+        "noise_multiplier": 1.0,
+        "accountant": "rdp",
+        "noise_source": "seeded",
+    },
+    "strategy": {"head": "ridge", "shrinkage": 0.01, "standardise": False},
+    "secure": {"least": 3, "quorum": 4, "assumed_colluders": 1},
+    "evaluation": {"federated": False},
+}
+
+
+def test_shared_noise_has_the_same_bits_with_masks_and_without(tmp_path: Path) -> None:
+    on = run(tmp_path, "on", **SMALL | SHARED)
+    off = run(tmp_path, "off", **SMALL | SHARED | {"secure": SHARED["secure"] | {"masks": False}})
+    assert same(on, off) and on["analytic"]["samples"] is None
+
+
+def test_claim_names_unit_adversary_neighbours_mechanism_and_accountant(tmp_path: Path) -> None:
+    privacy = SHARED["privacy"] | {"noise_source": "secure"}
+    summary = run(tmp_path, "claim", **SMALL | SHARED | {"privacy": privacy})
+    alone = {"mode": "sample", "release": "sums", "noise_multiplier": 1.0, "accountant": "rdp"}
+    rest = {key: SHARED[key] for key in ("strategy", "evaluation")}
+    local = run(tmp_path, "alone", **SMALL | rest | {"privacy": alone})
+    claim = summary["epsilon"]
+    assert claim["value"] == pytest.approx(local["epsilon"]["value"], rel=1e-3)
+    assert claim["value"] >= local["epsilon"]["value"]
+    report = (tmp_path / "runs" / "claim" / "report.html").read_text()
+    for words in (
+        "one training sample of one site",
+        "up to secure.assumed_colluders sites together",
+        "one training sample is added or removed",
+        "variance 1 / m of it",
+        "rdp",
+    ):
+        assert words in report
+
+
+def test_shares_come_to_the_noise_of_one_site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Four shares of which three are honest: 4/3 of the variance that one site would add alone."""
+    found = experiment(**SMALL | SHARED)
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(found))
+    settings = load_experiment(path)
+    width = 120
+    zero = torch.zeros(width * (width + 1) // 2, dtype=torch.int64)
+    sums, counts = torch.zeros(5, width, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
+    multiplier = share_of_noise(settings, 1.0)
+    parts = [add_noise_to_sums(zero, sums, counts, PRODUCT, multiplier, SecureWords()) for _ in range(4)]
+    whole = noise_std(1.0, width) * math.sqrt(4 / 3)
+    gram = sum(part[0] for part in parts).double() / PRODUCT
+    rows = torch.triu_indices(width, width)
+    above = gram[rows[0] != rows[1]]
+    features = sum(part[1] for part in parts).double() / GRID
+    assert float(above.std()) == pytest.approx(whole / math.sqrt(2), rel=0.05)
+    assert float(features.std()) == pytest.approx(whole, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"secure": {"least": 3}}, "needs `secure` with a quorum"),
+        ({"privacy": SHARED["privacy"] | {"release": "updates"}}, "release"),
+        ({"privacy": SHARED["privacy"] | {"accountant": "prv"}}, "allowed 'rdp'"),
+        (
+            {
+                "secure": SHARED["secure"] | {"masks": False},
+                "privacy": SHARED["privacy"] | {"noise_source": "secure"},
+            },
+            "would show the server",
+        ),
+    ],
+)
+def test_claims_that_would_be_false_are_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(experiment(**{**SMALL, **SHARED, **changes})))
+    with pytest.raises(ConfigError, match=reason):
+        load_experiment(path)
+
+
+def test_site_that_wants_noise_of_its_own_takes_no_share_of_others() -> None:
+    content = {**EXPERIMENT, **SHARED, "strategy": {"name": "analytic", **SHARED["strategy"]}}
+    content["privacy"] = SHARED["privacy"] | {"noise_source": "secure"}
+    shared = Experiment.model_validate(content)
+    for demand in ("sample", "client_shared"):
+        policy = SitePolicy(answers=["statistics"], require_privacy=demand, max_epsilon=8.0)
+        with pytest.raises(PolicyRefusal, match="require_privacy"):
+            check_statistics(policy, shared)
+    check_statistics(
+        SitePolicy(answers=["statistics"], require_privacy="sample_shared", max_epsilon=8.0), shared
+    )

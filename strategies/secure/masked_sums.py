@@ -52,8 +52,7 @@ class MaskedSums:
     def __init__(self, experiment: Experiment, folder: Path | None) -> None:
         assert experiment.secure is not None
         self.experiment, self.settings = experiment, experiment.secure
-        shared = experiment.privacy.mode == "client_shared"
-        self.parameters = experiment.secure.parameters(shared_noise=shared)
+        self.parameters = experiment.secure.parameters(shared_noise=experiment.privacy.shared)
         self.exchange = Exchange()
         self._store = SumStore(folder)
         self._peers: dict[str, Peer] = {}
