@@ -128,6 +128,11 @@ class PrivacyConfig(BaseModel):
         if self.release == "sums":
             self._of_sums()
             return self
+        if self.mode == "sample_shared":
+            raise ValueError(
+                "release: found 'updates' with mode sample_shared, whose noise is on sums of features; "
+                "allowed: sums"
+            )
         if self.clip_norm is None:
             raise ValueError(f"clip_norm is missing: mode {self.mode} bounds one contribution by it")
         if self.mode == "sample" and self.sample_rate is None:
@@ -191,11 +196,6 @@ class PrivacyConfig(BaseModel):
 
     def _shared(self) -> None:
         """Raises ValueError for what a discrete share of the noise cannot have."""
-        if self.mode == "sample_shared" and self.release != "sums":
-            raise ValueError(
-                "release: found 'updates' with mode sample_shared, whose noise is on sums of features; "
-                "allowed: sums"
-            )
         if self.accountant != "rdp":
             raise ValueError(
                 f"accountant: found {self.accountant!r} with mode {self.mode}; allowed 'rdp', because a "

@@ -51,8 +51,8 @@ _MECHANISM: dict[Kind, str] = {
     "the server sees the sum alone (docs/secure_aggregation.md)",
     "sample": "DP-SGD: each sample's gradient clipped to L2 norm C, N(0, (sigma C)^2) on the sum of a batch",
     "sample_shared": "discrete Gaussian noise on each task's sums of features, once; each site adds a share "
-    "of variance 1 / m of it, m being the honest sites of every opened sum, and the server sees the sum alone "
-    "(docs/secure_aggregation.md)",
+    "of variance 1 / m of it, m being the honest sites of every opened sum, and the server sees the sum "
+    "alone (docs/secure_aggregation.md)",
     "patient": "DP-SGD over patients: patients are drawn, the sum of a patient's gradients is clipped to L2 "
     "norm C, N(0, (sigma C)^2) on the sum of a batch",
 }
