@@ -1,8 +1,10 @@
 """perennial export."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -10,7 +12,7 @@ from perennial.foundation.errors import PerennialError, StateError
 from perennial.foundation.files import make_folder, replace_file
 
 if TYPE_CHECKING:
-    from perennial.models.saved import Inputs
+    from perennial.models.saved import Inputs, SavedModel
 
 
 def _image_facts(inputs: "Inputs") -> dict[str, str]:
@@ -30,9 +32,9 @@ def _image_facts(inputs: "Inputs") -> dict[str, str]:
 def export_command(run: Path, output: Path, onnx: bool) -> None:
     """Write model.safetensors and model.json (and model.onnx) to output.
 
-    model.onnx is the classifier that the experiment judged: its outputs are the head's logits, or minus the
-    squared distances from the class means where the run has global ones. Raises StateError when output
-    cannot be written to, or is the run's own folder.
+    model.onnx is the classifier that the experiment judged, with the head or with global class means. It
+    takes samples as model.json describes them and gives `probabilities` and `class_index`. Raises StateError
+    when output cannot be written to, or is the run's own folder.
     """
     from perennial.models.saved import load_saved
 
@@ -50,23 +52,36 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
         **_image_facts(saved.inputs),
         "model": saved.settings["model"],
         "classifier": "head" if saved.class_means is None else "nearest_mean",
+        "confidence": asdict(saved.confidence),
     }
     replace_file(output / "model.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o644)
     if onnx:
-        import torch
-
-        try:
-            import onnxscript  # noqa: F401  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise PerennialError(
-                "export --onnx: needs packages onnx and onnxscript: pip install onnx onnxscript"
-            ) from None
-        example = torch.zeros(2, *saved.inputs.shape)
-        torch.onnx.export(
-            saved.classifier,
-            (example,),
-            str(output / "model.onnx"),
-            dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-        )
+        _write_onnx(saved, output / "model.onnx", facts)
     typer.echo(output)
+
+
+def _write_onnx(saved: "SavedModel", path: Path, facts: Mapping[str, Any]) -> None:
+    """Preprocessing, network, temperature and softmax in one file, with class names as its metadata."""
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise PerennialError("export --onnx: needs the extra onnx: pip install perennial[onnx]") from None
+    import torch
+
+    from perennial.models.exported import Exported
+
+    module = Exported(saved).eval()
+    program = torch.onnx.export(
+        module,
+        (module.example(saved),),
+        input_names=["samples"],
+        output_names=["probabilities", "class_index"],
+        dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        verbose=False,
+    )
+    assert program is not None
+    proto = program.model_proto
+    onnx.helper.set_model_props(proto, {name: json.dumps(value) for name, value in facts.items()})
+    replace_file(path, proto.SerializeToString(deterministic=True), mode=0o644)

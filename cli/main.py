@@ -45,13 +45,26 @@ def run(
 
 @app.command()
 def check(
-    path: Annotated[Path, typer.Argument(help="experiment.yaml or site.yaml")],
+    path: Annotated[
+        Path | None, typer.Argument(help="experiment.yaml or site.yaml; may be left out with --resume")
+    ] = None,
     experiment: Annotated[
         Path | None, typer.Option(help="for a site.yaml: the experiment it will take part in")
     ] = None,
     memory: Annotated[float, typer.Option(help="most memory to take for it, in GiB")] = 8.0,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="run folder: what would happen if it went on with its data as they are"),
+    ] = None,
 ) -> None:
     """Validate a file and what it points at, and say what would happen."""
+    if resume is not None:
+        from perennial.cli.check_resume import check_resume_command
+
+        check_resume_command(resume, path)
+        return
+    if path is None:
+        raise typer.BadParameter("give an experiment.yaml or a site.yaml, or --resume RUN")
     from perennial.cli.check import check_command
 
     check_command(path, experiment, memory)
@@ -131,22 +144,55 @@ def bench(
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="run folder, or a site's state folder for its own model")],
-    paths: Annotated[list[Path], typer.Argument(help="image files, or CSV tables or .npz arrays of samples")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="image files, CSV tables, .npz arrays of samples, or folders of them")
+    ],
     site: Annotated[str, typer.Option(help="of a simulated run: use this site's own model")] = "",
+    form: Annotated[str, typer.Option("--format", help="text, csv or jsonl; default: by --output")] = "",
+    output: Annotated[Path | None, typer.Option(help="file to write; default: standard output")] = None,
 ) -> None:
-    """Class and confidence for images or rows, one tab-separated line each."""
+    """Class and confidence of images or rows; as csv or jsonl with every probability and prediction set."""
     from perennial.cli.predict import predict_command
 
-    predict_command(run, paths, site)
+    predict_command(run, paths, site, form, output)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    data: Annotated[Path, typer.Argument(help="labelled data: a folder, CSV table, manifest or .npz file")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE of a data block, e.g. label_column=diagnosis")
+    ] = None,
+    site: Annotated[str, typer.Option(help="of a simulated run: use this site's own model")] = "",
+    output: Annotated[
+        Path | None, typer.Option(help="folder; default: RUN/evaluations/NAME of the data")
+    ] = None,
+) -> None:
+    """Judge a finished model on labelled data from outside: measures.json and report.html."""
+    from perennial.cli.evaluate import evaluate_command
+
+    evaluate_command(run, data, overrides or [], site, output)
+
+
+@app.command()
+def card(
+    run: Annotated[Path, typer.Argument(help="run folder")],
+    intended_use: Annotated[
+        Path | None, typer.Option(help="text file: what the model is for, in the words of who answers for it")
+    ] = None,
+) -> None:
+    """Write card.md: intended use, data by site, measures, privacy, limits, hashes."""
+    from perennial.server.report.card import write_card
+
+    typer.echo(write_card(run, intended_use))
 
 
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="run folder")],
     output: Annotated[Path, typer.Option(help="folder to write to")] = Path("export"),
-    onnx: Annotated[
-        bool, typer.Option(help="write model.onnx too (needs the onnx and onnxscript packages)")
-    ] = False,
+    onnx: Annotated[bool, typer.Option(help="write model.onnx too (needs the extra onnx)")] = False,
 ) -> None:
     """Copy the model out: safetensors, class names and input facts; ONNX on request."""
     from perennial.cli.export import export_command

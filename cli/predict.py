@@ -1,12 +1,31 @@
 """perennial predict."""
 
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
+from perennial.foundation.errors import ConfigError, StateError
 
-def predict_command(run: Path, paths: list[Path], site: str) -> None:
-    """Print path (or row), class and confidence, tab-separated. site: whose own model; "": the global one.
+if TYPE_CHECKING:
+    from perennial.library import Prediction
+
+SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".tsv": "text", ".txt": "text"}
+
+
+def predict_command(
+    run: Path, paths: list[Path], site: str, form: str = "", output: Path | None = None
+) -> None:
+    """Write what the model says of each sample, one line each.
+
+    site: whose own model; "": the global one. form: text, csv or jsonl; "": as output's suffix says, else
+    text. output: a file that is replaced when all is done; None: standard output.
 
     The classifier is the one that the experiment judged: the head, or the nearest class mean where the file
     holds means. Where only the sites have means, the global model answers with its head, and standard error
@@ -15,6 +34,7 @@ def predict_command(run: Path, paths: list[Path], site: str) -> None:
     from perennial.library import Model
     from perennial.models.saved import load_saved, model_file
 
+    write = _writer(form or ("" if output is None else SUFFIXES.get(output.suffix.lower(), "")) or "text")
     saved = load_saved(model_file(run, site))
     if saved.class_means is None and saved.settings["learner"]["classifier"] == "nearest_mean":
         typer.echo(
@@ -22,7 +42,77 @@ def predict_command(run: Path, paths: list[Path], site: str) -> None:
             "sites: --site NAME uses those of one",
             err=True,
         )
+    if saved.confidence.void:
+        typer.echo(f"predict: the sets have no stated coverage: {saved.confidence.void}", err=True)
     model = Model(saved)
-    for names, labels, confidences in model.batches(paths):
-        for name, index, confidence in zip(names, labels, confidences, strict=True):
-            typer.echo(f"{name}\t{saved.classes[index]}\t{confidence:.4f}")
+    with _opened(output) as file:
+        for line in write(model.predictions(paths), saved.classes, saved.confidence.thresholds is not None):
+            file.write(line + "\n")
+
+
+Writer = Callable[[Iterable["Prediction"], Sequence[str], bool], Iterator[str]]
+
+
+def _writer(form: str) -> Writer:
+    writers: dict[str, Writer] = {"text": _text, "csv": _csv, "jsonl": _json_lines}
+    if form not in writers:
+        raise ConfigError(f"predict --format: found {form!r}, allowed {', '.join(writers)}")
+    return writers[form]
+
+
+def _text(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
+    """name, class and confidence, and the prediction set where there are any, tab-separated."""
+    for each in found:
+        line = f"{each.name}\t{each.label}\t{each.confidence:.4f}"
+        yield f"{line}\t{_set_in_words(each)}" if sets else line
+
+
+def _csv(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
+    """A header, then the same and the probability of each class."""
+    columns = ["name", "class", "confidence", *(["prediction set"] if sets else [])]
+    yield _row([*columns, *(f"probability of {name}" for name in classes)])
+    for each in found:
+        values = [each.name, each.label, f"{each.confidence:.6g}", *([_set_in_words(each)] if sets else [])]
+        yield _row([*values, *(f"{share:.6g}" for share in each.probabilities.values())])
+
+
+def _json_lines(found: Iterable["Prediction"], classes: Sequence[str], sets: bool) -> Iterator[str]:
+    """One JSON object a line; an empty list is the set "none of the known classes"."""
+    for each in found:
+        line = {
+            "name": each.name,
+            "class": each.label,
+            "confidence": each.confidence,
+            "probabilities": dict(each.probabilities),
+            **({"prediction_set": list(each.members or ())} if sets else {}),
+        }
+        yield json.dumps(line, ensure_ascii=False)
+
+
+def _set_in_words(found: "Prediction") -> str:
+    from perennial.models.prediction import NONE_OF_THE_KNOWN
+
+    return "; ".join(found.members or ()) or NONE_OF_THE_KNOWN
+
+
+def _row(values: Sequence[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(values)
+    return text.getvalue()
+
+
+@contextmanager
+def _opened(output: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file that takes the place of output when everything was written."""
+    if output is None:
+        yield sys.stdout
+        return
+    partial = output.with_name(f".{output.name}.partial")
+    try:
+        with open(partial, "w", encoding="utf-8", newline="") as file:
+            yield file
+        partial.replace(output)
+    except OSError as error:
+        raise StateError(f"{output}: cannot be written ({error.strerror})") from error
+    finally:
+        partial.unlink(missing_ok=True)

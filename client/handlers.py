@@ -13,8 +13,10 @@ from perennial.client.digests import withdrawal
 from perennial.client.door import check_steps
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.floor import check_floor
-from perennial.client.held_out import held_out_counts, held_out_words
+from perennial.client.held_out import HeldOutCounts, held_out_counts, noised_words
+from perennial.client.held_out_tables import ToldTables, counts_beside, score_held_out, told_tables
 from perennial.client.kept_model import keep_own_model
+from perennial.client.learnt import not_learnt, note_learnt
 from perennial.client.local_training import LocalTraining
 from perennial.client.measurements import measured
 from perennial.client.own_layers import has_own_layers, keep_own_layers, shared_update, with_own_layers
@@ -26,11 +28,13 @@ from perennial.client.ring_turn import segment_of, turn_of
 from perennial.client.secure_update import update_words
 from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.site import Site
-from perennial.config.secure_words import class_sum_words
+from perennial.config.evaluation import count_noise
+from perennial.config.secure_words import class_sum_words, count_words
 from perennial.foundation.errors import DataError
 from perennial.learning.bayesian_estimate import NeighbourDistances
 from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel, complete_state
+from perennial.privacy.secure.masks import Words
 from perennial.protocol.messages import (
     EvaluateReply,
     EvaluateRequest,
@@ -41,7 +45,7 @@ from perennial.protocol.messages import (
     TrainRequest,
 )
 from perennial.protocol.secure_messages import MaskedReply
-from perennial.protocol.tensors import content_sha256
+from perennial.protocol.tensors import Tensors, content_sha256
 
 Previous = tuple[str, dict[str, Tensor]] | None
 
@@ -151,7 +155,21 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
     site.check_experiment(request)
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
+    noise = count_noise(site.experiment)
+
+    def told() -> tuple[HeldOutCounts, ToldTables | None]:
+        scored = score_held_out(site, request, model)
+        counts = held_out_counts(site, request, model, scored)
+        return counts, None if scored is None else told_tables(site, request, model, scored, counts)
+
+    def words() -> Words:
+        if noise is not None:
+            return noised_words(site, request, model, noise)
+        counts, tables = told()
+        return count_words(counts.correct, counts.total, counts_beside(site, request, counts, tables))
+
     if is_secure(site, request):
+<<<<<<< HEAD
         return masked_reply(
             site,
             request,
@@ -160,10 +178,24 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
             lambda: held_out_words(site, request, model),
         )
     return EvaluateReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))
+=======
+        return masked_reply(site, request, "evaluation", request.arrays, words)
+    counts, tables = told()
+    if tables is None:
+        return EvaluateReply(**request.stamp_fields, **vars(counts))
+    return EvaluateReply(
+        **request.stamp_fields,
+        **vars(counts),
+        tables=Tensors(counts=torch.from_numpy(tables.tables.vector())),
+        uncalibrated=tables.uncalibrated or None,
+    )
+>>>>>>> main
 
 
 def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
     """Places of the samples to train on in this task, new ones first, and how many of them are exemplars.
+
+    In a run that goes on, new records of earlier classes count among the exemplars.
 
     Raises DataError when there is none. What is computed from them asks the floor, after its own cuts.
     """
@@ -173,7 +205,8 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     if site.experiment.learner.memory is not None and stamp.task > 1:
         store = site.exemplars(stamp.run)
         _catch_up(site, store, stamp, previous)
-        old = store.indices(before_round=stamp.round)
+        old = torch.cat([store.indices(before_round=stamp.round), not_learnt(site, stamp)])
+    note_learnt(site, stamp, new)
     indices = torch.cat([new, old])
     if len(indices) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")

@@ -17,10 +17,11 @@ from perennial.client.policy import check_evaluation
 from perennial.client.release import charge
 from perennial.client.site import Site
 from perennial.config.evaluation import count_noise
-from perennial.config.secure_words import cell_words, count_words
+from perennial.config.secure_words import cell_words
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts
+from perennial.learning.scored import Scored
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.discrete_gaussian import Integers, SecureWords, SeededWords, WordSource
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
@@ -41,16 +42,20 @@ class HeldOutCounts:
     withheld: list[int] | None
 
 
-def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> HeldOutCounts:
+def held_out_counts(
+    site: Site, request: Stamp, model: IncrementalModel, scored: Scored | None = None
+) -> HeldOutCounts:
     """What may leave of the counts, charged to the ledger.
 
     They are of the site's test samples, or else of its validation samples; under noise of both, since which
-    part has samples would tell of them. Raises PolicyRefusal when they may not leave, PrivacyError when the
-    budget does not cover them.
+    part has samples would tell of them. scored: the samples under the model, where they were scored already.
+    Raises PolicyRefusal when they may not leave, PrivacyError when the budget does not cover them.
     """
     check_evaluation(site.identity.policy, site.experiment)
     noise = count_noise(site.experiment)
-    correct, total = _counted(site, request, model, noise)
+    correct, total = (
+        _counted(site, request, model, noise) if scored is None else (scored.correct, scored.total)
+    )
     charge(site, request.run, of_update=False)
     asked = total
     if noise is not None:
@@ -68,12 +73,8 @@ def held_out_counts(site: Site, request: Stamp, model: IncrementalModel) -> Held
     )
 
 
-def held_out_words(site: Site, request: Stamp, model: IncrementalModel) -> Words:
-    """The same counts for a masked sum; a class that the site withholds counts as nothing."""
-    noise = count_noise(site.experiment)
-    if noise is None:
-        counts = held_out_counts(site, request, model)
-        return count_words(counts.correct, counts.total)
+def noised_words(site: Site, request: Stamp, model: IncrementalModel, noise: CountNoise) -> Words:
+    """The same counts for a masked sum, with the noise of the experiment."""
     check_evaluation(site.identity.policy, site.experiment)
     correct, total = _counted(site, request, model, noise)
     charge(site, request.run, of_update=False)
@@ -87,7 +88,7 @@ def _counted(
     model.eval()
     data = site.samples(_rows(site, request, noise))
     sent = request.class_means if isinstance(request, EvaluateRequest) else None
-    means = own_class_means(site, request, model) if sent is None else _means(model, sent)
+    means = own_class_means(site, request, model) if sent is None else sent_means(model, sent)
     if means is None:
         return head_counts(model, data, request.num_classes, site.feature_folder)
     return count_correct(by_class_means(model, means), data, request.num_classes)
@@ -96,13 +97,18 @@ def _counted(
 def _rows(site: Site, request: Stamp, noise: CountNoise | None) -> Tensor:
     data, known = site.data, request.num_classes
     if noise is None:
-        return data.task_indices("test" if len(data.test) else "validation", 0, known)
+        return exact_rows(site, known)
     rows = torch.cat([data.task_indices(part, 0, known) for part in ("test", "validation")])
     if site.experiment.privacy.hidden_unit != "patient":
         return rows
     if not data.patients:
         raise ConfigError("data.patient: missing; privacy.unit is patient, so the data must name them")
     return data.one_of_each_patient(rows)
+
+
+def exact_rows(site: Site, classes: int) -> Tensor:
+    """The samples whose exact counts are told: those of the test part, or else of the validation part."""
+    return site.data.task_indices("test" if len(site.data.test) else "validation", 0, classes)
 
 
 def _protected(
@@ -135,7 +141,8 @@ def _source(site: Site, request: Stamp) -> WordSource:
     return SeededWords(stream(site.experiment.seed, "counts-noise", site.name, kind, request.round))
 
 
-def _means(model: IncrementalModel, tensors: Tensors) -> Tensor:
+def sent_means(model: IncrementalModel, tensors: Tensors) -> Tensor:
+    """(M, d) class means of a request. Raises ProtocolError when they are of another model."""
     expected = (model.num_classes, model.feature_width)
     if set(tensors) != {"means"} or tuple(tensors["means"].shape) != expected:
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

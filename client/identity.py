@@ -53,17 +53,29 @@ class Identity:
         )
 
 
-@lru_cache(maxsize=4)
 def _experiment(settings: RunSettings) -> Experiment:
+    path = settings.path
+    # a run that goes on a second time in one process has another experiment in the same file
+    return _read_experiment(settings, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@lru_cache(maxsize=4)
+def _read_experiment(settings: RunSettings, changed: int) -> Experiment:
     return settings.load()
 
 
-@lru_cache(maxsize=4)
-def _simulated_names(settings: RunSettings) -> tuple[str, ...]:
+def _simulated_names(experiment: Experiment) -> tuple[str, ...]:
     # imported here: a deployed site never reads simulated data
     from perennial.config.simulation import simulated_site_names
 
-    return simulated_site_names(_experiment(settings))
+    if experiment.digest not in _names:
+        _names.clear()
+        _names[experiment.digest] = simulated_site_names(experiment)
+    return _names[experiment.digest]
+
+
+_names: dict[str, tuple[str, ...]] = {}
+"""Of the latest experiment, by its digest."""
 
 
 @lru_cache(maxsize=4)
@@ -92,7 +104,7 @@ def identify(context: Context) -> Identity:
             'node config: needs site="/path/to/site.yaml" (a real site) or partition-id=K (a simulated one); '
             f"found {sorted(context.node_config) or 'nothing'}"
         )
-    names = _simulated_names(settings)
+    names = _simulated_names(experiment)
     if not 0 <= partition < len(names):
         raise PolicyRefusal(
             f"partition-id {partition}: the experiment has {len(names)} sites; this node takes no part"

@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from perennial.client.ring_turn import turn_of
+from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
 from perennial.config.turn import USUAL_SEGMENTS
 from perennial.data.registry import Registry
@@ -46,11 +47,13 @@ SETTINGS = {
     "adabest": ("correction",),
     "feddisco": ("tell",),
     "multi_factor": ("tell",),
+    "contribution": ("tell",),
 }
 """By strategy: the keys of TrainRequest.settings that it sends."""
 TOLD = {
     "feddisco": (LABEL_COUNTS,),
     "multi_factor": (CLASS_COVERAGE, HELD_OUT_ACCURACY, TRAIN_ACCURACY, CLASSIFICATION_LOSS),
+    "contribution": (LABEL_COUNTS,),
 }
 """By strategy: the measurements that it may ask for."""
 CLUSTERED = ("clustered_personalisation", "fedper", "pfa")
@@ -177,11 +180,20 @@ class Plan:
             )
         if isinstance(request, TrainRequest):
             self._check_settings(request)
+        if isinstance(request, EvaluateRequest) and request.tables:
+            self._check_tables(request)
         if isinstance(request, StatisticsRequest) and (request.weights is None) != (
             self._head != "balanced_ridge"
         ):
             raise PolicyRefusal("weights: the approved experiment has them with head balanced_ridge alone")
         return kind
+
+    def _check_tables(self, request: EvaluateRequest) -> None:
+        if not asks_for_tables(self.experiment) or request.round not in self.last_rounds:
+            raise PolicyRefusal(
+                "tables: the approved experiment asks for them at the end of a task, where it has "
+                "evaluation.measures"
+            )
 
     @property
     def _head(self) -> str:

@@ -22,6 +22,12 @@ class EvaluationConfig(BaseModel):
     """On the server's test set, where it has one."""
     federated: bool = True
     """At the sites, on their held-out samples, at the end of each task."""
+    measures: bool = True
+    """Beside right answers, the tables of which sensitivity, AUROC, calibration and more are made; a site
+    sends its own if its policy answers measures, and none sends any with noise."""
+    coverage: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False, exclude_if=_WITHOUT)
+    """Make prediction sets that hold the true class with this probability; needs
+    data.calibration_fraction."""
     noise_multiplier: float | None = Field(
         default=None, gt=0, lt=float("inf"), allow_inf_nan=False, exclude_if=_WITHOUT
     )
@@ -40,6 +46,28 @@ def count_noise(experiment: "Experiment") -> CountNoise | None:
     if found.noise_multiplier is None:
         return None
     return CountNoise(found.noise_multiplier, found.clip_counts or 1.0)
+
+
+def asks_for_tables(experiment: "Experiment") -> bool:
+    """Whether sites are asked for tables of counts: they would need more noise than they bear."""
+    found = experiment.evaluation
+    return found.federated and found.measures and found.noise_multiplier is None
+
+
+def require_calibration(experiment: "Experiment") -> None:
+    """Raises ValueError where prediction sets are asked for and nobody could calibrate them."""
+    if experiment.evaluation.coverage is None:
+        return
+    if experiment.data.calibration_fraction == 0:
+        raise ValueError(
+            "data.calibration_fraction: missing; evaluation.coverage needs samples that nothing else is "
+            "fitted to, 0.1 of them for instance"
+        )
+    if not asks_for_tables(experiment):
+        raise ValueError(
+            "evaluation.coverage: sites hold the calibration samples and tell their exact counts; allowed "
+            "with evaluation.federated and evaluation.measures, and without evaluation.noise_multiplier"
+        )
 
 
 def require_covered_counts(experiment: "Experiment") -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
-from perennial.config.evaluation import EvaluationConfig, require_covered_counts
+from perennial.config.evaluation import EvaluationConfig, require_calibration, require_covered_counts
 from perennial.config.learner import LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
@@ -181,6 +181,7 @@ class Experiment(BaseModel):
     @model_validator(mode="after")
     def _counts_are_covered(self) -> "Experiment":
         require_covered_counts(self)
+        require_calibration(self)
         return self
 
     @model_validator(mode="after")

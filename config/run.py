@@ -53,12 +53,15 @@ class RunSettings:
                 raise ConfigError(f"run config: {key}: found {value!r}, allowed a {expected.__name__}")
         return cls(**run_config)
 
+    @property
+    def path(self) -> Path:
+        """Of the experiment's file, absolute."""
+        path = Path(self.experiment)
+        return path if path.is_absolute() else APP_ROOT / path
+
     def load(self) -> Experiment:
         """The experiment, resolved."""
-        path = Path(self.experiment)
-        if not path.is_absolute():
-            path = APP_ROOT / path
-        return load_experiment(path, self._overrides())
+        return load_experiment(self.path, self._overrides())
 
     def _overrides(self) -> list[str]:
         if not self.overrides.lstrip().startswith("["):

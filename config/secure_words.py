@@ -3,8 +3,11 @@
 Both sides of the wire use it. Statistics beside updates are 64-bit words.
 """
 
+<<<<<<< HEAD
 import json
 import math
+=======
+>>>>>>> main
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -120,6 +123,7 @@ class UpdateWords:
         return total, int(signed[sum(sizes)]), within
 
 
+<<<<<<< HEAD
 def integer_words(*tensors: Tensor) -> Words:
     """(N,) words of integer tensors of any shapes, one after the other.
 
@@ -157,6 +161,11 @@ def statistics_subject(features: str, class_order: str, task: int, weights: Sequ
 def count_words(correct: list[int], total: list[int]) -> Words:
     """(2 M,) words of exact counts of each class."""
     return np.array([*correct, *total], dtype=np.uint64)
+=======
+def count_words(correct: Sequence[int], total: Sequence[int], beside: Sequence[int] = ()) -> Words:
+    """(2 M + n,) words of exact counts of each class, and of n more counts."""
+    return np.array([*correct, *total, *beside], dtype=np.uint64)
+>>>>>>> main
 
 
 def cell_words(cells: Integers) -> Words:
@@ -164,20 +173,23 @@ def cell_words(cells: Integers) -> Words:
     return cells.view(np.uint64)
 
 
-def counts_of(words: Words, classes: int, *, noised: bool) -> tuple[list[int], list[int]]:
-    """Right answers and samples of each class, of the sum of count_words(), or of cell_words() if noised.
+def counts_of(
+    words: Words, classes: int, *, noised: bool, beside: int = 0
+) -> tuple[list[int], list[int], list[int]]:
+    """Right answers and samples of each class and other counts, of the sum of count_words().
 
+    noised: of cell_words(), which have none beside them. beside: how many there are.
     Raises ValueError when it is not that.
     """
-    if len(words) != 2 * classes:
-        raise ValueError(f"words: found {len(words)}, expected {2 * classes}")
+    if len(words) != 2 * classes + beside:
+        raise ValueError(f"words: found {len(words)}, expected {2 * classes + beside}")
     if noised:
-        return in_samples(words.view(np.int64))
+        return *in_samples(words.view(np.int64)), []
     numbers = [int(word) for word in words]
-    correct, total = numbers[:classes], numbers[classes:]
-    if any(a > b for a, b in zip(correct, total, strict=True)) or max(total) >= 2**62:
+    correct, total, others = numbers[:classes], numbers[classes : 2 * classes], numbers[2 * classes :]
+    if any(a > b for a, b in zip(correct, total, strict=True)) or max(total + others) >= 2**62:
         raise ValueError("counts: they are no sum of right answers and samples of each class")
-    return correct, total
+    return correct, total, others
 
 
 def class_sum_words(sums: Mapping[str, Tensor]) -> Words:

@@ -18,6 +18,11 @@ def simulated_federation(experiment: Experiment) -> Federation:
     return _built[digest]
 
 
+def forget_simulated() -> None:
+    """Read the data anew when they are asked for next, because they may have changed."""
+    _built.clear()
+
+
 def simulated_site_names(experiment: Experiment) -> tuple[str, ...]:
     """Names of the simulated sites, in order; reads the data only where the data names them."""
     data = experiment.data

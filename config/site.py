@@ -10,8 +10,8 @@ from perennial.data.config import DataConfig
 from perennial.foundation.names import SITE_NAME
 from perennial.privacy.config import Mode, Unit
 
-Answer = Literal["train", "evaluate", "digest", "sparsity", "statistics"]
-ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "digest", "sparsity", "statistics")
+Answer = Literal["train", "evaluate", "measures", "digest", "sparsity", "statistics"]
+ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "measures", "digest", "sparsity", "statistics")
 Release = Literal[
     "update",
     "evaluate",

@@ -176,6 +176,8 @@ class DataConfig(_Strict):
         group, searched in the file's name. All samples of a patient are in one part and at one site.
     test_fraction, validation_fraction: of all records, and of those that are left: on average, since a keyed
         hash of each record decides (data/splits.py).
+    calibration_fraction: of the records that are left then; they serve the thresholds of prediction sets
+        (evaluation.coverage) and nothing else.
     samples_limit, test_limit: caps of the whole training and test part, for simulation on a CPU: a number of
         samples (on average), or a share between 0 and 1.
     """
@@ -197,6 +199,7 @@ class DataConfig(_Strict):
     partition: PartitionConfig = PartitionConfig()
     test_fraction: float = Field(default=0.2, ge=0, lt=1)
     validation_fraction: float = Field(default=0.1, ge=0, lt=1)
+    calibration_fraction: float = Field(default=0.0, ge=0, lt=1, exclude_if=operator.not_)
     normalise: NormaliseConfig | None = None
     samples_limit: Cap | None = None
     test_limit: Cap | None = None
@@ -293,6 +296,8 @@ class TasksConfig(_Strict):
     count: that many tasks of (nearly) equal size, larger ones first.
     increments: classes of each task, or one number for all. base_classes: size of an extra first task.
     rounds: rounds of each task, or one number for all.
+    learnt: tasks that the run had learnt before it was continued; written by `--resume`. Their classes need
+        no samples any more, but for what the learner replays.
     """
 
     count: PositiveInt | None = None
@@ -300,6 +305,7 @@ class TasksConfig(_Strict):
     base_classes: int = Field(default=0, ge=0)
     order: Annotated[Literal["seeded", "natural", "1993"] | Names, BeforeValidator(_order)] = "seeded"
     rounds: Rounds | Annotated[tuple[Rounds, ...], Field(min_length=1)]
+    learnt: int = Field(default=0, ge=0, exclude_if=operator.not_)
 
     @model_validator(mode="after")
     def _one_way_to_cut(self) -> Self:

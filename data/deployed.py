@@ -96,6 +96,7 @@ def load_site(
     else:
         test, rest = keyed.hold_out(rows, config.test_fraction, "test")
     validation, rest = keyed.hold_out(rest, config.validation_fraction, "validation")
+    calibration, rest = keyed.hold_out(rest, config.calibration_fraction, "calibration")
     notes = list(source.notes)
     absent = _absent(y.numpy(), registry)
     if absent:
@@ -128,6 +129,7 @@ def load_site(
         columns=source.columns,
         notes=tuple(notes),
         patients=source.train.patients,
+        calibration=torch.from_numpy(calibration),
     )
 
 

@@ -106,11 +106,14 @@ def build(
     """
     source = load(config, seed) if source is None else source
     registry = build_registry(source.classes, tasks, seed, earlier)
-    return _Builder(config, source, registry, seed).federation()
+    return _Builder(config, source, registry, seed, tasks.learnt).federation()
 
 
 class _Builder:
-    def __init__(self, config: DataConfig, source: Source, registry: Registry, seed: int) -> None:
+    def __init__(
+        self, config: DataConfig, source: Source, registry: Registry, seed: int, learnt: int = 0
+    ) -> None:
+        self.known = registry.schedule.boundaries[learnt]
         self.config, self.source, self.registry, self.seed = config, source, registry, seed
         self.notes = list(source.notes)
         self.natural = config.partition.kind == "natural"
@@ -155,10 +158,16 @@ class _Builder:
                 self.notes.append(f"site {name!r} holds no training sample and takes no part")
                 continue
             validation, rest = self.keyed.hold_out(share, fraction, "validation")
+            calibration, rest = self.keyed.hold_out(rest, self.config.calibration_fraction, "calibration")
             if len(rest) == 0:
                 self.notes.append(f"site {name!r}: all of its samples are validation samples")
             sites[name] = replace(
-                frame, name=name, train=_index(rest), validation=_index(validation), test=_index(test_share)
+                frame,
+                name=name,
+                train=_index(rest),
+                validation=_index(validation),
+                calibration=_index(calibration),
+                test=_index(test_share),
             )
         self._name_what_is_lacking(sites, test)
         return Federation(
@@ -216,6 +225,8 @@ class _Builder:
     def _require_classes(self) -> None:
         """Raises DataError on a class that nobody can learn because the data has no sample of it."""
         absent = self._absent(np.arange(len(self.source.train)))
+        # classes that a run learnt before it was continued are learnt
+        absent = [name for name in absent if name not in self.registry.classes[: self.known]]
         if absent:
             raise DataError(
                 f"the training set has no sample of {', '.join(map(repr, absent))}; add samples, or take it "

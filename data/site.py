@@ -9,16 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.splits import KeyedHash, content_groups
+from perennial.data.splits import KeyedHash, Purpose, content_groups
 
-Part = Literal["train", "validation", "test"]
+Part = Literal["train", "validation", "calibration", "test"]
+NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class SiteData:
     """x: all samples, uint8 (N, C, H, W) or float32; simulated sites share it. y: (N,) internal labels.
 
-    train, validation, test: sorted int64 indices of this site's samples in x and y, disjoint.
+    train, validation, calibration, test: sorted int64 indices of this site's samples in x and y, disjoint.
+    Calibration samples serve the thresholds of prediction sets and nothing else.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
     keyed: by which samples were divided, and are chosen as exemplars.
     columns: of a table, feature column -> "numeric" or its categories.
@@ -37,6 +39,7 @@ class SiteData:
     columns: Mapping[str, str | Sequence[str]] | None = None
     notes: tuple[str, ...] = ()
     patients: bool = False
+    calibration: Tensor = NOTHING
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -45,7 +48,8 @@ class SiteData:
 
     def part(self, part: Part) -> Tensor:
         """Places of the samples of one part."""
-        return {"train": self.train, "validation": self.validation, "test": self.test}[part]
+        indices: Tensor = getattr(self, part)
+        return indices
 
     def task_indices(self, part: Part, low: int, high: int) -> Tensor:
         """Places of the samples of one part whose internal label is in low .. high - 1."""
@@ -57,14 +61,14 @@ class SiteData:
         """(num_classes,) int64 samples of each of the first classes in one part."""
         return torch.bincount(self.y[self.task_indices(part, 0, num_classes)], minlength=num_classes)
 
-    def one_of_each_patient(self, rows: Tensor) -> Tensor:
+    def one_of_each_patient(self, rows: Tensor, purpose: Purpose = "counts") -> Tensor:
         """(p,) of the rows: of each patient's the one whose content has the lowest keyed hash.
 
         What other patients have decides nothing about it.
         """
         patients = self.keyed.numbered(rows).numpy()
         contents = KeyedHash(self.keyed.key, content_groups(self.x[rows]))
-        order = np.lexsort((contents.values("counts", np.arange(len(rows))), patients))
+        order = np.lexsort((contents.values(purpose, np.arange(len(rows))), patients))
         _, first = np.unique(patients[order], return_index=True)
         return rows[torch.from_numpy(np.sort(order[first]))]
 

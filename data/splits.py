@@ -22,7 +22,9 @@ from torch import Tensor
 
 from perennial.foundation.errors import DataError
 
-Purpose = Literal["test", "validation", "samples-limit", "test-limit", "exemplars", "counts"]
+Purpose = Literal[
+    "test", "validation", "samples-limit", "test-limit", "exemplars", "counts", "calibration", "learnt"
+]
 """What a hash decides. Two purposes never share one, so that neither choice says anything of the other."""
 
 KEY_BYTES = 32

@@ -23,7 +23,8 @@ from perennial.server.continuation import registry_of
 WORDS = {
     "train": "updates of the model, computed from the training samples of the task and the exemplars kept",
     "finish_task": "at the end of a task: that it is over; exemplars are chosen and stay",
-    "evaluate": "counts of right answers on held-out samples, by class",
+    "evaluate": "counts of right answers on held-out samples, by class; where policy.answers lists measures, "
+    "tables of how they were called and with which probability",
     "personal_model": "that the site's own model is kept; counts of its right answers where sites evaluate",
     "sparsity": "how often each channel of a network is silent, as a mean over the training samples",
     "statistics": "sums of fixed features of the training samples, and of products of every two features",

@@ -71,19 +71,18 @@ def resumed_settings(
     device: str,
     threads: int = 1,
 ) -> RunSettings:
-    """Settings that go on with folder; a given experiment may add classes and tasks."""
+    """Settings that go on with folder; a given experiment, or data that grew, may add classes and tasks."""
     stored = folder / "experiment.yaml"
     if not os.path.exists(stored):
         raise StateError(f"{folder}: no run to resume here (experiment.yaml is missing)")
     folder = folder.resolve()
     source = folder / "experiment.yaml"
-    if experiment is not None or overrides or seed is not None:
-        old = load_experiment(source)
-        new = load_experiment(experiment or source, overrides, seed)
-        if new.tasks != old.tasks or new.data.classes != old.data.classes:
-            from perennial.server.continuation import continued
+    old = load_experiment(source)
+    new = load_experiment(experiment or source, overrides, seed)
+    from perennial.server.continuation import continued
 
-            new = continued(old, new)
+    new = continued(folder, old, new)
+    if new != old:
         source = folder / RESUMED
         replace_file(source, new.to_yaml().encode(), mode=0o644)
     return RunSettings(

@@ -62,10 +62,37 @@ class Inputs:
 
 
 @dataclass(frozen=True)
+class Confidence:
+    """What calibration found. temperature: that logits are divided by; None: nobody fitted one.
+
+    thresholds: the least probability, before temperature scaling, with which each class is in a prediction
+    set that holds the true class with probability coverage; None without calibration samples.
+    void: why that coverage is not guaranteed, or ''.
+    """
+
+    temperature: float | None = None
+    coverage: float | None = None
+    thresholds: tuple[float, ...] | None = None
+    void: str = ""
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "Confidence":
+        """From a mapping of the fields; missing ones are not known."""
+        thresholds = found.get("thresholds")
+        return cls(
+            found.get("temperature"),
+            found.get("coverage"),
+            None if thresholds is None else tuple(map(float, thresholds)),
+            found.get("void", ""),
+        )
+
+
+@dataclass(frozen=True)
 class SavedModel:
     """model: in evaluation mode. classes: names by label. settings: the experiment, as a mapping.
 
     class_means: (M, d) rows of unit length, zero for a class that nobody had exemplars of; None: by the head.
+    confidence: how stated probabilities and prediction sets were calibrated.
     """
 
     model: IncrementalModel
@@ -73,6 +100,7 @@ class SavedModel:
     inputs: Inputs
     settings: dict[str, Any]
     class_means: Tensor | None = None
+    confidence: Confidence = Confidence()
 
     @property
     def classifier(self) -> nn.Module:
@@ -90,16 +118,19 @@ def save_model(
     classes: Sequence[str],
     experiment: str,
     class_means: Tensor | None = None,
+    confidence: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a complete model to a file, whole or not at all, with mode 0600.
 
     The same model gives the same bytes. experiment: as JSON.
     class_means: as in SavedModel.
+    confidence: fields of Confidence.
     """
     metadata = {
         "experiment": experiment,
         "classes": json.dumps(classes),
         "inputs": json.dumps(inputs.to_json()),
+        **({"confidence": json.dumps(confidence, sort_keys=True)} if confidence else {}),
     }
     # copies, because tensors that share memory cannot be saved
     means = {} if class_means is None else {CLASS_MEANS: class_means}
@@ -119,6 +150,7 @@ def load_saved(path: Path) -> SavedModel:
         settings = json.loads(metadata["experiment"])
         classes = tuple(json.loads(metadata["classes"]))
         inputs = Inputs.from_json(json.loads(metadata["inputs"]))
+        confidence = Confidence.from_json(json.loads(metadata.get("confidence", "{}")))
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise StateError(f"{path}: missing, damaged or not the model of a finished run ({error})") from error
     config = ModelConfig.model_validate(settings["model"])
@@ -131,7 +163,7 @@ def load_saved(path: Path) -> SavedModel:
     expected = (len(classes), model.feature_width)
     if means is not None and tuple(means.shape) != expected:
         raise StateError(f"{path}: {CLASS_MEANS}: found {tuple(means.shape)}, allowed {expected}")
-    return SavedModel(model.eval(), classes, inputs, settings, means)
+    return SavedModel(model.eval(), classes, inputs, settings, means, confidence)
 
 
 def model_file(folder: Path, site: str) -> Path:

@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from perennial.models.prediction import Answers
     from perennial.models.saved import SavedModel
 
 SUMMARY = "summary.json"
@@ -27,11 +28,18 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class Prediction:
-    """name: of the file, or of the row in it. label: the class's name. confidence: from 0 to 1."""
+    """What a model says of one sample.
+
+    name: of the file, or of the row in it. label: the class's name. confidence: its probability.
+    probabilities: of all classes, scaled where the run fitted a temperature.
+    members: the prediction set, most probable first; empty: none of the known classes; None: not calibrated.
+    """
 
     name: str
     label: str
     confidence: float
+    probabilities: Mapping[str, float] = field(default_factory=dict)
+    members: tuple[str, ...] | None = None
 
 
 class Model:
@@ -50,40 +58,51 @@ class Model:
         return self.saved.classes
 
     def probabilities(self, x: "Tensor") -> "Tensor":
-        """(B, M) probabilities.
+        """(B, M) probabilities, scaled where the run fitted a temperature.
 
         x: (B, *input_shape) as the data has it: uint8 pixels, or float32 numbers in the data's own scale.
         """
+        return self.answers(x).probabilities
+
+    def answers(self, x: "Tensor") -> "Answers":
+        """Probabilities and prediction sets of samples, as probabilities() takes them."""
         import torch
 
         from perennial.data.augmentation import to_float
+        from perennial.models.prediction import answers
 
         inputs = self.saved.inputs
         if tuple(x.shape[1:]) != inputs.shape:
             raise ConfigError(f"model: found inputs of shape {tuple(x.shape[1:])}, allowed {inputs.shape}")
         with torch.no_grad():
-            return self.saved.classifier(to_float(x, inputs.mean, inputs.std)).softmax(dim=1)
+            logits = self.saved.classifier(to_float(x, inputs.mean, inputs.std))
+        return answers(logits, self.saved.confidence)
 
     def predict(self, paths: Sequence[Path | str]) -> list[Prediction]:
-        """One prediction for each image file, and for each row of each table or .npz array.
+        """One prediction for each image file, and for each row of each table or .npz array; folders too.
 
         Raises DataError naming the file, and the line or column where there is one.
         """
-        return [
-            Prediction(name, self.classes[index], confidence)
-            for names, label, probability in self.batches(paths)
-            for name, index, confidence in zip(names, label, probability, strict=True)
-        ]
+        return [*self.predictions(paths)]
 
-    def batches(self, paths: Sequence[Path | str]) -> Iterator[tuple[list[str], list[int], list[float]]]:
-        """(names, labels, confidences) of some samples at a time, for more of them than fit in memory."""
+    def predictions(self, paths: Sequence[Path | str]) -> Iterator[Prediction]:
+        """The same one after the other, for more samples than fit in memory."""
+        from perennial.data.given import files_in
         from perennial.data.inputs import read_inputs
 
         inputs = self.saved.inputs
-        found = read_inputs([*map(Path, paths)], inputs.shape, inputs.stored, inputs.mean, inputs.columns)
-        for names, x in found:
-            probability, label = self.probabilities(x).max(dim=1)
-            yield names, label.tolist(), probability.tolist()
+        files = files_in([*map(Path, paths)], of_images=len(inputs.shape) == 3)
+        for names, x in read_inputs(files, inputs.shape, inputs.stored, inputs.mean, inputs.columns):
+            answers = self.answers(x)
+            sets = None if answers.sets is None else answers.sets.tolist()
+            for row, (name, shares) in enumerate(zip(names, answers.probabilities.tolist(), strict=True)):
+                yield self._prediction(name, shares, None if sets is None else sets[row])
+
+    def _prediction(self, name: str, shares: list[float], members: list[bool] | None) -> Prediction:
+        ranked = sorted(range(len(shares)), key=lambda label: -shares[label])
+        inside = None if members is None else tuple(self.classes[label] for label in ranked if members[label])
+        probabilities = dict(zip(self.classes, shares, strict=True))
+        return Prediction(name, self.classes[ranked[0]], shares[ranked[0]], probabilities, inside)
 
 
 @dataclass(frozen=True)

@@ -198,6 +198,8 @@ class EvaluateRequest(Maskable):
     """That model itself, for a site that is not known to hold it."""
     class_means: Tensors | None = None
     """Mean feature of each class over all sites, to classify with; only with learner.means: global."""
+    tables: bool = False
+    """Whether tables of counts are asked for beside the right answers; a site's policy decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +215,11 @@ class EvaluateReply(Stamp):
     withheld: list[int] | None = bounded(0, MAX_CLASSES, default=None)
     """Classes whose counts stay at the site, because they are below its floor or would give such counts away;
     0 in both lists."""
+    tables: Tensors | None = None
+    """`counts`: how samples of one class were called another, and how many have which probability by public
+    edges, of test, validation and calibration samples; absent unless the site's policy answers measures."""
+    uncalibrated: list[int] | None = bounded(0, MAX_CLASSES, default=None)
+    """Classes whose calibration samples stay at the site, because they are below its floor."""
 
 
 @dataclass(frozen=True, kw_only=True)

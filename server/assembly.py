@@ -79,6 +79,7 @@ def assemble(
             data.y[data.test].to(device),
             data.mean.to(device),
             data.std.to(device),
+            patients=data.keyed.numbered(data.test) if data.patients else None,
         )
     registered = path.parents[2] / NODES if engine == "grpc" else None
     if registered is not None and not registered.exists():

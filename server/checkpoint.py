@@ -23,6 +23,8 @@ from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
 from perennial.protocol.tensors import content_sha256
 
+CHECKPOINT = "checkpoint"
+"""Folder of the files below, in a run's folder."""
 LATEST = "latest.safetensors"
 BEFORE = "before.safetensors"
 DAMAGED = "damaged.safetensors"

@@ -1,13 +1,24 @@
 """Continuing a finished run with new classes: the old order stays, the new classes follow it.
 
-The result is an experiment that says everything by itself (class order, increments, rounds), so that every
-site of every engine comes to the same registry from the file alone.
+What the run has learnt is read from its own record, not from the data, which may have grown or lost what is
+no longer needed. The result is an experiment that says everything by itself (class order, increments, rounds,
+how data are read), so that every site of every engine comes to the same registry from the file alone.
 """
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 from perennial.config.experiment import Experiment
+from perennial.config.simulation import forget_simulated
+from perennial.data.config import DataConfig, TasksConfig
 from perennial.data.federation import build
 from perennial.data.registry import Registry, build_registry
-from perennial.foundation.errors import ConfigError
+from perennial.data.schedule import TaskSchedule
+from perennial.data.sources import load
+from perennial.data.table import numeric_indices
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST, Progress, load_checkpoint
 
 
 def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Registry:
@@ -22,11 +33,121 @@ def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Regi
     return build(data, experiment.tasks, experiment.seed, earlier).registry
 
 
-def continued(old: Experiment, new: Experiment) -> Experiment:
-    """The new experiment with its class order and schedule written out, the old ones first.
+@dataclass(frozen=True)
+class Learnt:
+    """What a run has learnt, by its own record. finished: whether every task of its experiment is done."""
 
-    Raises ConfigError when the two do not fit.
+    registry: Registry
+    inputs: dict[str, Any]
+    finished: bool
+
+    @classmethod
+    def of(cls, folder: Path, experiment: Experiment) -> "Learnt | None":
+        """The record in a run's folder; None before the first round was done.
+
+        Raises StateError when it is damaged.
+        """
+        if not any((folder / CHECKPOINT / name).exists() for name in (LATEST, BEFORE)):
+            return None
+        progress = load_checkpoint(folder / CHECKPOINT)[0].progress
+        boundaries = tuple(progress.history["boundaries"])
+        given = experiment.tasks.rounds
+        tasks = len(boundaries) - 1
+        rounds = (given,) * tasks if isinstance(given, int) else tuple(given[:tasks])
+        registry = Registry(tuple(progress.classes), TaskSchedule(boundaries, rounds))
+        return cls(registry, progress.inputs, _done(progress))
+
+
+def _done(progress: Progress) -> bool:
+    return progress.finished or progress.task > len(progress.history["boundaries"]) - 1
+
+
+def grows_by_itself(experiment: Experiment) -> bool:
+    """Whether new classes can be found in the experiment's data: a person's own, which the server reads."""
+    return experiment.data.kind.collected and not experiment.data.only_at_sites
+
+
+def classes_found(data: DataConfig) -> tuple[str, ...]:
+    """Names of the classes that a folder, table or file holds now, whatever the experiment lists."""
+    return load(data.model_copy(update={"classes": None}), seed=0).classes
+
+
+def continued(folder: Path, old: Experiment, new: Experiment) -> Experiment:
+    """The new experiment with its class order and schedule written out, those that the run has learnt first.
+
+    folder: of the run. old: its experiment as it stands there. Where the new one says nothing of classes or
+    tasks, the classes that its data hold beside those learnt make one more task.
+    Raises ConfigError when the two do not fit, StateError when a run that is not finished would grow.
     """
-    registry = registry_of(new, registry_of(old))
-    content = new.model_dump(mode="json") | {"tasks": registry.as_tasks().model_dump(mode="json")}
+    said = new.tasks != old.tasks or new.data.classes != old.data.classes
+    learnt = Learnt.of(folder, old)
+    if learnt is None:
+        return new
+    if not learnt.finished:
+        if said:
+            raise StateError(
+                f"{folder}: this run has not finished the tasks that it began with; resume it without "
+                "changes first, then with more classes"
+            )
+        return new
+    known = learnt.registry.classes
+    if grows_by_itself(new) and new.data.classes == old.data.classes:
+        forget_simulated()
+        found = classes_found(new.data)
+        names = (*known, *(name for name in found if name not in known))
+        _require_exemplars(new, [name for name in known if name not in found])
+    elif new.data.only_at_sites or new.data.classes is not None:
+        names = new.data.classes or known
+    elif said:
+        names = classes_found(new.data)
+    else:
+        return new
+    if len(names) == len(known) and not said:
+        return new
+    tasks = new.tasks if new.tasks != old.tasks else _one_more(learnt.registry, names)
+    registry = build_registry(names, tasks, new.seed, learnt.registry)
+    content = new.model_dump(mode="json")
+    content["tasks"] = registry.as_tasks().model_dump(mode="json") | {
+        "learnt": learnt.registry.schedule.count
+    }
+    content["data"] |= {"classes": list(names), **_as_read(new.data, learnt.inputs)}
     return Experiment.model_validate(content)
+
+
+def _require_exemplars(experiment: Experiment, absent: list[str]) -> None:
+    """Raises StateError when the learner replays classes of which the data hold no record any more."""
+    if absent and experiment.learner.memory is not None:
+        raise StateError(
+            f"data: no record is there any more of {', '.join(absent)}, whose exemplars learner.memory "
+            "replays; put these records back (a site notes which it chose, and keeps no copy)"
+        )
+
+
+def _one_more(learnt: Registry, names: tuple[str, ...]) -> TasksConfig:
+    """The tasks that were learnt, and one for all new classes with as many rounds as the last of them."""
+    schedule, known = learnt.schedule, set(learnt.classes)
+    fresh = [name for name in names if name not in known]
+    sizes = [len(schedule.classes_of(task)) for task in range(1, schedule.count + 1)]
+    if not fresh:
+        return learnt.as_tasks()
+    return TasksConfig(
+        increments=(*sizes, len(fresh)),
+        order=(*learnt.classes, *fresh),
+        rounds=(*schedule.rounds, schedule.rounds[-1]),
+    )
+
+
+def _as_read(data: DataConfig, inputs: dict[str, Any]) -> dict[str, Any]:
+    """How data reached the model when the run began, so that data which grew are read in the same way."""
+    if data.only_at_sites or data.normalise is not None:
+        return {}
+    mean, std = inputs["mean"], inputs["std"]
+    if inputs.get("columns") is None:
+        return {"normalise": {"mean": mean, "std": std}} if data.source != "csv" else {}
+    columns = {name: kind for name, kind in inputs["columns"]}
+    places = numeric_indices(columns)
+    normalise = {
+        key: {name: values[place] for name, place in places.items()}
+        for key, values in (("mean", mean), ("std", std))
+    }
+    return {"columns": columns, "normalise": normalise}

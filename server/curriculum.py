@@ -15,11 +15,14 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.config import charges
+from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
+from perennial.learning.evaluation_tables import MOST_CLASSES
+from perennial.learning.worth import Scores
 from perennial.protocol.messages import (
     EvaluateRequest,
     FinishTaskReply,
@@ -39,6 +42,7 @@ from perennial.server.metrics import overall_accuracy
 from perennial.server.releases import Releases
 from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
+from perennial.server.run_measures import TaskMeasures
 from perennial.server.shared_clipping import SharedClipping
 from perennial.server.site_counts import SiteCounts, ask_for_counts
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
@@ -92,6 +96,7 @@ class Curriculum:
         self.roster = Roster(
             grid, experiment.digest, lambda text: journal.write("note", text=text), registered
         )
+        self.measuring = TaskMeasures(experiment, registry, folder.path, test)
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
         self.history = History(self.progress.history)
         self.releases = Releases(folder.path)
@@ -181,7 +186,7 @@ class Curriculum:
             self.model.holding(arrays), self.test, self.schedule.num_classes(self.progress.task)
         )
 
-    def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> tuple[float, float]:
+    def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> Scores:
         assert self.test is not None
         classes = self.schedule.num_classes(self.progress.task)
         if self._judgement is None or self._judgement.asked != (classes, samples):
@@ -275,13 +280,16 @@ class Curriculum:
         sites = self._available(progress.round)
         holders, means = self._finished(sites, finished.sha256)
         self.class_means = means
-        federated = self._site_counts(sites, means)
+        told = self._site_counts(sites, means)
+        scored = self.measuring.score(self.model.loaded, task, means)
+        central = self._central_counts(task, means) if scored is None else (scored.correct, scored.total)
         facts = self.history.task_done(
             self.schedule.boundaries[: task + 1],
-            self._central_counts(task, means),
-            federated,
+            central,
+            told,
             (exchange.bytes_up, exchange.bytes_down),
         )
+        self.measuring.write(task, scored, told, one_classifier=self.one_classifier)
         save_previous(self.folder.checkpoint_folder, finished.sha256, arrays, progress.previous)
         self._previous = finished
         progress.previous, progress.holders = finished.sha256, holders
@@ -332,6 +340,11 @@ class Curriculum:
             charge = [charges.class_means(self.experiment, self.progress.run)]
             self.releases.asked(self.progress.round, sites, charge)
 
+    @property
+    def one_classifier(self) -> bool:
+        """Whether the saved model answers as the one that sites judged: not if each has its own means."""
+        return self.experiment.learner.classifier != "nearest_mean" or self.class_means is not None
+
     def _site_counts(self, sites: Sites, means: Tensor | None) -> SiteCounts:
         """Counts on the sites' held-out samples, where the experiment asks for them."""
         experiment = self.experiment
@@ -340,9 +353,13 @@ class Curriculum:
         if experiment.evaluation.noise_multiplier is not None:
             charge = [charges.evaluation(experiment, self.progress.run)]
             self.releases.asked(self.progress.round, sites, charge)
-        class_means = None if means is None else Tensors(means=means)
+        classes = self.schedule.num_classes(self.progress.task)
+        fields = {
+            "class_means": None if means is None else Tensors(means=means),
+            "tables": asks_for_tables(experiment) and classes <= MOST_CLASSES,
+        }
         requests = [
-            (site, node, EvaluateRequest(**self._with_previous(site), class_means=class_means))
+            (site, node, EvaluateRequest(**self._with_previous(site), **fields))
             for site, node in sites.items()
         ]
         return ask_for_counts(experiment, self._grid, self._exchange, requests, self.sums, self._note_drop)

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.data.schedule import TaskSchedule
+from perennial.learning.worth import Scores
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.global_model import GlobalModel
 from perennial.strategies.base import TaskStart
@@ -47,5 +49,5 @@ def _nothing_measured(arrays: Mapping[str, Tensor]) -> Counts:
     return [], []
 
 
-def _nothing_judged(arrays: Mapping[str, Tensor], samples: int) -> tuple[float, float]:
-    return 0.0, 0.0
+def _nothing_judged(arrays: Mapping[str, Tensor], samples: int) -> Scores:
+    return Scores(0, np.zeros(0, np.int64), np.zeros(0, np.bool_), np.zeros(0))

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.foundation.cache import cache_folder
@@ -11,6 +11,8 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts
+from perennial.learning.scored import Scored, score
+from perennial.learning.worth import Scores
 from perennial.models.incremental import IncrementalModel
 
 Counts = tuple[list[int], list[int]]
@@ -33,11 +35,25 @@ def evaluate_centrally(
     return count_correct(by_class_means(model.eval(), means), part, num_classes)
 
 
-class Judge:
-    """Accuracy and loss on a fixed draw of at most `samples` test samples of the classes seen so far.
+def score_centrally(
+    model: IncrementalModel, test: TrainingSet, num_classes: int, means: Tensor | None = None
+) -> Scored:
+    """The test samples of the classes seen so far under a model; arguments as of evaluate_centrally."""
+    seen = (test.y < num_classes).nonzero().flatten()
+    part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std)
+    return score(model, part, means, cache_folder() / "features")
 
-    The inputs are converted once, because a model is judged after every turn of a ring. Raises ConfigError
-    when there is no such sample.
+
+def seen_patients(test: TrainingSet, num_classes: int) -> np.ndarray | None:
+    """(n,) whose each sample of score_centrally is; None where the data names no patients."""
+    return None if test.patients is None else test.patients[test.y.cpu() < num_classes].numpy()
+
+
+class Judge:
+    """A model's answers to a fixed draw of at most `samples` test samples of the classes seen so far.
+
+    Every class has as many of them as the others, as far as the test set goes. The inputs are converted once,
+    because a model is judged after every turn of a ring. Raises ConfigError when there is no such sample.
     """
 
     def __init__(self, test: TrainingSet, num_classes: int, samples: int, seed: int) -> None:
@@ -48,16 +64,26 @@ class Judge:
                 f"data.test_fraction: the server's held-out samples have none of the {num_classes} classes "
                 "seen so far, so that no model can be valued; allowed at least one"
             )
-        drawn = stream(seed, "judge", num_classes).permutation(len(seen))[:samples]
-        rows = seen[torch.from_numpy(drawn).sort().values.to(seen.device)]
+        drawn = seen[
+            torch.from_numpy(stream(seed, "judge", num_classes).permutation(len(seen))).to(seen.device)
+        ]
+        # one of each class, then another of each, until there are enough
+        rank = torch.empty_like(drawn)
+        for label in test.y[drawn].unique():
+            own = (test.y[drawn] == label).nonzero().flatten()
+            rank[own] = torch.arange(len(own), device=own.device)
+        rows = drawn[rank.argsort(stable=True)[:samples]].sort().values
         self._inputs, self._labels = test.inputs(rows), test.y[rows]
 
     @torch.no_grad()
-    def __call__(self, model: IncrementalModel) -> tuple[float, float]:
-        """(share of right answers, mean cross entropy) of a model in evaluation mode."""
+    def __call__(self, model: IncrementalModel) -> Scores:
+        """The answers of a model in evaluation mode."""
         logits = model(self._inputs)
-        right = (logits.argmax(dim=1) == self._labels).sum()
-        return float(right) / len(self._labels), float(F.cross_entropy(logits, self._labels))
+        right = logits.argmax(dim=1) == self._labels
+        true = logits.double().softmax(dim=1).gather(1, self._labels[:, None]).squeeze(1)
+        return Scores(
+            self.asked[0], self._labels.cpu().numpy(), right.cpu().numpy(), true.nan_to_num(0.0).cpu().numpy()
+        )
 
 
 def told_counts(correct: Sequence[int], total: Sequence[int], withheld: Sequence[int] | None) -> ToldCounts:

@@ -11,7 +11,6 @@ from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest, Maskable
 from perennial.protocol.tensors import content_sha256
 from perennial.server.class_means import unit_means
-from perennial.server.evaluation import Counts
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 Request = TypeVar("Request", bound=Maskable)
@@ -27,14 +26,21 @@ def opened_counts(
     note: Note,
     *,
     noised: bool,
-) -> Counts | None:
-    """Right answers and samples of each class over all sites; None, with a note, when no sum was opened.
+    beside: int = 0,
+) -> tuple[list[int], list[int], list[int]] | None:
+    """(right answers, samples of each class, other counts) over all sites.
 
-    noised: whether the experiment has sites add noise, so that any count can be negative.
+    None, with a note, when no sum was opened. noised: whether the experiment has sites add noise, so that any
+    count can be negative. beside: how many other counts there are.
     """
     try:
+<<<<<<< HEAD
         opened = sums.collect(grid, "evaluation", _about(requests), requests, deadline, note)
         return counts_of(opened.words, requests[0][2].num_classes, noised=noised)
+=======
+        opened = _opened(sums, grid, "evaluation", requests, deadline, note)
+        return counts_of(opened.words, requests[0][2].num_classes, noised=noised, beside=beside)
+>>>>>>> main
     except (NotEnough, ValueError) as missing:
         note("evaluation", str(missing))
         return None

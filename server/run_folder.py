@@ -14,6 +14,7 @@ from perennial.models.saved import Inputs
 from perennial.protocol.messages import RUN_TOKEN, SPLIT_KEY
 from perennial.server.checkpoint import (
     BEFORE,
+    CHECKPOINT,
     LATEST,
     Checkpoint,
     Progress,
@@ -21,7 +22,6 @@ from perennial.server.checkpoint import (
     set_damaged_aside,
 )
 
-CHECKPOINT = "checkpoint"
 FREE_ON_RESUME = ("rounds", "evaluation", "absence")
 """Sections that steer the run and not the result of its past."""
 

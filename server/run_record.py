@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from perennial.foundation.errors import StateError
 from perennial.server.journal import EVENTS, read_events
+from perennial.server.measures.record import Measures, read_measures
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -156,6 +157,7 @@ class Run:
     notes: Sequence[str]
     started: datetime | None
     experiment_text: str
+    measures: Measures | None = None
 
     @property
     def blocks(self) -> Mapping[str, Any]:
@@ -186,7 +188,7 @@ def read_run(folder: Path) -> Run:
             case {"event": "resumed", **facts}:
                 notes.append(f"Resumed at round {facts['round']}." if "round" in facts else "Resumed.")
     in_order = [rounds[number] for number in sorted(rounds)]
-    return Run(folder, summary, in_order, notes, started, experiment_text)
+    return Run(folder, summary, in_order, notes, started, experiment_text, read_measures(folder))
 
 
 def read_summary(folder: Path) -> Summary:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -16,8 +16,9 @@ from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samp
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.server.evaluation import ToldCounts, pooled, told_counts
 from perennial.server.masked_task_end import Note, opened_counts
+from perennial.server.site_tables import SiteTables, check_tables, counts_beside
 from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import ask, check_counts
+from perennial.strategies.round.queries import answers, check_counts
 from perennial.strategies.secure.masked_sums import MaskedSums
 
 ALL_SITES = ""
@@ -30,11 +31,17 @@ _Z = 1.96
 class SiteCounts:
     """by_site: what each told, or all together as ALL_SITES. std: of the noise on a told cell; 0: none.
 
-    A cell is the right or the wrong answers of one class.
+    tables: what they told beside it. A cell is the right or the wrong answers of one class.
     """
 
     by_site: Mapping[str, ToldCounts]
     std: float = 0.0
+    tables: SiteTables = field(default_factory=SiteTables)
+
+    @property
+    def held_out(self) -> int:
+        """Samples that the sites counted."""
+        return sum(samples or 0 for _, total in self.by_site.values() for samples in total)
 
     def together(self, num_classes: int) -> ToldCounts:
         """All sites' counts, added up; noise brings none below 0 and no right answers above the samples."""
@@ -88,25 +95,35 @@ def ask_for_counts(
         return SiteCounts({})
     deadline, noise = experiment.rounds.deadline, count_noise(experiment)
     of_server = experiment.privacy.mode == "client_central"
+    tables, subgroups, first = SiteTables(), 0, requests[0][2]
     if sums is not None:
-        opened = opened_counts(sums, grid, requests, deadline, note, noised=noise is not None)
-        told = {} if opened is None else {ALL_SITES: told_counts(*opened, None)}
+        beside = counts_beside(first.num_classes, subgroups) if first.tables else 0
+        noised = noise is not None
+        opened = opened_counts(sums, grid, requests, deadline, note, noised=noised, beside=beside)
+        if opened is None:
+            return SiteCounts({})
+        correct, total, others = opened
+        told = {ALL_SITES: told_counts(correct, total, None)}
+        tables = SiteTables.of_a_sum(others, first.num_classes, subgroups)
     else:
 
         def check(reply: EvaluateReply) -> None:
             check_counts(reply, None if of_server else noise)
+            check_tables(reply, subgroups, asked=first.tables)
             if of_server and noise is not None and not noise.within(reply.correct, reply.total):
                 raise ProtocolError("EvaluateReply: counts of a larger norm than evaluation.clip_counts")
 
-        replies = ask(grid, exchange, requests, EvaluateReply, deadline, note, check)
-        for site, reply in replies.items():
+        found: dict[str, ToldCounts] = {}
+        for site, reply in answers(grid, exchange, requests, EvaluateReply, deadline, note, check):
             if reply.withheld:
                 note(site, f"withholds the counts of {len(reply.withheld)} classes (its floor)")
-        told = {
-            site: told_counts(reply.correct, reply.total, reply.withheld) for site, reply in replies.items()
-        }
+            found[site] = told_counts(reply.correct, reply.total, reply.withheld)
+            tables.add(site, reply, subgroups)
+        # in the order of the requests, whatever order the replies came in
+        told = {site: found[site] for site, _, _ in requests if site in found}
+        tables.by_site = {site: tables.by_site[site] for site in told if site in tables.by_site}
     if noise is None or not told:
-        return SiteCounts(told)
+        return SiteCounts(told, tables=tables)
     classes, number = requests[0][2].num_classes, requests[0][2].round
     if of_server:
         return SiteCounts({ALL_SITES: _noised(told, classes, noise, experiment, number)}, noise.std)

@@ -22,8 +22,10 @@ from perennial.privacy.statement import Statement, describe
 from perennial.protocol.tensors import content_sha256
 from perennial.server.curriculum import Curriculum
 from perennial.server.journal import read_events
+from perennial.server.measures.record import Measures, read_measures
 from perennial.server.metrics import average_incremental_accuracy, backward_transfer, forgetting
 from perennial.server.privacy_claim import open_channels
+from perennial.server.run_measures import confidence_facts
 
 MODEL_HASHES = ("model_sha256", "group_models_sha256", "personal_models_sha256")
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
@@ -38,7 +40,8 @@ def write_results(
     measured_on: SHA-256 of the server's test samples, which tells runs that can be compared.
     """
     folder = curriculum.folder.path
-    summary = summarise(curriculum, engine) | {"measured_on": measured_on}
+    measures = read_measures(folder)
+    summary = summarise(curriculum, engine) | {"measured_on": measured_on, "measures": _outline(measures)}
     curriculum.journal.write(
         "run_finished", final_accuracy=summary["final_accuracy"], seconds=summary["seconds"]
     )
@@ -50,6 +53,7 @@ def write_results(
         curriculum.registry.classes,
         experiment,
         curriculum.class_means,
+        confidence_facts(measures, one_classifier=curriculum.one_classifier),
     )
     summary["model_file_sha256"] = file_sha256(folder / GLOBAL_MODEL)
     replace_file(folder / "metrics.csv", metrics_csv(read_events(folder)).encode(), mode=0o644)
@@ -58,6 +62,27 @@ def write_results(
 
     write_report(folder)
     return summary
+
+
+def _outline(measures: Measures | None) -> dict[str, Any] | None:
+    """The figures of measures.json that a program compares runs by."""
+    if measures is None:
+        return None
+    calibration = measures.calibration
+    figures = {
+        "balanced_accuracy": measures.balanced_accuracy,
+        "macro_auroc": measures.macro_auroc,
+        "macro_auprc": measures.macro_auprc,
+        "calibration_error": calibration.error,
+        "scaled_calibration_error": calibration.scaled_error,
+    }
+    return {
+        "headline": measures.headline,
+        "source": measures.source,
+        "samples": measures.samples,
+        "temperature": calibration.temperature,
+        **{name: figure.model_dump() for name, figure in figures.items()},
+    }
 
 
 def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
@@ -75,6 +100,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     deployed sites keep theirs to themselves.
     federated_interval: 95 % of federated_accuracy, for the sampling of held-out patients and for noise.
     federated_noise: standard deviation of the noise on a count, of each task; null where it was exact.
+    bounds: site -> in how many rounds `bounds` scaled its update down, and capped its claim of samples.
     bytes_up, bytes_down: of the rounds' tensors.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
@@ -112,6 +138,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         },
         "personal_models_sha256": personal_hashes(curriculum.folder.path),
         "sites": history["sites"],
+        "bounds": curriculum.strategy.running.met if curriculum.strategy.running is not None else {},
         "epsilon": epsilon(curriculum),
         "classes": list(classes),
         "tasks": [

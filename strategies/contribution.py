@@ -1,14 +1,14 @@
-"""What each site's updates have added: Shapley values of any strategy, and sites that add nothing or harm.
+"""What each site's updates have added: Shapley values of any strategy, and which sites add nothing or harm.
 
 Yan et al. 2025 (TriCon-SF, arXiv 2506.16723), equations 10 to 12. The paper leaves open what a coalition of a
 serial method is worth; three readings are offered, and docs/methods/tricon_sf.md says what each one costs and
-assumes.
+assumes. A model is worth the mean over the classes of what it is worth on each, from 0 to 1.
 """
 
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,10 +18,14 @@ from flwr.serverapp import Grid
 
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.foundation.streams import stream
+from perennial.learning.worth import Scores, Utility, Worth, balanced
+from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.services import Services
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
+from perennial.strategies.valuation.harm import HarmTest
+from perennial.strategies.valuation.rollback import Rollback
 from perennial.strategies.valuation.shapley import (
     MOST_EXACT,
     Value,
@@ -30,7 +34,8 @@ from perennial.strategies.valuation.shapley import (
     over_permutations,
     shares,
 )
-from perennial.strategies.valuation.site_utility import SiteJudge
+from perennial.strategies.valuation.site_utility import SiteJudge, site_judge
+from perennial.strategies.valuation.sweeps import checked_counts, sweep_marginals, turn_changes
 from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic
@@ -42,18 +47,22 @@ NULL_UPDATE = 1e-8
 class Contribution(Wrapper):
     """Wraps a strategy and measures the contribution of each site on held-out samples.
 
-    The samples are the server's; with "online", and if the server has none, they are the sites'.
+    The samples are the server's; with "online", and if the server has none, they are the sites'. A site of a
+    ring is flagged for harm when its turns make the model worse at the classes that it trains on itself
+    (valuation/harm.py); that takes its label counts, so "online" and no privacy. If the server has samples, a
+    round after which the model is worth less than chance explains is rolled back (valuation/rollback.py).
 
     estimator: "online" takes a ring's sweeps as they happen for orders of joining; "reconstruct" puts models
     together from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
     names.
-    utility: what a model is worth.
-    samples: on how many held-out samples.
+    utility: what an answer is worth: the probability of the true class, or 1 if it is right. None:
+    probability, or accuracy where the sites measure.
+    samples: on how many held-out samples, as many of each class as of the others.
     permutations: orders drawn at most; None: the larger of 30 and three times the sites.
     exact: all coalitions instead.
     every: one of so many rounds, or with "online" sweeps, is valued, drawn in secret.
-    threshold: part of an equal share below which the whole interval of a flagged site lies, after
-    least_sweeps.
+    false_alarm: probability that an honest site is ever flagged for harm.
+    least_sweeps: turns after which a site that only ever returned what it was sent is flagged.
     on_flag: "exclude" no longer asks flagged sites.
     """
 
@@ -63,12 +72,12 @@ class Contribution(Wrapper):
         self,
         base: IncrementalStrategy,
         estimator: Literal["online", "reconstruct", "replay"] = "online",
-        utility: Literal["accuracy", "neg_loss"] = "accuracy",
+        utility: Utility | None = None,
         samples: int = 200,
         permutations: int | None = None,
         exact: bool = False,
         every: int = 1,
-        threshold: float = 0.1,
+        false_alarm: float = 0.01,
         least_sweeps: int = 5,
         on_flag: Literal["report", "exclude"] = "report",
     ) -> None:
@@ -90,11 +99,21 @@ class Contribution(Wrapper):
         for name, found in (limits | {"least_sweeps": least_sweeps}).items():
             if found < 1 or permutations == 0:
                 raise ValueError(f"{name}: found {found}, allowed 1 and more")
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"threshold: found {threshold}, allowed 0 to 1")
-        self.estimator, self.utility, self.samples = estimator, utility, samples
+        if not 0 < false_alarm < 1:
+            raise ValueError(f"false_alarm: found {false_alarm}, allowed more than 0 and less than 1")
+        if on_flag == "exclude" and estimator != "online":
+            raise ValueError(
+                f"on_flag: found 'exclude' with estimator {estimator!r}; allowed with 'online', whose share "
+                "of wrongly flagged sites has been measured (docs/robustness.md)"
+            )
+        self.estimator, self.samples = estimator, samples
+
+        self._asked_utility = utility
+        self.utility: Utility = utility or "probability"
         self.permutations, self.exact, self.every = permutations, exact, every
-        self.threshold, self.least_sweeps, self.on_flag = threshold, least_sweeps, on_flag
+        self.least_sweeps, self.on_flag = least_sweeps, on_flag
+        self._harm = HarmTest(false_alarm)
+        self._rollback = Rollback()
         self._services: Services | None = None
         self._site_judge: SiteJudge | None = None
         self._rows: list[dict[str, float]] = []
@@ -107,7 +126,9 @@ class Contribution(Wrapper):
     def attach(self, services: Services) -> None:
         """Raises ConfigError where nobody may measure models, or the game is too large to be exact."""
         if services.judge is None:
-            self._site_judge = _site_judge(services, self.estimator, self.utility)
+            if self._asked_utility is None:
+                self.utility = "accuracy"
+            self._site_judge = site_judge(services, self.estimator, self.utility)
         sites = services.experiment.data.sites or 0
         if self.exact and sites > MOST_EXACT:
             raise ConfigError(f"strategy.exact: found {sites} sites, allowed at most {MOST_EXACT}")
@@ -120,7 +141,8 @@ class Contribution(Wrapper):
         super().attach(services)
         self.watchers.append(self._watch)
         if self.turns is not None and self.estimator == "online":
-            self.turns.weigh_by(self._weigh, first=self._site_judge is not None)
+            first = self._site_judge is not None
+            self.turns.weigh_by(self._weigh, first=first, tell=[LABEL_COUNTS] if self.tests_harm else [])
 
     def largest_weight(self) -> float:
         """Raises PrivacyError: what sites have contributed is computed from exact models, and published."""
@@ -128,6 +150,12 @@ class Contribution(Wrapper):
             "strategy: contribution tells what models are worth before the server's noise; privacy.mode "
             "client_central goes with fedavg"
         )
+
+    @property
+    def tests_harm(self) -> bool:
+        """Whether the sites of a ring are asked for label counts, which they refuse under privacy."""
+        assert self._services is not None
+        return self.estimator == "online" and self._services.experiment.privacy.mode == "none"
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """The base's round without excluded sites, then its valuation."""
@@ -146,7 +174,8 @@ class Contribution(Wrapper):
         if not outcome.skipped:
             valuing = clock()
             self._value_round(grid, request, outcome)
-            self._flag(outcome, request.stamp.round)
+            self._flag(outcome)
+            self._roll_back(request, outcome)
             self._seconds["valuing"] += clock() - valuing
         if self._excluded:
             outcome.details["excluded"] = list(self._excluded)
@@ -168,18 +197,20 @@ class Contribution(Wrapper):
 
     # what is worth what
 
-    def utility_of(self, arrays: Arrays) -> float:
-        """Accuracy, or minus the loss, on the held-out samples."""
-        assert self._services is not None and self._services.judge is not None
-        accuracy, loss = self._services.judge(arrays, self.samples)
-        return accuracy if self.utility == "accuracy" else -loss
+    def worth_of(self, arrays: Arrays) -> Worth:
+        """(M,) utility on the held-out samples of each class."""
+        return self._judged(arrays).by_class(self.utility)
 
-    def _weigh(self, arrays: Arrays) -> float | None:
+    def _judged(self, arrays: Arrays) -> Scores:
+        assert self._services is not None and self._services.judge is not None
+        return self._services.judge(arrays, self.samples)
+
+    def _weigh(self, arrays: Arrays) -> Worth | None:
         start = clock()
         judge = self._site_judge
-        utility = self.utility_of(arrays) if judge is None else judge(*self._round, arrays)
+        worth = self.worth_of(arrays) if judge is None else judge(*self._round, arrays)
         self._seconds["valuing"] += clock() - start
-        return utility
+        return worth
 
     def _tell_measuring(self, outcome: RoundOutcome) -> None:
         """What the sites' measuring has sent, and who has not measured."""
@@ -194,9 +225,12 @@ class Contribution(Wrapper):
             weight = self.weight(reply) if self.turns is None else None
             self._updates.setdefault(sweep, Reconstructed(before)).add(reply.site, reply.update, weight)
         null = reply.norm <= self._least_norm
+        self._harm.add_norm(reply.site, reply.scaled)
         if self.turns is None:
             self._count_null(reply.site, null)
-        return {"null": null}
+        if not self.tests_harm:
+            return {"null": null}
+        return {"null": null, "held": checked_counts(reply.metrics.get(LABEL_COUNTS))}
 
     def _value_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         turns = [turn for turn in outcome.details.get("turns", []) if turn["kind"] == "taken"]
@@ -204,7 +238,17 @@ class Contribution(Wrapper):
             self._count_null(turn["site"], turn["null"])
         if self.estimator == "online":
             assert self.turns is not None
-            self._rows += sweep_marginals(turns, outcome.details.get("worth"), self.turns.weighed)
+            changes = list(turn_changes(turns, outcome.details.get("worth"), self.turns.weighed))
+            self._rows += sweep_marginals(changes)
+            for turn, change in changes:
+                self._harm.add(turn["site"], turn.get("held", ()), change)
+            for turn in turns:
+                # of each class for the tests; the journal gets what the model was worth
+                turn.pop("held", None)
+                if turn.get("worth") is not None:
+                    turn["worth"] = balanced(turn["worth"])
+            if outcome.details.get("worth") is not None:
+                outcome.details["worth"] = balanced(outcome.details["worth"])
         elif self._valued(request.stamp.round):
             games: list[Reconstructed | Replayed] = []
             if self.estimator == "replay":
@@ -219,7 +263,8 @@ class Contribution(Wrapper):
                     if len(game.sites) == turns_of.get(sweep, len(game.sites))
                 ]
             for number, game in enumerate(games):
-                phi = self._shapley(len(game.sites), game.value(self.utility_of), request.stamp.round, number)
+                value = game.value(lambda arrays: balanced(self.worth_of(arrays)))
+                phi = self._shapley(len(game.sites), value, request.stamp.round, number)
                 self._rows.append(dict(zip(game.sites, phi.tolist(), strict=True)))
         self._updates = {}
 
@@ -245,29 +290,37 @@ class Contribution(Wrapper):
             return {}
         assert self._services is not None
         marginals = np.array([[row.get(site, 0.0) for site in sites] for row in self._rows])
-        generator = stream(self._services.experiment.seed, "bootstrap", len(self._rows))
-        found = np.stack(shares(marginals, generator), axis=1).tolist()
+        found = np.stack(shares(marginals), axis=1).tolist()
         return {site: (share, low, high) for site, (share, low, high) in zip(sites, found, strict=True)}
 
-    def _flag(self, outcome: RoundOutcome, number: int) -> None:
-        if len(self._rows) < self.least_sweeps:
-            return
-        found = self._shares()
+    def _flag(self, outcome: RoundOutcome) -> None:
+        assert self._services is not None
+        found = self._harm.accused(self._services.schedule.num_classes(self._services.schedule.count))
         flags = {site: self._flags[site] for site in self._excluded}
-        for site, (_, _, high) in found.items():
-            null, turns = self._null.get(site, [0, 0])
+        flags |= {site: accusation.flag for site, accusation in found.items()}
+        for site, (null, turns) in self._null.items():
             if turns >= self.least_sweeps and null == turns:
                 flags[site] = "null update"
-            elif high < self.threshold / len(found):
-                flags[site] = flags.get(site, "low share")
         for site in sorted(flags.keys() - self._flags.keys()):
-            outcome.warnings.append(
-                f"site {site}: contribution flagged ({flags[site]}; interval {found[site][1]:.1%} to "
-                f"{found[site][2]:.1%} of the gain)"
-            )
+            why = found[site].why if site in found else "every update it sent was zero"
+            outcome.warnings.append(f"site {site}: flagged ({flags[site]}): {why}")
         self._flags = flags
         if self.on_flag == "exclude":
             self._excluded = sorted(flags)
+
+    def _roll_back(self, request: RoundRequest, outcome: RoundOutcome) -> None:
+        """Keep the model that the round began with where the new one is worth too little."""
+        if self._site_judge is not None or outcome.arrays is None:
+            return
+        after, before = self._judged(outcome.arrays), self._judged(request.arrays)
+        change, error = after.change(before, self.utility)
+        if self._rollback.refuses(request.stamp.task, change, error):
+            outcome.arrays = dict(request.arrays)
+            outcome.details["rolled_back"] = True
+            outcome.warnings.append(
+                f"round {request.stamp.round} is rolled back: the model's {self.utility} on held-out samples "
+                f"changed by {change:+.3f}, which earlier rounds and the samples' own error do not explain"
+            )
 
     # what stays, and what is reported
 
@@ -280,8 +333,8 @@ class Contribution(Wrapper):
         block = {
             site: {
                 "share": share,
-                "low": low,
-                "high": high,
+                "low": low if math.isfinite(low) else None,
+                "high": high if math.isfinite(high) else None,
                 "flag": self._flags.get(site),
                 "value": totals[site],
             }
@@ -294,6 +347,8 @@ class Contribution(Wrapper):
             "sweeps": len(self._rows),
             "gain": sum(totals.values()),
             "excluded": self._excluded,
+            "harm_tested": self.tests_harm,
+            "rounds_rolled_back": self._rollback.rounds,
             "seconds": round(spent["valuing"], 3),
             "share_of_other_work": round(spent["valuing"] / max(spent["rounds"] - spent["valuing"], 1e-9), 4),
         }
@@ -307,6 +362,8 @@ class Contribution(Wrapper):
             "contribution": {
                 "sites": sites,
                 "null": self._null,
+                "harm": self._harm.state_dict(),
+                "rollback": self._rollback.state_dict(),
                 "flags": self._flags,
                 "excluded": self._excluded,
                 "seconds": self._seconds,
@@ -321,44 +378,13 @@ class Contribution(Wrapper):
             for row in state["contribution_rows"].tolist()
         ]
         self._null, self._flags = facts["null"], facts["flags"]
+        self._harm.load_state_dict(facts["harm"])
+        self._rollback = Rollback(**facts["rollback"])
         self._excluded, self._seconds = facts["excluded"], facts["seconds"]
         super().load_state_dict(state)
-
-
-def sweep_marginals(
-    turns: list[dict[str, Any]], end: float | None, weighed: Container[int]
-) -> list[dict[str, float]]:
-    """For each weighed sweep of one round: site -> what the model was worth after its turn minus before it.
-
-    turns: in the order in which they happened, with "worth" of the model before, where it is known; end: of
-    the model after the last of them. weighed: sweeps whose turns have a worth before and after them.
-    """
-    rows: dict[int, dict[str, float]] = {}
-    worths = [*(turn.get("worth") for turn in turns), end]
-    for turn, before, after in zip(turns, worths, worths[1:], strict=False):
-        if turn["sweep"] in weighed and before is not None and after is not None:
-            rows.setdefault(turn["sweep"], {})[turn["site"]] = after - before
-    return list(rows.values())
 
 
 def _norm(arrays: Arrays) -> float:
     return float(
         torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in arrays.values()]))
     )
-
-
-def _site_judge(services: Services, estimator: str, utility: str) -> SiteJudge:
-    """What measures where the server has no samples. Raises ConfigError where it cannot."""
-    if services.experiment.evaluation.noise_multiplier is not None:
-        raise ConfigError(
-            "strategy: contribution found no held-out samples at the server, and would have every site count "
-            "with noise after each turn; allowed with data.test_fraction above 0 and evaluation.central true"
-        )
-    if estimator != "online" or utility != "accuracy" or not services.experiment.evaluation.federated:
-        raise ConfigError(
-            f"strategy: contribution found no held-out samples at the server, estimator {estimator!r}, "
-            f"utility {utility!r} and evaluation.federated "
-            f"{str(services.experiment.evaluation.federated).lower()}; allowed with data.test_fraction "
-            "above 0 and evaluation.central true, or, measured by the sites, with online, accuracy and true"
-        )
-    return SiteJudge()

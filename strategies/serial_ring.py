@@ -10,7 +10,7 @@ With one segment, a fixed order and no relabelling it is cyclic weight transfer 
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -33,6 +33,9 @@ from perennial.strategies.ring.hop_log import Hop, RingLog
 from perennial.strategies.ring.turns import TakesTurns, Weigh
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
 from perennial.strategies.round.services import Services
+
+TELLING = 3
+"""Turns whose median one dishonest site among them does not move."""
 
 
 class SerialRing(IncrementalStrategy):
@@ -102,6 +105,7 @@ class SerialRing(IncrementalStrategy):
         """Seconds for a hop under Flower's own start(), which tells a strategy no deadline."""
         self._weighing: Weigh | None = None
         self._weigh_first = False
+        self._tell: tuple[str, ...] = ()
         self.weighed: frozenset[int] = frozenset()
         """Sweeps of this round before, in and after which models are weighed."""
         self._chain = Chain()
@@ -140,9 +144,9 @@ class SerialRing(IncrementalStrategy):
     def renames_neurons(self) -> bool:
         return self.relabel != "none"
 
-    def weigh_by(self, weigh: Weigh, *, first: bool) -> None:
+    def weigh_by(self, weigh: Weigh, *, first: bool, tell: Sequence[str] = ()) -> None:
         """The answer costs no time while a site is at work, except where the sites themselves give it."""
-        self._weighing, self._weigh_first = weigh, first
+        self._weighing, self._weigh_first, self._tell = weigh, first, tuple(tell)
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Run one round: `segments` sweeps over all sites, one message at a time.
@@ -161,6 +165,7 @@ class SerialRing(IncrementalStrategy):
             for position, site in enumerate(row)
         ]
         for sweep, position, site in hops[len(log.hops) :]:
+            self._bound_first_turns(log, request)
             log.add(self._hop(grid, request, site, sweep, position, log))
         outcome = self.outcome = log.outcome(request.sites)
         if len(outcome.participants) >= request.quorum:
@@ -173,6 +178,26 @@ class SerialRing(IncrementalStrategy):
             self._cost.add(turns, sent, byte_count(log.arrays), len(request.sites))
         outcome.seconds = time.monotonic() - start
         return outcome
+
+    def _bound_first_turns(self, log: RingLog, request: RoundRequest) -> None:
+        """Bound the turns of a run's first round by those before them, of which no former round tells.
+
+        Nothing bounds the first turns of all. As soon as the next ones show that one of them was too large,
+        the ring begins anew without them.
+        """
+        if self.running is None or not self.running.waiting:
+            return
+        turns = [hop.reply for hop in log.hops if hop.kind == "taken"]
+        self.running.see_all(turns)
+        if len(turns) != TELLING:
+            return
+        largest = max(turns, key=lambda turn: turn.norm)
+        if self.running.exceeds(largest.norm):
+            log.begin_anew(
+                self._first_model(request.arrays),
+                f"the ring began anew, because the update of {largest.site} was above bounds.norm_multiple "
+                f"times the median of the first {TELLING} turns",
+            )
 
     def order(self, request: RoundRequest, sweep: int) -> tuple[str, ...]:
         """The sites in the order of one sweep."""
@@ -211,7 +236,7 @@ class SerialRing(IncrementalStrategy):
             request,
             site,
             arrays,
-            settings=json.dumps({"turn": turn.model_dump()}),
+            settings=json.dumps({"turn": turn.model_dump()} | ({"tell": self._tell} if self._tell else {})),
             held=holds_previous,
             max_update_norm=self.max_update_norm,
             max_samples=self.bounds.max_samples,

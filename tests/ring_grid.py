@@ -1,15 +1,20 @@
 """A ring without training: sites that answer with an update that is computed by hand."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from flwr.app import Message
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
+from perennial.data.schedule import TaskSchedule
 from perennial.engine.grid import InProcessGrid
+from perennial.learning.worth import Scores
+from perennial.protocol.measurements import asked
 from perennial.protocol.messages import Refusal, Stamp, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import RoundRequest
@@ -51,7 +56,12 @@ class ScriptedGrid(InProcessGrid):
         if isinstance(answer, str):
             return [Message(Refusal(site=site, kind="data", reason=answer).to_record(), reply_to=message)]
         reply = TrainReply(
-            **request.stamp_fields, update=Tensors(answer), num_examples=10, train_loss=0.5, steps=1
+            **request.stamp_fields,
+            update=Tensors(answer),
+            num_examples=10,
+            train_loss=0.5,
+            steps=1,
+            metrics=json.dumps({name: [10] for name in asked(request.settings)}),
         )
         return [Message(reply.to_record(), reply_to=message)]
 
@@ -71,15 +81,15 @@ def refuses(request: TrainRequest) -> str:
 
 
 def services(folder: Path | None = None, **changes: Any) -> Services:
-    """What a strategy needs; a model is worth the sum of its parameters, and its loss is minus that."""
+    """What a strategy needs; on its one class a model is worth the sum of its parameters."""
 
-    def judge(arrays: Mapping[str, Tensor], samples: int) -> tuple[float, float]:
+    def judge(arrays: Mapping[str, Tensor], samples: int) -> Scores:
         worth = sum(float(tensor.sum()) for tensor in arrays.values())
-        return worth, -worth
+        return Scores(1, np.zeros(1, np.int64), np.ones(1, np.bool_), np.array([worth]))
 
     return Services(
         experiment=Experiment.model_validate(SETTINGS | changes),
-        schedule=cast(Any, None),
+        schedule=TaskSchedule((0, 2), (3,)),
         input_shape=(4,),
         device=torch.device("cpu"),
         constants=None,

@@ -127,3 +127,14 @@ def test_the_order_of_arrival_in_a_first_round_changes_no_bit() -> None:
         found.append(unpack(arrays, "model")["a"])
         assert len(strategy.outcome.warnings) == 2
     assert all(torch.equal(each, found[0]) for each in found)
+
+
+def test_who_met_a_bound_is_counted_by_rounds() -> None:
+    bounds = begun([1.0, 1.0, 1.0], [10, 10, 10])
+    long = bounds.bounded(reply("long", 9.0), scalable=True)
+    many = bounds.bounded(reply("many", 1.0, 10**6), scalable=True)
+    assert (long.scaled, long.capped, many.scaled, many.capped) == (True, False, False, True)
+    bounds.round_done([long, many, reply("plain", 1.0)])
+    bounds.round_done([long])
+    assert bounds.met == {"long": {"scaled": 2, "capped": 0}, "many": {"scaled": 0, "capped": 1}}
+    assert RunningBounds(BoundsConfig(), bounds.state).met == bounds.met

@@ -5,18 +5,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, services
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
+from perennial.learning.worth import Scores, Worth, balanced
 from perennial.strategies.base import Arrays
 from perennial.strategies.contribution import Contribution
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.serial_ring import SerialRing
 from perennial.strategies.valuation.coalitions import Reconstructed
+from perennial.strategies.valuation.sweeps import checked_counts
 
 RING: Mapping[str, Any] = {"segments": 1, "reshuffle": "never", "relabel": "none"}
 
@@ -59,9 +62,10 @@ def test_models_are_weighed_while_the_next_site_works_and_each_once() -> None:
     weighed: list[tuple[float, int]] = []
     assert strategy.turns is not None
 
-    def noted(arrays: Arrays) -> float:
-        weighed.append((strategy.utility_of(arrays), len(grid.asked)))
-        return weighed[-1][0]
+    def noted(arrays: Arrays) -> Worth:
+        worth = strategy.worth_of(arrays)
+        weighed.append((balanced(worth), len(grid.asked)))
+        return worth
 
     strategy.turns.weigh_by(noted, first=False)
     rounds(strategy, grid, 1)
@@ -105,9 +109,68 @@ def test_a_free_rider_and_a_harmful_site_are_flagged_and_honest_ones_are_not() -
     assert all(entry["flag"] is None for entry in shares(strategy).values()), "too few sweeps to say"
     rounds(strategy, grid, 1)
     flags = {site: entry["flag"] for site, entry in shares(strategy).items()}
-    assert flags == {"a": None, "b": None, "rider": "null update", "harm": "low share"}
+    assert flags == {"a": None, "b": None, "rider": "null update", "harm": None}
+    rounds(strategy, grid, 6)
+    flags = {site: entry["flag"] for site, entry in shares(strategy).items()}
+    assert flags == {"a": None, "b": None, "rider": "null update", "harm": "harm"}
     assert any(
-        "site harm: contribution flagged (low share" in text for text in strategy.base.outcome.warnings
+        "site harm: flagged (harm): 11 of 11 turns made the model worse at the classes" in text
+        for text in strategy.base.outcome.warnings
+    )
+
+
+def test_a_site_that_only_lowers_what_others_hold_is_not_accused() -> None:
+    """Its own class gets better, another's worse: the share is negative, and the site is honest."""
+    strategy = Contribution(SerialRing(**RING))
+    plain = services()
+
+    def judge(arrays: Arrays, samples: int) -> Scores:
+        first, second = arrays["first.weight"][0], arrays["head.weight"][0, 0]
+        values = np.array([float(first), -3.0 * float(second)])
+        return Scores(2, np.array([0, 1]), np.ones(2, np.bool_), values)
+
+    strategy.attach(replace(plain, judge=judge))
+    grid = ScriptedGrid({"a": adds(1.0), "b": adds(1.0)})
+    # the label counts of the scripted sites are of class 0 alone
+    rounds(strategy, grid, 30)
+    block = shares(strategy)
+    assert block["a"]["value"] < 0 and block["b"]["value"] < 0
+    assert {entry["flag"] for entry in block.values()} == {None}
+
+
+def test_under_privacy_nobody_is_asked_for_label_counts_and_nobody_is_accused() -> None:
+    strategy = Contribution(SerialRing(**RING))
+    protected = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}
+    strategy.attach(services(privacy=protected, evaluation={"federated": False}))
+    grid = ScriptedGrid({"a": adds(1.0), "harm": adds(-1.0)})
+    rounds(strategy, grid, 12)
+    assert not any("tell" in request.settings for request in grid.seen)
+    assert strategy.summary_blocks()["valuation"]["harm_tested"] is False
+    assert {entry["flag"] for entry in shares(strategy).values()} == {None}
+
+
+def test_counts_that_are_none_accuse_nobody() -> None:
+    for value in ("many", [1, "2"], [True], {"0": 3}, None):
+        assert checked_counts(value) == []
+    assert checked_counts([3, None, 0]) == [3, None, 0]
+
+
+def test_a_round_that_ruins_the_model_is_rolled_back_and_named() -> None:
+    strategy = valued(SerialRing(**RING))
+    grid = ScriptedGrid({"a": adds(1.0), "b": adds(1.0)})
+    arrays = rounds(strategy, grid, 5)
+    ruined = ScriptedGrid({"a": adds(1.0), "b": adds(-50.0)})
+    outcome = strategy.train_round(ruined, request(ruined, 6, arrays))
+    assert outcome.arrays is not None and not outcome.skipped
+    assert all(torch.equal(outcome.arrays[name], tensor) for name, tensor in arrays.items())
+    assert outcome.details["rolled_back"] is True
+    assert any("round 6 is rolled back" in text for text in outcome.warnings)
+    assert strategy.summary_blocks()["valuation"]["rounds_rolled_back"] == 1
+    # a resumed server goes on with the same memory of what rounds do
+    resumed = valued(SerialRing(**RING))
+    resumed.load_state_dict(strategy.state_dict())
+    assert (
+        resumed.state_dict()["contribution"]["rollback"] == strategy.state_dict()["contribution"]["rollback"]
     )
 
 
@@ -198,7 +261,11 @@ def test_the_players_of_a_game_have_an_order_of_their_own() -> None:
     [
         ({"estimator": "reconstruct", "base": {"name": "serial_ring"}}, "relabel 'permute'"),
         ({"base": "fedavg"}, "found 'online' with base FedAvg"),
-        ({"base": "serial_ring", "threshold": 1.5}, "threshold: found 1.5, allowed 0 to 1"),
+        ({"base": "serial_ring", "false_alarm": 1.0}, "false_alarm: found 1.0, allowed more than 0"),
+        (
+            {"base": "fedavg", "estimator": "reconstruct", "on_flag": "exclude"},
+            "on_flag: found 'exclude' with estimator 'reconstruct'; allowed with 'online'",
+        ),
         (
             {"base": "fedavg", "estimator": "reconstruct", "permutations": 0},
             "permutations: found 0|allowed 1",
@@ -214,7 +281,7 @@ def test_settings_that_cannot_be_valued_are_refused(settings: dict[str, Any], re
 
 
 def test_a_server_without_samples_and_games_too_large_are_refused() -> None:
-    for settings in ({"utility": "neg_loss"}, {"estimator": "replay"}):
+    for settings in ({"utility": "probability"}, {"estimator": "replay"}):
         with pytest.raises(ConfigError, match="no held-out samples at the server"):
             Contribution(SerialRing(), **settings).attach(replace(services(), judge=None))
     silent = services(evaluation={"federated": False})

@@ -135,7 +135,8 @@ def shades(generator: np.random.Generator, size: int) -> tuple[np.ndarray, np.nd
 def as_trained(run: Path, data: dict[str, Any]) -> list[list[str]]:
     """(class, confidence) of each training sample of a run, read as its training read it."""
     saved, x = load_saved(run / "model.safetensors"), load(DataConfig.model_validate(data), 1).train.x
-    sure, label = saved.model(to_float(x, saved.inputs.mean, saved.inputs.std)).softmax(dim=1).max(dim=1)
+    logits = saved.model(to_float(x, saved.inputs.mean, saved.inputs.std))
+    sure, label = (logits / (saved.confidence.temperature or 1)).softmax(dim=1).max(dim=1)
     return [
         [saved.classes[index], f"{share:.4f}"]
         for index, share in zip(label.tolist(), sure.tolist(), strict=True)

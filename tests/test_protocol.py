@@ -117,7 +117,7 @@ def test_what_numpy_writes_is_read(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 def test_counts_are_bounded() -> None:
-    reply = EvaluateReply(**STAMP, correct=[1, -1], total=[2, 2])
+    reply = EvaluateReply(**STAMP, correct=[1, -200_000_000], total=[2, 2])
     with pytest.raises(ProtocolError, match="'correct'"):
         reply.to_record()
 

@@ -8,11 +8,13 @@ import pytest
 import torch
 from ring_grid import START, ScriptedGrid, adds, doubles_and_adds, refuses, request, services
 
+from perennial.config.bounds import BoundsConfig
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import byte_count
 from perennial.strategies.base import TaskStart
 from perennial.strategies.ring import hop_log as ring_log
+from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.serial_ring import SerialRing, frozen_names, layer_names, perturbed
 
 
@@ -40,6 +42,36 @@ def test_with_segments_the_model_goes_round_once_for_each() -> None:
     assert outcome.participants["a"].steps == 3
     assert outcome.arrays is not None
     assert float(outcome.arrays["head.weight"]) == 2 + 3 * 11
+
+
+def bounded_ring(folder: Path | None = None) -> SerialRing:
+    strategy = ring(folder)
+    strategy.running = RunningBounds(BoundsConfig(), {})
+    return strategy
+
+
+@pytest.mark.parametrize("boosted", ["a", "b", "c", "d"])
+def test_in_a_first_round_a_boosted_turn_is_bounded_by_the_others_or_the_ring_begins_anew(
+    boosted: str,
+) -> None:
+    grid = ScriptedGrid({site: adds(1000.0 if site == boosted else 1.0) for site in "abcd"})
+    outcome = bounded_ring().train_round(grid, request(grid))
+    assert outcome.arrays is not None
+    # nobody comes before a; its turn is known for what it is after c's
+    anew = boosted == "a"
+    assert [site for site, _ in outcome.dropped] == (["a", "b", "c"] if anew else [])
+    assert float(outcome.arrays["head.weight"]) == pytest.approx(2 + (1 if anew else 3 + 3))
+    if anew:
+        assert "the ring began anew, because the update of a was above" in outcome.dropped[0][1]
+    else:
+        assert any(f"site {boosted}: update: norm" in text for text in outcome.warnings)
+        assert outcome.participants[boosted].scaled
+
+
+def test_a_ring_of_like_turns_never_begins_anew() -> None:
+    grid = ScriptedGrid({"a": adds(2.5), "b": adds(1.0), "c": adds(0.9), "d": adds(1.1)})
+    outcome = bounded_ring().train_round(grid, request(grid))
+    assert not outcome.dropped and not outcome.warnings
 
 
 def test_all_orders_come_and_about_equally_often() -> None:

@@ -145,11 +145,11 @@ class Comparison:
         return columns, rows
 
     def __str__(self) -> str:
-        tables = [_markdown(*self.cells(), "lr" + "r" * len(self.measures))]
+        tables = [markdown_table(*self.cells(), "lr" + "r" * len(self.measures))]
         if self.differences:
-            tables.append(_markdown(*self.claims(), "llrr"))
+            tables.append(markdown_table(*self.claims(), "llrr"))
         if self.unlike:
-            tables.append(_markdown(*self.reasons(), "lll"))
+            tables.append(markdown_table(*self.reasons(), "lll"))
         return "\n\n".join([*tables, f"page: {self.page}"])
 
 
@@ -298,7 +298,8 @@ def _difference(first: Row, second: Row, measure: str) -> Difference | None:
     return Difference(better, worse, measure, mean, sum(gap > 0 for gap in gaps), len(gaps))
 
 
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    """A table in Markdown. align: one letter a column, l or r."""
     rules = ["---:" if side == "r" else "---" for side in align]
     lines = [columns, rules, *rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)

@@ -41,10 +41,10 @@ class Share(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     share: float
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
     flag: bool | str | None = None
-    """True or a reason: the interval lies below what a contributing site would reach."""
+    """True or a reason for which the site is named."""
 
 
 class Place(BaseModel):
@@ -109,12 +109,18 @@ def personalised_accuracy(content: object, run: Run) -> Section:
     return Section("Personalised models", [figure])
 
 
+def _interval(entry: Share) -> str:
+    if entry.low is None or entry.high is None:
+        return "not known: the gain itself is in doubt"
+    return f"{percent(entry.low)} to {percent(entry.high)}"
+
+
 def contribution(content: object, run: Run) -> Section:
     """site -> {share, low, high, flag}."""
     shares = _checked(dict[str, Share], content, run, "contribution")
     errors = (
-        [max(0.0, entry.high - entry.share) for entry in shares.values()],
-        [max(0.0, entry.share - entry.low) for entry in shares.values()],
+        [0.0 if entry.high is None else max(0.0, entry.high - entry.share) for entry in shares.values()],
+        [0.0 if entry.low is None else max(0.0, entry.share - entry.low) for entry in shares.values()],
     )
     data, layout, height = bars_by_name(
         {site: entry.share for site, entry in shares.items()}, "share", ".1%", errors
@@ -122,9 +128,9 @@ def contribution(content: object, run: Run) -> Section:
     layout["xaxis"] |= {"tickformat": ".0%", "zeroline": True, "zerolinecolor": "var(--quiet)"}
     rows = []
     for site, entry in shares.items():
-        reason = entry.flag if isinstance(entry.flag, str) else "low"
+        reason = entry.flag if isinstance(entry.flag, str) else "flagged"
         flag = element("span", reason, "flag") if entry.flag else ""
-        rows.append([site, percent(entry.share), f"{percent(entry.low)} to {percent(entry.high)}", flag])
+        rows.append([site, percent(entry.share), _interval(entry), flag])
     figure = Figure(
         "contribution",
         "Contribution value of each site",
@@ -138,7 +144,9 @@ def contribution(content: object, run: Run) -> Section:
         ),
     )
     note = (
-        "A low value marks a site to talk to, not proof of fault: rare classes and late entry lower it too."
+        "A low value is no fault: rare classes and late entry lower it. A flag says more: harm, that the "
+        "site's turns made the model worse at the very classes that it trains on; norm, that its updates "
+        "stayed above the bound; null update, that it returned what it was sent."
     )
     return Section("Contribution values", [figure], note)
 
@@ -294,9 +302,25 @@ def _embedded(image: str, run: Run) -> Markup:
     raise StateError(f"{path}: not a PNG or JPEG picture; run the attack again to write it")
 
 
+def bounds(content: object, run: Run) -> Section:
+    """site -> in how many rounds a bound changed what it sent: {scaled, capped}."""
+    met = _checked(dict[str, dict[str, int]], content, run, "bounds")
+    rows = [
+        [site, str(counts.get("scaled", 0)), str(counts.get("capped", 0))] for site, counts in met.items()
+    ]
+    columns = ["site", "rounds with a shortened update", "rounds with a capped claim of samples"]
+    note = (
+        "An update longer than the experiment's bound is shortened to it, and a claim of more samples than "
+        "the others make is capped. A site that meets a bound once may be honest; one that meets it in every "
+        "round boosts its updates, or has far more data than the others."
+    )
+    return Section("Bounds on sites", [panel("Who met a bound", table(columns, rows, "lrr", "Bounds"))], note)
+
+
 BLOCKS: dict[str, Callable[[object, Run], Section]] = {
     "personalised_accuracy": personalised_accuracy,
     "contribution": contribution,
+    "bounds": bounds,
     "digest": digest,
     "attention": attention,
     "clusters": clusters,

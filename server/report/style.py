@@ -100,7 +100,13 @@ tbody th { font-weight: 500; max-width: 16rem; }
 .bar::after { width: var(--share); background: var(--joined); }
 .flag { padding: .05rem .45rem; border-radius: 99px; border: 1px solid var(--c2); color: var(--c2);
   font-size: .8rem; }
-.quiet { color: var(--quiet); }
+.quiet, .interval { color: var(--quiet); }
+.interval { font-size: .86em; }
+.alarms { max-width: 46rem; margin: 1.6rem 0 0; padding: .1rem 0 .1rem 1.1rem;
+  border-left: 4px solid var(--c2); }
+.alarms p { margin: .35rem 0; font-size: 1.16rem; line-height: 1.45; font-weight: 560; text-wrap: pretty; }
+.words { display: grid; grid-template-columns: max-content 1fr; gap: .35rem 1.2rem; max-width: 56rem; }
+.words dt { font-weight: 560; } .words dd { margin: 0; color: var(--quiet); }
 .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%);
   white-space: nowrap; }
 pre {
@@ -122,6 +128,7 @@ footer code { overflow-wrap: anywhere; }
 @media (max-width: 30rem) {
   header, main, footer { padding-left: 1rem; padding-right: 1rem; } header { padding-top: 2rem; }
   nav ul { padding-left: 1rem; padding-right: 1rem; }
+  .words { grid-template-columns: 1fr; gap: .1rem; } .words dd { margin-bottom: .5rem; }
   .card { padding: .85rem .9rem; } .card .value { font-size: 1.35rem; } .story { font-size: 1.05rem; }
   figure, .panel { padding: 1rem .9rem .8rem; border-radius: 12px; }
 }

@@ -24,6 +24,7 @@ from perennial.server.report.markup import (
 )
 from perennial.server.report.method_blocks import BLOCKS
 from perennial.server.report.page import page
+from perennial.server.report.recognition import recognition
 from perennial.server.report.sections import accuracy, cost, origin, privacy, sites, training
 from perennial.server.run_record import Run, Summary, read_run
 
@@ -44,10 +45,9 @@ def write_report(run_folder: Path) -> Path:
 
 
 def _sections(run: Run) -> list[Section]:
-    blocks = [
-        show(run.blocks[name], run) for name, show in BLOCKS.items() if run.blocks.get(name) is not None
-    ]
-    every = [accuracy(run), training(run), sites(run), privacy(run), cost(run), *blocks, origin(run)]
+    blocks = [show(run.blocks[name], run) for name, show in BLOCKS.items() if run.blocks.get(name)]
+    common = [recognition(run), accuracy(run), training(run), sites(run), privacy(run), cost(run)]
+    every = [*common, *blocks, origin(run)]
     return [section for section in every if section is not None]
 
 
@@ -73,10 +73,19 @@ def _header(run: Run) -> Markup:
     return join(
         [
             element("ul", facts, "facts"),
+            _alarms(run),
             element("p", _story(run), "story"),
             element("dl", join(cards), "cards"),
         ]
     )
+
+
+def _alarms(run: Run) -> Markup:
+    """What is wrong with the model, before anything else is said."""
+    wrong = run.measures.headline[:-1] if run.measures is not None else []
+    if not wrong:
+        return Markup()
+    return element("div", join([element("p", sentence) for sentence in wrong]), "alarms")
 
 
 def _final_cards(summary: Summary) -> list[Markup]:
@@ -133,8 +142,12 @@ def _story(run: Run) -> str:
     after = f"After {course} at {plural(len(summary.sites), 'site')}"
     if summary.final_accuracy is None:
         return f"{after}, nobody measured how well the model tells {known} apart."
-    name, value = summary.headline
-    sentences = [f"{after}, the model tells {known} apart with {percent(value)} {name}."]
+    if run.measures is not None and run.measures.headline:
+        figures = run.measures.headline[-1]
+        sentences = [f"{after}: {figures[0].lower()}{figures[1:]}"]
+    else:
+        name, value = summary.headline
+        sentences = [f"{after}, the model tells {known} apart with {percent(value)} {name}."]
     if tasks > 1 and summary.forgetting is not None:
         change = f"{100 * abs(summary.forgetting):.1f} points"
         if summary.forgetting >= 0:

@@ -6,7 +6,7 @@ A round of a ring can take hours, and every turn is work, and under privacy a re
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from perennial.foundation.files import make_folder, replace_file
+from perennial.learning.worth import Worth
 from perennial.protocol.messages import Stamp
 from perennial.protocol.tensors import content_sha256
 from perennial.strategies.base import RoundOutcome
@@ -27,7 +28,11 @@ SAVE_EVERY = 1.0
 
 @dataclass(frozen=True)
 class Hop:
-    """One hop. kind: taken into the model or why not. received, sent: bytes. facts: of whoever watches."""
+    """One hop.
+
+    kind: taken into the model or why not. received, sent: bytes. notes, scaled, capped: what bounds changed.
+    facts: of whoever watches.
+    """
 
     site: str
     sweep: int
@@ -39,6 +44,9 @@ class Hop:
     steps: int = 0
     received: int = 0
     sent: int = 0
+    notes: Sequence[str] = ()
+    scaled: bool = False
+    capped: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -55,8 +63,16 @@ class Hop:
             reply.steps,
             received,
             sent,
+            reply.notes,
+            reply.scaled,
+            reply.capped,
             facts,
         )
+
+    @property
+    def reply(self) -> Admitted:
+        """The reply that was taken, without its tensors."""
+        return Admitted(self.site, {}, self.norm, self.num_examples, self.train_loss, self.steps)
 
 
 @dataclass
@@ -74,7 +90,7 @@ class RingLog:
     arrays: Mapping[str, Tensor]
     route: list[list[str]] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
-    worth: float | None = None
+    worth: Worth | None = None
     _saved: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -111,6 +127,11 @@ class RingLog:
         """Of the turn that the model comes from; 0 before the first."""
         return max((hop.sweep for hop in self.hops if hop.kind == "taken"), default=0)
 
+    def begin_anew(self, arrays: Mapping[str, Tensor], reason: str) -> None:
+        """Drop all turns so far, for this reason, and go on from the round's first model."""
+        self.hops = [replace(hop, kind="dropped", reason=reason) for hop in self.hops]
+        self.arrays, self.worth = arrays, None
+
     def has_trained(self, site: str) -> bool:
         """Whether the site took a turn in this round."""
         return any(hop.site == site and hop.kind == "taken" for hop in self.hops)
@@ -125,6 +146,7 @@ class RingLog:
             absent=[site for site in asked if all(h.kind == "absent" for h in self.hops if h.site == site)],
             bytes_up=sum(hop.received for hop in taken),
             bytes_down=sum(hop.sent for hop in taken),
+            warnings=[f"site {hop.site}: {note}" for hop in taken for note in hop.notes],
             details={
                 "order": self.route,
                 "turns": [
@@ -162,4 +184,6 @@ def _together(site: str, hops: list[Hop]) -> Admitted:
         sum(hop.num_examples for hop in own),
         loss,
         sum(hop.steps for hop in own),
+        scaled=any(hop.scaled for hop in own),
+        capped=any(hop.capped for hop in own),
     )

@@ -1,17 +1,19 @@
 """What a strategy whose sites train one after the other offers to whoever values its turns."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from perennial.learning.worth import Worth
+
 if TYPE_CHECKING:
     from perennial.strategies.base import RoundRequest
     from perennial.strategies.round.gate import Admitted
 
-Weigh = Callable[[Mapping[str, Tensor]], float | None]
-"""From a model to what it is worth; None where nobody could say."""
+Weigh = Callable[[Mapping[str, Tensor]], Worth | None]
+"""From a model to what it is worth on each class; None where nobody could say."""
 
 
 class TakesTurns(Protocol):
@@ -32,8 +34,11 @@ class TakesTurns(Protocol):
         """Whether neurons have other names after a turn, so that updates of two turns cannot be added."""
         ...
 
-    def weigh_by(self, weigh: Weigh, *, first: bool) -> None:
-        """Ask weigh what a model is worth. first: before a site is given the model, not while it works."""
+    def weigh_by(self, weigh: Weigh, *, first: bool, tell: Sequence[str] = ()) -> None:
+        """Ask weigh what a model is worth.
+
+        first: before a site is given the model, not while it works. tell: measurements to ask of each turn.
+        """
         ...
 
     def turn(

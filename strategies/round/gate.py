@@ -36,6 +36,10 @@ class Admitted:
     within_clip_norm: bool | None = None
     notes: tuple[str, ...] = ()
     """What was changed of it on its way in, for the journal."""
+    scaled: bool = False
+    """Whether the update was above the norm bound, and was scaled down."""
+    capped: bool = False
+    """Whether the site counts as fewer samples than it claimed."""
     stand_in: bool = False
     """Made at the server in place of an absent site: what is remembered of a site must not learn from it."""
 

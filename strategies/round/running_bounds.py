@@ -15,12 +15,12 @@ from perennial.config.bounds import BoundsConfig
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.gate import Admitted, Rejected
 
-NORMS, SAMPLES = "norms", "samples"
+NORMS, SAMPLES, MET = "norms", "samples", "met"
 
 
 @dataclass
 class RunningBounds:
-    """state: a dict of the checkpoint, kept up to date here: medians of the latest rounds."""
+    """state: a dict of the checkpoint, kept up to date here: the latest rounds' medians, who met a bound."""
 
     config: BoundsConfig
     state: dict[str, Any]
@@ -28,7 +28,13 @@ class RunningBounds:
     def __post_init__(self) -> None:
         for name in (NORMS, SAMPLES):
             self.state.setdefault(name, [])
+        self.state.setdefault(MET, {})
         self._first: dict[str, float] = {}
+
+    @property
+    def met(self) -> dict[str, dict[str, int]]:
+        """site -> in how many rounds its update was scaled down, and its claim of samples capped."""
+        return self.state[MET]
 
     @property
     def waiting(self) -> bool:
@@ -37,7 +43,7 @@ class RunningBounds:
         return wanted and not self.state[NORMS]
 
     def see_all(self, replies: Iterable[Admitted]) -> None:
-        """The replies of a first round, before any of them is bounded."""
+        """The replies of a first round, before any of them is bounded, or the first turns of a ring."""
         self._first = _medians(replies)
 
     def bounded(self, reply: Admitted, scalable: bool) -> Admitted:
@@ -50,10 +56,10 @@ class RunningBounds:
         samples, most = reply.num_examples, self._most_samples(reply.site)
         if most is not None and samples > most:
             notes.append(f"claims {samples} samples, and counts as {most} (bounds)")
-            samples = most
+            reply = replace(reply, num_examples=most, capped=True)
         limit = self._limit(NORMS, self.config.norm_multiple)
         if limit is None or reply.norm <= limit or not (scalable or self.config.on_norm == "drop"):
-            return replace(reply, num_examples=samples, notes=tuple(notes))
+            return replace(reply, notes=tuple(notes))
         sentence = f"update: norm {reply.norm:.4g} is above {limit:.4g}, {self.config.norm_multiple:g} times "
         sentence += "the median of former rounds (bounds.norm_multiple)"
         if self.config.on_norm == "drop":
@@ -61,13 +67,27 @@ class RunningBounds:
         factor = limit / reply.norm
         update = Tensors({name: tensor * factor for name, tensor in reply.update.items()})
         notes.append(f"{sentence}; scaled down")
-        return replace(reply, update=update, norm=limit, num_examples=samples, notes=tuple(notes))
+        return replace(reply, update=update, norm=limit, notes=tuple(notes), scaled=True)
 
     def round_done(self, replies: Iterable[Admitted]) -> None:
-        """Remember the medians of a round that came to something; replies: those in the model."""
+        """Remember the medians of a round that came to something, and who met a bound.
+
+        replies: those in the model.
+        """
+        replies = list(replies)
+        for reply in replies:
+            if reply.scaled or reply.capped:
+                met = self.state[MET].setdefault(reply.site, {"scaled": 0, "capped": 0})
+                met["scaled"] += reply.scaled
+                met["capped"] += reply.capped
         for name, value in _medians(replies).items():
             self.state[name] = [*self.state[name], value][-self.config.window :]
         self._first = {}
+
+    def exceeds(self, norm: float) -> bool:
+        """Whether an update of this norm is above the bound."""
+        limit = self._limit(NORMS, self.config.norm_multiple)
+        return limit is not None and norm > limit
 
     def _most_samples(self, site: str) -> int | None:
         if site in self.config.registered:

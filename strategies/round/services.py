@@ -10,6 +10,7 @@ from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.data.schedule import TaskSchedule
+from perennial.learning.worth import Scores
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.entries import Entry
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""
+
+
+Judge = Callable[[Mapping[str, Tensor], int], Scores]
+"""(model, samples at most) -> its answers to the server's own samples."""
 
 
 class ReleaseRecord(Protocol):
@@ -39,8 +44,8 @@ class Services:
     calls, so a strategy that trains takes a copy.
     measure: counts of given arrays on the server's held-out samples of the classes seen so far; None where
     the server has none.
-    judge: (accuracy, mean cross entropy) of given arrays on at most so many of these samples, the same ones
-    in every call of a task; None where the server has none.
+    judge: the answers of given arrays to at most so many of these samples, the same ones in every call of a
+    task; None where the server has none.
     folder: where a strategy may keep a file of its own that a resumed run finds again.
     releases: the server's record of what sites are asked to release; None where nothing is protected.
     secret: of the run, which no site knows; None in simulation, where it is the experiment's seed and every
@@ -55,7 +60,7 @@ class Services:
     constants: tuple[Tensor, Tensor] | None
     load: Callable[[Mapping[str, Tensor]], IncrementalModel]
     measure: Callable[[Mapping[str, Tensor]], Counts] | None
-    judge: Callable[[Mapping[str, Tensor], int], tuple[float, float]] | None = None
+    judge: Judge | None = None
     folder: Path | None = None
     releases: ReleaseRecord | None = None
     secret: int | None = None

@@ -5,7 +5,6 @@ sum.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +19,9 @@ from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import content_sha256
 from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.services import Judge
 from perennial.strategies.secure.masked_sums import MaskedSums
 
-Judge = Callable[[Arrays, int], tuple[float, float]]
-"""(model, samples at most) -> (accuracy, loss) on the server's own samples."""
 JUDGED = 2_000
 MOST_HALVINGS = 6
 
@@ -100,15 +98,15 @@ class MaskedRound:
         largest, arrays = self._sums.settings.largest_drop, dict(after)
         if largest is None or self._judge is None:
             return arrays
-        least = self._judge(before, JUDGED)[0] - largest
+        least = self._judge(before, JUDGED).balanced_accuracy - largest
         halvings = 0
-        while (found := self._judge(arrays, JUDGED)[0]) < least and halvings < MOST_HALVINGS:
+        while (found := self._judge(arrays, JUDGED).balanced_accuracy) < least and halvings < MOST_HALVINGS:
             arrays = {name: (tensor + before[name]) / 2 for name, tensor in arrays.items()}
             halvings += 1
         if halvings:
             outcome.warnings.append(
-                f"the accuracy would have fallen by more than secure.largest_drop {largest:g}; the update "
-                f"was halved {halvings} times, to {found:.3f}"
+                f"the balanced accuracy would have fallen by more than secure.largest_drop {largest:g}; the "
+                f"update was halved {halvings} times, to {found:.3f}"
             )
         return arrays
 

@@ -1,7 +1,7 @@
 """Shapley values: what each player adds to a game, averaged over the orders in which players can join.
 
 Players are 0 .. N-1; a game is a function from a set of players to a number. Shapley 1953; sampling with
-truncation: Ghorbani and Zou 2019 (arXiv 1904.02868); shares of a run with an interval: bootstrap over sweeps.
+truncation: Ghorbani and Zou 2019 (arXiv 1904.02868).
 """
 
 import math
@@ -14,6 +14,8 @@ Value = Callable[[frozenset[int]], float]
 
 MOST_EXACT = 12
 """Players of an exact game: 2^12 values."""
+LEAST_GAIN = 1e-3
+"""What shares are of, in a run that gained less."""
 BATCH = 10
 """Orders between looks at the stop rule."""
 
@@ -79,17 +81,33 @@ def drawn_permutations(players: int, count: int, generator: np.random.Generator)
         yield generator.permutation(players)
 
 
-def shares(
-    marginals: np.ndarray, generator: np.random.Generator, least_gain: float = 1e-3, draws: int = 1000
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(share, low, high), each (N,): a player's part of the whole gain, and one-sided 95 % bounds either way.
+def shares(marginals: np.ndarray, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(share, low, high), each (N,): a player's part of the whole gain, and one-sided bounds either way.
 
-    marginals: (S, N), a row for each sweep; their sum is the gain. The bootstrap draws sweeps with
-    replacement.
+    The bounds cover at the number of sweeps that there are: Fieller's for a ratio of two means, with
+    Student's quantile. Where the gain itself is in doubt, and with one sweep, they are infinite.
+    Fieller 1954, doi 10.1111/j.2517-6161.1954.tb00159.x.
+
+    marginals: (S, N), a row for each sweep; their sum is the gain.
     """
-    gain = max(float(marginals.sum()), least_gain)
+    from scipy.special import stdtrit  # by use: a run without contribution values never needs it
+
     sweeps = len(marginals)
-    drawn = generator.integers(sweeps, size=(draws, sweeps)) + sweeps * np.arange(draws)[:, None]
-    counts = np.bincount(drawn.ravel(), minlength=draws * sweeps).reshape(draws, sweeps)
-    low, high = np.quantile(counts @ marginals / gain, [0.05, 0.95], axis=0)
-    return marginals.sum(axis=0) / gain, low, high
+    gains = marginals.sum(axis=1)
+    total = float(gains.sum())
+    share = marginals.sum(axis=0) / max(total, LEAST_GAIN)
+    low, high = np.full_like(share, -np.inf), np.full_like(share, np.inf)
+    if sweeps < 2 or total <= 0:
+        return share, low, high
+    quantile = float(stdtrit(float(sweeps - 1), confidence)) ** 2
+    mean, gain = marginals.mean(axis=0), total / sweeps
+    centred, spread = marginals - mean, gains - gain
+    factor = quantile / (sweeps - 1) / sweeps
+    # the shares r for which |mean - r gain| is within its own uncertainty: a r^2 - 2 b r + c <= 0
+    a = gain**2 - factor * (spread @ spread)
+    b = mean * gain - factor * (centred.T @ spread)
+    c = mean**2 - factor * (centred**2).sum(axis=0)
+    if a > 0:
+        root = np.sqrt(np.maximum(b**2 - a * c, 0.0))
+        low, high = (b - root) / a, (b + root) / a
+    return share, low, high

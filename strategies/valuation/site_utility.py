@@ -4,17 +4,20 @@ from statistics import median
 
 from flwr.serverapp import Grid
 
+from perennial.foundation.errors import ConfigError
+from perennial.learning.worth import Worth
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import Arrays, RoundRequest
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask, check_counts
+from perennial.strategies.round.services import Services
 
 
 class SiteJudge:
-    """Asks all sites of a round to measure a model, and takes the median of their accuracies.
+    """Asks all sites of a round to measure a model, and takes the median of their accuracies on each class.
 
-    So a site that lies, or a few, cannot move it far.
+    So a site that lies, or a few of those that hold a class, cannot move it far.
 
     sent: bytes of the models that were sent.
     failed: site -> why it did not measure, of the latest round.
@@ -25,8 +28,8 @@ class SiteJudge:
         self.failed: dict[str, str] = {}
         self._exchange = Exchange()
 
-    def __call__(self, grid: Grid, request: RoundRequest, arrays: Arrays) -> float | None:
-        """Median accuracy; None when no site has measured."""
+    def __call__(self, grid: Grid, request: RoundRequest, arrays: Arrays) -> Worth | None:
+        """Median accuracy on each class; None when no site has measured."""
         requests = [
             (site, node, self._message(site, request, arrays)) for site, node in request.sites.items()
         ]
@@ -40,8 +43,12 @@ class SiteJudge:
             self.failed.__setitem__,
             check_counts,
         )
-        shares = [sum(reply.correct) / sum(reply.total) for reply in replies.values() if sum(reply.total)]
-        return median(shares) if shares else None
+        shares: list[list[float]] = [[] for _ in range(request.stamp.num_classes)]
+        for reply in replies.values():
+            for label, (correct, total) in enumerate(zip(reply.correct, reply.total, strict=True)):
+                if total:
+                    shares[label].append(correct / total)
+        return [median(found) if found else None for found in shares] if any(shares) else None
 
     def _message(self, site: str, request: RoundRequest, arrays: Arrays) -> EvaluateRequest:
         return EvaluateRequest(
@@ -49,3 +56,20 @@ class SiteJudge:
             arrays=Tensors(arrays),
             **request.previous.fields_of(site),
         )
+
+
+def site_judge(services: Services, estimator: str, utility: str) -> SiteJudge:
+    """What measures models if the server has no samples. Raises ConfigError if sites cannot either."""
+    if services.experiment.evaluation.noise_multiplier is not None:
+        raise ConfigError(
+            "strategy: contribution found no held-out samples at the server, and would have every site count "
+            "with noise after each turn; allowed with data.test_fraction above 0 and evaluation.central true"
+        )
+    if estimator != "online" or utility != "accuracy" or not services.experiment.evaluation.federated:
+        raise ConfigError(
+            f"strategy: contribution found no held-out samples at the server, estimator {estimator!r}, "
+            f"utility {utility!r} and evaluation.federated "
+            f"{str(services.experiment.evaluation.federated).lower()}; allowed with data.test_fraction "
+            "above 0 and evaluation.central true, or, measured by the sites, with online, accuracy and true"
+        )
+    return SiteJudge()

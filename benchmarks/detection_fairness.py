@@ -1,0 +1,191 @@
+"""Whom a ring accuses, rightly and wrongly: `python -m perennial.benchmarks.detection_fairness`.
+
+Digits, one dishonest site of 8 or 20, by heterogeneity, with one task and with five; every sweep is valued.
+A cell has the same seeds without attack and with each attack, and at least 300 honest sites. An attack counts
+as harmful where it costs the final accuracy more than HARMFUL beside the run of the same seed without it.
+Writes results/detection_fairness.jsonl, a line a run, and detection_fairness.md; goes on where it stopped.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perennial.benchmarks.dishonest import Attack, attacked_run
+from perennial.benchmarks.environment import machine, versions
+from perennial.config.run import APP_ROOT, RunSettings
+from perennial.foundation.files import replace_file
+from perennial.privacy.attacks.audit import clopper_pearson
+
+RESULT = Path(__file__).with_name("results") / "detection_fairness.jsonl"
+PAGE = RESULT.with_suffix(".md")
+EXPERIMENT = APP_ROOT / "experiments" / "tricon_sf_digits.yaml"
+ATTACKS = (
+    "label_flip",
+    "one_class_flip",
+    "sign_flip",
+    "scaling:boost=10",
+    "scaling:boost=100",
+    "random",
+    "inner_product",
+    "free_rider",
+)
+SEEDS = {8: (1, 2, 3, 4, 5), 20: (1, 2)}
+"""By number of sites: with 9 runs a seed, 320 and 344 honest sites a cell."""
+HARMFUL = 0.02
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A federation. alpha: of the Dirichlet division."""
+
+    sites: int
+    alpha: float
+    tasks: int
+
+    @property
+    def overrides(self) -> list[str]:
+        rounds = 8 if self.tasks == 1 else 4
+        return [
+            f"data.sites={self.sites}",
+            f"data.partition.alpha={self.alpha}",
+            "data.partition.min_samples=0",
+            f"tasks.count={self.tasks}",
+            f"tasks.rounds={rounds}",
+            "learner.memory={selection: herding, per_class: 10}",
+            "evaluation.every=task",
+            "strategy.every=1",
+        ]
+
+
+CELLS = [Cell(sites, alpha, tasks) for tasks in (1, 5) for sites in (8, 20) for alpha in (1.0, 0.5, 0.3, 0.1)]
+
+
+def planned() -> Iterator[tuple[Cell, int, str]]:
+    """(cell, seed, attack), "" for none, in the order in which they are made."""
+    for cell in CELLS:
+        for seed in SEEDS[cell.sites]:
+            for attack in ("", *ATTACKS):
+                yield cell, seed, attack
+
+
+def one_run(cell: Cell, seed: int, attack: str) -> dict[str, Any]:
+    """Final accuracy and the flags of one run."""
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = json.dumps([*cell.overrides, f"seed={seed}"])
+        summary = attacked_run(RunSettings(str(EXPERIMENT), overrides, runs=folder, device="cpu"), attack)
+    flags = {site: entry["flag"] for site, entry in summary["contribution"].items() if entry["flag"]}
+    return {
+        **asdict(cell),
+        "seed": seed,
+        "attack": attack,
+        "final_accuracy": summary["final_accuracy"],
+        "flags": flags,
+        "rolled_back": summary["valuation"]["rounds_rolled_back"],
+        "sweeps": summary["valuation"]["sweeps"],
+    }
+
+
+def dishonest(cell: Cell, attack: str) -> set[str]:
+    """The sites that attack: the last ones."""
+    count = Attack.parsed(attack).sites if attack else 0
+    return {f"site-{number}" for number in range(cell.sites - count, cell.sites)}
+
+
+def share(hits: int, of: int) -> str:
+    """A share in per cent with its interval."""
+    if not of:
+        return "-"
+    low, high = clopper_pearson(hits, of, (1 - CONFIDENCE) / 2)
+    return f"{hits} of {of} ({100 * float(low):.1f} to {100 * float(high):.1f} %)"
+
+
+def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> str:
+    """The cell's line of the page."""
+    clean = {run["seed"]: run["final_accuracy"] for run in runs if not run["attack"]}
+    wrong = honest = found = harmful = 0
+    for run in runs:
+        bad = dishonest(cell, run["attack"])
+        honest += cell.sites - len(bad)
+        wrong += len(run["flags"].keys() - bad)
+        if bad and run["final_accuracy"] < clean[run["seed"]] - HARMFUL:
+            harmful += len(bad)
+            found += len(run["flags"].keys() & bad)
+    accuracy = sum(clean.values()) / max(len(clean), 1)
+    division = f"{cell.sites} sites, Dirichlet {cell.alpha:g}, {cell.tasks} task{'s' * (cell.tasks > 1)}"
+    return f"| {division} | {share(wrong, honest)} | {share(found, harmful)} | {100 * accuracy:.1f} |"
+
+
+def missed(runs: Sequence[dict[str, Any]]) -> str:
+    """Harmful attackers that nobody accused, by attack."""
+    clean = {key(run)[:-1]: run["final_accuracy"] for run in runs if not run["attack"]}
+    lines = []
+    for attack in ATTACKS:
+        of = [r for r in runs if r["attack"] == attack]
+        harmful = [r for r in of if r["final_accuracy"] < clean[key(r)[:-1]] - HARMFUL]
+        hits = sum(bool(r["flags"].keys() & dishonest(cell_of(r), attack)) for r in harmful)
+        every = sum(bool(r["flags"].keys() & dishonest(cell_of(r), attack)) for r in of)
+        lines.append(f"| {attack} | {share(hits, len(harmful))} | {every} of {len(of)} |")
+    return "\n".join(lines)
+
+
+def key(run: dict[str, Any]) -> tuple[Any, ...]:
+    return run["sites"], run["alpha"], run["tasks"], run["seed"], run["attack"]
+
+
+def cell_of(run: dict[str, Any]) -> Cell:
+    return Cell(run["sites"], run["alpha"], run["tasks"])
+
+
+def page(runs: Sequence[dict[str, Any]]) -> str:
+    """The committed page of all runs that there are."""
+    rows = [
+        row(cell, [run for run in runs if cell_of(run) == cell])
+        for cell in CELLS
+        if any(cell_of(run) == cell for run in runs)
+    ]
+    return "\n".join(
+        [
+            "# Whom a ring accuses, rightly and wrongly",
+            "",
+            f"`python -m perennial.benchmarks.detection_fairness`, {len(runs)} of {len(list(planned()))} "
+            f"runs; intervals are exact at {CONFIDENCE:.0%}.",
+            "",
+            "Digits, `contribution` around a ring of 4 segments, every sweep valued, one site of 8 or 20 "
+            "dishonest. Wrongly accused: honest sites with any flag, over the runs without attack and with "
+            f"each. Harmful: attackers that cost the final accuracy more than {100 * HARMFUL:.0f} points "
+            "beside the same seed without attack.",
+            "",
+            "| federation | honest sites wrongly accused | harmful attackers accused | accuracy, no attack |",
+            "| --- | --- | --- | --- |",
+            *rows,
+            "",
+            "| attack | accused where harmful | accused in all |",
+            "| --- | --- | --- |",
+            missed(runs),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    lines = RESULT.read_text().splitlines() if RESULT.exists() else []
+    runs = [json.loads(line) for line in lines]
+    done = {key(run) for run in runs}
+    for cell, seed, attack in planned():
+        if (cell.sites, cell.alpha, cell.tasks, seed, attack) in done:
+            continue
+        runs.append(one_run(cell, seed, attack) | {"machine": machine(), "versions": versions()})
+        lines.append(json.dumps(runs[-1]))
+        replace_file(RESULT, ("\n".join(lines) + "\n").encode())
+    replace_file(PAGE, page(runs).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""perennial check --resume: what would happen if a run went on with its data as they are now."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from perennial.config.experiment import Experiment, load_experiment
+from perennial.foundation.errors import StateError
+
+if TYPE_CHECKING:
+    from perennial.data.federation import Federation
+
+
+def check_resume_command(run: Path, experiment: Path | None) -> None:
+    """Print what the run has learnt, what its data add to it, and what it needs of the old data.
+
+    experiment: a file with more classes; None: the run's own. Raises a PerennialError that says why the run
+    cannot go on.
+    """
+    import torch
+
+    from perennial.server.continuation import Learnt, continued
+    from perennial.server.preflight import preflight
+
+    stored = run / "experiment.yaml"
+    if not stored.exists():
+        raise StateError(f"{run}: no run to resume here (experiment.yaml is missing)")
+    old = load_experiment(stored)
+    learnt = Learnt.of(run, old)
+    console = Console(highlight=False, markup=False)
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True)
+
+    if learnt is None:
+        say(f"{run}: no round was done; it would start over")
+        return
+    schedule, names = learnt.registry.schedule, learnt.registry.classes
+    say(f"{run}: has learnt {len(names)} classes in {schedule.count} tasks: {', '.join(names)}")
+    new = continued(run, old, load_experiment(experiment) if experiment is not None else old)
+    checked = preflight(new, torch.device("cpu"))
+    registry = checked.facts.registry
+    if not learnt.finished:
+        say(f"it is not finished, and would go on with task {schedule.count}")
+    for task in range(schedule.count + 1, registry.schedule.count + 1):
+        classes = ", ".join(registry.classes[label] for label in registry.schedule.classes_of(task))
+        say(f"would learn task {task}: {classes} ({registry.schedule.rounds[task - 1]} rounds)")
+    if new.data.only_at_sites:
+        say("the data are at the sites; each says for itself what it needs of its old data")
+    else:
+        for line in _of_the_data(run, new, len(names), grows=registry.schedule.count > schedule.count):
+            say(line)
+    for note in checked.facts.notes:
+        say(f"note: {note}")
+    say("ok")
+
+
+def _of_the_data(run: Path, experiment: Experiment, known: int, *, grows: bool) -> Iterator[str]:
+    """What a simulation's data hold of the classes that were learnt, and what of it is used."""
+    import numpy as np
+
+    from perennial.client.learnt import FOLDER, learnt_hashes
+    from perennial.config.simulation import simulated_federation
+
+    federation = simulated_federation(experiment)
+    folders = sorted(run.glob(f"sites/*/runs/*/{FOLDER}"))
+    hashes = learnt_hashes(folders, before_task=1 << 30)
+    rows = np.concatenate(
+        [site.task_indices("train", 0, known).numpy() for site in federation.sites.values()]
+    )
+    keyed = next(iter(federation.sites.values())).keyed
+    fresh = int((~np.isin(keyed.values("learnt", rows), hashes)).sum()) if folders else 0
+    replays = experiment.learner.memory is not None
+    if fresh and not grows:
+        yield (
+            f"{fresh} training records of known classes are new, and there is no new class: nothing would be "
+            "learnt. Records of known classes are learnt with the next class that is new; to learn them now, "
+            "begin a new run"
+        )
+    elif fresh and replays:
+        yield f"{fresh} new records of known classes would be learnt with it, beside the exemplars"
+    elif fresh:
+        yield (
+            f"{fresh} new records of known classes would not be learnt: without learner.memory a task trains "
+            "on its own classes alone"
+        )
+    if not grows and not fresh:
+        yield "there is no new class and no new record: the run is as it would be"
+    lacking = [name for name in federation.classes[:known] if not _held(federation, name)]
+    if lacking:
+        yield (
+            f"no record is there any more of {', '.join(lacking)}: nothing of them is needed to train, and "
+            "they are not measured any more"
+        )
+    elif grows and replays:
+        yield "of the old data the exemplars that sites chose are needed, and test samples to measure them"
+    elif grows:
+        yield "the old data are needed to measure earlier classes, and not to train"
+
+
+def _held(federation: "Federation", name: str) -> bool:
+    """Whether any record of a class is there, in whatever part."""
+    label = federation.classes.index(name)
+    site = next(iter(federation.sites.values()))
+    return bool((site.y == label).any())

@@ -1,0 +1,93 @@
+"""Tables of counts that a site tells beside its right answers: which class was called what, how probably.
+
+They leave exact or not at all: the site's policy must answer measures, and samples of a class whose counts
+the floor keeps here are in none of them.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from perennial.client.class_means import own_class_means
+from perennial.client.floor import withheld
+from perennial.client.held_out import HeldOutCounts, exact_rows, sent_means
+from perennial.client.site import Site
+from perennial.config.evaluation import asks_for_tables
+from perennial.learning.evaluation_tables import MOST_CLASSES, EvaluationTables
+from perennial.learning.scored import Scored, score
+from perennial.models.incremental import IncrementalModel
+from perennial.protocol.messages import EvaluateRequest
+
+
+@dataclass(frozen=True)
+class ToldTables:
+    """tables: without what the floor keeps here. uncalibrated: classes whose calibration samples it keeps."""
+
+    tables: EvaluationTables
+    uncalibrated: list[int]
+
+
+def with_tables(site: Site, request: EvaluateRequest) -> bool:
+    """Whether the request is one for tables too."""
+    return request.tables and asks_for_tables(site.experiment) and request.num_classes <= MOST_CLASSES
+
+
+def score_held_out(site: Site, request: EvaluateRequest, model: IncrementalModel) -> Scored | None:
+    """The samples that count, under the model; None where no table may leave."""
+    if not with_tables(site, request) or "measures" not in site.identity.policy.answers:
+        return None
+    rows = exact_rows(site, request.num_classes)
+    return _score(site, request, model, rows)
+
+
+def told_tables(
+    site: Site, request: EvaluateRequest, model: IncrementalModel, scored: Scored, counts: HeldOutCounts
+) -> ToldTables:
+    """The tables of the samples whose classes are told; of validation and calibration samples beside them.
+
+    scored: of score_held_out(). counts: those that leave with them, which were charged to the ledger.
+    """
+    told = ~np.isin(scored.label, counts.withheld or [])
+    tables = scored.pick(told).tables()
+    policy, classes = site.identity.policy, request.num_classes
+    validation = site.data.task_indices("validation", 0, classes)
+    # without test samples the validation samples are those that are judged
+    if len(site.data.test) and len(validation) >= max(1, policy.min_samples):
+        fitted = _score(site, request, model, validation)
+        tables = replace(
+            tables,
+            likelihood=fitted.likelihood.sum(axis=0),
+            validation=np.array([len(fitted)], dtype=np.int64),
+        )
+    calibration = site.data.task_indices("calibration", 0, classes)
+    uncalibrated: list[int] = []
+    if len(calibration):
+        if site.data.patients:
+            calibration = site.data.one_of_each_patient(calibration, "calibration")
+        own = _score(site, request, model, calibration).own_scores()
+        uncalibrated = sorted(withheld(policy, "evaluate", own.sum(axis=1).tolist()))
+        own[uncalibrated] = 0
+        tables = replace(tables, calibration=own)
+    return ToldTables(tables, uncalibrated)
+
+
+def counts_beside(
+    site: Site, request: EvaluateRequest, counts: HeldOutCounts, told: ToldTables | None
+) -> list[int]:
+    """What a masked sum has beside right answers and samples: the tables, and of how many sites they are.
+
+    Every site sends as many numbers, so that a sum does not tell who keeps its tables to itself; the last one
+    counts sites that keep something small to themselves.
+    """
+    if not with_tables(site, request):
+        return []
+    tables = EvaluationTables.empty(request.num_classes) if told is None else told.tables
+    suppressed = told is not None and bool(counts.withheld or told.uncalibrated)
+    return [*tables.vector().tolist(), int(told is not None), int(suppressed)]
+
+
+def _score(site: Site, request: EvaluateRequest, model: IncrementalModel, rows: Tensor) -> Scored:
+    sent = request.class_means
+    means = own_class_means(site, request, model) if sent is None else sent_means(model, sent)
+    return score(model, site.samples(rows), means, site.feature_folder)

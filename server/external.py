@@ -1,0 +1,176 @@
+"""External validation: a finished model on labelled data from outside the federation."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from perennial.config.yaml_file import apply_overrides, read_yaml, validate
+from perennial.data.config import DataConfig
+from perennial.data.folder import SUFFIXES
+from perennial.data.samples import Samples, fill_missing, stored_as
+from perennial.data.sources import load
+from perennial.data.splits import KeyedHash
+from perennial.data.table import read_columns
+from perennial.foundation.errors import DataError
+from perennial.foundation.files import make_folder, replace_file
+from perennial.learning.batches import TrainingSet
+from perennial.learning.evaluation_tables import MOST_CLASSES, TEMPERATURES
+from perennial.learning.scored import score_logits
+from perennial.models.saved import SavedModel
+from perennial.server.measures.assemble import (
+    calibration,
+    class_measures,
+    judged_sets,
+    part_measures,
+    patient_intervals,
+    whole_measures,
+)
+from perennial.server.measures.headline import headline
+from perennial.server.measures.record import (
+    Measures,
+    PartMeasures,
+    PredictionSets,
+    SetThreshold,
+    write_measures,
+)
+from perennial.server.report.markup import element, join
+from perennial.server.report.page import page
+from perennial.server.report.recognition import recognition_parts, recognition_section
+
+OF_THE_RUN = ("labels", "label_column", "patient", "arrays", "dataset")
+"""Keys that are taken over from the run's own data where they fit the source."""
+
+
+def outside_data(saved: SavedModel, path: Path, overrides: Sequence[str]) -> DataConfig:
+    """The data block with which labelled data are read as the model's own were.
+
+    path: a folder of class folders, a manifest, a table, an .npz file, or a YAML file with a data block.
+    overrides: KEY=VALUE of the block. Raises ConfigError naming a faulty key, DataError for another path.
+    """
+    content = read_yaml(path) if path.suffix in (".yaml", ".yml") else _inferred(saved, path)
+    content["classes"] = list(saved.classes)
+    return validate(DataConfig, apply_overrides(content, list(overrides)), f"data block of {path}")
+
+
+def _inferred(saved: SavedModel, path: Path) -> dict[str, Any]:
+    settings, inputs = saved.settings["data"], saved.inputs
+    of_images = len(inputs.shape) == 3
+    source = _source_of(path, of_images=of_images)
+    content: dict[str, Any] = {"source": source, "path": str(path.absolute())}
+    if settings.get("source") == source:
+        content |= {key: settings[key] for key in OF_THE_RUN if settings.get(key)}
+    if source == "csv":
+        content["columns"] = inputs.columns
+    elif of_images and inputs.stored == "uint8":
+        channels, height, width = inputs.shape
+        content |= {"image_size": [height, width], "color": "gray" if channels == 1 else "rgb"}
+    return content
+
+
+def _source_of(path: Path, *, of_images: bool) -> str:
+    if path.is_dir():
+        return "folder"
+    if path.suffix.lower() == ".npz":
+        return "npz"
+    if path.suffix.lower() != ".csv":
+        hint = "; an image alone has no label" if path.suffix.lower() in SUFFIXES else ""
+        raise DataError(f"{path}: allowed a folder, .csv, .npz or .yaml with labelled data{hint}")
+    names, _ = read_columns(path)
+    return "folder" if of_images and {"path", "label"} <= set(names) else "csv"
+
+
+def judge(saved: SavedModel, config: DataConfig, name: str) -> Measures:
+    """Every measure of a model on all samples of a data block; name: of the data, for errors."""
+    if len(saved.classes) > MOST_CLASSES:
+        raise DataError(f"evaluate: found a model of {len(saved.classes)} classes, allowed {MOST_CLASSES}")
+    source = load(config, seed=0)
+    parts = [source.train] + ([source.test] if source.test is not None else [])
+    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    inputs = saved.inputs
+    found = f"{stored_as(x)} {tuple(x.shape[1:])}"
+    if found != f"{inputs.stored} {inputs.shape}":
+        raise DataError(f"{name}: samples are {found}; this model takes {inputs.stored} {inputs.shape}")
+    fill_missing(x, inputs.mean)
+    data = TrainingSet(x, y, inputs.mean, inputs.std)
+    scored = score_logits(saved.classifier, data, len(saved.classes))
+    tables, temperature = scored.tables(), saved.confidence.temperature
+    if temperature not in TEMPERATURES:
+        temperature = None
+    patients = _patients(parts)
+    intervals = None if patients is None else patient_intervals(scored, patients, temperature)
+    classes = class_measures(tables, saved.classes, intervals)
+    sets = _sets(saved)
+    measures = Measures(
+        source="external",
+        samples=len(scored),
+        held_out=len(scored),
+        interval="samples" if intervals is None else "patients",
+        classes=classes,
+        confusion=tables.confusion.tolist(),
+        calibration=calibration(tables, intervals, temperature),
+        sites=_by_site(parts, scored.label, scored.predicted, saved.classes),
+        prediction_sets=None if sets is None else judged_sets(tables, sets),
+        notes=list(source.notes),
+        **whole_measures(tables, classes, intervals),
+    )
+    return measures.model_copy(update={"headline": headline(measures)})
+
+
+def _patients(parts: Sequence[Samples]) -> np.ndarray | None:
+    """(n,) whose each sample is, from 0; None where each is alone, or nobody says."""
+    if not all(part.patients for part in parts):
+        return None
+    groups = np.concatenate([part.split_groups() for part in parts])
+    numbered = KeyedHash(b"", groups).numbered(torch.arange(len(groups))).numpy()
+    return numbered if len(np.unique(numbered)) < len(numbered) else None
+
+
+def _by_site(
+    parts: Sequence[Samples], label: np.ndarray, predicted: np.ndarray, classes: Sequence[str]
+) -> dict[str, PartMeasures]:
+    if any(part.site is None for part in parts):
+        return {}
+    site = np.concatenate([part.site.numpy() for part in parts if part.site is not None])
+    by_class = {}
+    for index, name in enumerate(parts[0].site_names):
+        here = site == index
+        right = here & (label == predicted)
+        counted = [
+            np.bincount(found, minlength=len(classes))
+            for found in (label[here], label[right], predicted[here])
+        ]
+        by_class[name] = np.stack(counted, axis=1)
+    return part_measures(by_class, classes)
+
+
+def _sets(saved: SavedModel) -> PredictionSets | None:
+    confidence = saved.confidence
+    if confidence.thresholds is None or confidence.coverage is None:
+        return None
+    bounds = {
+        name: SetThreshold(probability=least, informative=least > 0)
+        for name, least in zip(saved.classes, confidence.thresholds, strict=True)
+    }
+    return PredictionSets(coverage=confidence.coverage, thresholds=bounds, void=confidence.void)
+
+
+def write_evaluation(folder: Path, measures: Measures, model: str, data: str) -> Path:
+    """Write measures.json and report.html; returns the page. model, data: their names, for its title."""
+    make_folder(folder, mode=0o755)
+    write_measures(folder, measures)
+    wrong = join([element("p", sentence) for sentence in measures.headline[:-1]])
+    header = join(
+        [
+            element("ul", element("li", f"model {model}"), "facts"),
+            element("div", wrong, "alarms") if wrong else "",
+            element("p", measures.headline[-1], "story"),
+        ]
+    )
+    footer = element("p", "Written by `perennial evaluate`. This page loads nothing from anywhere.")
+    path = folder / "report.html"
+    section = recognition_section(measures, recognition_parts(measures))
+    replace_file(path, page(data, "Perennial external validation", header, [section], footer))
+    return path

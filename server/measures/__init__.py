@@ -1,0 +1,1 @@
+"""Measures that a clinician judges a model by, from tables of counts."""

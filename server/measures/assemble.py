@@ -1,0 +1,265 @@
+"""Every measure of one set of tables, each with its interval."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import NormalDist
+from typing import TypedDict
+
+import numpy as np
+
+from perennial.learning.evaluation_tables import EvaluationTables
+from perennial.learning.scored import Scored
+from perennial.server.measures.calibration import (
+    at,
+    calibration_error,
+    chosen_temperature,
+    expected_calibration_error,
+    reliability,
+)
+from perennial.server.measures.conformal import least_bin, thresholds
+from perennial.server.measures.curves import auprc, auroc, precision_recall_areas, roc_areas
+from perennial.server.measures.figure import UNMEASURED, Figure, mean_of, wilson
+from perennial.server.measures.record import (
+    Calibration,
+    ClassMeasures,
+    PartMeasures,
+    PredictionSets,
+    ReliabilityGroup,
+    SetThreshold,
+)
+
+RESAMPLES = 1000
+MOST_WORK = 300_000_000
+"""Cells that the bootstrap over patients may count; it draws fewer times for larger data."""
+LEAST_RESAMPLES = 200
+MOST_CELLS = 5_000
+"""Counts by class are kept for each site up to so many of them."""
+SHARES = (
+    "sensitivity",
+    "specificity",
+    "positive_predictive_value",
+    "negative_predictive_value",
+)
+Intervals = Mapping[str, tuple[float, float]]
+"""(low, high) by the name of a figure; figures of one class are called `sensitivity/3`."""
+
+
+def class_measures(
+    tables: EvaluationTables, names: Sequence[str], intervals: Intervals | None = None
+) -> list[ClassMeasures]:
+    """The figures of each class. names: by label. intervals: in place of those of independent samples."""
+    cells = _cells(tables)
+    found = []
+    for label, name in enumerate(names):
+        figures = {measure: wilson(*map(int, cells[measure][label])) for measure in SHARES}
+        for measure, area in (("auroc", auroc), ("auprc", auprc)):
+            figures[measure] = area(tables.positive[label], tables.negative[label])
+        if intervals is not None:
+            figures = {
+                measure: _replaced(figure, intervals.get(f"{measure}/{label}"))
+                for measure, figure in figures.items()
+            }
+        samples, _, called = map(int, tables.by_class()[label])
+        found.append(ClassMeasures(name=name, samples=samples, called=called, **figures))
+    return found
+
+
+class WholeMeasures(TypedDict):
+    """Figures of all classes together; all but accuracy are means over the classes that have samples."""
+
+    accuracy: Figure
+    balanced_accuracy: Figure
+    macro_auroc: Figure
+    macro_auprc: Figure
+
+
+def whole_measures(
+    tables: EvaluationTables, classes: Sequence[ClassMeasures], intervals: Intervals | None = None
+) -> WholeMeasures:
+    """Figures of all classes together. classes: as class_measures gave them."""
+    present = [measures for measures in classes if measures.samples]
+    replaced = intervals or {}
+    return WholeMeasures(
+        accuracy=_replaced(wilson(sum(tables.correct), tables.samples), replaced.get("accuracy")),
+        balanced_accuracy=_replaced(_balanced(tables), replaced.get("balanced_accuracy")),
+        macro_auroc=_replaced(mean_of([each.auroc for each in present]), replaced.get("macro_auroc")),
+        macro_auprc=_replaced(mean_of([each.auprc for each in present]), replaced.get("macro_auprc")),
+    )
+
+
+def calibration(
+    tables: EvaluationTables, intervals: Intervals | None = None, temperature: float | None = None
+) -> Calibration:
+    """Calibration before and after scaling.
+
+    temperature: one of TEMPERATURES; None: the one that the tables' validation samples choose, if any.
+    """
+    before, temperature = at(1.0, tables), temperature or chosen_temperature(tables)
+    after = None if temperature is None else at(temperature, tables)
+    errors = {
+        "error": calibration_error(before),
+        "scaled_error": UNMEASURED if after is None else calibration_error(after),
+    }
+    if intervals is not None:
+        errors = {name: _replaced(figure, intervals.get(name)) for name, figure in errors.items()}
+    return Calibration(
+        **errors,
+        temperature=temperature,
+        validation_samples=int(tables.validation[0]),
+        groups=[ReliabilityGroup(**asdict(group)) for group in reliability(before)],
+        scaled_groups=[]
+        if after is None
+        else [ReliabilityGroup(**asdict(group)) for group in reliability(after)],
+    )
+
+
+def prediction_sets(
+    tables: EvaluationTables, names: Sequence[str], coverage: float, void: str = ""
+) -> PredictionSets:
+    """Thresholds of each class at a coverage. void: why nothing is guaranteed, or ''."""
+    found = thresholds(tables.calibration, coverage)
+    bounds = {name: SetThreshold(**asdict(each)) for name, each in zip(names, found, strict=True)}
+    return judged_sets(tables, PredictionSets(coverage=coverage, thresholds=bounds, void=void))
+
+
+def judged_sets(tables: EvaluationTables, sets: PredictionSets) -> PredictionSets:
+    """The same sets with how often they hold the true class, and how large they are, on judged samples."""
+    judged, included = {}, 0
+    for label, (name, bound) in enumerate(sets.thresholds.items()):
+        first = least_bin(bound.probability)
+        own = tables.positive[label]
+        covered = wilson(int(own[first:].sum()), int(own.sum()))
+        judged[name] = bound.model_copy(update={"covered": covered})
+        included += int(own[first:].sum() + tables.negative[label][first:].sum())
+    size = included / tables.samples if tables.samples else None
+    return sets.model_copy(update={"thresholds": judged, "mean_size": size})
+
+
+def part_measures(by_class: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, PartMeasures]:
+    """The figures of sites, or of subgroups. by_class: part -> (M, 3) samples, right answers, called so."""
+    together = sum(by_class.values(), start=np.zeros((len(names), 3), dtype=np.int64))
+    z = NormalDist().inv_cdf(1 - 0.025 / max(1, len(by_class)))
+    keep = len(by_class) * len(names) <= MOST_CELLS
+    found = {}
+    for part, cells in by_class.items():
+        samples, right = int(cells[:, 0].sum()), int(cells[:, 1].sum())
+        rest = together[:, :2].sum(axis=0) - (samples, right)
+        sensitivities = {
+            name: int(hits) / int(n) for name, (n, hits, _) in zip(names, cells, strict=True) if n
+        }
+        weakest = min(sensitivities, key=sensitivities.__getitem__, default="")
+        found[part] = PartMeasures(
+            samples=samples,
+            accuracy=wilson(right, samples),
+            balanced_accuracy=sum(sensitivities.values()) / len(sensitivities) if sensitivities else None,
+            weakest=weakest,
+            weakest_sensitivity=sensitivities.get(weakest),
+            lower=_lower(right, samples, int(rest[1]), int(rest[0]), z),
+            classes={
+                name: (int(n), int(hits), int(called))
+                for name, (n, hits, called) in zip(names, cells, strict=True)
+            }
+            if keep
+            else None,
+        )
+    return found
+
+
+def patient_intervals(scored: Scored, patients: np.ndarray, temperature: float | None) -> Intervals:
+    """95 % intervals by drawing patients with replacement; all samples of a patient come and go together.
+
+    patients: (n,) whose each sample is, from 0.
+    """
+    classes = scored.score.shape[1]
+    work = max(1, len(scored) * (classes + 45))
+    draws = int(min(RESAMPLES, max(LEAST_RESAMPLES, MOST_WORK // work)))
+    count = int(patients.max()) + 1
+    generator = np.random.default_rng(0)
+    found: dict[str, list[float]] = {}
+    for _ in range(draws):
+        weights = generator.multinomial(count, np.full(count, 1 / count))[patients]
+        for name, value in point_values(scored.tables(weights), temperature).items():
+            found.setdefault(name, []).append(value)
+    ends = {
+        name: np.quantile(known, [0.025, 0.975])
+        for name, values in found.items()
+        if (known := _known(values))
+    }
+    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
+
+
+def point_values(tables: EvaluationTables, temperature: float | None) -> dict[str, float]:
+    """Every figure without its interval, by the names of Intervals; NaN where nothing was measured."""
+    cells = _cells(tables)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = {name: counts[:, 0] / counts[:, 1] for name, counts in cells.items()}
+    areas = {
+        "auroc": roc_areas(tables.positive, tables.negative),
+        "auprc": precision_recall_areas(tables.positive, tables.negative),
+    }
+    found = {
+        f"{name}/{label}": float(value)
+        for name, values in (shares | areas).items()
+        for label, value in enumerate(values)
+    }
+    present = tables.confusion.sum(axis=1) > 0
+    found["accuracy"] = sum(tables.correct) / tables.samples if tables.samples else math.nan
+    for name, values in (
+        ("balanced_accuracy", shares["sensitivity"]),
+        ("macro_auroc", areas["auroc"]),
+        ("macro_auprc", areas["auprc"]),
+    ):
+        found[name] = float(values[present].mean()) if present.any() else math.nan
+    for name, at_temperature in (("error", 1.0), ("scaled_error", temperature)):
+        value = None if at_temperature is None else expected_calibration_error(at(at_temperature, tables))
+        found[name] = math.nan if value is None else value
+    return found
+
+
+def _cells(tables: EvaluationTables) -> dict[str, np.ndarray]:
+    """(M, 2) of each of SHARES: the part, and the whole that it is a share of."""
+    samples, right, called = tables.by_class().T
+    everyone = tables.samples
+    others, not_called = everyone - samples, everyone - called
+    rejected = everyone - samples - called + right
+    pairs = ((right, samples), (rejected, others), (right, called), (rejected, not_called))
+    return {name: np.stack(pair, axis=1) for name, pair in zip(SHARES, pairs, strict=True)}
+
+
+def _balanced(tables: EvaluationTables) -> Figure:
+    """The mean sensitivity of the classes with samples; samples of different classes are independent."""
+    figures = [
+        wilson(right, total) for right, total in zip(tables.correct, tables.total, strict=True) if total
+    ]
+    if not figures:
+        return UNMEASURED
+    parts = np.array([(figure.value, figure.low, figure.high) for figure in figures], dtype=np.float64)
+    value = parts[:, 0].mean()
+    # MOVER: the ends of a sum of independent estimates, from the ends of each (Zou and Donner 2008)
+    below = np.sqrt(((parts[:, 0] - parts[:, 1]) ** 2).sum()) / len(parts)
+    above = np.sqrt(((parts[:, 2] - parts[:, 0]) ** 2).sum()) / len(parts)
+    return Figure(value=value, low=max(0.0, value - below), high=min(1.0, value + above))
+
+
+def _lower(right: int, samples: int, others_right: int, others: int, z: float) -> bool:
+    """Whether one share is lower than another beyond chance, at the two-sided level of z (Newcombe 1998)."""
+    if not samples or not others:
+        return False
+    one, other = wilson(right, samples, z), wilson(others_right, others, z)
+    assert (
+        one.value is not None and one.high is not None and other.value is not None and other.low is not None
+    )
+    gap = other.value - one.value
+    return gap > math.hypot(other.value - other.low, one.high - one.value)
+
+
+def _replaced(figure: Figure, ends: tuple[float, float] | None) -> Figure:
+    """The figure between other ends, which always enclose it."""
+    if ends is None or figure.value is None:
+        return figure
+    return Figure(value=figure.value, low=min(ends[0], figure.value), high=max(ends[1], figure.value))
+
+
+def _known(values: Sequence[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]

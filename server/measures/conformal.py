@@ -1,0 +1,60 @@
+"""Prediction sets: for each class the score from which a sample's set includes it.
+
+Class-conditional split conformal prediction (Vovk 2012, arXiv 1209.2673). Of a new sample of a class, drawn
+as the calibration samples of that class were, the set holds the class with at least the stated probability,
+on average over calibration samples. That holds for the mixture of the sites that calibrated, not for each of
+them, and says nothing of classes that the model does not know.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from perennial.learning.evaluation_tables import SCORE_BINS, score_bin_lower
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The least probability with which a class is in the set; 0 includes it always.
+
+    samples: calibration samples of the class. informative: whether they are enough to ever leave it out.
+    """
+
+    probability: float
+    samples: int
+    informative: bool
+
+
+def least_samples(coverage: float) -> int:
+    """Calibration samples of a class without which its threshold can only be 0: ceil(1/alpha) - 1."""
+    return math.ceil(round(1 / (1 - coverage), 9)) - 1
+
+
+def threshold(scores: np.ndarray, coverage: float) -> Threshold:
+    """The threshold of one class.
+
+    scores: (S,) its calibration samples by the bin of the class's own probability, lowest first.
+    The nonconformity of a sample is 1 minus that probability. The threshold is the upper edge, in
+    nonconformity, of the bin that holds the sample of rank ceil((n + 1) coverage): the lower edge of its bin
+    in probability. Beyond n every set includes the class.
+    """
+    samples = int(scores.sum())
+    # the product of two floats may be a hair above a whole number
+    rank = math.ceil(round((samples + 1) * coverage, 9))
+    if rank > samples:
+        return Threshold(0.0, samples, informative=False)
+    from_the_top = np.cumsum(scores[::-1])
+    index = SCORE_BINS - 1 - int(np.searchsorted(from_the_top, rank))
+    return Threshold(score_bin_lower(index), samples, informative=True)
+
+
+def least_bin(probability: float) -> int:
+    """The first score bin whose samples reach a threshold, which is the lower edge of a bin."""
+    lower = [score_bin_lower(index) for index in range(SCORE_BINS)]
+    return int(np.searchsorted(lower, probability * (1 - 1e-12)))
+
+
+def thresholds(calibration: np.ndarray, coverage: float) -> list[Threshold]:
+    """The threshold of each class. calibration: (M, S), as in EvaluationTables."""
+    return [threshold(scores, coverage) for scores in calibration]

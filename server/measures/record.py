@@ -1,0 +1,138 @@
+"""measures.json: what a clinician judges a model by, as a run keeps it and the report reads it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import replace_file
+from perennial.server.measures.figure import UNMEASURED, Figure, Number
+
+FILE = "measures.json"
+"""In a run's folder."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class ClassMeasures(_Part):
+    """One class against all others. samples: of the class. called: samples that the model called so."""
+
+    name: str
+    samples: int
+    called: int
+    sensitivity: Figure = UNMEASURED
+    specificity: Figure = UNMEASURED
+    positive_predictive_value: Figure = UNMEASURED
+    negative_predictive_value: Figure = UNMEASURED
+    auroc: Figure = UNMEASURED
+    auprc: Figure = UNMEASURED
+
+
+class PartMeasures(_Part):
+    """One site, or one subgroup of patients.
+
+    lower: whether its accuracy is lower than that of the others by more than chance, all parts of the kind
+    taken together at 95 %. classes: samples, right answers and samples called so, by class; None where there
+    are too many parts to keep them.
+    """
+
+    samples: int
+    accuracy: Figure = UNMEASURED
+    balanced_accuracy: Number = None
+    weakest: str = ""
+    weakest_sensitivity: Number = None
+    lower: bool = False
+    classes: dict[str, tuple[int, int, int]] | None = None
+
+
+class ReliabilityGroup(_Part):
+    """Answers whose stated probability is alike: their number, mean probability, share of right ones."""
+
+    samples: int
+    stated: float
+    right: float
+
+
+class Calibration(_Part):
+    """Before temperature scaling, and after it where validation samples chose a temperature."""
+
+    error: Figure = UNMEASURED
+    temperature: float | None = None
+    validation_samples: int = 0
+    scaled_error: Figure = UNMEASURED
+    groups: list[ReliabilityGroup] = []
+    scaled_groups: list[ReliabilityGroup] = []
+
+
+class SetThreshold(_Part):
+    """The least probability with which a class is in a set. informative: as in conformal.Threshold.
+
+    covered: of the judged samples of the class, the share whose set holds it.
+    """
+
+    probability: float
+    samples: int | None = None
+    informative: bool
+    covered: Figure = UNMEASURED
+
+
+class PredictionSets(_Part):
+    """Sets that hold the true class with a stated probability. void: why that is not guaranteed, or ''.
+
+    mean_size: classes in the sets of the judged samples, on average.
+    """
+
+    coverage: float
+    mean_size: Number = None
+    thresholds: dict[str, SetThreshold] = {}
+    void: str = ""
+
+
+class Measures(_Part):
+    """All of it.
+
+    source: who counted: the server on its test samples, the sites, or somebody outside the federation.
+    held_out: samples that were counted as right or wrong; samples: those of them that the tables cover.
+    interval: what the intervals take for independent.
+    """
+
+    source: Literal["server", "sites", "external"]
+    task: int | None = None
+    samples: int
+    held_out: int
+    interval: Literal["samples", "patients"] = "samples"
+    headline: list[str] = []
+    accuracy: Figure = UNMEASURED
+    balanced_accuracy: Figure = UNMEASURED
+    macro_auroc: Figure = UNMEASURED
+    macro_auprc: Figure = UNMEASURED
+    classes: list[ClassMeasures] = []
+    confusion: list[list[int]] = []
+    calibration: Calibration = Calibration()
+    sites: dict[str, PartMeasures] = {}
+    subgroup_column: str = ""
+    subgroups: dict[str, PartMeasures] = {}
+    prediction_sets: PredictionSets | None = None
+    notes: Sequence[str] = Field(default_factory=list)
+
+
+def write_measures(folder: Path, measures: Measures) -> None:
+    """Write measures.json into a run's folder."""
+    text = json.dumps(measures.model_dump(mode="json"), separators=(",", ":"))
+    replace_file(folder / FILE, text.encode(), mode=0o644)
+
+
+def read_measures(folder: Path) -> Measures | None:
+    """The measures in a run's folder; None without any. Raises StateError when the file is damaged."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        return Measures.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise StateError(f"{path}: damaged ({str(error)[:200]}); resume the run to write it again") from error

@@ -1,0 +1,204 @@
+"""card.md: the model card of a run (Mitchell et al. 2019, arXiv 1810.03993), from what the run recorded."""
+
+from pathlib import Path
+
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import file_sha256, replace_file
+from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
+from perennial.server.measures.figure import Figure
+from perennial.server.measures.headline import SELDOM
+from perennial.server.measures.record import Measures
+from perennial.server.report.comparison import markdown_table
+from perennial.server.report.markup import MISSING, decimal, power
+from perennial.server.run_record import Run, read_run
+
+CARD = "card.md"
+MOST_SITES = 50
+NOT_STATED = (
+    "Nobody has stated what this model is for (`perennial card RUN --intended-use FILE` puts it here). Until "
+    "somebody who answers for it does, it is for research."
+)
+
+
+def write_card(folder: Path, intended_use: Path | None = None) -> Path:
+    """Write card.md into a run folder; returns its path.
+
+    intended_use: a text in Markdown of whoever answers for the model. Raises StateError naming what lacks.
+    """
+    run, saved = read_run(folder), load_saved(folder / GLOBAL_MODEL)
+    try:
+        use = NOT_STATED if intended_use is None else intended_use.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StateError(f"{intended_use}: cannot be read as text ({error})") from error
+    parts = [
+        f"# {_plain(run.summary.experiment)}: model card",
+        _what(run, saved),
+        "## Intended use\n\n" + use,
+        "## Data\n\n" + _data(run),
+        "## How well it works\n\n" + _works(run.measures),
+        "## Privacy\n\n" + _privacy(run),
+        "## Limits\n\n" + _limits(run, saved),
+        "## What it is\n\n" + _hashes(run, folder),
+    ]
+    path = folder / CARD
+    replace_file(path, ("\n\n".join(parts) + "\n").encode(errors="replace"), mode=0o644)
+    return path
+
+
+def _what(run: Run, saved: SavedModel) -> str:
+    model, inputs = saved.settings["model"], saved.inputs
+    if len(inputs.shape) == 3:
+        channels, height, width = inputs.shape
+        kind = "grey" if channels == 1 else "colour"
+        takes = f"{kind} images of {height} x {width} pixels"
+    else:
+        takes = f"rows of {len(inputs.columns or ()) or inputs.shape[0]} columns"
+    names = ", ".join(map(_plain, saved.classes))
+    started = "" if run.started is None else f" on {run.started:%d %B %Y}"
+    return (
+        f"A classifier ({model['name']}) of {takes} into {len(saved.classes)} classes: {names}. Trained by "
+        f"{len(run.summary.sites)} sites in {len(run.summary.tasks)} tasks and {run.summary.rounds} "
+        f"rounds{started}, strategy {saved.settings['strategy']['name']}; no site's samples left it."
+    )
+
+
+def _data(run: Run) -> str:
+    sites = run.summary.sites
+    ranked = sorted(sites.items(), key=lambda site: -site[1].samples)
+    told = run.measures.sites if run.measures is not None else {}
+    rows = []
+    for name, site in ranked[:MOST_SITES]:
+        judged = told.get(name)
+        rows.append(
+            [
+                name,
+                f"{site.samples:,}" if site.samples else MISSING,
+                f"{site.rounds} of {run.summary.rounds}",
+                MISSING if judged is None else f"{judged.samples:,}",
+                MISSING if judged is None else _percent(judged.accuracy),
+            ]
+        )
+    columns = ["site", "training samples", "rounds", "judged samples", "called rightly"]
+    text = markdown_table(columns, rows, "lrrrr")
+    if len(ranked) > MOST_SITES:
+        text += f"\n\nThese are {MOST_SITES} of {len(ranked):,} sites, those with most samples."
+    return (
+        text
+        + "\n\nTraining samples are those of the last round; under a protection their number is not told."
+    )
+
+
+def _works(measures: Measures | None) -> str:
+    if measures is None:
+        return "Nobody measured more than the share of right answers; see report.html."
+    rows = [
+        [
+            each.name,
+            f"{each.samples:,}",
+            _percent(each.sensitivity),
+            _percent(each.specificity),
+            _percent(each.positive_predictive_value),
+            _percent(each.negative_predictive_value),
+            _share(each.auroc),
+            _share(each.auprc),
+        ]
+        for each in measures.classes
+    ]
+    columns = ["class", "samples", "sensitivity", "specificity", "PPV", "NPV", "AUROC", "AUPRC"]
+    source = {
+        "server": "the server's test samples",
+        "sites": "samples that sites held out",
+        "external": "other data",
+    }
+    lines = [
+        _plain(" ".join(measures.headline)),
+        f"Judged on {measures.samples:,} samples: {source[measures.source]}. Brackets are 95 % intervals.",
+        markdown_table(columns, rows, "lrrrrrrr"),
+        f"Balanced accuracy {_percent(measures.balanced_accuracy)}.",
+    ]
+    calibration = measures.calibration
+    if calibration.error.value is not None:
+        text = f"Calibration error {_percent(calibration.error)}"
+        if calibration.scaled_error.value is not None:
+            scaled = _percent(calibration.scaled_error)
+            text += f", and {scaled} with temperature {decimal(calibration.temperature)}"
+        lines.append(text + ".")
+    if (sets := measures.prediction_sets) is not None:
+        void = f" Not guaranteed: {sets.void}." if sets.void else ""
+        lines.append(f"Prediction sets with coverage {100 * sets.coverage:.0f} % for each known class.{void}")
+    return "\n\n".join(lines)
+
+
+def _privacy(run: Run) -> str:
+    epsilon = run.summary.epsilon
+    if epsilon is None:
+        return "None: what left the sites was not protected by differential privacy."
+    if epsilon.value is None or epsilon.claim is None:
+        return "Updates were clipped, but no noise was added: epsilon is infinite."
+    lines = [
+        f"Epsilon {decimal(epsilon.value)} at delta {power(epsilon.delta)} for one {epsilon.unit}, at the "
+        f"site that has spent most. Hides {epsilon.claim.unit} ({epsilon.claim.relation}) from "
+        f"{epsilon.claim.adversary}, by {epsilon.claim.mechanism}."
+    ]
+    lines += [f"- not covered: {item}" for item in epsilon.claim.not_covered]
+    lines += [f"- warning: {item}" for item in epsilon.claim.warnings]
+    return "\n".join(lines)
+
+
+def _limits(run: Run, saved: SavedModel) -> str:
+    items = [
+        "It knows the classes above and no other. A sample of another class gets one of them all the same"
+        + (
+            ", unless its prediction set is empty."
+            if saved.confidence.thresholds is not None
+            else "; there are no prediction sets that could say so."
+        ),
+        "The figures hold for patients like those of these sites. Judge it on your own before use: "
+        "`perennial evaluate RUN DATA`.",
+    ]
+    measures = run.measures
+    if measures is not None:
+        items += map(_plain, measures.headline[:-1])
+        weak = [each for each in measures.classes if (each.sensitivity.value or 0) < SELDOM]
+        if not weak and not measures.headline[:-1]:
+            items.append("No class is recognised in less than half of its cases on the judged samples.")
+        items += map(_plain, measures.notes)
+    if measures is None or measures.source != "external":
+        items.append("It was not judged on data from outside the federation in this run.")
+    return "\n".join(f"- {item}" for item in items)
+
+
+def _hashes(run: Run, folder: Path) -> str:
+    rows = [
+        ["model.safetensors, SHA-256", file_sha256(folder / GLOBAL_MODEL)],
+        ["the model's tensors, SHA-256", run.summary.model_sha256],
+        ["experiment.yaml, SHA-256", file_sha256(folder / "experiment.yaml")],
+        ["seed", str(run.summary.seed)],
+        *([name, version] for name, version in run.summary.versions.items()),
+    ]
+    return markdown_table(["", ""], rows, "ll")
+
+
+def _percent(figure: Figure) -> str:
+    return _with_interval(figure, 100, 0, " %")
+
+
+def _share(figure: Figure) -> str:
+    return _with_interval(figure, 1, 2, "")
+
+
+def _with_interval(figure: Figure, factor: int, digits: int, unit: str) -> str:
+    if figure.value is None:
+        return MISSING
+    text = f"{factor * figure.value:.{digits}f}{unit}"
+    if figure.low is None or figure.high is None:
+        return text
+    return f"{text} [{factor * figure.low:.{digits}f}, {factor * figure.high:.{digits}f}]"
+
+
+def _plain(text: str) -> str:
+    """Text from other institutions on one line, without meaning to Markdown or HTML."""
+    line = " ".join(str(text).split())
+    for sign in "\\`*_[]<>#|":
+        line = line.replace(sign, "&lt;" if sign == "<" else f"\\{sign}")
+    return line

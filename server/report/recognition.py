@@ -1,0 +1,362 @@
+"""The first section of a report: how well each class is recognised, for whom, and how far to trust it."""
+
+from collections.abc import Mapping, Sequence
+
+from perennial.server.measures.figure import Figure as Measure
+from perennial.server.measures.record import (
+    Calibration,
+    ClassMeasures,
+    Measures,
+    PartMeasures,
+    PredictionSets,
+)
+from perennial.server.report.markup import (
+    MISSING,
+    Figure,
+    Markup,
+    Section,
+    bar,
+    decimal,
+    element,
+    escape,
+    folded,
+    join,
+    percent,
+    plural,
+    table,
+)
+from perennial.server.report.sections import panel
+from perennial.server.report.task_figures import heat_map, style
+from perennial.server.run_record import Run
+
+LARGEST_MATRIX = 30
+"""Classes up to which the confusion matrix is drawn; above it the most frequent mistakes are listed alone."""
+MOST_ROWS = 30
+"""Sites or mistakes that a table shows."""
+SELDOM = 0.5
+
+SOURCES = {
+    "server": "on the server's test samples, which no site trained on",
+    "sites": "on the samples that sites held out from training, added up over the sites that told them",
+    "external": "on labelled data from outside the federation",
+}
+WORDS = (
+    (
+        "Sensitivity",
+        "Of the samples that are of this class, the share that the model called so. Also: recall.",
+    ),
+    (
+        "Specificity",
+        "Of the samples of all other classes, the share that the model did not call this class.",
+    ),
+    (
+        "Positive predictive value",
+        "Of the samples that the model called this class, the share that are. It depends on how frequent the "
+        "class is among these samples, and is lower where the class is rarer. Also: precision.",
+    ),
+    (
+        "Negative predictive value",
+        "Of the samples that the model did not call this class, the share that are of another. It depends on "
+        "how frequent the class is, too.",
+    ),
+    (
+        "AUROC",
+        "The chance that a sample of the class gets a higher probability of it than a sample of another "
+        "class: 1 is perfect, 0.5 is guessing. It does not depend on how frequent the class is.",
+    ),
+    (
+        "AUPRC",
+        "The precision at each threshold, averaged over the sensitivities that thresholds reach. Guessing "
+        "gives the share of the class among the samples, so it is the stricter figure for a rare class.",
+    ),
+    (
+        "Balanced accuracy",
+        "The mean sensitivity of the classes: each counts alike, however frequent it is.",
+    ),
+    (
+        "Calibration error",
+        "How far stated probabilities are from the share of right answers among answers stated so, on "
+        "average.",
+    ),
+    (
+        "95 % interval",
+        "Where a figure is expected to lie if as many other samples of the same kind were judged. Few "
+        "samples make it wide. It says nothing of patients of another kind.",
+    ),
+)
+
+
+def recognition(run: Run) -> Section | None:
+    """Classes, mistakes, calibration, prediction sets, sites, subgroups; None where nobody measured them."""
+    measures = run.measures
+    if measures is None:
+        return None
+    return recognition_section(measures, recognition_parts(measures))
+
+
+def recognition_section(measures: Measures, parts: Sequence[Figure | Markup]) -> Section:
+    """The section under its heading."""
+    return Section("What it recognises", parts, _lead(measures))
+
+
+def recognition_parts(measures: Measures) -> list[Figure | Markup]:
+    """The section's tables and charts, for the report of a run and that of an external validation."""
+    parts: list[Figure | Markup] = [_classes(measures)]
+    if len(measures.classes) > 1:
+        if len(measures.classes) <= LARGEST_MATRIX:
+            parts.append(_matrix(measures))
+        if mistakes := _mistakes(measures):
+            parts.append(mistakes)
+    if measures.calibration.groups:
+        parts.append(_calibration(measures.calibration))
+    if measures.prediction_sets is not None:
+        parts.append(_sets(measures.prediction_sets))
+    if measures.sites:
+        parts.append(_parts("By site", "site", measures.sites))
+    if measures.subgroups:
+        column = measures.subgroup_column or "subgroup"
+        parts.append(_parts(f"By {column}", column, measures.subgroups))
+    if measures.notes:
+        parts.append(panel("Notes", element("ul", join([element("li", note) for note in measures.notes]))))
+    return parts
+
+
+def _lead(measures: Measures) -> str:
+    alike = {"samples": "samples are independent", "patients": "patients are drawn, with all their samples"}
+    return (
+        f"Measured on {plural(measures.samples, 'sample')}, {SOURCES[measures.source]}. Brackets are 95 % "
+        f"intervals, for which {alike[measures.interval]}. The class that is recognised least comes first."
+    )
+
+
+def _classes(measures: Measures) -> Markup:
+    rows = [_class_row(each) for each in sorted(measures.classes, key=_worst_first)]
+    whole = [
+        "mean of the classes",
+        f"{measures.samples:,}",
+        _figure(measures.balanced_accuracy),
+        *[MISSING] * 3,
+        _figure(measures.macro_auroc, share=False),
+        _figure(measures.macro_auprc, share=False),
+    ]
+    columns = [
+        *("class", "samples", "sensitivity", "specificity"),
+        *("positive predictive value", "negative predictive value", "AUROC", "AUPRC"),
+    ]
+    numbers = table(columns, [*rows, whole], "lrrrrrrr", "How well each class is recognised")
+    words = element("dl", join([element("dt", word) + element("dd", text) for word, text in WORDS]), "words")
+    content = Markup(numbers + folded("What these words mean", words, 1))
+    return panel("Each class", content, long=True)
+
+
+def _worst_first(measures: ClassMeasures) -> tuple[bool, float]:
+    value = measures.sensitivity.value
+    return value is None, 0.0 if value is None else value
+
+
+def _class_row(measures: ClassMeasures) -> list[object]:
+    sensitivity = measures.sensitivity.value
+    name: Markup = escape(measures.name)
+    if sensitivity is not None and sensitivity < SELDOM:
+        word = "never recognised" if sensitivity == 0 else "seldom recognised"
+        name = join([measures.name, element("span", word, "flag")], " ")
+    return [
+        name,
+        f"{measures.samples:,}",
+        bar(_figure(measures.sensitivity), sensitivity or 0.0),
+        _figure(measures.specificity),
+        _figure(measures.positive_predictive_value),
+        _figure(measures.negative_predictive_value),
+        _figure(measures.auroc, share=False),
+        _figure(measures.auprc, share=False),
+    ]
+
+
+def _figure(measure: Measure, *, share: bool = True) -> Markup:
+    """A figure with its interval, small, beside it."""
+    if measure.value is None:
+        return escape(MISSING)
+    factor, digits = (100, 0) if share else (1, 2)
+    shown = percent(measure.value, 0) if share else f"{measure.value:.2f}"
+    if measure.low is None or measure.high is None:
+        return escape(shown)
+    interval = f"[{factor * measure.low:.{digits}f}, {factor * measure.high:.{digits}f}]"
+    return join([shown, element("span", interval, "interval")], " ")
+
+
+def _matrix(measures: Measures) -> Figure:
+    names = [each.name for each in measures.classes]
+    totals = [sum(row) for row in measures.confusion]
+    shares = [
+        [cell / total if total else None for cell in row]
+        for row, total in zip(measures.confusion, totals, strict=True)
+    ]
+    texts = [[f"{cell:,}" if cell else "" for cell in row] for row in measures.confusion]
+    data, layout = heat_map(names, names, shares, texts, 1.0)
+    data[0]["hovertemplate"] = "%{y}, called %{x}: %{text} (%{z:.0%} of the class)<extra></extra>"
+    layout["xaxis"]["title"] = {"text": "called"}
+    layout["yaxis"]["title"] = {"text": "is"}
+    numbers = table(
+        ["is / called", *names],
+        [[name, *row] for name, row in zip(names, measures.confusion, strict=True)],
+        "l" + "r" * len(names),
+        "Confusion matrix: samples",
+    )
+    return Figure(
+        name="confusion-matrix",
+        title="What each class is called",
+        description="Rows are what samples are, columns what the model called them; the diagonal is right. "
+        "Numbers are samples, the shade is the share of the row.",
+        data=data,
+        layout=layout,
+        height=max(280, min(120 + 34 * len(names), 900)),
+        wide=True,
+        numbers=folded("Numbers", numbers, len(names)),
+    )
+
+
+def _mistakes(measures: Measures) -> Markup | None:
+    names = [each.name for each in measures.classes]
+    wrong = [
+        (cell, row, column)
+        for row, cells in enumerate(measures.confusion)
+        for column, cell in enumerate(cells)
+        if cell and row != column
+    ]
+    if not wrong:
+        return None
+    wrong.sort(key=lambda mistake: (-mistake[0], mistake[1], mistake[2]))
+    most = MOST_ROWS if len(names) > LARGEST_MATRIX else 10
+    rows = [
+        [names[row], names[column], f"{cell:,}", percent(cell / sum(measures.confusion[row]), 0)]
+        for cell, row, column in wrong[:most]
+    ]
+    columns = ["is", "called", "samples", "share of the class"]
+    return panel("Most frequent mistakes", table(columns, rows, "llrr", "Most frequent mistakes"))
+
+
+def _calibration(calibration: Calibration) -> Figure:
+    scaled = calibration.temperature is not None
+    curves = {"as the model states it": calibration.groups}
+    if scaled:
+        curves["after temperature scaling"] = calibration.scaled_groups
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": name,
+            "x": [group.stated for group in groups],
+            "y": [group.right for group in groups],
+            "customdata": [group.samples for group in groups],
+            "hovertemplate": "stated %{x:.0%}, right %{y:.0%} of %{customdata} answers",
+            **style(index),
+        }
+        for index, (name, groups) in enumerate(curves.items())
+    ]
+    data.insert(
+        0,
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "perfect",
+            "x": [0, 1],
+            "y": [0, 1],
+            "line": {"width": 1, "color": "var(--quiet)", "dash": "dot"},
+            "hoverinfo": "skip",
+        },
+    )
+    error = f"Calibration error {_points(calibration.error)} as the model states probabilities"
+    if scaled:
+        error += (
+            f", {_points(calibration.scaled_error)} with temperature {decimal(calibration.temperature)}, "
+            f"which {plural(calibration.validation_samples, 'validation sample')} chose"
+        )
+    else:
+        error += "; nobody held validation samples to fit a temperature with"
+    rows = [
+        [name, percent(group.stated, 0), percent(group.right, 0), f"{group.samples:,}"]
+        for name, groups in curves.items()
+        for group in groups
+    ]
+    numbers = table(
+        ["probabilities", "stated", "right", "answers"], rows, "lrrr", "Reliability of probabilities"
+    )
+    axis = {"tickformat": ".0%", "range": [0, 1.02]}
+    return Figure(
+        name="reliability",
+        title="Are stated probabilities true?",
+        description=f"{error}. A point below the line is too sure of itself.",
+        data=data,
+        layout={
+            "margin": {"t": 52},
+            "showlegend": True,
+            "xaxis": {**axis, "title": {"text": "stated probability of the answer"}},
+            "yaxis": {**axis, "title": {"text": "share of right answers"}},
+        },
+        height=420,
+        wide=True,
+        numbers=folded("Numbers", numbers, len(rows)),
+    )
+
+
+def _points(measure: Measure) -> str:
+    if measure.value is None:
+        return MISSING
+    interval = ""
+    if measure.low is not None and measure.high is not None:
+        interval = f" [{100 * measure.low:.1f}, {100 * measure.high:.1f}]"
+    return f"{100 * measure.value:.1f}{interval} points"
+
+
+def _sets(sets: PredictionSets) -> Markup:
+    coverage = percent(sets.coverage, 0)
+    note = (
+        "Beside its answer the model gives the set of all classes that it cannot rule out. Of patients like "
+        f"those who calibrated it, the set holds the true class in at least {coverage} of each class, on "
+        "average over the sites together, not at each one. It cannot hold a class that the model does not "
+        "know: an empty set reads “none of the known classes”."
+    )
+    if sets.void:
+        note += f" Here this is not guaranteed: {sets.void}."
+    if sets.mean_size is not None:
+        note += f" The sets of the judged samples have {sets.mean_size:.1f} classes on average."
+    rows = [
+        [
+            name,
+            percent(each.probability, 1) if each.informative else "always in the set",
+            MISSING if each.samples is None else f"{each.samples:,}",
+            _figure(each.covered),
+        ]
+        for name, each in sets.thresholds.items()
+    ]
+    columns = ["class", "in the set from probability", "calibration samples", "set holds the class"]
+    numbers = table(columns, rows, "lrrr", "Thresholds of prediction sets")
+    return panel(f"Prediction sets, coverage {coverage}", numbers, note, long=True)
+
+
+def _parts(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:
+    ranked = sorted(
+        parts.items(), key=lambda part: (part[1].accuracy.value is None, part[1].accuracy.value or 0)
+    )
+    rows = [_part_row(name, each) for name, each in ranked[:MOST_ROWS]]
+    columns = [kind, "samples", "called rightly", "balanced accuracy", "recognised least"]
+    numbers = table(columns, rows, "lrrrl", title)
+    note = (
+        "The lowest first. A mark stands where the share is lower than that of all others by more than "
+        "chance explains, with all rows of this table taken together at 95 %."
+    )
+    if len(ranked) > MOST_ROWS:
+        note += f" These are {MOST_ROWS} of {len(ranked):,}; measures.json has all of them."
+    return panel(title, numbers, note, long=True)
+
+
+def _part_row(name: str, part: PartMeasures) -> Sequence[object]:
+    shown = join([name, element("span", "lower", "flag")], " ") if part.lower else escape(name)
+    weakest = f"{part.weakest} ({percent(part.weakest_sensitivity, 0)})" if part.weakest else MISSING
+    return [
+        shown,
+        f"{part.samples:,}",
+        bar(_figure(part.accuracy), part.accuracy.value or 0.0),
+        percent(part.balanced_accuracy, 0),
+        weakest,
+    ]

@@ -1,0 +1,165 @@
+"""The measures of a run at the end of a task: from the server's test samples, else from what sites told."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from perennial.config.experiment import Experiment
+from perennial.data.registry import Registry
+from perennial.learning.batches import TrainingSet
+from perennial.learning.evaluation_tables import MOST_CLASSES, EvaluationTables
+from perennial.learning.scored import Scored
+from perennial.models.incremental import IncrementalModel
+from perennial.server.evaluation import score_centrally, seen_patients
+from perennial.server.measures.assemble import (
+    calibration,
+    class_measures,
+    part_measures,
+    patient_intervals,
+    prediction_sets,
+    whole_measures,
+)
+from perennial.server.measures.headline import headline
+from perennial.server.measures.record import Measures, write_measures
+from perennial.server.site_counts import SiteCounts
+
+
+class TaskMeasures:
+    """Measures at the end of each task of a run, kept in its folder. test: the server's samples, or None."""
+
+    def __init__(
+        self, experiment: Experiment, registry: Registry, folder: Path, test: TrainingSet | None
+    ) -> None:
+        self._experiment, self._registry, self._folder, self._test = experiment, registry, folder, test
+
+    def score(self, model: Callable[[], IncrementalModel], task: int, means: Tensor | None) -> Scored | None:
+        """The server's test samples under the model; None without any, or where right answers are enough."""
+        classes = self._registry.schedule.num_classes(task)
+        if self._test is None or not self._experiment.evaluation.measures or classes > MOST_CLASSES:
+            return None
+        return score_centrally(model(), self._test, classes, means)
+
+    def write(self, task: int, scored: Scored | None, told: SiteCounts, *, one_classifier: bool) -> None:
+        """Write measures.json. scored: as score() gave it. told: by the sites."""
+        schedule = self._registry.schedule
+        classes = schedule.num_classes(task)
+        # the bootstrap over patients is worth its time for the figures that stay
+        last = self._test is not None and task == schedule.count
+        patients = seen_patients(self._test, classes) if last and self._test is not None else None
+        names = list(self._registry.classes[:classes])
+        found = task_measures(
+            self._experiment, task, names, scored, patients, told, one_classifier=one_classifier
+        )
+        if found is not None:
+            write_measures(self._folder, found)
+
+
+def task_measures(
+    experiment: Experiment,
+    task: int,
+    classes: list[str],
+    central: Scored | None,
+    patients: np.ndarray | None,
+    sites: SiteCounts,
+    *,
+    one_classifier: bool = True,
+) -> Measures | None:
+    """Every measure after a task; None where nobody counted more than right answers.
+
+    central: the server's test samples. patients: whose each of them is, from 0; where a patient has several,
+    intervals come from drawing patients. sites: what they told. one_classifier: whether sites judged the
+    model with the classifier that the server has, and not each with class means of its own.
+    """
+    tables = _combined(central, sites.tables.total if one_classifier or central is None else None)
+    if tables is None:
+        return None
+    temperature = calibration(tables).temperature
+    several = central is not None and patients is not None and len(np.unique(patients)) < len(patients)
+    intervals = None
+    if several:
+        assert central is not None and patients is not None
+        _, numbered = np.unique(patients, return_inverse=True)
+        intervals = patient_intervals(central, numbered, temperature)
+    by_class = class_measures(tables, classes, intervals)
+    coverage = experiment.evaluation.coverage
+    found = Measures(
+        source="sites" if central is None else "server",
+        task=task,
+        samples=tables.samples,
+        held_out=sites.held_out if central is None else len(central),
+        interval="patients" if several else "samples",
+        classes=by_class,
+        confusion=tables.confusion.tolist(),
+        calibration=calibration(tables, intervals),
+        sites=part_measures(sites.tables.by_site, classes),
+        prediction_sets=None
+        if coverage is None
+        else prediction_sets(tables, classes, coverage, _void(sites, one_classifier)),
+        notes=_notes(experiment, central, sites),
+        **whole_measures(tables, by_class, intervals),
+    )
+    return found.model_copy(update={"headline": headline(found)})
+
+
+def _combined(central: Scored | None, told: EvaluationTables | None) -> EvaluationTables | None:
+    """The server's tables with the sites' validation and calibration samples; theirs where it has none."""
+    if central is None:
+        return told
+    tables = central.tables()
+    if told is None:
+        return tables
+    return replace(
+        tables,
+        likelihood=told.likelihood,
+        validation=told.validation,
+        calibration=told.calibration,
+        subgroups=told.subgroups,
+    )
+
+
+def _void(sites: SiteCounts, one_classifier: bool) -> str:
+    if sites.tables.total is None:
+        return "no site sent calibration counts"
+    if not one_classifier:
+        return "each site classifies by class means of its own, so there is no one model to calibrate"
+    if sites.tables.suppressed:
+        return (
+            "some sites keep small counts to themselves, so the calibration samples are not those of all "
+            "patients, and the stated coverage is not guaranteed"
+        )
+    return ""
+
+
+def _notes(experiment: Experiment, central: Scored | None, sites: SiteCounts) -> list[str]:
+    notes = []
+    if central is None and sites.tables.total is not None:
+        rest = sites.held_out - sites.tables.total.samples
+        if rest > 0:
+            notes.append(
+                f"{rest:,} of {sites.held_out:,} held-out samples are at sites whose policy does not answer "
+                "measures, or were withheld; they count in the accuracy over tasks and not here."
+            )
+    if experiment.data.patient is not None and central is None:
+        notes.append(
+            "Intervals take samples for independent. Where a patient has several, true intervals are wider."
+        )
+    return notes
+
+
+def confidence_facts(measures: Measures | None, *, one_classifier: bool = True) -> dict[str, Any]:
+    """What a saved model needs to state probabilities and sets; empty where nobody calibrated it."""
+    if measures is None or not one_classifier:
+        return {}
+    sets = measures.prediction_sets
+    return {
+        "temperature": measures.calibration.temperature,
+        "coverage": None if sets is None else sets.coverage,
+        "void": "" if sets is None else sets.void,
+        "thresholds": None
+        if sets is None
+        else [sets.thresholds[each.name].probability for each in measures.classes],
+    }

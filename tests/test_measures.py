@@ -1,0 +1,282 @@
+"""Each measure against a case worked out by hand, and against a formula that somebody else wrote."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, confusion_matrix, roc_auc_score
+
+from perennial.learning.evaluation_tables import (
+    CONFIDENCE_BINS,
+    SCORE_BINS,
+    SCORE_EDGES,
+    TEMPERATURES,
+    EvaluationTables,
+    score_bin_lower,
+    score_bin_upper,
+)
+from perennial.learning.scored import Scored, bin_logits
+from perennial.server.measures.assemble import (
+    class_measures,
+    part_measures,
+    patient_intervals,
+    point_values,
+    whole_measures,
+)
+from perennial.server.measures.calibration import (
+    at,
+    calibration_error,
+    chosen_temperature,
+    expected_calibration_error,
+    reliability,
+)
+from perennial.server.measures.conformal import least_samples, threshold, thresholds
+from perennial.server.measures.curves import auprc, auroc
+from perennial.server.measures.figure import Figure, mean_of, wilson
+from perennial.server.measures.headline import headline
+from perennial.server.measures.record import ClassMeasures, Measures, PartMeasures
+
+
+def scored(
+    seed: int = 0, samples: int = 400, classes: int = 4, sharpness: float = 2.0
+) -> tuple[Scored, np.ndarray]:
+    """(samples under a noisy classifier, its probabilities)."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (samples,), generator=generator)
+    logits = torch.randn(samples, classes, generator=generator)
+    logits[torch.arange(samples), labels] += 1.5
+    logits *= sharpness
+    return Scored(*bin_logits(logits, labels)), logits.double().softmax(dim=1).numpy()
+
+
+def test_wilsons_interval() -> None:
+    # 8 of 10: centre (0.8 + 3.8415/20) / 1.38415 = 0.71672, half 1.96 sqrt(0.016 + 3.8415/400) / 1.38415
+    found = wilson(8, 10)
+    assert found.value == 0.8
+    assert (found.low, found.high) == pytest.approx((0.49016, 0.94332), abs=1e-5)
+    # none of 10: up to z^2 / (n + z^2)
+    assert (wilson(0, 10).low, wilson(0, 10).high) == pytest.approx((0.0, 3.84146 / 13.84146), abs=1e-5)
+    assert wilson(0, 0) == Figure()
+
+
+def test_shares_of_a_confusion_matrix_worked_out_by_hand() -> None:
+    tables = EvaluationTables.empty(3)
+    tables.confusion[...] = [[8, 1, 1], [2, 18, 0], [0, 5, 15]]
+    first = class_measures(tables, ["a", "b", "c"])[0]
+    assert (first.samples, first.called) == (10, 10)
+    assert first.sensitivity.value == pytest.approx(8 / 10)
+    assert first.specificity.value == pytest.approx(38 / 40)
+    assert first.positive_predictive_value.value == pytest.approx(8 / 10)
+    assert first.negative_predictive_value.value == pytest.approx(38 / 40)
+    whole = whole_measures(tables, [first])
+    assert whole["accuracy"].value == pytest.approx(41 / 50)
+    assert whole["balanced_accuracy"].value == pytest.approx((0.8 + 0.9 + 0.75) / 3)
+    values = point_values(tables, None)
+    assert values["specificity/1"] == pytest.approx(24 / 30)
+    assert values["balanced_accuracy"] == pytest.approx((0.8 + 0.9 + 0.75) / 3)
+
+
+def test_tables_count_what_the_probabilities_say() -> None:
+    found, probabilities = scored()
+    tables = found.tables()
+    assert np.array_equal(tables.confusion, confusion_matrix(found.label, probabilities.argmax(axis=1)))
+    odds = np.log(probabilities) - np.log1p(-probabilities)
+    for label in range(4):
+        bins = np.searchsorted(SCORE_EDGES, odds[:, label], side="right")
+        own = found.label == label
+        assert np.array_equal(tables.positive[label], np.bincount(bins[own], minlength=SCORE_BINS))
+        assert np.array_equal(tables.negative[label], np.bincount(bins[~own], minlength=SCORE_BINS))
+    assert np.array_equal(EvaluationTables.from_vector(tables.vector(), 4).vector(), tables.vector())
+    half = np.arange(len(found)) < 100
+    assert np.array_equal((found.pick(half).tables() + found.pick(~half).tables()).vector(), tables.vector())
+    weighted = found.tables(np.where(half, 2, 0).astype(np.int64))
+    assert np.array_equal(weighted.vector(), 2 * found.pick(half).tables().vector())
+    with pytest.raises(ValueError, match="expected"):
+        EvaluationTables.from_vector(tables.vector()[:-1], 4)
+
+
+def test_certain_and_impossible_classes_fall_into_the_outermost_bins() -> None:
+    logits = torch.tensor([[1000.0, 0.0, -torch.inf], [0.0, 0.0, 0.0]])
+    found = Scored(*bin_logits(logits, torch.tensor([0, 1])))
+    assert found.score[0].tolist() == [SCORE_BINS - 1, 0, 0]
+    assert found.confidence[0].tolist() == [CONFIDENCE_BINS - 1] * len(TEMPERATURES)
+    alone = Scored(*bin_logits(torch.zeros(2, 1), torch.tensor([0, 0])))
+    assert alone.score.tolist() == [[SCORE_BINS - 1]] * 2
+    assert (score_bin_lower(0), score_bin_upper(SCORE_BINS - 1)) == (0.0, 1.0)
+
+
+def test_areas_agree_with_another_implementation() -> None:
+    found, _ = scored(samples=300)
+    tables = found.tables()
+    for label in range(4):
+        own = (found.label == label).astype(int)
+        area = auroc(tables.positive[label], tables.negative[label])
+        assert area.value == pytest.approx(roc_auc_score(own, found.score[:, label]), abs=1e-12)
+        precision = auprc(tables.positive[label], tables.negative[label])
+        assert precision.value == pytest.approx(
+            average_precision_score(own, found.score[:, label]), abs=1e-12
+        )
+        assert area.low is not None and area.high is not None and area.low < area.value < area.high
+
+
+def test_an_area_worked_out_by_hand() -> None:
+    # scores: of the class 1, 3, 3; of others 1, 2. Wins: 1 ties 1 (0.5); each 3 beats both (4): 4.5 of 6
+    positive, negative = np.array([0, 1, 0, 2]), np.array([0, 1, 1, 0])
+    assert auroc(positive, negative).value == pytest.approx(4.5 / 6)
+    # from the top: recall 2/3 at precision 1, then 1/3 more at precision 3/5
+    assert auprc(positive, negative).value == pytest.approx(2 / 3 + 1 / 3 * 3 / 5)
+    assert auroc(positive, np.zeros(4, dtype=int)).value is None
+    perfect = auroc(np.array([0, 5]), np.array([5, 0]))
+    assert perfect.value == 1 and perfect.low is not None and perfect.low < 0.7
+
+
+def test_delongs_interval_against_all_pairs() -> None:
+    generator = np.random.default_rng(1)
+    ones, zeros = generator.integers(3, 9, 40), generator.integers(0, 7, 60)
+    found = auroc(np.bincount(ones, minlength=10), np.bincount(zeros, minlength=10))
+    wins = (ones[:, None] > zeros) + 0.5 * (ones[:, None] == zeros)
+    error = math.sqrt(wins.mean(axis=1).var(ddof=1) / 40 + wins.mean(axis=0).var(ddof=1) / 60)
+    assert found.value == pytest.approx(wins.mean())
+    odds = math.log(wins.mean() / (1 - wins.mean()))
+    half = 1.959964 * error / (wins.mean() * (1 - wins.mean()))
+    assert found.low == pytest.approx(1 / (1 + math.exp(half - odds)), abs=1e-6)
+    assert found.high == pytest.approx(1 / (1 + math.exp(-half - odds)), abs=1e-6)
+
+
+def test_calibration_error_worked_out_by_hand() -> None:
+    confidence = np.zeros((2, CONFIDENCE_BINS), dtype=np.int64)
+    # ten answers of probability 0.955, nine right; ten of 0.555, three right
+    confidence[0, 95], confidence[1, 95] = 10, 9
+    confidence[0, 55], confidence[1, 55] = 10, 3
+    expected = 0.5 * abs(0.955 - 0.9) + 0.5 * abs(0.555 - 0.3)
+    assert expected_calibration_error(confidence) == pytest.approx(expected)
+    figure = calibration_error(confidence)
+    assert figure.value == pytest.approx(expected) and figure.low is not None and figure.low < expected
+    assert [(g.samples, g.right) for g in reliability(confidence)] == [(10, 0.3), (10, 0.9)]
+    assert expected_calibration_error(np.zeros((2, CONFIDENCE_BINS), dtype=np.int64)) is None
+
+
+def test_the_temperature_is_that_of_the_least_loss_and_mends_overconfidence() -> None:
+    found, _ = scored(samples=4000, sharpness=4.0)
+    tables = found.tables()
+    fitted = replace(
+        tables, likelihood=found.likelihood.sum(axis=0), validation=np.array([len(found)], dtype=np.int64)
+    )
+    temperature = chosen_temperature(fitted)
+    # logits are 4 times those of a model that is nearly calibrated at 1.5
+    assert temperature in TEMPERATURES and temperature is not None and 2.0 <= temperature <= 4.0
+    before = expected_calibration_error(at(1.0, tables))
+    after = expected_calibration_error(at(temperature, tables))
+    assert before is not None and after is not None and after < before / 4
+    assert chosen_temperature(tables) is None
+
+
+def test_thresholds_worked_out_by_hand() -> None:
+    scores = np.zeros(SCORE_BINS, dtype=np.int64)
+    scores[[20, 60, 80, 100]] = 1, 2, 3, 4
+    # n = 10, coverage 0.9: rank ceil(9.9) = 10, the least probable of all: the lower edge of bin 20
+    assert threshold(scores, 0.9).probability == pytest.approx(score_bin_lower(20))
+    # coverage 0.8: rank ceil(8.8) = 9, the second least probable
+    assert threshold(scores, 0.8).probability == pytest.approx(score_bin_lower(60))
+    # coverage 0.95: rank 11 is beyond n, so the class is always in the set
+    beyond = threshold(scores, 0.95)
+    assert (beyond.probability, beyond.informative, beyond.samples) == (0.0, False, 10)
+    assert [least_samples(coverage) for coverage in (0.9, 0.95, 0.8)] == [9, 19, 4]
+    nine = np.zeros(SCORE_BINS, dtype=np.int64)
+    nine[64] = 9
+    assert threshold(nine, 0.9).informative
+    nine[64] = 8
+    assert not threshold(nine, 0.9).informative
+
+
+def test_sets_cover_each_class_as_stated() -> None:
+    """Over many draws of calibration samples the sets hold the true class in at least 80 % of each class."""
+    pool, _ = scored(seed=3, samples=20_000)
+    generator = np.random.default_rng(5)
+    covered = np.zeros(4)
+    rounds = 60
+    for _ in range(rounds):
+        drawn = generator.permutation(len(pool))
+        bounds = thresholds(pool.pick(drawn[:160]).own_scores(), 0.8)
+        fresh = pool.pick(drawn[160:2160])
+        lower = np.array([score_bin_lower(index) for index in range(SCORE_BINS)])
+        for label in range(4):
+            mine = fresh.score[fresh.label == label, label]
+            covered[label] += (lower[mine] >= bounds[label].probability).mean() / rounds
+    # about 40 calibration samples a class and bins of 0.19 in log odds: between 0.80 and 0.80 + 1/41 + a bin
+    assert (covered > 0.785).all() and (covered < 0.87).all()
+
+
+def test_drawing_patients_widens_intervals_where_a_patient_has_several_samples() -> None:
+    few, _ = scored(samples=60)
+    repeated = few.pick(np.repeat(np.arange(60), 8))
+    patients = np.repeat(np.arange(60), 8)
+    drawn = patient_intervals(repeated, patients, None)["accuracy"]
+    naive = wilson(sum(repeated.correct), len(repeated))
+    alone = wilson(sum(few.correct), len(few))
+    assert (
+        naive.low is not None and naive.high is not None and alone.low is not None and alone.high is not None
+    )
+    assert drawn[1] - drawn[0] > 2 * (naive.high - naive.low)
+    assert drawn[1] - drawn[0] == pytest.approx(alone.high - alone.low, rel=0.2)
+
+
+def test_a_mean_of_dependent_figures_is_not_too_narrow() -> None:
+    one = Figure(value=0.8, low=0.7, high=0.9)
+    same = mean_of([one, one])
+    assert (same.value, same.low, same.high) == pytest.approx((0.8, 0.7, 0.9))
+    found = mean_of([one, Figure(value=0.6, low=0.5, high=0.7)])
+    assert (found.value, found.low, found.high) == pytest.approx((0.7, 0.6, 0.8))
+    assert mean_of([one, Figure()]) == Figure()
+
+
+def test_a_site_that_is_served_worse_is_marked_and_one_that_is_unlucky_is_not() -> None:
+    good = np.array([[100, 90, 100], [100, 90, 100]])
+    bad, small = np.array([[100, 55, 100], [100, 60, 100]]), np.array([[4, 2, 4], [4, 4, 4]])
+    found = part_measures({"a": good, "b": good, "c": bad, "d": small}, ["x", "y"])
+    assert [name for name, part in found.items() if part.lower] == ["c"]
+    assert (found["c"].weakest, found["c"].weakest_sensitivity) == ("x", 0.55)
+    many = part_measures({str(i): good for i in range(5000)}, ["x", "y"])
+    assert many["0"].classes is None and not any(part.lower for part in many.values())
+
+
+def measures(sensitivities: list[float], called: list[int] | None = None, **more: object) -> Measures:
+    classes = [
+        ClassMeasures(
+            name=f"class {index}",
+            samples=50,
+            called=(called or [50] * len(sensitivities))[index],
+            sensitivity=wilson(round(50 * share), 50),
+        )
+        for index, share in enumerate(sensitivities)
+    ]
+    mean = sum(sensitivities) / len(sensitivities)
+    fields = {
+        "source": "server",
+        "samples": 50 * len(classes),
+        "held_out": 50 * len(classes),
+        "classes": classes,
+        "accuracy": wilson(round(50 * mean * len(classes)), 50 * len(classes)),
+        "balanced_accuracy": Figure(value=mean, low=mean - 0.05, high=mean + 0.05),
+        **more,
+    }
+    return Measures.model_validate(fields)
+
+
+def test_a_headline_says_what_is_wrong_first() -> None:
+    found = headline(measures([0.9, 0.0, 0.8, 0.0, 0.3]))
+    assert found[0] == "Two of five classes are never recognised: class 1, class 3."
+    assert found[1] == "Recognised in less than half of their cases: class 4 (30 %)."
+    assert found[-1].startswith("Of 250 samples 40 % are called rightly (95 % interval 34 to 46)")
+    collapsed = headline(measures([1.0, 0.0, 0.0], called=[150, 0, 0]))
+    assert collapsed[0] == "The model calls every sample class 0: it has not learnt to tell classes apart."
+    assert any("cannot tell from guessing (33 %)" in sentence for sentence in collapsed)
+    assert len(headline(measures([0.9, 0.8]))) == 1
+    worse = {"north": PartMeasures(samples=10, accuracy=wilson(1, 10), lower=True)}
+    assert "Served worse than the others, beyond chance, by site: north (10 %)." in headline(
+        measures([0.9, 0.8], sites=worse)
+    )
+    nothing = Measures(source="sites", samples=0, held_out=0)
+    assert headline(nothing) == ["Nobody measured how well the model recognises the classes."]

@@ -1,0 +1,186 @@
+"""A finished model is used: folders, all probabilities, prediction sets, ONNX, outside data, a model card."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from typer.testing import CliRunner
+
+from perennial import load_run
+from perennial.cli.main import app
+from perennial.data.augmentation import to_float
+from perennial.data.images import read_images
+from perennial.foundation.errors import DataError, PerennialError
+from perennial.learning.evaluation_tables import TEMPERATURES, score_bin_lower
+from perennial.models.prediction import NONE_OF_THE_KNOWN, answers
+from perennial.models.saved import Confidence, load_saved
+from perennial.server.measures.record import read_measures
+
+LEARNER = {"epochs": 8, "batch_size": 16, "optimizer": {"lr": 0.05}}
+
+
+def invoke(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def shades(folder: Path, per_class: int, seed: int) -> Path:
+    """Grey images in class folders; the class is the brightness, blurred by noise."""
+    generator = np.random.default_rng(seed)
+    for label, name in enumerate(("dark", "middle", "light")):
+        (folder / name).mkdir(parents=True)
+        for index in range(per_class):
+            level = 60 + 65 * label + generator.normal(0, 22, (10, 12))
+            image = Image.fromarray(level.clip(0, 255).astype(np.uint8))
+            image.save(folder / name / f"p{index // 3}-{index}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shades")
+    shades(folder / "train", 60, seed=1)
+    shades(folder / "outside", 20, seed=2)
+    data = {
+        "source": "folder",
+        "path": str(folder / "train"),
+        "image_size": 8,
+        "color": "gray",
+        "sites": 2,
+        "calibration_fraction": 0.3,
+    }
+    experiment = {
+        "name": "shades",
+        "data": data,
+        "tasks": {"count": 1, "rounds": 3},
+        "model": {"name": "small_cnn"},
+        "learner": LEARNER,
+        "evaluation": {"coverage": 0.8},
+    }
+    (folder / "shades.yaml").write_text(yaml.safe_dump(experiment))
+    invoke("run", folder / "shades.yaml", "--runs", folder / "runs")
+    return folder
+
+
+def test_a_folder_gives_every_probability_and_set_as_csv_and_json(images: Path) -> None:
+    run, outside = images / "runs" / "shades", images / "outside"
+    invoke("predict", run, outside, "--output", images / "found.csv")
+    with open(images / "found.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 60 and rows[0]["name"].startswith(str(outside / "dark"))
+    names = load_saved(run / "model.safetensors").classes
+    shares = np.array([[float(row[f"probability of {name}"]) for name in names] for row in rows])
+    assert shares.sum(axis=1) == pytest.approx(1, abs=1e-4)
+    assert [row["class"] for row in rows] == [names[index] for index in shares.argmax(axis=1)]
+    lines = [json.loads(line) for line in invoke("predict", run, outside, "--format", "jsonl").splitlines()]
+    assert [line["class"] for line in lines] == [row["class"] for row in rows]
+    words = ["; ".join(line["prediction_set"]) or NONE_OF_THE_KNOWN for line in lines]
+    assert words == [row["prediction set"] for row in rows]
+    found = load_run(run).model.predict([outside])
+    assert [each.members for each in found] == [tuple(line["prediction_set"]) for line in lines]
+    assert found[0].probabilities == pytest.approx(lines[0]["probabilities"])
+
+
+def test_what_cannot_be_predicted_is_named_and_leaves_no_file(images: Path) -> None:
+    run, empty = images / "runs" / "shades", images / "empty"
+    empty.mkdir()
+    for path, words in ((empty, "no image in this folder"), (images / "nowhere", "no such file or folder")):
+        with pytest.raises(DataError, match=words):
+            invoke("predict", run, path, "--output", images / "none.csv")
+    with pytest.raises(PerennialError, match="allowed text, csv, jsonl"):
+        invoke("predict", run, images / "outside", "--format", "xml")
+    assert not list(images.glob("*none*"))
+
+
+def test_a_set_holds_the_classes_that_reach_their_thresholds() -> None:
+    logits = torch.tensor([[0.0, 0.0, -40.0], [3.0, 0.0, 0.0]])
+    lower = score_bin_lower(70)
+    found = answers(logits, Confidence(2.0, 0.9, (0.5, lower, 0.0)))
+    assert found.probabilities.tolist() == (logits / 2).softmax(dim=1).tolist()
+    # thresholds are met by probabilities before scaling; 0 is met always
+    assert found.sets is not None
+    assert found.sets.tolist() == [[True, lower <= 0.5, True], [True, False, True]]
+    assert answers(logits, Confidence()).sets is None
+
+
+def test_an_onnx_file_has_everything_inside(images: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    run = images / "runs" / "shades"
+    for name in ("one", "two"):
+        invoke("export", run, "--output", images / name, "--onnx")
+    assert (images / "one" / "model.onnx").read_bytes() == (images / "two" / "model.onnx").read_bytes()
+    session = runtime.InferenceSession(images / "one" / "model.onnx", providers=["CPUExecutionProvider"])
+    paths = sorted((images / "outside").rglob("*.png"))
+    saved = load_saved(run / "model.safetensors")
+    x = read_images(paths, (8, 8), "gray")
+    probabilities, index = session.run(None, {"samples": x})
+    own = load_run(run).model.probabilities(torch.from_numpy(x)).numpy()
+    assert np.abs(probabilities - own).max() < 1e-5
+    assert np.array_equal(index, own.argmax(axis=1))
+    facts = json.loads((images / "one" / "model.json").read_text())
+    assert "Resampling.BILINEAR" in facts["resizing"] and "8 rows by 8 columns" in facts["resizing"]
+    model = onnx.load(images / "one" / "model.onnx")
+    inside = {entry.key: json.loads(entry.value) for entry in model.metadata_props if entry.key in facts}
+    assert inside["classes"] == list(saved.classes) and inside["resizing"] == facts["resizing"]
+    assert inside["confidence"]["temperature"] == saved.confidence.temperature
+
+
+def test_outside_data_are_judged_with_the_same_measures(images: Path) -> None:
+    run, outside = images / "runs" / "shades", images / "outside"
+    invoke("evaluate", run, outside, "--set", r"patient=^(p\d+)-")
+    found = read_measures(run / "evaluations" / "outside")
+    assert found is not None and found.source == "external" and found.samples == 60
+    assert found.interval == "patients"
+    saved = load_saved(run / "model.safetensors")
+    paths = [sorted((outside / name).glob("*.png")) for name in saved.classes]
+    for label, own in enumerate(paths):
+        x = torch.from_numpy(read_images(own, (8, 8), "gray"))
+        with torch.no_grad():
+            logits = saved.classifier(to_float(x, saved.inputs.mean, saved.inputs.std))
+        called = logits.argmax(dim=1).bincount(minlength=3).tolist()
+        assert found.confusion[label] == called
+    assert found.calibration.temperature == saved.confidence.temperature
+    assert found.calibration.temperature in TEMPERATURES
+    assert found.prediction_sets is not None
+    covered = found.prediction_sets.thresholds["dark"].covered.value
+    sets = [p.members or () for p in load_run(run).model.predict([outside / "dark"])]
+    assert covered == pytest.approx(np.mean(["dark" in members for members in sets]))
+    assert "external validation" in (run / "evaluations" / "outside" / "report.html").read_text()
+
+
+def test_outside_data_of_an_unknown_class_or_kind_are_refused(images: Path) -> None:
+    run = images / "runs" / "shades"
+    odd = shades(images / "odd", 2, seed=3)
+    (odd / "light").rename(odd / "purple")
+    with pytest.raises(DataError, match="purple"):
+        invoke("evaluate", run, odd)
+    invoke("evaluate", run, odd, "--set", "labels={purple: light}")
+    with pytest.raises(DataError, match="an image alone has no label"):
+        invoke("evaluate", run, odd / "dark" / "p0-0.png")
+
+
+def test_a_card_says_what_the_model_is_and_is_not(images: Path) -> None:
+    run = images / "runs" / "shades"
+    invoke("card", run)
+    text = (run / "card.md").read_text()
+    for words in (
+        "# shades: model card",
+        "grey images of 8 x 8 pixels into 3 classes",
+        "Nobody has stated what this model is for",
+        "| site-0 |",
+        "Prediction sets with coverage 80 %",
+        "not protected by differential privacy",
+        "It knows the classes above and no other",
+        json.loads((run / "summary.json").read_text())["model_file_sha256"],
+    ):
+        assert words in text
+    (images / "use.md").write_text("For triage of *shades*.")
+    invoke("card", run, "--intended-use", images / "use.md")
+    assert "For triage of *shades*." in (run / "card.md").read_text()
