@@ -169,17 +169,7 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
         return count_words(counts.correct, counts.total, counts_beside(site, request, counts, tables))
 
     if is_secure(site, request):
-<<<<<<< HEAD
-        return masked_reply(
-            site,
-            request,
-            "evaluation",
-            content_sha256(request.arrays),
-            lambda: held_out_words(site, request, model),
-        )
-    return EvaluateReply(**request.stamp_fields, **vars(held_out_counts(site, request, model)))
-=======
-        return masked_reply(site, request, "evaluation", request.arrays, words)
+        return masked_reply(site, request, "evaluation", content_sha256(request.arrays), words)
     counts, tables = told()
     if tables is None:
         return EvaluateReply(**request.stamp_fields, **vars(counts))
@@ -189,7 +179,6 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
         tables=Tensors(counts=torch.from_numpy(tables.tables.vector())),
         uncalibrated=tables.uncalibrated or None,
     )
->>>>>>> main
 
 
 def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:

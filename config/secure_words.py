@@ -3,11 +3,8 @@
 Both sides of the wire use it. Statistics beside updates are 64-bit words.
 """
 
-<<<<<<< HEAD
 import json
 import math
-=======
->>>>>>> main
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -123,7 +120,6 @@ class UpdateWords:
         return total, int(signed[sum(sizes)]), within
 
 
-<<<<<<< HEAD
 def integer_words(*tensors: Tensor) -> Words:
     """(N,) words of integer tensors of any shapes, one after the other.
 
@@ -158,14 +154,9 @@ def statistics_subject(features: str, class_order: str, task: int, weights: Sequ
     return sha256(json.dumps([features, class_order, task, weights]).encode()).hexdigest()
 
 
-def count_words(correct: list[int], total: list[int]) -> Words:
-    """(2 M,) words of exact counts of each class."""
-    return np.array([*correct, *total], dtype=np.uint64)
-=======
 def count_words(correct: Sequence[int], total: Sequence[int], beside: Sequence[int] = ()) -> Words:
     """(2 M + n,) words of exact counts of each class, and of n more counts."""
     return np.array([*correct, *total, *beside], dtype=np.uint64)
->>>>>>> main
 
 
 def cell_words(cells: Integers) -> Words:

@@ -34,13 +34,8 @@ def opened_counts(
     count can be negative. beside: how many other counts there are.
     """
     try:
-<<<<<<< HEAD
         opened = sums.collect(grid, "evaluation", _about(requests), requests, deadline, note)
-        return counts_of(opened.words, requests[0][2].num_classes, noised=noised)
-=======
-        opened = _opened(sums, grid, "evaluation", requests, deadline, note)
         return counts_of(opened.words, requests[0][2].num_classes, noised=noised, beside=beside)
->>>>>>> main
     except (NotEnough, ValueError) as missing:
         note("evaluation", str(missing))
         return None
