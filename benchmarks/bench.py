@@ -1,7 +1,9 @@
 """What Perennial costs, measured side by side: `make bench`, or `bench NAME...` for some figures.
 
-Writes benchmarks/results/bench.jsonl, one object a figure, and the table in docs/performance.md. A figure
-that is not named keeps its line. Each value is the median of its samples, and each sample is a ratio of two
+Writes build/bench/bench.jsonl, one object a figure, and a table of this machine's values beside the committed
+ones in build/bench/bench.md. With --record it writes the committed figures instead, which the tests hold to
+their bounds: benchmarks/results/bench.jsonl and the table in docs/performance.md. A figure that is not named
+keeps its line. Each value is the median of its samples, and each sample is a ratio of two
 runs that followed each other, so the machine's speed cancels out.
 """
 
@@ -24,8 +26,11 @@ from perennial.foundation.files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "bench.jsonl"
+OWN = ROOT / "build" / "bench" / "bench.jsonl"
+"""What somebody measures on a machine of their own; no test reads it."""
 PAGE = ROOT / "docs" / "performance.md"
 TABLE_MARK = "<!-- figures -->"
+RECORD = "--record"
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Figure:
         return value <= self.bound if self.side == "at most" else value >= self.bound
 
 
-def engine(workload: str, folder: Path, workers: int = 1) -> Callable[[], Ended]:
+def engine(workload: str, folder: Path, workers: int = 1, cohort: str = "1") -> Callable[[], Ended]:
     """A run of a workload in the in-process engine, in a run folder of its own each time."""
 
     def run() -> Ended:
@@ -63,19 +68,26 @@ def engine(workload: str, folder: Path, workers: int = 1) -> Callable[[], Ended]
                     str(runs),
                     "--workers",
                     str(workers),
+                    "--cohort",
+                    cohort,
                 )
             )
 
     return run
 
 
-def engine_vs_plain_loop(workload: str, times: int) -> Callable[[Path], Measured]:
+def engine_vs_plain_loop(
+    workload: str, times: int, workers: int = 1, cohort: str = "1"
+) -> Callable[[Path], Measured]:
     """Seconds of the rounds: the engine's over the plain loop's."""
 
     def measure(folder: Path) -> Measured:
         plain, ours = in_turns(
             times,
-            [lambda: measured("-m", "perennial.benchmarks.plain_loop", workload), engine(workload, folder)],
+            [
+                lambda: measured("-m", "perennial.benchmarks.plain_loop", workload),
+                engine(workload, folder, workers, cohort),
+            ],
         )
         steps = {run.found["steps"] for run in (*plain, *ours)}
         if len(steps) != 1:
@@ -201,8 +213,12 @@ FIGURES: dict[str, Figure] = {
 }
 
 
-def bench(names: list[str]) -> list[dict[str, Any]]:
-    """Measure the named figures, all when none is named, and store each as soon as it is there."""
+def bench(names: list[str], record: bool = False) -> list[dict[str, Any]]:
+    """Measure the named figures, all when none is named, and store each as soon as it is there.
+
+    record: as the committed figures, and not as this machine's own.
+    """
+    path = RESULTS if record else OWN
     unknown = sorted(set(names) - FIGURES.keys())
     if unknown:
         raise SystemExit(f"unknown figures: {', '.join(unknown)}; known: {', '.join(FIGURES)}")
@@ -223,31 +239,42 @@ def bench(names: list[str]) -> list[dict[str, Any]]:
             "machine": machine(),
             "load_before": round(load, 2),
         }
-        store(entry)
+        store(entry, path)
         verdict = "holds" if figure.holds(entry["value"]) else "MISSED"
         print(f"{name}: {entry['value']:.3g} ({figure.side} {figure.bound:g}: {verdict})", flush=True)
-    entries = read()
-    PAGE.write_text(with_table(PAGE.read_text(), entries))
+    entries = read(path)
+    if record:
+        PAGE.write_text(with_table(PAGE.read_text(), entries))
+    else:
+        beside = path.with_suffix(".md")
+        beside.write_text(table(entries, read()) + "\n")
+        print(beside)
     return entries
 
 
-def read() -> list[dict[str, Any]]:
+def read(path: Path = RESULTS) -> list[dict[str, Any]]:
     """The stored figures, in the order of FIGURES."""
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
     entries = {entry["name"]: entry for entry in map(json.loads, lines)}
     return [entries[name] for name in FIGURES if name in entries]
 
 
-def store(entry: dict[str, Any]) -> None:
+def store(entry: dict[str, Any], path: Path = RESULTS) -> None:
     """Put entry in the place of the one of its name."""
-    entries = {old["name"]: old for old in read()} | {entry["name"]: entry}
+    entries = {old["name"]: old for old in read(path)} | {entry["name"]: entry}
     lines = [json.dumps(entries[name]) + "\n" for name in FIGURES if name in entries]
-    replace_file(RESULTS, "".join(lines).encode(), mode=0o644)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, "".join(lines).encode(), mode=0o644)
 
 
-def table(entries: list[dict[str, Any]]) -> str:
-    """The figures in Markdown, with the machine and the versions below."""
-    lines = ["| figure | what | value | bound | kept |", "| --- | --- | --- | --- | --- |"]
+def table(entries: list[dict[str, Any]], committed: list[dict[str, Any]] | None = None) -> str:
+    """The figures in Markdown, with the machine and the versions below.
+
+    committed: the figures of the repository, shown beside; None: entries are those.
+    """
+    known = {entry["name"]: f"{entry['value']:.2f}" for entry in committed or []}
+    last = "kept" if committed is None else "kept | committed"
+    lines = [f"| figure | what | value | bound | {last} |", "| --- " * (5 + (committed is not None)) + "|"]
     for entry in entries:
         figure = FIGURES[entry["name"]]
         cells = (
@@ -256,6 +283,7 @@ def table(entries: list[dict[str, Any]]) -> str:
             f"{entry['value']:.2f}",
             f"{entry['side']} {entry['bound']:g}",
             "yes" if figure.holds(entry["value"]) else "no",
+            *([known.get(entry["name"], "")] if committed is not None else []),
         )
         lines.append(f"| {' | '.join(cells)} |")
     where = sorted({_where(entry) for entry in entries})
@@ -285,4 +313,5 @@ def _empty(folder: Path) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    bench(sys.argv[1:])
+    arguments = sys.argv[1:]
+    bench([name for name in arguments if name != RECORD], RECORD in arguments)

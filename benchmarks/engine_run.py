@@ -22,6 +22,7 @@ def main(
     workload: str,
     runs: Annotated[Path, typer.Option()],
     workers: Annotated[int, typer.Option()] = 1,
+    cohort: Annotated[str, typer.Option(help="a number, or auto")] = "1",
     changes: Annotated[str, typer.Option(help="KEY=VALUE;KEY=VALUE")] = "",
 ) -> None:
     """Run it and print what it took."""
@@ -47,7 +48,7 @@ def main(
         if event["event"] == "round":
             rounds.append(event)
 
-    summary = run_in_process(settings, workers, listener)
+    summary = run_in_process(settings, workers, listener, "auto" if cohort == "auto" else int(cohort))
     if any(event["dropped"] or event["refused"] for event in rounds):
         raise RuntimeError(f"a site failed in {workload}: the time means nothing")
     typer.echo(

@@ -195,12 +195,22 @@ def logs(
 
 @app.command()
 def resume(name: Run, device: Device = "auto", folder: Folder = HERE) -> None:
-    """Go on with a run that was stopped or killed, from its last finished round."""
+    """Go on with a run that was paused, stopped or killed, from its last finished round."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import resume as resume_run
 
     done = resume_run(OperatorFolder(folder), name, device)
-    typer.echo(f"{name}: resumed as Flower's run {done.run}")
+    typer.echo(f"{name}: goes on" if done is None else f"{name}: resumed as Flower's run {done.run}")
+
+
+@app.command()
+def pause(name: Run, folder: Folder = HERE) -> None:
+    """Let a run rest after the round that it is in, also over restarts, until `resume`."""
+    from perennial.deploy.federation import OperatorFolder
+    from perennial.deploy.operations import pause as pause_run
+
+    pause_run(OperatorFolder(folder), name)
+    typer.echo(f"{name}: pauses after the round that it is in")
 
 
 @app.command()
@@ -260,15 +270,3 @@ def health(folder: Annotated[Path, typer.Argument(help="the federation's folder"
     from perennial.deploy.health import check_health
 
     check_health(OperatorFolder(folder).health_address)
-
-
-@app.command()
-def reports(
-    runs: Annotated[Path, typer.Argument(help="folder of run folders")],
-    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option()] = 8080,
-) -> None:
-    """Serve the report pages of all runs, read-only."""
-    from perennial.deploy.reports import serve_reports
-
-    serve_reports(runs, host, port)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perennial.config.experiment import Experiment
+from perennial.server.pauses import PAUSES, pause_in_words
 
 
 class LiveDisplay:
@@ -57,6 +58,8 @@ class LiveDisplay:
                     self._console.print(f"task {event['task']} learnt: {result}", highlight=False)
             case "note":
                 self._console.print(f"note: {event['text']}", style="yellow", markup=False)
+            case kind if kind in PAUSES:
+                self._console.print(pause_in_words(event), style="yellow", markup=False)
         if self._console.is_terminal:
             self._live.update(self._table())
 

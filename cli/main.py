@@ -36,11 +36,14 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="run folder to go on with; with a longer class list too")
     ] = None,
+    cohort: Annotated[
+        str | None, typer.Option(help="sites that train in one pass: a number, or auto; default 1")
+    ] = None,
 ) -> None:
     """Run an experiment in the in-process engine."""
     from perennial.cli.run import run_command
 
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume)
+    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort)
 
 
 @app.command()
@@ -113,6 +116,55 @@ def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     from perennial.server.report.write import write_report
 
     typer.echo(write_report(run))
+
+
+@app.command()
+def serve(
+    runs: Annotated[Path, typer.Argument(help="folder of run folders")] = Path("runs"),
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option()] = 8080,
+    token_file: Annotated[
+        Path | None, typer.Option(help="a token with which people may pause, resume and stop; else read-only")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="for TLS")] = None,
+    key: Annotated[Path | None, typer.Option(help="of the certificate")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="another name by which browsers ask for these pages; repeat")
+    ] = None,
+    in_container: Annotated[
+        bool, typer.Option(help="the port is published on the host's loopback alone")
+    ] = False,
+    webhook_file: Annotated[
+        Path | None, typer.Option(help="file with an address to tell when a run needs somebody")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="epsilon of a site in a run; tell when it is nearly spent")
+    ] = None,
+) -> None:
+    """Pages to watch runs by, as they happen; /metrics for Prometheus."""
+    from perennial.cli.serve import serve_command
+
+    serve_command(
+        runs, host, port, token_file, certificate, key, name or [], in_container, webhook_file, budget
+    )
+
+
+@app.command()
+def pause(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+    """Let a run rest after the round that it is in, until `perennial unpause`."""
+    from perennial.server.wishes import write_wish
+
+    write_wish(run, "pause")
+    typer.echo(f"{run}: pauses after the round that it is in")
+
+
+@app.command()
+def unpause(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+    """Let a paused run go on."""
+    from perennial.server.wishes import clear_wish
+
+    clear_wish(run)
+    typer.echo(f"{run}: goes on")
 
 
 @app.command()

@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
 from perennial.config.run import RunSettings
 from perennial.foundation.errors import ConfigError, StateError
+
+MOST = 10_000
 
 
 def run_command(
@@ -16,11 +19,13 @@ def run_command(
     workers: int,
     device: str,
     resume: Path | None,
+    cohort: str | None,
 ) -> None:
     """Run or resume, with a live display, and say where the results are."""
     from perennial.cli.live import LiveDisplay
     from perennial.engine.run import resumed_settings, run_in_process
 
+    asked = None if cohort is None else _cohort(cohort)
     if resume is not None:
         settings = resumed_settings(experiment, overrides, seed, resume, device)
     elif experiment is None:
@@ -39,7 +44,15 @@ def run_command(
     folder = settings.folder(loaded)
     with LiveDisplay(loaded) as display:
         try:
-            summary = run_in_process(settings, workers, display.on_event)
+            summary = run_in_process(settings, workers, display.on_event, asked)
         except KeyboardInterrupt:
             raise StateError(f"stopped; go on with: perennial run --resume {folder}") from None
     display.show_result(summary, folder)
+
+
+def _cohort(word: str) -> int | Literal["auto"]:
+    if word == "auto":
+        return "auto"
+    if not (word.isascii() and word.isdigit() and 1 <= int(word) <= MOST):
+        raise ConfigError(f"--cohort: found {word!r}, allowed auto, or 1 to {MOST} sites in one pass")
+    return int(word)

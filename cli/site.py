@@ -98,16 +98,79 @@ def review(
 
 
 @app.command()
-def withdraw(
+def disapprove(
     name: Annotated[str, typer.Argument(help="as `perennial site check` lists it")],
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
     """Take an approval back."""
     from perennial.config.site import load_site_config
-    from perennial.deploy.approval import withdraw as withdraw_app
+    from perennial.deploy.approval import disapprove as disapprove_app
 
-    withdraw_app(name, _flower_home(site), load_site_config(site).approvals)
+    disapprove_app(name, _flower_home(site), load_site_config(site).approvals)
     typer.echo(f"{name}: not approved any more")
+
+
+@app.command()
+def pause(path: SiteFile = Path("site.yaml")) -> None:
+    """Answer nothing until `perennial site go-on`; the operator reads that this site pauses."""
+    from perennial.client.consent import pause as pause_site
+    from perennial.config.site import load_site_config
+
+    pause_site(load_site_config(path).state_dir)
+    typer.echo("paused: every request is refused, and the operator reads so")
+
+
+@app.command()
+def go_on(path: SiteFile = Path("site.yaml")) -> None:
+    """Answer again after a pause."""
+    from perennial.client.consent import go_on as go_on_site
+    from perennial.config.site import load_site_config
+
+    go_on_site(load_site_config(path).state_dir)
+    typer.echo("requests are answered again")
+
+
+@app.command()
+def withdraw(
+    run: Annotated[str, typer.Argument(help="its token, as `perennial ledger` and the page show it")],
+    path: Annotated[Path, typer.Option("--site", help="site.yaml")] = Path("site.yaml"),
+) -> None:
+    """Take no further part in a run, for good, and remove what is kept of it here."""
+    from perennial.client.consent import withdraw as withdraw_from
+    from perennial.config.site import load_site_config
+
+    size = withdraw_from(load_site_config(path).state_dir, run)
+    typer.echo(f"withdrawn: {size / 1e6:.1f} MB removed, and nothing of this run is answered again")
+    typer.echo(
+        "what had left before stays in the ledger; ask the operator whether `perennial forget` applies"
+    )
+
+
+@app.command()
+def withdraw_digests(path: SiteFile = Path("site.yaml")) -> None:
+    """Lend no digests any more: the next reply of each run says so, and the server deletes what it has."""
+    from perennial.config.site_edit import stop_answering
+
+    stop_answering(path, "digest")
+    typer.echo(f"{path}: policy.answers names digest no more")
+
+
+@app.command()
+def serve(
+    path: SiteFile = Path("site.yaml"),
+    host: Annotated[str, typer.Option(help="address to listen on: loopback")] = "127.0.0.1",
+    port: Annotated[int, typer.Option()] = 8081,
+    token_file: Annotated[
+        Path | None, typer.Option(help="the word to sign in with; default: page.token beside site.yaml")
+    ] = None,
+    in_container: Annotated[
+        bool, typer.Option(help="the port is published on the host's loopback alone")
+    ] = False,
+) -> None:
+    """A page for this hospital: what has left, what was approved, what happens now."""
+    from perennial.cli.serve import serve_site_command
+
+    serve_site_command(path, host, port, token_file, in_container)
 
 
 @app.command()

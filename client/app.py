@@ -5,13 +5,16 @@ imported here that a request may not need.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TypeVar
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+from perennial.client.activity import noted
+from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
 from perennial.foundation.errors import (
     ConfigError,
@@ -45,6 +48,7 @@ from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, Sh
 app = ClientApp()
 log = logging.getLogger("perennial.site")
 Request = TypeVar("Request", bound=WireMessage)
+Done = TypeVar("Done")
 
 KINDS: dict[type[PerennialError], str] = {
     PolicyRefusal: "policy",
@@ -78,11 +82,22 @@ def _answer(
         )
         log.warning("refused: %s", reason)
         return Message(Error(RAISED, reason), reply_to=message)
+
+    def act(identity: Identity) -> Message:
+        request = expected.from_record(message.content)
+        with _watched(identity, request, context):
+            return Message(handle(identity, request).to_record(), reply_to=message)
+
+    return attempt(message, context, act)
+
+
+def attempt(message: Message, context: Context, act: Callable[[Identity], Done]) -> Done | Message:
+    """What act makes for the site that the message is for, or the Refusal that says why it made nothing."""
     site, deployed = "unknown", True
     try:
         identity = identify(context)
         site, deployed = identity.name, identity.deployed
-        record = handle(identity, expected.from_record(message.content)).to_record()
+        return act(identity)
     except PerennialError as error:
         log.warning("refused: %s", error)
         kind = KINDS.get(type(error), "error")
@@ -91,6 +106,23 @@ def _answer(
         log.exception("failed")
         record = Refusal(site=site, kind="error", reason=_reason(error, deployed)).to_record()
     return Message(record, reply_to=message)
+
+
+@contextmanager
+def _watched(identity: Identity, request: WireMessage, context: Context) -> Iterator[None]:
+    """A deployed site notes what it was asked, and answers only what its hospital agrees to now.
+
+    Its name it says always: the operator then knows who pauses.
+    """
+    if not identity.deployed or isinstance(request, DescribeRequest):
+        yield
+        return
+    run = getattr(request, "run", "")
+    name = str(context.run_config.get("name") or identity.experiment.name)[:80]
+    facts = {"run": run, "name": name, "round": getattr(request, "round", 0)}
+    with noted(identity.state_dir, type(request).__name__.removesuffix("Request").lower(), **facts):
+        require_consent(identity.state_dir, run)
+        yield
 
 
 def _answer_for_sums(message: Message, context: Context, expected: type[WireMessage], answer: str) -> Message:

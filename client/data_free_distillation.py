@@ -16,7 +16,6 @@ from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream, torch_seed
 from perennial.learning.losses import distillation
 from perennial.learning.objective import Term
-from perennial.models.incremental import IncrementalModel
 from perennial.protocol.messages import TrainRequest
 
 
@@ -31,24 +30,24 @@ class DataFreeDistillationSettings(Part):
 class DataFreeDistillation:
     """A term of the loss, with batches of its own."""
 
-    model: IncrementalModel
     x: Tensor
     logits: Tensor
     order: DataFreeDistillationSettings
     batch_size: int
     generator: torch.Generator
 
-    def __call__(self) -> Tensor:
-        """weight * distillation on the next random batch."""
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """(inputs, logits to imitate) of the next random batch."""
         rows = torch.randint(len(self.x), (self.batch_size,), generator=self.generator).to(self.x.device)
+        return self.x[rows], self.logits[rows]
+
+    def term(self, logits: Tensor, targets: Tensor) -> Term:
+        """weight * distillation."""
         temperature = self.order.temperature
-        values = distillation(self.model(self.x[rows]), self.logits[rows], temperature)
-        return Term(values, (temperature**2, self.order.weight)).mean()
+        return Term(distillation(logits, targets, temperature), (temperature**2, self.order.weight))
 
 
-def open_data_free_distillation(
-    site: Site, request: TrainRequest, model: IncrementalModel
-) -> DataFreeDistillation | None:
+def open_data_free_distillation(site: Site, request: TrainRequest) -> DataFreeDistillation | None:
     """The distillation term that the request asks for, or None. Raises ProtocolError naming what is wrong."""
     settings = json.loads(request.settings)
     if "rehearsal" not in settings:
@@ -70,7 +69,6 @@ def open_data_free_distillation(
         )
     seed = torch_seed(stream(site.experiment.seed, "rehearsal", site.name, request.round))
     return DataFreeDistillation(
-        model,
         x.to(site.models.device),
         logits.to(site.models.device),
         order,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from perennial.client.corrections import LocalCorrection
 from perennial.client.data_free_distillation import open_data_free_distillation
@@ -13,6 +14,7 @@ from perennial.config.turn import Turn
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import NeighbourDistances
+from perennial.learning.cohort_training import Member
 from perennial.learning.private_training import train_privately
 from perennial.learning.training import TrainingResult, train
 from perennial.models.flat import FlatParameters
@@ -44,9 +46,26 @@ class LocalTraining:
             return self._by_private_steps()
         if self.neighbours is not None:
             self.neighbours.see_halves(self.data, self.flat, self.request.personal or [], self._by_epochs)
+        return self._by_epochs(self.data, self._batches())
+
+    def as_member(self, start: Tensor) -> Member | None:
+        """This training as a part of a cohort's, or None if it has no such form. start: (P,), as received.
+
+        A ring's turn follows the one before it, DP-SGD clips samples and not batches, and an estimate trains
+        on halves too.
+        """
+        if (
+            self.turn is not None
+            or self.neighbours is not None
+            or self.site.experiment.privacy.mode == "sample"
+        ):
+            return None
+        extra = open_data_free_distillation(self.site, self.request)
+        return Member(self.data, start, self._batches(), self.correction.gradient, extra)
+
+    def _batches(self) -> np.random.Generator:
         ring = [self.turn.sweep] if self.turn is not None and self.turn.segments > 1 else []
-        batches = stream(self.site.experiment.seed, "batches", self.site.name, self.request.round, *ring)
-        return self._by_epochs(self.data, batches)
+        return stream(self.site.experiment.seed, "batches", self.site.name, self.request.round, *ring)
 
     def _by_private_steps(self) -> TrainingResult:
         experiment = self.site.experiment
@@ -62,7 +81,7 @@ class LocalTraining:
             progress=self.request.progress,
             first_class=self.site.task_range(self.request).start,
             correction=self.correction.gradient,
-            extra=open_data_free_distillation(self.site, self.request, self.model),
+            extra=open_data_free_distillation(self.site, self.request),
             neighbours=self.neighbours,
         )
 
@@ -80,5 +99,5 @@ class LocalTraining:
                 progress=self.request.progress,
                 first_class=self.site.task_range(self.request).start,
                 correction=self.correction.gradient,
-                extra=open_data_free_distillation(self.site, self.request, self.model),
+                extra=open_data_free_distillation(self.site, self.request),
             )

@@ -10,10 +10,10 @@ from typing import get_args
 from torch import Tensor, nn
 
 from perennial.client.floor import check_floor
-from perennial.client.handlers import Previous, training_indices
 from perennial.client.policy import check_answer, check_sparsity
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
+from perennial.client.training_samples import Previous, training_indices
 from perennial.config import charges
 from perennial.foundation.errors import ConfigError, DataError, ProtocolError
 from perennial.foundation.streams import stream

@@ -73,6 +73,17 @@ class RunSettings:
         return Path(os.path.abspath(os.path.expanduser(self.runs))) / (self.name or experiment.name)
 
 
+@dataclass(frozen=True)
+class CohortPlan:
+    """How many sites train in one pass; 1: they train one after the other.
+
+    note: why it is not the size that was asked for.
+    """
+
+    size: int = 1
+    note: str = ""
+
+
 def _parsed_list(overrides: str) -> list[str]:
     try:
         content = json.loads(overrides)

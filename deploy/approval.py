@@ -120,7 +120,7 @@ def approve_installed(experiment: Path, approvals: Path) -> Approval:
     return approval
 
 
-def withdraw(name: str, flower_home: Path, approvals: Path) -> None:
+def disapprove(name: str, flower_home: Path, approvals: Path) -> None:
     """Take an approval back. Raises ConfigError naming the approved apps."""
     approved = {app.name: app for app in approved_apps(flower_home)}
     if name not in approved:
@@ -172,7 +172,7 @@ def _refuse_same_folder(bundle: str, approvals: Path) -> None:
         if approval.bundle[:8] == bundle[:8] and approval.bundle != bundle:
             raise ConfigError(
                 f"app {approval.app!r}: approved here with SHA-256 {approval.bundle}, and this one, "
-                f"{bundle}, would have the same folder; withdraw that one first, and ask the operator why"
+                f"{bundle}, would have the same folder; disapprove that one first, and ask the operator why"
             )
 
 

@@ -11,6 +11,7 @@ from perennial.deploy.signing import sign_app
 from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
+from perennial.server.wishes import clear_wish, read_wish, write_wish
 
 
 def register(folder: OperatorFolder, name: str) -> str:
@@ -63,15 +64,25 @@ def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: 
     return application
 
 
-def resume(folder: OperatorFolder, name: str, device: str) -> Submission:
-    """Go on with a run that ended early, with the same app, so with the same approval.
+def pause(folder: OperatorFolder, name: str) -> None:
+    """Let a run rest after the round that it is in, until it is resumed. Raises StateError without one."""
+    last_run(folder, name)
+    write_wish(folder.state / "runs" / name, "pause")
 
-    Raises StateError while its last start still runs.
+
+def resume(folder: OperatorFolder, name: str, device: str) -> Submission | None:
+    """Go on with a run that was paused, or that ended early, with the same app, so with the same approval.
+
+    None for a run that was paused and goes on by itself. Raises StateError while it runs.
     """
     application = read_application(name, folder.apps)
     last = last_run(folder, name)
     status = run_statuses(folder).get(last, "unknown")
+    paused = read_wish(folder.state / "runs" / name) is not None
+    clear_wish(folder.state / "runs" / name)
     if not status.startswith(("finished", "unknown")):
+        if paused:
+            return None
         raise StateError(f"run {name!r}: still {status} (Flower's run {last}); stop it first")
     return _start(folder, application, {"device": device, "resume": "yes"})
 

@@ -117,7 +117,7 @@ def start_supernode(path: Path) -> None:
     home = setup.path(connection.flower_home)
     home.mkdir(parents=True, exist_ok=True)
     command = [
-        *(sys.executable, "-m", "perennial.deploy.supernode_process"),
+        *(sys.executable, "-m", "perennial.deploy.supernode_process", str(path.absolute())),
         *("--superlink", connection.superlink),
         *("--root-certificates", str(setup.path(connection.ca))),
         *("--auth-supernode-private-key", str(setup.path(connection.key))),

@@ -6,21 +6,34 @@ and the server's own exchange stands still for minutes. Here the SuperNode waits
 while, and goes on with the next request; the server sees a site that did not answer.
 """
 
+import logging
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from flwr.app import Error, Message
+
+from perennial.config.approval import read_approvals
+from perennial.config.site import load_site_config
 from perennial.deploy.child_watch import end_with_child
 from perennial.deploy.flower_seam import (
+    ErrorCode,
     ObjectStore,
     flower_supernode,
     iterate_object_tree,
     start_client_internal,
 )
+from perennial.foundation.heartbeat import beating
+from perennial.strategies.round.queries import NOT_APPROVED
 
 PATIENCE = 60.0
 """Seconds without the next part of a reply, which comes from a process on the same machine."""
 POLL = 0.05
+ALIVE = "supernode.alive"
+"""In a site's state_dir: its heartbeat."""
+log = logging.getLogger("perennial.site")
 
 Send = Callable[[Any, Any, float], Any]
 
@@ -49,7 +62,58 @@ def send_whole_replies() -> None:
     start_client_internal._push_messages = push_whole_messages
 
 
+def refuse_unapproved_apps(site: Path) -> None:
+    """Let the SuperNode of this process answer for apps that its hospital has not approved.
+
+    Their code is not even unpacked; the log says it in a sentence, once for each app. What is approved is
+    looked up each time, so an approval counts from the next message on.
+
+    site: site.yaml.
+    """
+    pull = start_client_internal._pull_and_store_message
+    told: set[str] = set()
+
+    def pull_approved(*, receive: Any, get_fab: Any, state: Any, object_store: Any, **more: Any) -> Any:
+        received: list[Any] = []
+
+        def remembered() -> Any:
+            received.append(receive())
+            return received[-1]
+
+        def approved(digest: str, run_id: int) -> Any:
+            config = load_site_config(site)
+            any_app = config.connection is not None and config.connection.any_app
+            if not any_app and digest not in {found.bundle for found in read_approvals(config.approvals)}:
+                raise _NotApproved(digest)
+            return get_fab(digest, run_id)
+
+        try:
+            return pull(receive=remembered, get_fab=approved, state=state, object_store=object_store, **more)
+        except _NotApproved as refusal:
+            digest = str(refusal)
+            if digest not in told:
+                told.add(digest)
+                log.warning(
+                    "refused: the app with SHA-256 %s is not approved here; to run it, review and approve it "
+                    "with `perennial site approve`",
+                    digest,
+                )
+            message, _ = received[0]
+            reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, NOT_APPROVED), reply_to=message)
+            start_client_internal._insert_message(reply, state, object_store)
+            return message.metadata.run_id
+
+    start_client_internal._pull_and_store_message = pull_approved
+
+
+class _NotApproved(Exception):
+    """An app that this site has not approved; the text is its SHA-256."""
+
+
 if __name__ == "__main__":
+    site = Path(sys.argv.pop(1))
     send_whole_replies()
+    refuse_unapproved_apps(site)
     end_with_child(start_client_internal, "flower-superexec")
-    flower_supernode()
+    with beating(load_site_config(site).state_dir / ALIVE):
+        flower_supernode()

@@ -9,6 +9,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from perennial.deploy.flower_seam import ErrorCode, Run, TaskIdentity
+from perennial.engine.cohorts import Cohorts
 
 Client = Callable[[Message, Context], Message]
 """A ClientApp, or what calls one."""
@@ -20,13 +21,15 @@ FIRST_NODE = 1
 class InProcessGrid(Grid):
     """Messages wait in a queue; pulling runs the next one. Models are shared as tensors and never serialised.
 
-    client: the ClientApp. contexts: one for each site, by node id.
+    client: the ClientApp. contexts: one for each site, by node id. cohorts: sites that train in one pass;
+    None: each answers by itself.
     """
 
-    def __init__(self, client: Client, contexts: dict[int, Context]) -> None:
+    def __init__(self, client: Client, contexts: dict[int, Context], cohorts: Cohorts | None = None) -> None:
         self._client = client
         self._contexts = contexts
-        self._queue: deque[Message] = deque()
+        self._cohorts = cohorts
+        self._queue: deque[list[Message]] = deque()
         self._numbers = count(1)
         self._run: Run | None = None
         set_task_identity()
@@ -54,11 +57,14 @@ class InProcessGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return [self._push(message) for message in messages]
+        messages = list(messages)
+        ids = [self._number(message) for message in messages]
+        self._queue.extend(self._cut(messages))
+        return ids
 
-    def _push(self, message: Message) -> str:
-        self._queue.append(message)
-        return self._number(message)
+    def _cut(self, messages: list[Message]) -> list[list[Message]]:
+        """The messages, in their order, as those that are answered together."""
+        return [[message] for message in messages] if self._cohorts is None else self._cohorts.cut(messages)
 
     def _number(self, message: Message) -> str:
         """Give message its id."""
@@ -66,17 +72,15 @@ class InProcessGrid(Grid):
         return message.metadata.message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Run the oldest waiting message and return its reply; [] when none is waiting."""
+        """Run the oldest waiting message, or its cohort, and return the replies; [] when none is waiting."""
         if not self._queue:
             return []
-        message = self._queue.popleft()
-        return [answered(self._client, message, self._contexts[message.metadata.dst_node_id])]
+        return answered(self._client, self._cohorts, self._queue.popleft(), self._contexts)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        for message in messages:
-            self._push(message)
+        self.push_messages(messages)
         while self._queue:
             yield from self.pull_messages([])
 
@@ -84,13 +88,22 @@ class InProcessGrid(Grid):
         """Nothing to release here; workers have something."""
 
 
-def answered(client: Client, message: Message, context: Context) -> Message:
-    """The client's reply. As at a SuperNode, an app that raises answers with an error and the run goes on."""
+def answered(
+    client: Client, cohorts: Cohorts | None, messages: list[Message], contexts: dict[int, Context]
+) -> list[Message]:
+    """The replies to messages that are answered together.
+
+    As at a SuperNode, an app that raises answers with an error and the run goes on.
+    """
+    own = [contexts[message.metadata.dst_node_id] for message in messages]
     try:
-        return client(message, context)
+        if cohorts is None or len(messages) == 1:
+            return [client(message, context) for message, context in zip(messages, own, strict=True)]
+        return cohorts.answer(messages, own)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        fault = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+        return [Message(fault, reply_to=message) for message in messages]
 
 
 def site_contexts(sites: int, run_config: dict[str, Any]) -> dict[int, Context]:

@@ -1,13 +1,15 @@
 """Running an experiment on this machine: the ServerApp's main over an in-process grid."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
 
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.run import RunSettings
+from perennial.config.run import CohortPlan, RunSettings
 from perennial.config.simulation import simulated_federation, simulated_site_names
+from perennial.engine.cohorts import Asked, Cohorts, plan_cohorts
 from perennial.engine.grid import InProcessGrid, Listener, set_task_identity, site_contexts
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
@@ -16,12 +18,17 @@ RESUMED = "experiment.resumed.yaml"
 
 
 def run_in_process(
-    settings: RunSettings, workers: int = 1, listener: Listener | None = None
+    settings: RunSettings,
+    workers: int = 1,
+    listener: Listener | None = None,
+    cohort: Asked | None = None,
 ) -> dict[str, object]:
     """Run an experiment to the end, or resume it; returns the summary.
 
     settings.experiment: an absolute path, or one inside the app.
     workers: number of processes over which the sites are spread; the result is the same for any number.
+    cohort: sites that train in one pass, which changes the last bits of the result; auto: what suits the
+    experiment. None: 1, or as the run that is resumed began.
     """
     from perennial.server.app import serve
 
@@ -29,13 +36,15 @@ def run_in_process(
     run_config = dict(vars(settings))
     experiment = settings.load()
     contexts = site_contexts(len(simulated_site_names(experiment)), run_config)
+    plan = _plan(settings, experiment, cohort)
+    cohorts = Cohorts(plan.size, answer_cohort) if plan.size > 1 else None
     if workers > 1:
-        grid = _worker_grid(settings, experiment, contexts, workers)
+        grid = _worker_grid(settings, experiment, contexts, workers, cohorts)
     else:
-        grid = InProcessGrid(answer, contexts)
+        grid = InProcessGrid(answer, contexts, cohorts)
     try:
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
-        return serve(grid, context, engine="in-process", listener=listener)
+        return serve(grid, context, engine="in-process", listener=listener, cohort=plan)
     finally:
         grid.close()
 
@@ -47,8 +56,28 @@ def answer(message: Message, context: Context) -> Message:
     return app(message, context)
 
 
+def answer_cohort(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
+    """The same for sites that train in one pass."""
+    from perennial.client.cohort import answer_together
+
+    return answer_together(messages, contexts)
+
+
+def _plan(settings: RunSettings, experiment: Experiment, asked: Asked | None) -> CohortPlan:
+    if asked is None and settings.resume:
+        from perennial.server.checkpoint import stored_cohort
+        from perennial.server.run_folder import CHECKPOINT
+
+        return CohortPlan(stored_cohort(settings.folder(experiment) / CHECKPOINT))
+    return plan_cohorts(experiment, asked or 1)
+
+
 def _worker_grid(
-    settings: RunSettings, experiment: Experiment, contexts: dict[int, Context], workers: int
+    settings: RunSettings,
+    experiment: Experiment,
+    contexts: dict[int, Context],
+    workers: int,
+    cohorts: Cohorts | None,
 ) -> InProcessGrid:
     # imported and read before the processes fork, so that they share it
     import torch
@@ -60,7 +89,7 @@ def _worker_grid(
     torch.set_num_threads(settings.threads)
     simulated_federation(experiment)
     method = "spawn" if choose_device(settings.device).type == "cuda" else "fork"
-    return WorkerGrid(answer, contexts, workers, method)
+    return WorkerGrid(answer, contexts, workers, method, cohorts)
 
 
 def resumed_settings(

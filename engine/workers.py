@@ -29,6 +29,7 @@ from perennial.deploy.flower_seam import (
     recorddict_from_proto,
     recorddict_to_proto,
 )
+from perennial.engine.cohorts import Cohorts
 from perennial.engine.grid import Client, InProcessGrid, answered, set_task_identity
 from perennial.foundation.errors import StateError
 
@@ -36,6 +37,8 @@ LONGEST_WAIT = 1.0
 """Seconds that one look at the workers may block, so that a round's deadline is noticed."""
 PATIENCE = 5.0
 """Seconds that a worker has to end after its connection has closed."""
+_LENGTH = 4
+"""Bytes of the number of messages that are answered together."""
 
 
 @dataclass
@@ -47,16 +50,21 @@ class _Worker:
     connection: Connection
     pending: dict[str, Message] = field(default_factory=dict)
 
-    def send(self, messages: Sequence[Message]) -> None:
-        """Raises OSError when the process is gone."""
-        self.pending |= {message.metadata.message_id: message for message in messages}
+    def send(self, parts: Sequence[Sequence[Message]]) -> None:
+        """Send messages in parts that are answered together: each part's length, then its messages.
+
+        Raises OSError when the process is gone.
+        """
+        self.pending |= {message.metadata.message_id: message for part in parts for message in part}
         crossed: RecordDict | None = None
-        for message in messages:
-            frame = ProtoMessage(metadata=metadata_to_proto(message.metadata))
-            if message.content != crossed:
-                crossed = message.content
-                frame.content.CopyFrom(recorddict_to_proto(crossed))
-            self.connection.send_bytes(frame.SerializeToString())
+        for part in parts:
+            self.connection.send_bytes(len(part).to_bytes(_LENGTH))
+            for message in part:
+                frame = ProtoMessage(metadata=metadata_to_proto(message.metadata))
+                if message.content != crossed:
+                    crossed = message.content
+                    frame.content.CopyFrom(recorddict_to_proto(crossed))
+                self.connection.send_bytes(frame.SerializeToString())
 
     def receive(self) -> Message:
         """Raises EOFError or OSError when the process is gone."""
@@ -76,6 +84,9 @@ class _Worker:
 class WorkerGrid(InProcessGrid):
     """Sites in position order are dealt out to the workers in turn; each worker answers one after the other.
 
+    Cohorts are dealt out in the order in which they were cut. What a site remembers lies on the disk, so any
+    worker can answer for it; one that still answers an earlier message of a site gets the next one too.
+
     client: the ClientApp; under spawn something that can be imported by name. workers: at least 1.
     start_method: fork shares what is already in memory; a process that has used CUDA can only spawn.
 
@@ -90,8 +101,9 @@ class WorkerGrid(InProcessGrid):
         contexts: dict[int, Context],
         workers: int,
         start_method: Literal["fork", "spawn"] = "fork",
+        cohorts: Cohorts | None = None,
     ) -> None:
-        super().__init__(client, contexts)
+        super().__init__(client, contexts, cohorts)
         self._positions = {node: position for position, node in enumerate(contexts)}
         self._returned: list[Message] = []
         self._workers: list[_Worker] = []
@@ -103,7 +115,7 @@ class WorkerGrid(InProcessGrid):
             inherited = [worker.connection for worker in self._workers] + [ours]
             process = context.Process(
                 target=_work,
-                args=(client, contexts, theirs, inherited if start_method == "fork" else []),
+                args=(client, cohorts, contexts, theirs, inherited if start_method == "fork" else []),
                 name=f"worker {number + 1}",
                 daemon=True,
             )
@@ -115,15 +127,15 @@ class WorkerGrid(InProcessGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send every message to its site's worker at once."""
         self._require_worker()
-        shares: dict[str, tuple[_Worker, list[Message]]] = {}
-        ids = []
-        for message in messages:
-            ids.append(self._number(message))
-            worker = self._worker_of(message.metadata.dst_node_id)
-            shares.setdefault(worker.name, (worker, []))[1].append(message)
-        for worker, share in shares.values():
+        messages = list(messages)
+        ids = [self._number(message) for message in messages]
+        shares: dict[str, tuple[_Worker, list[list[Message]]]] = {}
+        for number, cohort in enumerate(self._cut(messages)):
+            for worker, part in self._dealt(number, cohort):
+                shares.setdefault(worker.name, (worker, []))[1].append(part)
+        for worker, parts in shares.values():
             try:
-                worker.send(share)
+                worker.send(parts)
             except OSError:
                 self._bury(worker)
         return ids
@@ -159,7 +171,24 @@ class WorkerGrid(InProcessGrid):
             worker.end()
         self._alive = []
 
+    def _dealt(self, number: int, cohort: list[Message]) -> list[tuple[_Worker, list[Message]]]:
+        """Who answers a cohort, the number-th of its round: one worker, but for sites that one still has."""
+        if len(cohort) == 1:
+            return [(self._worker_of(cohort[0].metadata.dst_node_id), cohort)]
+        busy = {
+            message.metadata.dst_node_id: worker
+            for worker in self._alive
+            for message in worker.pending.values()
+        }
+        free = [message for message in cohort if message.metadata.dst_node_id not in busy]
+        late = [message for message in cohort if message.metadata.dst_node_id in busy]
+        dealt = [(busy[message.metadata.dst_node_id], [message]) for message in late]
+        return [(self._alive[number % len(self._alive)], free), *dealt] if free else dealt
+
     def _worker_of(self, node: int) -> _Worker:
+        for worker in self._alive if self._cohorts is not None else ():
+            if any(message.metadata.dst_node_id == node for message in worker.pending.values()):
+                return worker
         position = self._positions[node]
         home = self._workers[position % len(self._workers)]
         return home if home in self._alive else self._alive[position % len(self._alive)]
@@ -188,7 +217,11 @@ def _cause_of_death(worker: _Worker) -> str:
 
 
 def _work(
-    client: Client, contexts: dict[int, Context], connection: Connection, inherited: Sequence[Connection]
+    client: Client,
+    cohorts: Cohorts | None,
+    contexts: dict[int, Context],
+    connection: Connection,
+    inherited: Sequence[Connection],
 ) -> None:
     """A worker's life: answer messages in the order of arrival until the connection closes."""
     for other in inherited:
@@ -200,12 +233,14 @@ def _work(
     Thread(target=_receive, args=(connection, frames), daemon=True).start()
     record = RecordDict()
     while True:
-        frame = ProtoMessage.FromString(frames.get())
-        if frame.HasField("content"):
-            record = recorddict_from_proto(frame.content)
-        message = make_message(metadata=metadata_from_proto(frame.metadata), content=record)
-        reply = answered(client, message, contexts[message.metadata.dst_node_id])
-        connection.send_bytes(message_to_proto(reply).SerializeToString())
+        messages: list[Message] = []
+        for _ in range(int.from_bytes(frames.get())):
+            frame = ProtoMessage.FromString(frames.get())
+            if frame.HasField("content"):
+                record = recorddict_from_proto(frame.content)
+            messages.append(make_message(metadata=metadata_from_proto(frame.metadata), content=record))
+        for reply in answered(client, cohorts, messages, contexts):
+            connection.send_bytes(message_to_proto(reply).SerializeToString())
 
 
 def _receive(connection: Connection, frames: SimpleQueue[bytes]) -> None:

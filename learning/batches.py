@@ -48,6 +48,14 @@ class TrainingSet:
         return inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else inputs
 
 
+def epoch_order(data: TrainingSet, generator: np.random.Generator, balanced: bool) -> np.ndarray:
+    """(n,) int64, the samples of one epoch. balanced: each class is drawn equally often."""
+    if not balanced:
+        return generator.permutation(len(data))
+    frequency = data.counts(int(data.y.max()) + 1)[data.y].double().reciprocal().cpu().numpy()
+    return generator.choice(len(data), size=len(data), p=frequency / frequency.sum())
+
+
 def shuffled(
     data: TrainingSet,
     batch_size: int,
@@ -62,12 +70,7 @@ def shuffled(
     balanced: draw each class equally often, as many samples in all as the set holds.
     drop_single: leave out a last batch of one sample, which batch normalisation cannot take.
     """
-    if balanced:
-        frequency = data.counts(int(data.y.max()) + 1)[data.y].double().reciprocal().cpu().numpy()
-        order = generator.choice(len(data), size=len(data), p=frequency / frequency.sum())
-    else:
-        order = generator.permutation(len(data))
-    rows = torch.from_numpy(order).to(data.y.device)
+    rows = torch.from_numpy(epoch_order(data, generator, balanced)).to(data.y.device)
     if drop_single and len(data) > 1 and len(data) % batch_size == 1:
         rows = rows[:-1]
     # converted many batches at a time: small batches otherwise cost more in calls than in arithmetic

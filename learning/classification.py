@@ -3,8 +3,10 @@
 Each says what every sample of a batch costs, and whether that follows from the sample alone.
 """
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +53,15 @@ class Loss:
     def begin(self, counts: Tensor) -> None:
         """Training begins at a site with so many samples of each class, (M,). Default: nothing."""
 
+    @classmethod
+    def of_rows(cls, losses: "Sequence[Any]", owners: Tensor) -> "Loss | None":
+        """One loss for the samples of several sites in one batch; None if the batch decides a sample's value.
+
+        losses: of this class, one of each site, begun. owners: (B,) int64, which of them each sample belongs
+        to.
+        """
+        return losses[0] if cls.alone else None
+
     def __call__(self, batch: Batch) -> Tensor:
         """(B,) values, or (B, K) of which each sample's mean counts; their mean is the loss."""
         raise NotImplementedError
@@ -85,6 +96,13 @@ class BalancedSoftmax(Loss):
 
     def begin(self, counts: Tensor) -> None:
         self._prior = log_prior(counts, self.scale, self.sign)
+
+    @classmethod
+    def of_rows(cls, losses: "Sequence[BalancedSoftmax]", owners: Tensor) -> Loss:
+        """Each sample has the prior of its site."""
+        together = copy(losses[0])
+        together._prior = torch.stack([loss._prior for loss in losses])[owners]
+        return together
 
     def __call__(self, batch: Batch) -> Tensor:
         return balanced_softmax(batch.logits, batch.labels, self._prior)

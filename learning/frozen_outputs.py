@@ -17,7 +17,8 @@ from perennial.models.incremental import IncrementalModel
 class FrozenOutputs:
     """The old backbone and the teacher on one training set.
 
-    Without augmentation they see the same inputs in every epoch, so each answers once and is remembered.
+    Without augmentation they see the same inputs in every epoch, so each answers once and is remembered:
+    old_features (n, d) and old_logits (n, M_old), or None.
     """
 
     def __init__(
@@ -42,18 +43,18 @@ class FrozenOutputs:
         )
         self._teacher, self._shares_features = teacher, kind == "old_backbone" and self._dual is not None
         check_frozen(model, teacher)
-        self._old_features = self._old_logits = None
+        self.old_features = self.old_logits = None
         if augmented:
             return
         if self._dual is not None:
-            self._old_features = outputs(self._dual.old_features, data)
+            self.old_features = outputs(self._dual.old_features, data)
         if teacher is not None:
             if self._shares_features:
-                assert self._old_features is not None
+                assert self.old_features is not None
                 with torch.no_grad():
-                    self._old_logits = teacher.classify(self._old_features)
+                    self.old_logits = teacher.classify(self.old_features)
             else:
-                self._old_logits = outputs(teacher, data)
+                self.old_logits = outputs(teacher, data)
 
     def features_and_old_logits(self, rows: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """(B, d) features of the model, and (B, M_old) logits of the teacher or None."""
@@ -61,8 +62,8 @@ class FrozenOutputs:
         features = self._model.features(inputs) if old is None else self._fused(old, inputs)
         if self._teacher is None:
             return features, None
-        if self._old_logits is not None:
-            return features, self._old_logits[rows]
+        if self.old_logits is not None:
+            return features, self.old_logits[rows]
         with torch.no_grad():
             if self._shares_features and old is not None:
                 return features, self._teacher.classify(old)
@@ -71,7 +72,7 @@ class FrozenOutputs:
     def _old_of(self, rows: Tensor, inputs: Tensor) -> Tensor | None:
         if self._dual is None:
             return None
-        return self._dual.old_features(inputs) if self._old_features is None else self._old_features[rows]
+        return self._dual.old_features(inputs) if self.old_features is None else self.old_features[rows]
 
     def _fused(self, old: Tensor, inputs: Tensor) -> Tensor:
         assert self._dual is not None

@@ -33,12 +33,12 @@ def log_prior(counts: Tensor, scale: float, sign: int) -> Tensor:
 
 
 def balanced_softmax(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
-    """(B,) cross entropies of logits shifted by the log-prior. prior: (M,) of log_prior.
+    """(B,) cross entropies of logits shifted by the log-prior. prior: (M,) of log_prior, or (B, M).
 
     Raises ValueError where the prior or a label is of another number of classes.
     """
     classes = logits.shape[1]
-    if prior.shape != (classes,):
+    if prior.shape not in ((classes,), logits.shape):
         raise ValueError(f"prior: found shape {tuple(prior.shape)}, allowed ({classes},)")
     # on a GPU the look at the labels would stop the queue in every batch, and the loss itself asserts there
     if labels.device.type == "cpu" and bool(((labels < 0) | (labels >= classes)).any()):

@@ -1,8 +1,8 @@
 """The sum of a training set's loss terms: averaged by ordinary training, sample by sample for DP-SGD."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from perennial.learning.classification import Batch, batch_mean, classification
 from perennial.learning.frozen_outputs import FrozenOutputs
 from perennial.learning.losses import distillation, relation_distillation, supervised_contrastive
 from perennial.models.incremental import IncrementalModel
-
-Extra = Callable[[], Tensor]
-"""A term of each step's loss that has samples of its own, such as inputs that came with the request."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,18 @@ class Term:
         return math.prod(self.factors) * values if self.factors else values
 
 
+class Extra(Protocol):
+    """A term of each step's loss that has samples of its own, such as inputs that came with the request."""
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """(inputs, targets) of the next step; (S, ...) each."""
+        ...
+
+    def term(self, logits: Tensor, targets: Tensor) -> Term:
+        """The term for the model's logits (S, M) on the inputs."""
+        ...
+
+
 class Objective:
     """The sum of the loss terms for one training set.
 
@@ -61,14 +70,9 @@ class Objective:
         extra: Extra | None = None,
     ) -> None:
         self._config, self._model, self._first_class, self._extra = config, model, first_class, extra
-        counts = data.counts(model.num_classes)
-        if config.memory is not None and config.memory.balanced:
-            # the prior of what is drawn: corrected twice, common classes would count less than rare ones
-            counts = counts.clamp(max=1)
         self._loss = classification(config)
-        self._loss.begin(counts)
-        kind = "full" if config.distillation is None else config.distillation.teacher
-        self._frozen = FrozenOutputs(model, teacher, kind, data, augmented)
+        self._loss.begin(class_counts(config, data, model.num_classes))
+        self._frozen = FrozenOutputs(model, teacher, teacher_kind(config), data, augmented)
         self.classification = torch.zeros((), device=data.y.device)
         """The loss over the labels of the latest batch, without gradient."""
 
@@ -77,9 +81,12 @@ class Objective:
         batch = self._batch(rows, inputs, labels)
         loss = self._loss.mean(batch)
         self.classification = loss.detach()
-        for term in self._terms(batch):
+        for term in terms_beside(self._config, batch):
             loss = loss + term.mean()
-        return loss if self._extra is None else loss + self._extra()
+        if self._extra is None:
+            return loss
+        drawn, targets = self._extra.draw()
+        return loss + self._extra.term(self._model(drawn), targets).mean()
 
     def require_alone(self) -> None:
         """As the function of this name, for the terms that are here."""
@@ -89,7 +96,7 @@ class Objective:
         """(B,) losses of the samples of a batch, for an objective that has passed require_alone."""
         batch = self._batch(rows, inputs, labels)
         loss = Term(self._loss(batch)).each()
-        for term in self._terms(batch):
+        for term in terms_beside(self._config, batch):
             loss = loss + term.each()
         return loss
 
@@ -97,22 +104,38 @@ class Objective:
         features, old_logits = self._frozen.features_and_old_logits(rows, inputs)
         return Batch(self._model.classify(features), labels, features, old_logits, self._first_class)
 
-    def _terms(self, batch: Batch) -> list[Term]:
-        """The terms beside the loss over the labels."""
-        distil, contrast = self._config.distillation, self._config.contrastive
-        terms: list[Term] = []
-        if distil is not None and batch.old_logits is not None:
-            if distil.form == "all_classes":
-                values = relation_distillation(
-                    batch.logits, batch.labels, batch.old_logits, distil.temperature
-                )
-            else:
-                values = distillation(batch.logits, batch.old_logits, distil.temperature)
-            terms.append(Term(values, (distil.temperature**2, distil.weight)))
-        if contrast is not None:
-            value = supervised_contrastive(batch.features, batch.labels, contrast.temperature, contrast.form)
-            terms.append(Term(value, (contrast.weight,)))
-        return terms
+
+def terms_beside(config: LearnerConfig, batch: Batch) -> list[Term]:
+    """The terms beside the loss over the labels."""
+    terms = row_terms(config, batch)
+    if (contrast := config.contrastive) is not None:
+        value = supervised_contrastive(batch.features, batch.labels, contrast.temperature, contrast.form)
+        terms.append(Term(value, (contrast.weight,)))
+    return terms
+
+
+def row_terms(config: LearnerConfig, batch: Batch) -> list[Term]:
+    """Those of them in which each sample has a value of its own."""
+    distil = config.distillation
+    if distil is None or batch.old_logits is None:
+        return []
+    if distil.form == "all_classes":
+        values = relation_distillation(batch.logits, batch.labels, batch.old_logits, distil.temperature)
+    else:
+        values = distillation(batch.logits, batch.old_logits, distil.temperature)
+    return [Term(values, (distil.temperature**2, distil.weight))]
+
+
+def teacher_kind(config: LearnerConfig) -> str:
+    """Which teacher distillation asks; see FrozenOutputs."""
+    return "full" if config.distillation is None else config.distillation.teacher
+
+
+def class_counts(config: LearnerConfig, data: TrainingSet, num_classes: int) -> Tensor:
+    """(num_classes,) samples of each class, as a loss over the labels is told of them."""
+    counts = data.counts(num_classes)
+    # the prior of what is drawn: corrected twice, common classes would count less than rare ones
+    return counts.clamp(max=1) if config.memory is not None and config.memory.balanced else counts
 
 
 def require_alone(config: LearnerConfig, *, extra: bool = False) -> None:

@@ -5,6 +5,7 @@ seconds in every process; the functional forms are the same rules without it.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -34,6 +35,20 @@ class FlatOptimizer:
         self._first = [torch.zeros_like(parameters)] if config.name == "adam" else []
         self._second = [torch.zeros_like(parameters)] if config.name == "adam" else []
         self._steps = [torch.zeros(())] if config.name == "adam" else []
+
+    @property
+    def states(self) -> list[Tensor]:
+        """What it remembers between steps: vectors of the parameters' shape."""
+        momentum = [state for state in self._momentum if state is not None]
+        return [*momentum, *self._first, *self._second]
+
+    def move(self, parameters: Tensor, gradient: Tensor, states: Sequence[Tensor]) -> None:
+        """Go on in other memory, with other parameters. states: as the property gives them."""
+        self._parameters, self._gradient = [parameters], [gradient]
+        if self._config.name == "adam":
+            self._first, self._second = [states[0]], [states[1]]
+        else:
+            self._momentum = [*states] or [None]
 
     @torch.no_grad()
     def step(self) -> None:

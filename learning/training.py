@@ -84,7 +84,7 @@ def train(
                 balanced=balanced,
                 drop_single=normalises_batches,
             ):
-                with _autocast(config, before.device):
+                with autocast(config, before.device):
                     loss = objective(rows, inputs, labels)
                 loss.backward()
                 if correction is not None:
@@ -119,7 +119,8 @@ def seeded_dropout(model: nn.Module, generator: np.random.Generator) -> Iterator
         yield
 
 
-def _autocast(config: LearnerConfig, device: torch.device) -> AbstractContextManager[object]:
+def autocast(config: LearnerConfig, device: torch.device) -> AbstractContextManager[object]:
+    """The precision of the forward pass that a learner asks for."""
     if config.precision == "bfloat16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()

@@ -10,12 +10,11 @@ Shapes: x (B, *input_shape); r (B, *digest_shape); digest_shape is (4, h, w) for
 from collections import OrderedDict
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perennial.models.digest_encoders import CANVAS, SMALL_SIDE, TABLE_DIGEST, FeatureEncoder, digest_shape
-from perennial.models.incremental import IncrementalModel
+from perennial.models.incremental import IncrementalModel, joined_features
 from perennial.models.initialisation import seeded_initialisation
 
 FUSED_WIDTH = 128
@@ -45,6 +44,8 @@ class TwoBranchBackbone(nn.Module):
     image: the backbone F_R, of feature_width d. F_D has d features too, so that both branches weigh the same.
     """
 
+    join = staticmethod(joined_features)
+
     def __init__(self, image: nn.Module, feature_width: int, input_shape: tuple[int, ...]) -> None:
         super().__init__()
         self.image = image
@@ -52,7 +53,7 @@ class TwoBranchBackbone(nn.Module):
         self.fuse = nn.Linear(2 * feature_width, FUSED_WIDTH)
 
     def forward(self, x: Tensor, digest: Tensor) -> Tensor:
-        return F.relu(self.fuse(torch.cat([self.image(x), self.digest(digest)], dim=1)))
+        return F.relu(self.fuse(self.join([self.image(x), self.digest(digest)])))
 
 
 class DigestTwoBranchModel(IncrementalModel):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perennial.foundation.streams import stream
-from perennial.models.incremental import IncrementalModel, complete_state, copy_state
+from perennial.models.incremental import IncrementalModel, complete_state, copy_state, joined_features
 from perennial.models.initialisation import LINEAR_SLOPE, empty_linear, kaiming_uniform
 
 _NEW = "backbone."
@@ -26,6 +26,8 @@ class ChannelGate(nn.Module):
 
     sigmoid(W2 relu(W1 [old, new] + b1) + b2), hidden width max(8, 2 d // 16).
     """
+
+    join = staticmethod(joined_features)
 
     def __init__(self, feature_width: int, seed: int) -> None:
         super().__init__()
@@ -44,7 +46,7 @@ class ChannelGate(nn.Module):
             zero.zero_()
 
     def forward(self, old: Tensor, new: Tensor) -> Tensor:
-        return self.excite(F.relu(self.squeeze(torch.cat([old, new], dim=1)))).sigmoid()
+        return self.excite(F.relu(self.squeeze(self.join([old, new])))).sigmoid()
 
 
 class DualBackboneModel(IncrementalModel):

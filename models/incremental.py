@@ -3,7 +3,7 @@
 Shapes: x (B, ...) float32 input, features (B, d), logits (B, M). M: classes known so far.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -94,6 +94,15 @@ class IncrementalModel(nn.Module):
         """Float tensors that are part of the model and never cross the wire in a round."""
         travels = travelling(self)
         return tuple(key for key in complete_state(self) if key not in travels)
+
+
+def joined_features(parts: Sequence[Tensor]) -> Tensor:
+    """(B, sum of d_i): kinds of features (B, d_i) of the same samples, side by side.
+
+    A module calls it as its attribute `join`, because several sites in one pass join theirs in another way
+    (models/stacked.py).
+    """
+    return torch.cat(list(parts), dim=1)
 
 
 def travelling(model: nn.Module) -> dict[str, Tensor]:

@@ -7,11 +7,17 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from perennial.config.run import RunSettings
+from perennial.config.run import CohortPlan, RunSettings
 from perennial.foundation.files import sole_owner
+from perennial.foundation.heartbeat import beating
+from perennial.server.pauses import PAUSES, pause_in_words
+
+ALIVE = "alive"
+"""A run folder's heartbeat, by which others know that a process works on it."""
 
 app = ServerApp()
 log = getLogger("flwr").log
+ONE_BY_ONE = CohortPlan()
 
 
 @app.main()
@@ -39,14 +45,21 @@ def log_event(event: dict[str, Any]) -> None:
             average = event["average_accuracy"]
             known = "accuracy not measured" if average is None else f"average accuracy {average}"
             log(INFO, f"task {event['task']} learnt: {known}")
+        case kind if kind in PAUSES:
+            log(WARNING if kind == "paused" else INFO, pause_in_words(event))
 
 
 def serve(
-    grid: Grid, context: Context, engine: str, listener: Callable[[dict[str, Any]], None] | None = None
+    grid: Grid,
+    context: Context,
+    engine: str,
+    listener: Callable[[dict[str, Any]], None] | None = None,
+    cohort: CohortPlan = ONE_BY_ONE,
 ) -> dict[str, Any]:
     """Run the experiment that the run config names, to its end; returns the summary.
 
     engine: in-process, ray or grpc, for the record. listener: told every event of the journal.
+    cohort: how many sites the grid lets train in one pass, for the record too.
     """
     import torch
 
@@ -56,6 +69,6 @@ def serve(
     experiment = settings.load()
     torch.set_num_threads(settings.threads)
     folder = settings.folder(experiment)
-    with sole_owner(folder, f"server of {experiment.name}"):
-        run = assemble(grid, experiment, settings, folder, engine, listener)
+    with sole_owner(folder, f"server of {experiment.name}"), beating(folder / ALIVE):
+        run = assemble(grid, experiment, settings, folder, engine, listener, cohort)
         return run.to_the_end()

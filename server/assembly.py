@@ -8,7 +8,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from perennial.config.experiment import Experiment
-from perennial.config.run import RunSettings
+from perennial.config.run import CohortPlan, RunSettings
 from perennial.foundation.registered import NODES
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
@@ -48,6 +48,7 @@ def assemble(
     path: Path,
     engine: str,
     listener: Callable[[dict[str, Any]], None] | None,
+    cohort: CohortPlan,
 ) -> ReadyRun:
     """Check everything that can be checked before anything starts.
 
@@ -56,7 +57,9 @@ def assemble(
     device = choose_device(settings.device if engine == "in-process" else "cpu")
     checked = preflight(experiment, device)
     facts, model, strategy = checked.facts, checked.model, checked.strategy
-    folder = open_run_folder(path, experiment, facts.registry, facts.inputs, bool(settings.resume))
+    folder = open_run_folder(
+        path, experiment, facts.registry, facts.inputs, bool(settings.resume), cohort.size
+    )
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
     journal = Journal(path, position, listener)
     journal.write(
@@ -65,9 +68,10 @@ def assemble(
         seed=experiment.seed,
         engine=engine,
         device=str(device),
+        cohort=cohort.size,
         noise_source=experiment.privacy.noise_source if experiment.privacy.enabled else None,
     )
-    for note in (folder.note, *facts.notes):
+    for note in (folder.note, *facts.notes, cohort.note):
         if note:
             journal.write("note", text=note)
     test = measured_on = None
@@ -88,6 +92,15 @@ def assemble(
         )
         registered = None
     curriculum = Curriculum(
-        grid, experiment, facts.registry, model, strategy, folder, journal, test, registered
+        grid,
+        experiment,
+        facts.registry,
+        model,
+        strategy,
+        folder,
+        journal,
+        test,
+        registered,
+        patient=engine == "grpc",
     )
     return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs, measured_on)

@@ -58,6 +58,8 @@ class Progress:
     """Hexadecimal, drawn where sites hold their own data; never sent. Empty in simulation."""
     bounds: dict[str, Any] = field(default_factory=dict)
     """Medians of the latest rounds, from which bounds on the next one's updates follow."""
+    cohort: int = 1
+    """Sites that train in one pass."""
     journal_position: int = 0
     seconds: float = 0.0
     finished: bool = False
@@ -122,6 +124,14 @@ def load_checkpoint(folder: Path) -> tuple[Checkpoint, str]:
         except StateError as error:
             problems.append(str(error))
     raise StateError("no checkpoint to resume from: " + "; ".join(problems))
+
+
+def stored_cohort(folder: Path) -> int:
+    """Sites that train in one pass in the run of a folder; 1 if it has no sound checkpoint."""
+    try:
+        return load_checkpoint(folder)[0].progress.cohort
+    except StateError:
+        return 1
 
 
 def set_damaged_aside(folder: Path) -> None:

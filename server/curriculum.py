@@ -19,7 +19,6 @@ from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.errors import ProtocolError, StateError
-from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation_tables import MOST_CLASSES
 from perennial.learning.worth import Scores
@@ -30,6 +29,7 @@ from perennial.protocol.messages import (
     Stamp,
 )
 from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.server.attendance import Attendance
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
 from perennial.server.class_means import check_class_sums, global_means
@@ -39,12 +39,14 @@ from perennial.server.history import History
 from perennial.server.journal import Journal
 from perennial.server.masked_task_end import opened_class_means
 from perennial.server.metrics import overall_accuracy
+from perennial.server.now import NowFile, WatchedGrid
 from perennial.server.releases import Releases
 from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
 from perennial.server.run_measures import TaskMeasures
 from perennial.server.shared_clipping import SharedClipping
 from perennial.server.site_counts import SiteCounts, ask_for_counts
+from perennial.server.wishes import Wishes
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.exchange import Exchange
@@ -62,7 +64,8 @@ class Curriculum:
     """One run from where it stands to its end.
 
     registry: class order and schedule. test: the server's test samples of all classes, or None. registered:
-    the operator's record of nodes and names, or None.
+    the operator's record of nodes and names, or None. patient: whether sites that are away may come back, so
+    that the run waits for them and does not end.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Curriculum:
         journal: Journal,
         test: TrainingSet | None,
         registered: Path | None = None,
+        patient: bool = False,
     ) -> None:
         self.experiment, self.registry, self.schedule = experiment, registry, registry.schedule
         self.model, self.strategy, self.folder, self.journal, self.test = (
@@ -85,7 +89,14 @@ class Curriculum:
             journal,
             test,
         )
-        self._grid = grid
+        self._wishes = Wishes(folder.path, journal.write)
+        self._grid = WatchedGrid(
+            grid,
+            NowFile(folder.path),
+            lambda: self.roster.names,
+            self._wishes.while_waiting,
+            journal.tell,
+        )
         self._settings = experiment.model_dump(mode="json")
         self._exchange = Exchange()
         self._averaging = FedAvg(strategy.max_update_norm)
@@ -94,8 +105,9 @@ class Curriculum:
         self.class_means: Tensor | None = None
         self._judgement: Judge | None = None
         self.roster = Roster(
-            grid, experiment.digest, lambda text: journal.write("note", text=text), registered
+            self._grid, experiment.digest, lambda text: journal.write("note", text=text), registered
         )
+        self.attendance = Attendance(self.roster, experiment, journal, patient, self._grid.look)
         self.measuring = TaskMeasures(experiment, registry, folder.path, test)
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
         self.history = History(self.progress.history)
@@ -123,17 +135,17 @@ class Curriculum:
     def run(self, expected_sites: int) -> None:
         """Train until every task of the schedule is learnt; a stop loses at most the round in progress.
 
-        Raises StateError when too few sites connect, or when rounds.max_skipped rounds in a row had no
-        quorum.
+        Raises RunStopped when someone wishes a stop; StateError when too few sites connect, or when a run
+        that is not patient had rounds.max_skipped rounds in a row without a quorum.
         """
-        rounds = self.experiment.rounds
-        sites = self.roster.wait(rounds.wait_for or expected_sites, rounds.join_timeout)
-        self.journal.write("sites", connected=list(sites))
+        sites = self.attendance.wait_for_all(expected_sites)
+        self.journal.write("sites", connected=list(sites), missing=self.attendance.missing(sites))
         while self.progress.task <= self.schedule.count:
             task = self.progress.task
             if self.progress.round_in_task == 0:
                 self._begin_task(task)
             while self.progress.round_in_task < self._rounds(task):
+                self._wishes.between_rounds(self._grid.look)
                 self._round(task)
             self._finish_task(task)
         self.progress.finished = True
@@ -208,17 +220,66 @@ class Curriculum:
         )
 
     def _round(self, task: int) -> None:
+        """One round, asked again where nobody served it and sites may come back."""
         started = time.monotonic()
         progress, rounds = self.progress, self.experiment.rounds
+        outcome = self._attempt(task)
+        for _ in range(rounds.max_skipped - 1 if self.attendance.patient else 0):
+            if outcome.participants or not outcome.skipped:
+                break
+            self.journal.write(
+                "note", text=f"round {progress.round + 1}: nobody served it; asked again ({_faults(outcome)})"
+            )
+            outcome = self._attempt(task)
+        progress.round, progress.round_in_task = progress.round + 1, progress.round_in_task + 1
+        if outcome.arrays is not None:
+            self.model.arrays = outcome.arrays
+        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if outcome.skipped else 0
+        self._update_holders(outcome)
+        accuracy = None
+        if self.experiment.evaluation.every == "round" and (counts := self._central_counts(task)):
+            accuracy = overall_accuracy(*counts, self.schedule.boundaries[: task + 1])
+        for warning in outcome.warnings:
+            self.journal.write("note", text=f"round {progress.round}: {warning}")
+        self._record(task, outcome, accuracy, time.monotonic() - started)
+        self._save()
+        if outcome.skipped:
+            self._rest_or_end(outcome)
+        else:
+            self.attendance.served()
+
+    def _rest_or_end(self, outcome: RoundOutcome) -> None:
+        """After a skipped round: rest where waiting helps. Raises StateError after too many where not."""
+        in_a_row, rounds = self.progress.skipped_in_a_row, self.experiment.rounds
+        unserved = self.attendance.patient and not outcome.participants
+        if in_a_row < rounds.max_skipped and not unserved:
+            return
+        reason = f"{in_a_row} rounds in a row without {rounds.quorum} valid replies; last: {_faults(outcome)}"
+        if not self.attendance.patient:
+            raise StateError(f"{reason}; the model is as it was; the run can be resumed")
+        self.attendance.rest(reason)
+        self.progress.skipped_in_a_row = 0
+
+    def _attempt(self, task: int) -> RoundOutcome:
+        """Ask the sites that are there for the next round, and aggregate what they answer."""
+        progress, rounds = self.progress, self.experiment.rounds
         number = progress.round + 1
-        sites = self._available(number)
-        asked = self._sampled(sites, number)
+        sites = self.attendance.available(number)
+        asked = self.attendance.sampled(sites, number)
         # sums of features are a release of their own, which the strategy records when it asks for them
         charge = [charges.update(self.experiment, progress.run)] if self.experiment.strategy.trains else []
         if self.experiment.privacy.enabled and charge:
             self.releases.asked(number, asked, charge)
         lead = self.experiment.lead_rounds(task)
         strategy = self._strategy(task)
+        self._grid.begin_round(
+            task=task,
+            tasks=self.schedule.count,
+            round=number,
+            rounds=sum(self._rounds(each) for each in range(1, self.schedule.count + 1)),
+            deadline=rounds.deadline,
+            missing=self.attendance.missing(sites),
+        )
         outcome = strategy.train_round(
             self._grid,
             RoundRequest(
@@ -241,24 +302,7 @@ class Curriculum:
         outcome.absent += [site for site in self.history.known_sites if site not in (*sites, *outcome.absent)]
         if strategy.running is not None and not outcome.skipped:
             strategy.running.round_done(outcome.participants.values())
-        progress.round, progress.round_in_task = number, progress.round_in_task + 1
-        if outcome.arrays is not None:
-            self.model.arrays = outcome.arrays
-        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if outcome.skipped else 0
-        self._update_holders(outcome)
-        accuracy = None
-        if self.experiment.evaluation.every == "round" and (counts := self._central_counts(task)):
-            accuracy = overall_accuracy(*counts, self.schedule.boundaries[: task + 1])
-        for warning in outcome.warnings:
-            self.journal.write("note", text=f"round {number}: {warning}")
-        self._record(task, outcome, accuracy, time.monotonic() - started)
-        self._save()
-        if progress.skipped_in_a_row >= rounds.max_skipped:
-            reasons = [f"{site}: {reason}" for site, reason in (*outcome.dropped, *outcome.refused)]
-            raise StateError(
-                f"{progress.skipped_in_a_row} rounds in a row without {rounds.quorum} valid replies; last: "
-                f"{'; '.join(reasons) or 'no site answered'}; the model is as it was; the run can be resumed"
-            )
+        return outcome
 
     def _rounds(self, task: int) -> int:
         return self.experiment.lead_rounds(task) + self.schedule.rounds[task - 1]
@@ -277,7 +321,7 @@ class Curriculum:
             self.sums.exchange = exchange
         arrays = self.model.frozen()
         finished = PreviousModel(content_sha256(arrays), arrays)
-        sites = self._available(progress.round)
+        sites = self.attendance.available(progress.round)
         holders, means = self._finished(sites, finished.sha256)
         self.class_means = means
         told = self._site_counts(sites, means)
@@ -398,28 +442,6 @@ class Curriculum:
             num_classes=self.schedule.num_classes(task),
         )
 
-    def _available(self, number: int) -> dict[str, int]:
-        """The connected sites that the experiment does not declare absent; waits for a quorum."""
-        rounds = self.experiment.rounds
-        away = {
-            a.site for a in self.experiment.absence if a.first_round <= number <= (a.last_round or number)
-        }
-        sites = self.roster.connected()
-        if len(sites) < rounds.quorum:
-            sites = self.roster.wait(rounds.quorum, rounds.join_timeout)
-        return {site: node for site, node in sites.items() if site not in away}
-
-    def _sampled(self, sites: Sites, number: int) -> dict[str, int]:
-        """The share of the sites that this round asks, in canonical order."""
-        rounds = self.experiment.rounds
-        if rounds.fraction == 1.0:
-            return dict(sites)
-        count = min(len(sites), max(rounds.quorum, round(rounds.fraction * len(sites))))
-        names = list(sites)
-        generator = stream(self.experiment.seed, "client-sampling", number)
-        chosen = sorted(generator.choice(len(names), size=count, replace=False).tolist())
-        return {names[index]: sites[names[index]] for index in chosen}
-
     def _central_counts(self, task: int, means: Tensor | None = None) -> Counts | None:
         if self.test is None:
             return None
@@ -462,3 +484,8 @@ class Curriculum:
             self.class_means,
         )
         save_checkpoint(self.folder.checkpoint_folder, checkpoint)
+
+
+def _faults(outcome: RoundOutcome) -> str:
+    reasons = [f"{site}: {reason}" for site, reason in (*outcome.dropped, *outcome.refused)]
+    return "; ".join(reasons) or "no site answered"

@@ -108,6 +108,7 @@ class History:
         return {
             "accuracy": row,
             "average_accuracy": average,
+            "class_accuracy": self._data["class_accuracy"][-1],
             "balanced_accuracy": self._data["balanced"][-1],
             "unbalanced": self._data["unbalanced"],
             "federated": at_sites if federated.by_site else None,

@@ -65,6 +65,10 @@ class Journal:
             self._append(json.dumps(entry).encode() + b"\n")
         self._listener(entry)
 
+    def tell(self, event: str, **facts: Any) -> None:
+        """Show an event to whoever listens, and keep it nowhere."""
+        self._listener({"event": event, **facts})
+
     def close(self) -> None:
         self._file.close()
 

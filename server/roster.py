@@ -83,6 +83,15 @@ class Roster:
         self._turned_away: set[int] = set()
         self._resting: dict[int, _Resting] = {}
 
+    @property
+    def names(self) -> dict[int, str]:
+        """Site name by node id, of every node that has said its name, connected or not."""
+        return self._names
+
+    def expected(self) -> list[str]:
+        """Every site that the operator's record knows; [] without a record."""
+        return [] if self._record is None else sorted(registered_names(self._record).values(), key=canonical)
+
     def connected(self) -> dict[str, int]:
         """name -> node id of every usable site, in canonical order; new nodes are asked who they are."""
         online = set(self._grid.get_node_ids())
@@ -94,13 +103,21 @@ class Roster:
         sites = {name: node for node, name in self._names.items() if node in online}
         return {name: sites[name] for name in sorted(sites, key=canonical)}
 
-    def wait(self, count: int, timeout: float) -> dict[str, int]:
+    def wait(
+        self, count: int, timeout: float, say: Callable[[list[str]], None] = lambda sites: None
+    ) -> dict[str, int]:
         """Wait until at least `count` sites are connected, and return them as connected() does.
+
+        say: told the sites that are there while they are too few, whenever they change.
 
         Raises StateError after timeout seconds, naming who is there.
         """
         deadline = time.monotonic() + timeout
+        said: list[str] | None = None
         while len(sites := self.connected()) < count:
+            if said != list(sites):
+                said = list(sites)
+                say(said)
             if time.monotonic() >= deadline:
                 resting = [f"; node {node}: {rest.reason}" for node, rest in self._resting.items()]
                 raise StateError(

@@ -33,12 +33,14 @@ class RunFolder:
     checkpoint: None on a fresh start.
     inputs: how data are read, as Progress keeps it.
     note: for the journal.
+    cohort: sites that train in one pass.
     """
 
     path: Path
     checkpoint: Checkpoint | None
     inputs: dict[str, Any]
     note: str = ""
+    cohort: int = 1
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -53,16 +55,18 @@ class RunFolder:
             run=secrets.token_hex(RUN_TOKEN // 2),
             split_key=secrets.token_hex(SPLIT_KEY // 2),
             inputs=self.inputs,
+            cohort=self.cohort,
         )
 
 
 def open_run_folder(
-    path: Path, experiment: Experiment, registry: Registry, inputs: Inputs, resume: bool
+    path: Path, experiment: Experiment, registry: Registry, inputs: Inputs, resume: bool, cohort: int = 1
 ) -> RunFolder:
     """The folder, ready to run in. Call it while holding the folder (foundation.files.sole_owner).
 
     Raises StateError when a fresh run meets an old one, when there is nothing to resume, when the experiment
-    or its data were changed in a way that the past does not allow, or when the folder cannot be written.
+    its data or its cohorts were changed in a way that the past does not allow, or when the folder cannot be
+    written.
     """
     begun = any((path / CHECKPOINT / name).exists() for name in (LATEST, BEFORE))
     exists = begun or (path / "events.jsonl").exists()
@@ -70,11 +74,12 @@ def open_run_folder(
         raise StateError(f"{path}: holds a run already; resume it (--resume), or choose another --name")
     if resume and not exists:
         raise StateError(f"{path}: no run to resume here")
-    folder = RunFolder(path, None, _as_stored(inputs))
+    folder = RunFolder(path, None, _as_stored(inputs), cohort=cohort)
     if begun:
         folder.checkpoint, folder.note = load_checkpoint(folder.checkpoint_folder)
         _require_same_experiment(path, folder.checkpoint, experiment, registry)
         _require_same_inputs(path, folder.checkpoint.progress.inputs, folder.inputs)
+        _require_same_cohorts(path, folder.checkpoint.progress.cohort, cohort)
         if folder.note:
             set_damaged_aside(folder.checkpoint_folder)
     elif resume:
@@ -129,6 +134,15 @@ def _require_same_inputs(path: Path, old: dict[str, Any], new: dict[str, Any]) -
         raise StateError(
             f"{path}: the data are not read as when the run began: {told}; the model has learnt from the "
             "first, so restore the data, or write what was found then into data.normalise and data.columns"
+        )
+
+
+def _require_same_cohorts(path: Path, old: int, new: int) -> None:
+    """Raises StateError when another number of sites would train in one pass, which changes bits."""
+    if old != new:
+        raise StateError(
+            f"{path}: cohort: the run began with {old} sites in one pass, found {new}; resume it in the "
+            f"in-process engine with --cohort {old}, or without --cohort"
         )
 
 

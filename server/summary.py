@@ -102,6 +102,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     federated_noise: standard deviation of the noise on a count, of each task; null where it was exact.
     bounds: site -> in how many rounds `bounds` scaled its update down, and capped its claim of samples.
     bytes_up, bytes_down: of the rounds' tensors.
+    cohort: sites that trained in one pass.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
     history, schedule = curriculum.history.data, curriculum.schedule
@@ -111,6 +112,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "experiment": curriculum.experiment.name,
         "seed": curriculum.experiment.seed,
         "engine": engine,
+        "cohort": curriculum.progress.cohort,
         "accuracy_matrix": matrix,
         "average_accuracy": averages,
         "average_incremental_accuracy": average_incremental_accuracy(averages),

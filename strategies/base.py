@@ -435,8 +435,8 @@ class IncrementalStrategy(FlowerFedAvg):
         held: dict[str, Admitted] = {}
         updates = UpdateFile(self.reference if first else {})
         for message in replies:
-            node = message.metadata.src_node_id
-            site = self._names.get(node, f"node-{node}")
+            node, asked = message.metadata.src_node_id, self._exchange.asked
+            site = asked.get(message.metadata.reply_to_message_id) or self._names.get(node, f"node-{node}")
             try:
                 reply = gate.admit(message, site)
             except Refused as refusal:

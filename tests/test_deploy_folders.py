@@ -1,11 +1,9 @@
-"""The operator's folder, keys, approvals, report pages: without any process of Flower."""
+"""The operator's folder, keys, approvals: without any process of Flower."""
 
-import http.client
 import re
 import shutil
 import socket
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
@@ -17,15 +15,14 @@ from perennial.deploy.application import read_application, stage_application
 from perennial.deploy.approval import (
     approve,
     approved_apps,
+    disapprove,
     prepare_apps,
     read_hash,
     require_read_only,
-    withdraw,
 )
 from perennial.deploy.bundle import open_bundle, write_bundle, write_operator_files
 from perennial.deploy.federation import Federation, OperatorFolder, SiteRecord, create_operator_folder
 from perennial.deploy.keys import make_node_key, public_line, read_node_key, write_node_key
-from perennial.deploy.reports import report_server
 from perennial.deploy.supernode import ports_in_words, read_setup, require_free_ports
 from perennial.foundation.errors import ConfigError, StateError
 
@@ -128,8 +125,8 @@ def test_only_the_app_with_the_told_hash_is_approved(
     for path in (home / "apps", home / "apps" / approved.name / "perennial" / "client" / "app.py"):
         assert not path.stat().st_mode & 0o222, "nobody but root can change what was approved"
     with pytest.raises(ConfigError, match="not approved here"):
-        withdraw("other", home, tmp_path / "approvals")
-    withdraw(approved.name, home, tmp_path / "approvals")
+        disapprove("other", home, tmp_path / "approvals")
+    disapprove(approved.name, home, tmp_path / "approvals")
     assert approved_apps(home) == []
     broken = tmp_path / "broken.fab"
     broken.write_bytes(b"not a zip")
@@ -160,30 +157,6 @@ def test_compose_files_are_hardened(operator: OperatorFolder, tmp_path: Path) ->
         assert "PERENNIAL_USER=0" not in (folder / ".env").read_text()
     site = yaml.safe_load((tmp_path / "graz" / "compose.yaml").read_text())["services"]["supernode"]
     assert "ports" not in site and "./:/site:ro" in site["volumes"]
-
-
-def test_report_pages_and_nothing_else_are_served(tmp_path: Path) -> None:
-    run = tmp_path / "a & b"
-    (run / "checkpoint").mkdir(parents=True)
-    (run / "report.html").write_text("<h1>the report</h1>")
-    (run / "model.safetensors").write_text("weights")
-    with report_server(tmp_path, "127.0.0.1", 0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1])
-
-        def get(path: str) -> tuple[int, bytes]:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-
-        status, index = get("/")
-        assert status == 200 and b"a &amp; b" in index
-        assert get("/a%20%26%20b/report.html") == (200, b"<h1>the report</h1>")
-        for path in ("/a%20%26%20b/model.safetensors", "/a%20%26%20b/", "/../report.html", "/x/report.html"):
-            assert get(path)[0] == 404, path
-        connection.request("POST", "/")
-        assert connection.getresponse().status == 501
-        server.shutdown()
 
 
 def test_the_superlinks_database_waits_for_a_busy_file(

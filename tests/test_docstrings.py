@@ -21,6 +21,7 @@ ROOMS = (
     "server",
     "engine",
     "deploy",
+    "live",
     "cli",
     "benchmarks",
     "examples",

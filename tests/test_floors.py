@@ -11,10 +11,11 @@ FLOORS = [
     ["learning"],
     ["client", "strategies"],
     ["server"],
-    ["engine", "deploy", "cli"],
+    ["engine", "deploy", "live", "cli"],
 ]
-BESIDE = {("cli", "engine"), ("cli", "deploy"), ("engine", "deploy")}
-"""The command line calls the rooms beside it; the engine needs deploy/flower_seam.py."""
+BESIDE = {("cli", "engine"), ("cli", "deploy"), ("cli", "live"), ("live", "deploy"), ("engine", "deploy")}
+"""The command line calls the rooms beside it; pages steer what is deployed; the engine needs
+deploy/flower_seam.py."""
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 

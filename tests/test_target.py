@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from perennial.client.data_free_distillation import open_data_free_distillation
+from perennial.client.data_free_distillation import DataFreeDistillation, open_data_free_distillation
 from perennial.client.site import Site
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.models.incremental import IncrementalModel
@@ -85,14 +85,18 @@ def test_a_model_that_agrees_has_nothing_to_learn() -> None:
     model = cast(IncrementalModel, teacher())
     x = torch.randn(10, 2)
     agreeing = {"rehearsal/x": x, "rehearsal/logits": model(x)[:, :2].detach()}
-    rehearsal = open_data_free_distillation(site(), request(agreeing, ORDER), model)
-    assert rehearsal is not None
-    assert float(rehearsal().detach()) == pytest.approx(0.0, abs=1e-6)
+
+    def loss(rehearsal: DataFreeDistillation | None) -> float:
+        assert rehearsal is not None
+        x, logits = rehearsal.draw()
+        return float(rehearsal.term(model(x), logits).mean().detach())
+
+    rehearsal = open_data_free_distillation(site(), request(agreeing, ORDER))
+    assert loss(rehearsal) == pytest.approx(0.0, abs=1e-6)
     disagreeing = {"rehearsal/x": x, "rehearsal/logits": -agreeing["rehearsal/logits"]}
-    other = open_data_free_distillation(site(), request(disagreeing, ORDER), model)
-    assert other is not None
-    assert float(other().detach()) > 0.1
-    assert open_data_free_distillation(site(), request(None, {}), model) is None
+    other = open_data_free_distillation(site(), request(disagreeing, ORDER))
+    assert loss(other) > 0.1
+    assert open_data_free_distillation(site(), request(None, {})) is None
 
 
 X, LOGITS = torch.zeros(5, 2), torch.zeros(5, 2)
@@ -118,7 +122,7 @@ def test_a_faulty_order_is_refused(
     method: dict[str, torch.Tensor] | None, settings: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ProtocolError, match=reason):
-        open_data_free_distillation(site(), request(method, settings), cast(IncrementalModel, teacher()))
+        open_data_free_distillation(site(), request(method, settings))
 
 
 def test_nothing_is_made_before_there_is_anything_to_forget() -> None:

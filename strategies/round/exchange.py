@@ -41,6 +41,9 @@ class Exchange:
     """By message id."""
     late: list[tuple[str, Message]] = field(default_factory=list)
     """(site, late update) that no round of training has taken yet."""
+    asked: dict[str, str] = field(default_factory=dict)
+    """Site by message id, of the newest requests and of those still owed: an error that the SuperLink makes
+    in place of a site names none."""
     bytes_up: int = 0
     bytes_down: int = 0
     """Of the tensors of all queries beside training (strategies/round/queries.py), and of their replies."""
@@ -102,6 +105,8 @@ class Exchange:
         for (site, _, _), message_id in zip(requests, grid.push_messages(messages), strict=True):
             if message_id:
                 waiting[message_id] = site
+        owing = {message: owed.site for message, owed in self.owed.items()}
+        self.asked = owing | {late.metadata.reply_to_message_id: site for site, late in self.late} | waiting
         meanwhile()
         start = time.monotonic()
         pause = FIRST_POLL

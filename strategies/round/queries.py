@@ -15,13 +15,18 @@ from perennial.strategies.round.exchange import Exchange
 Reply = TypeVar("Reply", bound=WireMessage)
 
 
+NOT_APPROVED = "this site has not approved the app of this run"
+
+
 def describe_error(reason: str) -> str:
     """What Flower says of a message that no ClientApp answered, for the operator.
 
     A site runs approved apps only: the folder that apps are unpacked to is read-only (deploy/approval.py).
     """
     if "/apps/" in reason and ("PermissionError" in reason or "Read-only file system" in reason):
-        return "this site has not approved the app of this run"
+        return NOT_APPROVED
+    if reason == NOT_APPROVED:
+        return reason
     return f"error at the site or on the way: {reason}"
 
 

@@ -72,7 +72,7 @@ class Federation:
     def __init__(self, folder: Path) -> None:
         self.folder, self.operator = folder, folder / "federation"
         self.project = f"perennial-test-{os.getpid()}"
-        self.fleet, self.reports = free_ports(2)
+        self.fleet, self.pages = free_ports(2)
         self.networks = {name: f"{self.project}-{name}" for name in [*SITES, "stranger"]}
 
     def perennial(self, *arguments: str | Path, fails: bool = False) -> str:
@@ -87,7 +87,7 @@ class Federation:
         text = pinned(settings.read_text(), "operator")
         text = text.replace("FLEET_BIND=0.0.0.0", "FLEET_BIND=127.0.0.1")
         text = text.replace("FLEET_PORT=9092", f"FLEET_PORT={self.fleet}")
-        settings.write_text(text.replace("REPORTS_PORT=8080", f"REPORTS_PORT={self.reports}"))
+        settings.write_text(text.replace("PAGES_PORT=8080", f"PAGES_PORT={self.pages}"))
         run("docker", "compose", "config", "--quiet", cwd=self.operator)
         run("docker", "compose", "-f", "compose.yaml", "-f", "gpu.yaml", "config", "-q", cwd=self.operator)
         self.compose_up(self.operator)
@@ -223,7 +223,7 @@ def test_a_run_with_a_site_cut_off_gives_the_result_of_the_in_process_engine(fed
         kinds = [json.loads(line)["kind"] for line in ledger]
         assert kinds.count("update") == there["rounds"], "every release of a site is in its ledger"
         assert kinds.count("evaluation") == len(there["tasks"])
-    assert "hospitals" in run("curl", "--silent", f"http://127.0.0.1:{federation.reports}/")
+    assert "hospitals" in run("curl", "--silent", f"http://127.0.0.1:{federation.pages}/")
 
 
 def test_containers_are_closed(federation: Federation) -> None:

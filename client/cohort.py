@@ -1,0 +1,109 @@
+"""Simulated sites of one process that answer their requests of a round together: training in one pass.
+
+Everything else is as for one site: each opens its turn, and each releases its own update.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flwr.app import Context, Message
+from torch import Tensor
+
+from perennial.client.app import attempt
+from perennial.client.identity import Identity
+from perennial.client.site import open_site
+from perennial.client.training_turn import TrainingTurn
+from perennial.learning.cohort_training import Member, MemberResult, train_cohort
+from perennial.protocol.messages import TrainReply, TrainRequest
+
+log = logging.getLogger("perennial.site")
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A turn whose site waits for the others. start: (P,), the model received. member: None trains alone."""
+
+    message: Message
+    context: Context
+    turn: TrainingTurn
+    start: Tensor
+    member: Member | None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Those of one kind can train in one pass."""
+        turn = self.turn
+        own = id(self) if self.member is None else self.member.kind
+        return id(turn.model), id(turn.teacher), turn.request.task, turn.request.progress, own
+
+    def reply(self, result: MemberResult | None) -> Message:
+        """The site's reply to its result; None: it trains alone first."""
+
+        def act(_: Identity) -> Message:
+            if result is None:
+                self.turn.resume(self.start)
+                return self._message(self.turn.taken())
+            self.turn.resume(result.end)
+            return self._message(self.turn.reply(result))
+
+        return attempt(self.message, self.context, act)
+
+    def _message(self, reply: TrainReply) -> Message:
+        return Message(reply.to_record(), reply_to=self.message)
+
+
+def answer_together(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
+    """The replies to requests of one round of training, in their order. contexts: of their sites.
+
+    A site that cannot take part answers why; the others train without it.
+    """
+    opened = [_open(message, context) for message, context in zip(messages, contexts, strict=True)]
+    waiting = [each for each in opened if isinstance(each, Waiting)]
+    results: dict[int, MemberResult | None] = {}
+    for group in _by_kind(waiting):
+        for each, result in zip(group, _trained(group), strict=True):
+            results[id(each)] = result
+    return [each.reply(results[id(each)]) if isinstance(each, Waiting) else each for each in opened]
+
+
+def _open(message: Message, context: Context) -> Waiting | Message:
+    def act(identity: Identity) -> Waiting:
+        request = TrainRequest.from_record(message.content)
+        turn = TrainingTurn.open(open_site(identity, request), request)
+        start = turn.flat.vector.clone()
+        return Waiting(message, context, turn, start, turn.training().as_member(start))
+
+    return attempt(message, context, act)
+
+
+def _by_kind(waiting: Iterable[Waiting]) -> list[list[Waiting]]:
+    groups: dict[tuple[object, ...], list[Waiting]] = {}
+    for each in waiting:
+        groups.setdefault(each.kind, []).append(each)
+    return list(groups.values())
+
+
+def _trained(group: Sequence[Waiting]) -> Sequence[MemberResult | None]:
+    """Results of sites of one kind; None for all where they must train one after the other."""
+    members = [each.member for each in group if each.member is not None]
+    if len(members) < 2:
+        return [None] * len(group)
+    turn = group[0].turn
+    experiment = turn.site.experiment
+    try:
+        return train_cohort(
+            experiment.learner,
+            turn.model,
+            turn.flat,
+            members,
+            teacher=turn.teacher,
+            augmentation=experiment.data.augmentation,
+            progress=turn.request.progress,
+            first_class=turn.site.task_range(turn.request).start,
+        )
+    except Exception as error:
+        # one site's fault must not cost the others their round: alone, the site at fault fails by itself
+        names = ", ".join(each.turn.site.name for each in group)
+        log.warning("%s: trained one after the other (%s: %s)", names, type(error).__name__, error)
+        return [None] * len(group)

@@ -1,0 +1,91 @@
+"""What a hospital has said beside its policy: that it pauses, and which runs it takes no further part in.
+
+Both are files in state_dir that every message's process reads before anything else. A withdrawn run stays
+withdrawn: what the site kept of it is removed, and nothing more of it is answered. What had left before stays
+in the ledger; whether the operator can take it out of a model is the operator's to say.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from perennial.client.quota import size_of
+from perennial.foundation.errors import PolicyRefusal, StateError
+from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+
+PAUSED, WITHDRAWN = "paused.json", "withdrawn.json"
+HEX = set("0123456789abcdef")
+
+
+@dataclass(frozen=True)
+class Consent:
+    """paused: since when, or ''. withdrawn: time by run."""
+
+    paused: str
+    withdrawn: dict[str, str]
+
+
+def read_consent(state_dir: Path) -> Consent:
+    """What was said. Raises StateError for a damaged file, since a site must not forget what it was told."""
+    paused = _read(state_dir / PAUSED)
+    withdrawn = _read(state_dir / WITHDRAWN)
+    return Consent(str(paused.get("since", "")), {run: str(when) for run, when in withdrawn.items()})
+
+
+def require_consent(state_dir: Path, run: str) -> None:
+    """Raises PolicyRefusal while the site pauses, and for a run from which it has withdrawn."""
+    consent = read_consent(state_dir)
+    if run and run in consent.withdrawn:
+        raise PolicyRefusal(f"this site has withdrawn from this run ({consent.withdrawn[run]})")
+    if consent.paused:
+        raise PolicyRefusal(f"this site pauses since {consent.paused}")
+
+
+def pause(state_dir: Path) -> None:
+    """Answer nothing until go_on()."""
+    make_folder(state_dir)
+    replace_file(state_dir / PAUSED, json.dumps({"since": _now()}).encode())
+
+
+def go_on(state_dir: Path) -> None:
+    """Answer again."""
+    (state_dir / PAUSED).unlink(missing_ok=True)
+
+
+def withdraw(state_dir: Path, run: str) -> int:
+    """Take no further part in a run, for good, and remove what is kept of it; the bytes removed.
+
+    Raises StateError for a run of which this site knows nothing.
+    """
+    folder = state_dir / "runs" / run
+    if not run or not set(run) <= HEX or not folder.is_dir():
+        raise StateError(f"run {run!r}: this site keeps nothing of such a run; `perennial ledger` lists runs")
+    with one_at_a_time(state_dir):
+        said = read_consent(state_dir).withdrawn | {run: _now()}
+        replace_file(state_dir / WITHDRAWN, json.dumps(said, indent=1).encode())
+    size = size_of(folder)
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise StateError(f"{folder}: cannot be removed ({error.strerror})") from error
+    return size
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise StateError(
+            f"{path}: cannot be read ({error}); nothing is answered until it is restored"
+        ) from error
+    if not isinstance(found, dict):
+        raise StateError(f"{path}: damaged; nothing is answered until it is restored")
+    return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

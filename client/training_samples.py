@@ -1,0 +1,69 @@
+"""Which samples a site trains on in a round, and which of them it keeps when a task ends."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from perennial.client.exemplars import ExemplarStore
+from perennial.client.learnt import not_learnt, note_learnt
+from perennial.client.pretraining import indices_left_for_training
+from perennial.client.site import Site
+from perennial.foundation.errors import DataError
+from perennial.learning.evaluation import unit_features
+from perennial.models.incremental import IncrementalModel
+from perennial.protocol.messages import Stamp
+
+Previous = tuple[str, dict[str, Tensor]] | None
+"""(hash, tensors) of the model of the task before."""
+
+
+def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
+    """Places of the samples to train on in this task, new ones first, and how many of them are exemplars.
+
+    In a run that goes on, new records of earlier classes count among the exemplars.
+
+    Raises DataError when there is none. What is computed from them asks the floor, after its own cuts.
+    """
+    classes = site.task_range(stamp)
+    new = indices_left_for_training(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
+    old = torch.empty(0, dtype=torch.int64)
+    if site.experiment.learner.memory is not None and stamp.task > 1:
+        store = site.exemplars(stamp.run)
+        _catch_up(site, store, stamp, previous)
+        old = torch.cat([store.indices(before_round=stamp.round), not_learnt(site, stamp)])
+    note_learnt(site, stamp, new)
+    indices = torch.cat([new, old])
+    if len(indices) == 0:
+        raise DataError("no samples to train on in this task: no new data and no exemplars")
+    return indices, len(old)
+
+
+def _catch_up(site: Site, store: ExemplarStore, request: Stamp, previous: Previous) -> None:
+    """Choose the exemplars of tasks that ended while the site was away, with the previous task's model."""
+    if previous is None:
+        return
+    held = set(site.data.y[store.indices(before_round=request.round)].tolist())
+    known = site.task_range(request).start
+    missed = [label for label in range(known) if label not in held]
+    missed = [label for label in missed if len(site.data.task_indices("train", label, label + 1))]
+    if missed:
+        choose_exemplars(site, store, site.models.teacher(previous), missed, known, version=request.round - 1)
+
+
+def choose_exemplars(
+    site: Site, store: ExemplarStore, model: IncrementalModel, labels: Iterable[int], known: int, version: int
+) -> None:
+    """Keep exemplars of some classes. known: how many classes are known in all."""
+    memory = site.experiment.learner.memory
+    assert memory is not None
+    quota = memory.quota(known, site.process.sites)
+    members: dict[int, Tensor] = {}
+    features: dict[int, Tensor] = {}
+    for label in labels:
+        indices = site.data.task_indices("train", label, label + 1)
+        if len(indices):
+            members[label] = indices
+            if memory.selection != "random":
+                features[label] = unit_features(model, site.samples(indices))
+    store.choose(memory, quota, features, members, version)

@@ -1,0 +1,163 @@
+"""A site's turn in one round, in three steps: open it, train, reply.
+
+One site does them one after the other. Sites of a cohort open theirs, train in one pass, and reply.
+"""
+
+import json
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from perennial.client.adversary import behaviour, mislabelled
+from perennial.client.corrections import LocalCorrection, open_correction
+from perennial.client.digests import withdrawal
+from perennial.client.door import check_steps
+from perennial.client.floor import check_floor
+from perennial.client.local_training import LocalTraining
+from perennial.client.measurements import measured
+from perennial.client.own_layers import keep_own_layers, shared_update, with_own_layers
+from perennial.client.policy import check_answer, check_update
+from perennial.client.prototypes import prototype_gradients
+from perennial.client.release import check_reply, release_update
+from perennial.client.ring_turn import segment_of, turn_of
+from perennial.client.site import Site
+from perennial.client.training_samples import training_indices
+from perennial.config.experiment import AdversaryKind
+from perennial.config.turn import Turn
+from perennial.learning.batches import TrainingSet
+from perennial.learning.bayesian_estimate import NeighbourDistances
+from perennial.learning.training import TrainingResult
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel
+from perennial.protocol.messages import TrainReply, TrainRequest
+from perennial.protocol.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class TrainingTurn:
+    """A turn that is open: the site has agreed, and everything that training needs is at hand.
+
+    model, flat: shared by the sites of one process; they hold this site's start until another turn opens.
+    indices: (n,) of the samples, exemplars last.
+    own: names of the layers that stay here. prototypes: what is sent beside the update, if asked for.
+    """
+
+    site: Site
+    request: TrainRequest
+    model: IncrementalModel
+    flat: FlatParameters
+    data: TrainingSet
+    indices: Tensor
+    teacher: IncrementalModel | None
+    correction: LocalCorrection
+    own: list[str]
+    turn: Turn | None
+    neighbours: NeighbourDistances | None
+    prototypes: Tensors | None
+    adversary: AdversaryKind | None
+
+    @classmethod
+    def open(cls, site: Site, request: TrainRequest) -> "TrainingTurn":
+        """Check the request and gather what training needs; the model holds what was received.
+
+        Raises a PerennialError that says what is wrong.
+        """
+        check_answer(site.identity.policy, "train")
+        turn = turn_of(request)
+        check_update(site.identity.policy, site.experiment, turn)
+        site.check_experiment(request)
+        previous = site.previous_model(request)
+        indices, exemplars = training_indices(site, request, previous)
+        if turn is not None:
+            labels, seed = site.data.y[indices], site.experiment.seed
+            indices, exemplars = segment_of(turn, indices, labels, exemplars, request, seed, site.name)
+        policy = site.identity.policy
+        check_floor(policy, "update", len(indices))
+        if site.identity.deployed:
+            check_steps(policy, site.experiment, len(indices))
+        own = request.personal or []
+        arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
+        model, flat = site.models.load(request.num_classes, arrays, previous)
+        correction = open_correction(site, request, flat)
+        prototypes = prototype_gradients(site, request, model, indices[: len(indices) - exemplars])
+        adversary = behaviour(site)
+        data = site.samples(indices, exemplars=exemplars)
+        if adversary == "label_flip":
+            data = mislabelled(data, request.num_classes, site.experiment.seed, site.name)
+        teacher = (
+            site.models.teacher(previous) if previous and site.experiment.learner.needs_previous else None
+        )
+        opened = cls(
+            site=site,
+            request=request,
+            model=model,
+            flat=flat,
+            data=data,
+            indices=indices,
+            teacher=teacher,
+            correction=correction,
+            own=own,
+            turn=turn,
+            neighbours=NeighbourDistances.of(
+                site.experiment, site.identity.state_dir, site.name, request.run, request.round
+            ),
+            prototypes=prototypes,
+            adversary=adversary,
+        )
+        opened.hold()
+        return opened
+
+    def hold(self) -> None:
+        """Let the shared model hold what stays fixed in this turn."""
+        self.flat.hold(self.turn.frozen if self.turn is not None else ())
+
+    def resume(self, vector: Tensor) -> None:
+        """Make the shared model this turn's again, after others were opened. vector: (P,), its values."""
+        self.flat.vector.copy_(vector)
+        self.hold()
+
+    def taken(self) -> TrainReply:
+        """Train this site alone, and reply. The turn is the last one that was opened."""
+        return self.reply(self.training().run())
+
+    def training(self) -> LocalTraining:
+        """The training of this site alone."""
+        return LocalTraining(
+            self.site,
+            self.request,
+            self.model,
+            self.flat,
+            self.data,
+            self.teacher,
+            self.correction,
+            self.turn,
+            self.neighbours,
+        )
+
+    def reply(self, result: TrainingResult) -> TrainReply:
+        """Protect the update, charge the ledger, and say what may be said. The model is as trained."""
+        site, request, flat, own = self.site, self.request, self.flat, self.own
+        update = flat.views(result.update)
+        if own:
+            layers = flat.views(flat.vector)
+            kept = {name: layers[name] for name in own}
+            keep_own_layers(site, request.run, kept, after_round=request.round)
+            # what stays here must not take its share of the clip norm from what leaves
+            for name in own:
+                update[name].zero_()
+        if self.adversary == "free_rider":
+            result.update.zero_()
+        if self.neighbours is not None:
+            self.neighbours.keep()
+        released = release_update(site, request, result, len(self.indices))
+        flat.clear_held(result.update)
+        self.correction.remember(result.update, result.steps)
+        metrics = {**measured(site, request, self.model, self.indices, result), **withdrawal(site)}
+        reply = TrainReply(
+            **request.stamp_fields,
+            update=shared_update(update, own),
+            **vars(released),
+            method=self.prototypes,
+            metrics=json.dumps(metrics),
+        )
+        return check_reply(site, reply)

@@ -1,0 +1,121 @@
+"""How many sites train in one pass, and which: decided before anything starts, by the experiment alone.
+
+Messages of one round are cut into cohorts in the order in which they are pushed, before workers are dealt,
+so that neither the machine nor the number of workers changes who trains with whom.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from flwr.app import Context, Message
+
+from perennial.config.experiment import Experiment
+from perennial.config.run import CohortPlan
+from perennial.foundation.errors import ConfigError
+from perennial.protocol.fields import read_kind
+
+if TYPE_CHECKING:
+    from perennial.models.incremental import IncrementalModel
+
+Together = Callable[[Sequence[Message], Sequence[Context]], list[Message]]
+"""Answers requests of one round for several sites, in their order."""
+Asked = int | Literal["auto"]
+
+LARGEST = 16
+"""Sites of a cohort that `auto` makes."""
+TOGETHER = 1 << 18
+"""Floats of a cohort's largest activation under `auto`: what the cache of a core holds with its gradients.
+Larger layers keep a core busy by themselves, and gain nothing from more sites."""
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """answer: what answers several messages. size: most sites of one cohort, 2 or more."""
+
+    size: int
+    answer: Together
+
+    def cut(self, messages: Sequence[Message]) -> list[list[Message]]:
+        """The messages, in their order; those that ask for training in cohorts of nearly equal size."""
+        training = [_asks_for_training(message) for message in messages]
+        if not messages or not all(training):
+            return [[message] for message in messages]
+        bounds = np.linspace(0, len(messages), ceil(len(messages) / self.size) + 1).round().astype(int)
+        return [list(messages[a:b]) for a, b in pairwise(bounds.tolist())]
+
+
+def _asks_for_training(message: Message) -> bool:
+    return message.has_content() and read_kind(message.content) == "TrainRequest"
+
+
+def plan_cohorts(experiment: Experiment, asked: Asked) -> CohortPlan:
+    """The size of an experiment's cohorts; the same on every machine."""
+    if asked == 1:
+        return CohortPlan(1)
+    if reason := _obstacle(experiment):
+        return CohortPlan(1, f"cohort {asked}: {reason}, so the sites train one after the other")
+    if asked != "auto":
+        return CohortPlan(asked)
+    return CohortPlan(_auto_size(experiment))
+
+
+def _obstacle(experiment: Experiment) -> str:
+    """Why sites of this experiment cannot train in one pass, in words; '' where they can."""
+    from perennial.strategies.factory import build_strategy
+
+    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+    privacy = experiment.privacy
+    reasons = {
+        "under `secure` each site makes its part of a sum by itself": experiment.secure is not None,
+        "no site trains under this strategy": not experiment.strategy.trains,
+        "the sites of a ring train one after the other": strategy.turns is not None,
+        "privacy.mode sample clips each sample by itself": privacy.mode == "sample",
+        "privacy.bayesian_estimate trains on halves of each site's data": (
+            privacy.mode == "client_local" and privacy.bayesian_estimate is not None
+        ),
+        "only one site trains in a round": _sites_of_a_round(experiment) < 2,
+    }
+    found = next((reason for reason, applies in reasons.items() if applies), "")
+    return found or _unstackable(experiment)
+
+
+def _unstackable(experiment: Experiment) -> str:
+    """Why the model has no form for several sites; '' where it has one."""
+    from perennial.models.stacked import check_stacked
+
+    model, shape = _model(experiment)
+    try:
+        check_stacked(model, shape)
+    except ConfigError as error:
+        return f"the model has no form for several sites ({error})"
+    return ""
+
+
+def _sites_of_a_round(experiment: Experiment) -> int:
+    from perennial.config.simulation import simulated_site_names
+
+    sites, rounds = len(simulated_site_names(experiment)), experiment.rounds
+    return sites if rounds.fraction == 1.0 else max(rounds.quorum, round(rounds.fraction * sites))
+
+
+def _auto_size(experiment: Experiment) -> int:
+    """At least two cohorts in a round, so that two workers have work; 1 for layers that fill a core."""
+    from perennial.models.stacked import largest_activation
+
+    largest = largest_activation(*_model(experiment)) * experiment.learner.batch_size
+    return max(1, min(LARGEST, ceil(_sites_of_a_round(experiment) / 2), TOGETHER // largest))
+
+
+def _model(experiment: Experiment) -> "tuple[IncrementalModel, tuple[int, ...]]":
+    """(the model, shape of one sample)."""
+    from perennial.config.simulation import simulated_federation
+    from perennial.models.factory import build_model
+
+    data = simulated_federation(experiment)
+    shape, classes, constants = data.input_shape, len(data.classes), (data.mean, data.std)
+    model = build_model(experiment.model, shape, classes, experiment.seed, experiment.encoder, constants)
+    return model, shape

@@ -1,0 +1,166 @@
+"""The loss terms of several sites in one batch: each site's sum of terms, on its own samples.
+
+Row b * K + k of a batch is sample b of site k; a shorter batch is filled up with rows that count nothing.
+Shapes: K sites, B samples of the largest batch, M classes, M_old of the teacher, d features.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from perennial.config.learner import LearnerConfig
+from perennial.learning.batches import TrainingSet
+from perennial.learning.classification import Batch, Loss, classification
+from perennial.learning.cohort_batches import CohortBatch
+from perennial.learning.frozen_outputs import FrozenOutputs
+from perennial.learning.losses import supervised_contrastive
+from perennial.learning.objective import Extra, Term, class_counts, row_terms, teacher_kind
+from perennial.models.dual_backbone import DualBackboneModel
+from perennial.models.incremental import IncrementalModel
+from perennial.models.stacked import as_rows, side_by_side
+from perennial.models.stacked_parameters import StackedParameters
+
+
+class CohortObjective:
+    """The losses of the first K sites, whose parameters `sites` holds at the moment.
+
+    model: of one site, with its frozen parts. network: the stacked one. data, extras: of each site.
+    """
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        model: IncrementalModel,
+        network: IncrementalModel,
+        sites: StackedParameters,
+        data: Sequence[TrainingSet],
+        teacher: IncrementalModel | None,
+        augmented: bool,
+        first_class: int,
+        extras: Sequence[Extra | None],
+    ) -> None:
+        self._config, self._network, self._sites, self._teacher = config, network, sites, teacher
+        self._first_class, self._extras = first_class, extras
+        kind = teacher_kind(config)
+        frozen = [FrozenOutputs(model, teacher, kind, each, augmented) for each in data]
+        self._old_features = _joined([each.old_features for each in frozen])
+        self._old_logits = _joined([each.old_logits for each in frozen])
+        self._losses: list[Loss] = []
+        for each in data:
+            loss = classification(config)
+            loss.begin(class_counts(config, each, model.num_classes))
+            self._losses.append(loss)
+        self._dual = isinstance(model, DualBackboneModel) and model.old_backbone is not None
+        self._shares_features = kind == "old_backbone" and self._dual
+        self._device = data[0].y.device
+        self._layout = lru_cache(maxsize=64)(self._new_layout)
+
+    def __call__(self, drawn: CohortBatch) -> tuple[Tensor, Tensor]:
+        """(K,) losses with their graph, and (K,) losses over the labels without."""
+        layout = self._layout(drawn.sizes)
+        self._sites.sizes = drawn.sizes
+        features, old_logits = self._features_and_old_logits(drawn)
+        count = len(drawn.sizes)
+        batch = Batch(
+            as_rows(self._network.classify(features), count),
+            drawn.labels,
+            as_rows(features, count),
+            old_logits,
+            self._first_class,
+        )
+        if layout.loss is not None:
+            losses = layout.means(Term(layout.loss(batch)))
+        else:
+            parts = layout.parts(batch)
+            losses = torch.stack([loss.mean(part) for loss, part in zip(self._losses, parts, strict=False)])
+        over_labels = losses.detach()
+        for term in row_terms(self._config, batch):
+            losses = losses + layout.means(term)
+        if (contrast := self._config.contrastive) is not None:
+            values = [
+                supervised_contrastive(part.features, part.labels, contrast.temperature, contrast.form)
+                for part in layout.parts(batch)
+            ]
+            losses = losses + contrast.weight * torch.stack(values)
+        return self._with_extras(losses), over_labels
+
+    def _features_and_old_logits(self, drawn: CohortBatch) -> tuple[Tensor, Tensor | None]:
+        """(B, K * d) features, and (B * K, M_old) logits of the teacher or None."""
+        network, count, inputs = self._network, len(drawn.sizes), drawn.inputs
+        old = None
+        if self._dual:
+            assert isinstance(network, DualBackboneModel)
+            if self._old_features is None:
+                old = network.old_features(inputs)
+            else:
+                old = self._old_features[drawn.rows].flatten(1)
+            found = network.fuse(old, network.backbone(inputs))
+        else:
+            found = network.features(inputs)
+        if self._teacher is None:
+            return found, None
+        if self._old_logits is not None:
+            return found, self._old_logits[drawn.rows].flatten(0, 1)
+        with torch.no_grad():
+            if self._shares_features:
+                assert old is not None
+                return found, self._teacher.classify(as_rows(old, count))
+            return found, self._teacher(inputs.reshape(-1, inputs.shape[1] // count, *inputs.shape[2:]))
+
+    def _with_extras(self, losses: Tensor) -> Tensor:
+        """The losses with the terms that have samples of their own, as many at every site."""
+        extras = [extra for extra in self._extras[: len(losses)] if extra is not None]
+        if not extras:
+            return losses
+        drawn = [extra.draw() for extra in extras]
+        inputs, targets = (side_by_side([each[part] for each in drawn]) for part in (0, 1))
+        count = len(extras)
+        self._sites.sizes = (len(inputs),) * count
+        term = extras[0].term(as_rows(self._network(inputs), count), as_rows(targets, count))
+        return losses + self._layout(tuple(self._sites.sizes)).means(term)
+
+    def _new_layout(self, sizes: tuple[int, ...]) -> "_Layout":
+        owners = torch.arange(len(sizes), device=self._device).repeat(max(sizes))
+        loss = type(self._losses[0]).of_rows(self._losses[: len(sizes)], owners)
+        return _Layout(sizes, loss, self._device)
+
+
+def _joined(answers: Sequence[Tensor | None]) -> Tensor | None:
+    """(N, ...) answers for the samples of all sites, or None where they are not known beforehand."""
+    known = [each for each in answers if each is not None]
+    return torch.cat(known) if known else None
+
+
+class _Layout:
+    """Where the samples of batches of some sizes lie. loss: for all rows together, or None."""
+
+    def __init__(self, sizes: tuple[int, ...], loss: Loss | None, device: torch.device) -> None:
+        self.sizes, self.loss = sizes, loss
+        counts = torch.tensor(sizes, device=device)
+        self._shares = (torch.arange(max(sizes), device=device)[:, None] < counts) / counts
+        """(B, K): what each row counts in the mean of its site."""
+
+    def means(self, term: Term) -> Tensor:
+        """(K,) means of the sites' own rows."""
+        each = term.each().view(self._shares.shape)
+        return (each * self._shares.to(each.dtype)).sum(dim=0)
+
+    def parts(self, batch: Batch) -> list[Batch]:
+        """The batch of each site."""
+        count = len(self.sizes)
+
+        def of(rows: Tensor, site: int) -> Tensor:
+            return rows.view(-1, count, *rows.shape[1:])[: self.sizes[site], site]
+
+        return [
+            Batch(
+                of(batch.logits, site),
+                of(batch.labels, site),
+                of(batch.features, site),
+                None if batch.old_logits is None else of(batch.old_logits, site),
+                batch.first_class,
+            )
+            for site in range(count)
+        ]

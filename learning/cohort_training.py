@@ -1,0 +1,189 @@
+"""Local training of several sites in one pass: what learning/training.py does for one, on a (K, P) matrix.
+
+Each site keeps its own batches in the order of its own stream. Sites are sorted by their number of steps, so
+that the sites that are done are the last ones, and later steps run with fewer. Reductions have another order
+than one site alone has them: the results agree with those of `train` and are not the same bits.
+
+Symbols: K sites, n samples of a site, P floats of the model, B batch size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from perennial.config.learner import LearnerConfig
+from perennial.data.config import AugmentationConfig
+from perennial.foundation.errors import DataError
+from perennial.foundation.streams import torch_seed
+from perennial.learning.batches import TrainingSet
+from perennial.learning.cohort_batches import CohortBatches
+from perennial.learning.cohort_objective import CohortObjective
+from perennial.learning.gradient_correction import GradientCorrection
+from perennial.learning.objective import Extra
+from perennial.learning.optimizers import FlatOptimizer
+from perennial.learning.training import TrainingResult, autocast
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel
+from perennial.models.stacked import stack
+
+
+@dataclass(frozen=True)
+class Member:
+    """One site of a cohort.
+
+    start: (P,), the model received. generator: of its batches. correction, extra: as in `train`.
+    """
+
+    data: TrainingSet
+    start: Tensor
+    generator: np.random.Generator
+    correction: GradientCorrection | None = None
+    extra: Extra | None = None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What members that train in one pass must have in common."""
+        pull = self.correction.pull if self.correction is not None else 0.0
+        shifts = self.correction is not None and self.correction.shift is not None
+        return pull, shifts, self.extra is not None
+
+    def steps(self, config: LearnerConfig) -> int:
+        """Steps of one round."""
+        return config.epochs * ceil(len(self.data) / config.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberResult(TrainingResult):
+    """end: (P,), the model after training."""
+
+    end: Tensor
+
+
+def train_cohort(
+    config: LearnerConfig,
+    model: IncrementalModel,
+    flat: FlatParameters,
+    members: Sequence[Member],
+    *,
+    teacher: IncrementalModel | None = None,
+    augmentation: AugmentationConfig,
+    progress: float = 0.0,
+    first_class: int = 0,
+) -> list[MemberResult]:
+    """Train every member, all of one kind, from its start; results in the members' order.
+
+    model, flat: of one site; their values are not used and stay as they are, but for frozen parts, which
+    are the same for all members. Raises ConfigError when the model has no stacked form, DataError when a
+    member has nothing to train on.
+    """
+    if not all(len(member.data) for member in members):
+        raise DataError("no samples to train on in this task: no new data and no exemplars")
+    order = sorted(range(len(members)), key=lambda place: -members[place].steps(config))
+    cohort = _Cohort(config, model, flat, [members[place] for place in order], augmentation)
+    found = cohort.run(teacher, progress, first_class)
+    return [found[order.index(place)] for place in range(len(members))]
+
+
+class _Cohort:
+    """Members with most steps first."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        model: IncrementalModel,
+        flat: FlatParameters,
+        members: Sequence[Member],
+        augmentation: AugmentationConfig,
+    ) -> None:
+        self._config, self._model, self._members, self._augmentation = config, model, members, augmentation
+        self._steps = [member.steps(config) for member in members]
+        self._network, self._sites = stack(model, flat, len(members))
+        self._starts = torch.stack([member.start for member in members])
+        self._sites.load(self._starts)
+        self._ends: list[Tensor] = []
+        # grouped convolutions prefer the channels last, in which PyTorch's group norm is less exact
+        norms = any(isinstance(module, nn.GroupNorm) for module in model.modules())
+        self._format = torch.contiguous_format if norms else torch.channels_last
+
+    def run(self, teacher: IncrementalModel | None, progress: float, first_class: int) -> list[MemberResult]:
+        config, sites, members = self._config, self._sites, self._members
+        augmented = self._augmentation.active
+        datasets, extras = [member.data for member in members], [member.extra for member in members]
+        objective = CohortObjective(
+            config, self._model, self._network, sites, datasets, teacher, augmented, first_class, extras
+        )
+        optimizer = FlatOptimizer(config.optimizer, sites.vector, sites.gradient, progress)
+        before = sites.vector.clone()
+        correction = self._correction()
+        self._network.train()
+        if any(isinstance(module, nn.Dropout) and module.p for module in self._model.modules()):
+            # drawn before the batches are, as for one site
+            sites.generators = [self._dropout_stream(member.generator) for member in members]
+        generators = [member.generator for member in members]
+        batches = CohortBatches(config, datasets, generators, self._augmentation, self._format)
+        told = batches.told()
+        totals = torch.zeros(2, len(members), device=before.device)
+        for step, sizes in enumerate(batches.sizes):
+            there = int(np.count_nonzero(sizes))
+            if there < sites.count:
+                before, correction = self._go_on_with(there, optimizer, before, correction)
+            with autocast(config, before.device):
+                losses, over_labels = objective(batches.step(step, there))
+            losses.sum().backward()
+            if correction is not None:
+                correction.apply(sites.gradient, sites.vector, before)
+            optimizer.step()
+            self._keep_frozen_rows(before)
+            sites.gradient.zero_()
+            totals[:, :there].add_(torch.stack([losses.detach(), over_labels]) * told[step][:there])
+        self._ends.append(sites.rows(sites.vector))
+        ends = torch.cat(self._ends[::-1])
+        updates = ends - self._starts
+        means = (totals / torch.tensor([len(data) for data in datasets], device=before.device)).tolist()
+        return [
+            MemberResult(update, *measured, end=end)
+            for update, end, *measured in zip(updates, ends, means[0], self._steps, means[1], strict=True)
+        ]
+
+    def _dropout_stream(self, generator: np.random.Generator) -> torch.Generator:
+        return torch.Generator(self._starts.device).manual_seed(torch_seed(generator))
+
+    def _correction(self) -> GradientCorrection | None:
+        """The members' corrections in the layout of the stacked vector; they differ in their shifts alone."""
+        first = self._members[0].correction
+        if first is None or first.shift is None:
+            return first
+        shifts = [member.correction.shift for member in self._members if member.correction is not None]
+        rows = torch.stack([shift for shift in shifts if shift is not None])
+        return replace(first, shift=self._sites.gathered(rows))
+
+    def _go_on_with(
+        self,
+        count: int,
+        optimizer: FlatOptimizer,
+        before: Tensor,
+        correction: GradientCorrection | None,
+    ) -> tuple[Tensor, GradientCorrection | None]:
+        """Take out the members that are done; returns before and correction of the others."""
+        sites = self._sites
+        self._ends.append(sites.rows(sites.vector)[count:])
+        shift = None if correction is None else correction.shift
+        shifts = [] if shift is None else [shift]
+        before, *kept = sites.keep(count, [before, *shifts, *optimizer.states])
+        optimizer.move(sites.vector, sites.gradient, kept[len(shifts) :])
+        if correction is not None and shifts:
+            correction = replace(correction, shift=kept[0])
+        return before, correction
+
+    def _keep_frozen_rows(self, before: Tensor) -> None:
+        frozen = self._model.frozen_rows
+        if not frozen:
+            return
+        width = self._model.feature_width
+        for name, length in (("head.weight", frozen * width), ("head.bias", frozen)):
+            now, then = (self._sites.block(name, vector) for vector in (self._sites.vector, before))
+            now[:, :length].copy_(then[:, :length])

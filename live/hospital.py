@@ -1,0 +1,243 @@
+"""A hospital's page: for its own machine, for whoever has signed in."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from perennial.client import consent
+from perennial.config.site_edit import stop_answering
+from perennial.deploy.approval import approve, disapprove
+from perennial.deploy.signing import check_signature
+from perennial.foundation.errors import PerennialError, StateError
+from perennial.live.board import Board
+from perennial.live.guard import Guard, Session, Sessions, read_form
+from perennial.live.markup import STATIC, confirm, page, panel
+from perennial.live.metrics import CONTENT_TYPE, exposition, gauge
+from perennial.live.operator import answer_sign_in, said, signed_in_words
+from perennial.live.site_page import PANELS
+from perennial.live.site_state import SiteState
+from perennial.server.report.markup import Markup, escape, join
+
+REFUSED = ".refused"
+"""Suffix of an offered app that the hospital has refused."""
+TITLES = {
+    "pause": (
+        "Pause?",
+        "Until you go on, every request is refused, and the operator reads that this site pauses.",
+        "Pause",
+    ),
+    "go-on": ("Go on?", "Requests are answered again, as site.yaml allows.", "Go on"),
+    "withdraw-digests": (
+        "Withdraw digests?",
+        "site.yaml answers no request for digests any more. With the next reply of each run the server is "
+        "told so, and deletes what it keeps. What was learnt from them stays in the model.",
+        "Withdraw digests",
+    ),
+    "withdraw": (
+        "Withdraw from this run?",
+        "This site takes no further part in it, for good: what it keeps of the run is removed here, and "
+        "requests are refused. What had left before stays in the ledger. A closed-form model can forget it "
+        "exactly: ask the operator for `perennial forget`. A trained model cannot; it would have to be "
+        "trained again without this site.",
+        "Withdraw",
+    ),
+    "approve": (
+        "Approve this app?",
+        "Exactly this code with exactly these settings may then run here. Type or paste the SHA-256 that the "
+        "operator told you by another way than the file came, best by telephone.",
+        "Approve",
+    ),
+    "refuse": (
+        "Refuse this app?",
+        "It is set aside and not offered again. Nothing changes that runs here.",
+        "Refuse",
+    ),
+    "disapprove": (
+        "Take this approval back?",
+        "Nothing of this app runs here from its next message on.",
+        "Disapprove",
+    ),
+}
+
+
+class HospitalPages:
+    """The page of one site.yaml."""
+
+    def __init__(self, path: Path, sessions: Sessions) -> None:
+        self.state = SiteState(path)
+        self.board = Board(self._look, self._draw)
+        self._sessions = sessions
+        self._turn = threading.Lock()
+        self._undrawn = True
+
+    def app(self, hosts: set[str]) -> ASGIApp:
+        """The application. hosts: names by which it may be asked for."""
+        routes = [
+            Route("/", self.index),
+            Route("/events", self.events),
+            Route("/metrics", self.metrics),
+            Route("/sign-in", self.sign_in, methods=["GET", "POST"]),
+            Route("/sign-out", self.sign_out, methods=["POST"]),
+            *(Route(f"/{action}", self.act, methods=["GET", "POST"]) for action in TITLES),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+        return Guard(Starlette(routes=routes, exception_handlers={HTTPException: said}), hosts)
+
+    async def index(self, request: Request) -> Response:
+        """The page."""
+        if self._sessions.of(request) is None:
+            return RedirectResponse("/sign-in", HTTPStatus.SEE_OTHER)
+        drawn = await self.board.panels()
+        body = join([panel(name, drawn[name]) for name in PANELS])
+        where = signed_in_words(request, self._sessions)
+        return page(self.state.config.site, body, where, watched=f"/events?v={self.board.version}")
+
+    async def events(self, request: Request) -> Response:
+        """The page as it changes."""
+        if self._sessions.of(request) is None:
+            raise HTTPException(HTTPStatus.FORBIDDEN, "Sign in first.")
+        if self.board.watchers >= 50:
+            return Response(status_code=HTTPStatus.SERVICE_UNAVAILABLE, headers={"retry-after": "30"})
+        seen = request.headers.get("last-event-id") or request.query_params.get("v", "0")
+        version = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 16 else 0
+        return StreamingResponse(self.board.stream(version), media_type="text/event-stream")
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus, with the token."""
+        if self._sessions.of(request) is None and not self._sessions.bearer(request):
+            return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"www-authenticate": "Bearer"})
+        await asyncio.to_thread(self._look)
+        return Response(await asyncio.to_thread(site_metrics, self.state), media_type=CONTENT_TYPE)
+
+    async def sign_in(self, request: Request) -> Response:
+        """Ask for the token, and begin a session."""
+        return await answer_sign_in(request, self._sessions)
+
+    async def sign_out(self, request: Request) -> Response:
+        """End the session."""
+        self._sessions.allow_change(request, await read_form(request))
+        self._sessions.end(request)
+        return RedirectResponse("/", HTTPStatus.SEE_OTHER)
+
+    async def act(self, request: Request) -> Response:
+        """Say what something would do, and do it when the form comes back."""
+        action = request.url.path[1:]
+        session = self._sessions.of(request)
+        if session is None:
+            return RedirectResponse("/sign-in", HTTPStatus.SEE_OTHER)
+        if request.method == "GET":
+            return self._asked(action, request.query_params, session)
+        form = await read_form(request)
+        self._sessions.allow_change(request, form)
+        try:
+            await asyncio.to_thread(self._do, action, form)
+        except PerennialError as error:
+            raise HTTPException(HTTPStatus.CONFLICT, str(error)) from error
+        self.state.refresh()
+        return RedirectResponse("/", HTTPStatus.SEE_OTHER)
+
+    def _asked(self, action: str, query: Mapping[str, str], session: Session) -> Response:
+        title, text, button = TITLES[action]
+        hidden = {key: query[key][:200] for key in ("app", "run") if key in query}
+        named = hidden.get("app") or self.state.names.get(hidden.get("run", "")) or hidden.get("run", "")
+        fields = Markup(f"<p><code>{escape(named)}</code></p>") if named else Markup("")
+        if action == "approve":
+            fields += Markup(
+                '<label for="sha256">SHA-256</label><input id="sha256" name="sha256" required minlength="64" '
+                'maxlength="64" pattern="[0-9a-fA-F]{64}" autocomplete="off" spellcheck="false">'
+            )
+        return confirm(title, text, f"/{action}", button, session, "/", Markup(fields), hidden)
+
+    def _do(self, action: str, form: Mapping[str, str]) -> None:
+        """Raises PerennialError with a sentence for the person who asked."""
+        config, state_dir = self.state.config, self.state.config.state_dir
+        steps: dict[str, Callable[[], object]] = {
+            "pause": lambda: consent.pause(state_dir),
+            "go-on": lambda: consent.go_on(state_dir),
+            "withdraw": lambda: consent.withdraw(state_dir, form.get("run", "")),
+            "withdraw-digests": lambda: stop_answering(self.state.path, "digest"),
+            "approve": lambda: self._approve(self._offer(form), form.get("sha256", "").strip()),
+            "refuse": lambda: _set_aside(self._offer(form)),
+            "disapprove": lambda: disapprove(form.get("app", ""), self._flower_home(), config.approvals),
+        }
+        with self._turn:
+            steps[action]()
+
+    def _approve(self, fab: Path, sha256: str) -> None:
+        check_signature(fab, self.state.folder / "publisher.pub")
+        approve(fab, self._flower_home(), sha256, self.state.config.approvals)
+
+    def _offer(self, form: Mapping[str, str]) -> Path:
+        """An offered app by its name: one that the folder lists, and nothing else."""
+        found = {path.name: path for path in self.state.offered}
+        if form.get("app") not in found:
+            raise StateError("This app is not offered here.")
+        return found[form["app"]]
+
+    def _flower_home(self) -> Path:
+        connection = self.state.config.connection
+        if connection is None:
+            raise StateError("site.yaml has no connection, so no app runs here.")
+        return self.state.folder / connection.flower_home
+
+    def _look(self) -> bool:
+        with self._turn:
+            self._undrawn |= self.state.read()
+            return self._undrawn
+
+    def _draw(self) -> dict[str, Markup]:
+        with self._turn:
+            self._undrawn = False
+            return {name: draw(self.state) for name, draw in PANELS.items()}
+
+
+def _set_aside(fab: Path) -> None:
+    try:
+        fab.rename(fab.with_name(fab.name + REFUSED))
+    except OSError as error:
+        raise StateError(f"{fab}: cannot be set aside ({error.strerror})") from error
+
+
+def site_metrics(state: SiteState) -> bytes:
+    """Of one site."""
+    site = (state.config.site,)
+    answered = [one for one in state.asked if one.ended]
+    found = [
+        gauge(
+            "site_supernode_up",
+            "1 while the SuperNode gives signs of life.",
+            ("site",),
+            [(site, state.alive)],
+        ),
+        gauge("site_superlink_reachable", "1 while it answers.", ("site",), [(site, not state.superlink)]),
+        gauge("site_paused", "1 while the hospital pauses.", ("site",), [(site, bool(state.consent.paused))]),
+        gauge("site_releases", "Lines of the ledger.", ("site",), [(site, len(state.releases))]),
+        gauge("site_offers", "Apps that wait for a decision.", ("site",), [(site, len(state.offered))]),
+        gauge(
+            "site_requests",
+            "The newest requests by how they ended.",
+            ("site", "ended"),
+            [
+                ((*site, end), sum(one.ended == end for one in answered))
+                for end in ("answered", "refused", "failed")
+            ],
+        ),
+    ]
+    if state.epsilon is not None:
+        words = "Epsilon spent over this site's life."
+        found.append(gauge("site_ledger_epsilon", words, ("site",), [(site, state.epsilon)]))
+    if state.limit is not None:
+        found.append(
+            gauge("site_ledger_epsilon_limit", "Its lifetime budget.", ("site",), [(site, state.limit)])
+        )
+    return exposition(lambda: found)

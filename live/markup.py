@@ -1,0 +1,83 @@
+"""The frame that all pages share, and the small pages: a message, a form that confirms, signing in."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from starlette.responses import HTMLResponse
+
+from perennial.live.guard import Session
+from perennial.server.report.markup import Markup, element, escape, join
+
+STATIC = Path(__file__).parent / "static"
+MARK = Markup(
+    '<svg viewBox="0 0 24 24" aria-hidden="true"><path fill="none" stroke="currentColor" stroke-width="1.8" '
+    'stroke-linecap="round" d="M12 21V11M12 13C7 13 4 10 4 5c5 0 8 3 8 8Z"/>'
+    '<path fill="none" stroke="currentColor" stroke-width="1.8" d="M12 11c0-4 2-6 7-6 0 4-2 6-7 6Z"/></svg>'
+)
+
+
+def page(title: str, body: Markup, where: Markup, *, watched: str = "", status: int = 200) -> HTMLResponse:
+    """One page. where: the links at its top. watched: address of the events that bring it up to date."""
+    events = f' data-events="{escape(watched)}"' if watched else ""
+    return HTMLResponse(
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        '<link rel="icon" href="/static/icon.svg"><link rel="stylesheet" href="/static/live.css">'
+        '<script src="/static/live.js" defer></script></head>'
+        f'<body{events}><a class="skip" href="#main">to the content</a>'
+        f'<header><a class="brand" href="/">{MARK}Perennial</a><nav aria-label="Pages">{where}</nav>'
+        '<p id="link" class="link" role="status" hidden></p></header>'
+        f'<main id="main" tabindex="-1">{body}</main></body></html>',
+        status_code=status,
+    )
+
+
+def panel(name: str, content: Markup, heading: str = "") -> Markup:
+    """A part of a page that events replace."""
+    return Markup(f'<section id="{escape(name)}" class="panel-{escape(name)}">{heading}{content}</section>')
+
+
+def message(title: str, text: str, status: int) -> HTMLResponse:
+    """A page that says one thing."""
+    body = join([element("h1", title), element("p", text, "story"), Markup('<p><a href="/">back</a></p>')])
+    return page(title, body, Markup(""), status=status)
+
+
+def sign_in(back: str, fault: str = "") -> HTMLResponse:
+    """Where the token is asked for. back: the page to go on with."""
+    wrong = element("p", fault, "fault") if fault else ""
+    body = Markup(
+        f"<h1>Sign in</h1>{wrong}"
+        '<form class="ask" method="post" action="/sign-in">'
+        f'<input type="hidden" name="back" value="{escape(back)}">'
+        '<label for="token">The token of these pages</label>'
+        '<input id="token" name="token" type="password" autocomplete="current-password" required autofocus>'
+        '<p class="quiet">It is in the file that the server was started with.</p>'
+        '<p class="actions"><button>Sign in</button></p></form>'
+    )
+    return page("Sign in", body, Markup(""), status=403 if fault else 200)
+
+
+def confirm(
+    title: str,
+    text: str,
+    action: str,
+    button: str,
+    session: Session,
+    back: str,
+    fields: Markup | None = None,
+    hidden: Mapping[str, str] | None = None,
+) -> HTMLResponse:
+    """A form that does something after it has said what."""
+    kept = "".join(
+        f'<input type="hidden" name="{escape(name)}" value="{escape(value)}">'
+        for name, value in {"form": session.form, **(hidden or {})}.items()
+    )
+    body = Markup(
+        f'<h1>{escape(title)}</h1><p class="story">{escape(text)}</p>'
+        f'<form class="ask" method="post" action="{escape(action)}">{kept}{fields or ""}'
+        f'<p class="actions"><button>{escape(button)}</button> '
+        f'<a class="button quiet" href="{escape(back)}">no, go back</a></p></form>'
+    )
+    return page(title, body, Markup(f'<a href="{escape(back)}">back</a>'))

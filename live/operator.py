@@ -1,0 +1,337 @@
+"""The operator's pages: every run of one folder, watched as events arrive and, with a token, steered."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from perennial.foundation.errors import StateError
+from perennial.live.charts import Line, line_chart
+from perennial.live.guard import Guard, Sessions, read_form
+from perennial.live.markup import STATIC, confirm, message, page, panel, sign_in
+from perennial.live.metrics import CONTENT_TYPE, run_metrics
+from perennial.live.notices import Notices
+from perennial.live.run_page import SITE_WORDS, SitesAsked, sites
+from perennial.live.runs import Runs, WatchedRun, compared
+from perennial.live.tail import number
+from perennial.server.report.markup import Markup, element, escape, join
+from perennial.server.wishes import clear_wish, write_wish
+
+MOST_WATCHERS = 2000
+"""Open streams; whoever comes after them is asked to come back later."""
+REPORT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
+    "frame-ancestors 'none'; sandbox allow-scripts"
+)
+"""A report is one self-contained page: it loads nothing, and is of no origin, so that it reaches no form."""
+ASKED = {
+    "pause": (
+        "Pause",
+        "The run finishes the round that it is in, and rests then. A pause lasts until somebody resumes the "
+        "run, also over restarts. Nothing is lost, and the model will be the same.",
+    ),
+    "resume": ("Resume", "The run goes on with its next round."),
+    "stop": (
+        "Stop",
+        "The run ends now. The round that it is in is lost; every round before it is kept, and the run can "
+        "be resumed with `perennial deploy resume`, or `perennial run --resume` for a simulation.",
+    ),
+}
+
+
+class OperatorPages:
+    """The pages over one folder of runs.
+
+    sessions: who may steer. everyone: whether a person who has not signed in may look. notices: told the
+    warnings of unfinished runs every few seconds; None: nobody is told.
+    """
+
+    def __init__(
+        self, folder: Path, sessions: Sessions, *, everyone: bool = True, notices: Notices | None = None
+    ) -> None:
+        self.runs = Runs(folder, sessions.enabled)
+        self._sessions = sessions
+        self._everyone = everyone
+        self._notices = notices
+
+    def app(self, hosts: set[str]) -> ASGIApp:
+        """The application. hosts: names by which it may be asked for."""
+        routes = [
+            Route("/", self._read(self.index)),
+            Route("/events", self._read(self.index_events)),
+            Route("/compare", self._read(self.compare)),
+            Route("/metrics", self._read(self.metrics)),
+            Route("/sign-in", self.sign_in, methods=["GET", "POST"]),
+            Route("/sign-out", self.sign_out, methods=["POST"]),
+            Route("/runs/{name}", self._read(self.run)),
+            Route("/runs/{name}/events", self._read(self.run_events)),
+            Route("/runs/{name}/report.html", self._read(self.report)),
+            Route("/runs/{name}/{action:str}", self.act, methods=["GET", "POST"]),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+        app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: said})
+        return Guard(app, hosts)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._follow())
+        yield
+        task.cancel()
+
+    async def _follow(self) -> None:
+        """Keep unfinished runs read, so that their pages are there at once; tell of what needs somebody."""
+        while True:
+            for run in await asyncio.to_thread(self.runs.unfinished):
+                await asyncio.to_thread(run.look)
+                if self._notices is not None:
+                    await asyncio.to_thread(self._notices.take, run.state, run.spending)
+            await asyncio.sleep(2.0)
+
+    # looking
+
+    async def index(self, request: Request) -> Response:
+        """Every run."""
+        panels = await self.runs.board.panels()
+        body = Markup(
+            '<form action="/compare" method="get"><h1>Runs</h1>'
+            f'{panel("runs", panels["runs"])}<p class="actions"><button>Compare the chosen</button></p>'
+            "</form>"
+        )
+        return page("Runs", body, self._where(request), watched=f"/events?v={self.runs.board.version}")
+
+    async def index_events(self, request: Request) -> Response:
+        """The overview as it changes."""
+        return self._stream(self.runs.board.stream(_version(request)))
+
+    async def run(self, request: Request) -> Response:
+        """One run."""
+        run = self._run(request)
+        asked = SitesAsked.of(request.query_params)
+        drawn = await run.board.panels()
+        if asked != SitesAsked():
+            drawn["sites"] = sites(run.state, run.spending, asked)
+        heading = _site_search(asked)
+        parts = [
+            panel(name, drawn[name]) for name in ("headline", "controls", "warnings", "figures", "waiting")
+        ]
+        listed = Markup(
+            f'<section aria-labelledby="sites-title">{heading}<div id="sites">{drawn["sites"]}</div>'
+            "</section>"
+        )
+        parts += [listed, *(panel(name, drawn[name]) for name in ("learning", "classes", "privacy", "notes"))]
+        name = quote(run.state.name)
+        query = request.url.query
+        events = f"/runs/{name}/events?v={run.board.version}" + (f"&{query}" if asked != SitesAsked() else "")
+        links = Markup(f'<a href="/">all runs</a><a href="/runs/{name}/report.html">report</a>')
+        if not (run.folder / "report.html").is_file():
+            links = Markup('<a href="/">all runs</a>')
+        return page(run.state.name, join(parts), join([links, self._where(request)]), watched=events)
+
+    async def run_events(self, request: Request) -> Response:
+        """One run as it changes."""
+        run, asked = self._run(request), SitesAsked.of(request.query_params)
+        stream = run.board.stream(_version(request))
+        if asked != SitesAsked():
+            stream = _with_own_sites(stream, run, asked)
+        return self._stream(stream)
+
+    async def report(self, request: Request) -> Response:
+        """The report that a finished run has written."""
+        path = self._run(request).folder / "report.html"
+        if not path.is_file() or path.is_symlink():
+            raise HTTPException(HTTPStatus.NOT_FOUND, "This run has no report yet.")
+        return FileResponse(path, headers={"content-security-policy": REPORT_POLICY}, media_type="text/html")
+
+    async def compare(self, request: Request) -> Response:
+        """Some runs side by side."""
+        chosen = [name for name in request.query_params.getlist("run") if self.runs.get(name) is not None][
+            :12
+        ]
+        summaries = {name: found for name in chosen if (found := self.runs.summary(name))}
+        if not summaries:
+            raise HTTPException(HTTPStatus.NOT_FOUND, "Choose runs that are finished, to compare them.")
+        lines = [Line(name, _averages(found)) for name, found in summaries.items()]
+        last = max((line.points[-1][0] for line in lines if line.points), default=1.0)
+        words = "Accuracy on all classes seen so far, after each task, in percent."
+        chart = line_chart(lines, 1.0, last, words, unit="after task")
+        figure = Markup(
+            f"<figure><figcaption><h2>After each task</h2><p>{words}</p></figcaption>{chart}</figure>"
+        )
+        body = join([element("h1", "Compared"), compared(summaries), figure])
+        return page("Compared", body, join([Markup('<a href="/">all runs</a>'), self._where(request)]))
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        unfinished = await asyncio.to_thread(self.runs.unfinished)
+        for run in unfinished:
+            await asyncio.to_thread(run.look)
+        return Response(run_metrics(unfinished), media_type=CONTENT_TYPE)
+
+    # signing in, and steering
+
+    async def sign_in(self, request: Request) -> Response:
+        """Ask for the token, and begin a session."""
+        if not self._sessions.enabled:
+            raise HTTPException(HTTPStatus.NOT_FOUND, "These pages are read-only: no token was given.")
+        return await answer_sign_in(request, self._sessions)
+
+    async def sign_out(self, request: Request) -> Response:
+        """End the session."""
+        self._sessions.allow_change(request, await read_form(request))
+        self._sessions.end(request)
+        return RedirectResponse("/", HTTPStatus.SEE_OTHER)
+
+    async def act(self, request: Request) -> Response:
+        """Ask whether to pause, resume or stop a run, and do so when the form comes back."""
+        action, run = request.path_params["action"], self._run(request)
+        if action not in ASKED:
+            raise HTTPException(HTTPStatus.NOT_FOUND, "There is no such page.")
+        if not self._sessions.enabled:
+            raise HTTPException(HTTPStatus.FORBIDDEN, "These pages are read-only: no token was given.")
+        here = f"/runs/{quote(run.state.name)}"
+        session = self._sessions.of(request)
+        if session is None:
+            return sign_in(f"{here}/{action}")
+        await asyncio.to_thread(run.look)
+        if action not in run.actions():
+            raise HTTPException(
+                HTTPStatus.CONFLICT, f"This run cannot {action} now: it is {run.state.status}."
+            )
+        title, text = ASKED[action]
+        if request.method == "GET":
+            return confirm(f"{title} {run.state.name}?", text, f"{here}/{action}", title, session, here)
+        self._sessions.allow_change(request, await read_form(request))
+        try:
+            if action == "resume":
+                clear_wish(run.folder)
+            else:
+                write_wish(run.folder, "pause" if action == "pause" else "stop")
+        except StateError as error:
+            raise HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, str(error)) from error
+        return RedirectResponse(here, HTTPStatus.SEE_OTHER)
+
+    # shared
+
+    def _run(self, request: Request) -> WatchedRun:
+        run = self.runs.get(request.path_params["name"])
+        if run is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, "There is no such run.")
+        return run
+
+    def _read(
+        self, handle: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """The handler, for whoever may look."""
+
+        async def checked(request: Request) -> Response:
+            may = self._everyone or self._sessions.of(request) or self._sessions.bearer(request)
+            if may:
+                return await handle(request)
+            if request.url.path == "/metrics":
+                return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"www-authenticate": "Bearer"})
+            return sign_in(request.url.path)
+
+        return checked
+
+    def _stream(self, events: AsyncIterator[str]) -> Response:
+        watching = self.runs.board.watchers + sum(run.board.watchers for run in self.runs.watched())
+        if watching >= MOST_WATCHERS:
+            return Response(status_code=HTTPStatus.SERVICE_UNAVAILABLE, headers={"retry-after": "30"})
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    def _where(self, request: Request) -> Markup:
+        return signed_in_words(request, self._sessions)
+
+
+def signed_in_words(request: Request, sessions: Sessions) -> Markup:
+    """At the top of a page: a way to sign in or out, where there is a token."""
+    if not sessions.enabled:
+        return Markup('<span class="quiet">read-only</span>')
+    session = sessions.of(request)
+    if session is None:
+        return Markup(f'<a href="/sign-in?back={quote(request.url.path)}">sign in</a>')
+    return Markup(
+        '<form class="inline" method="post" action="/sign-out">'
+        f'<input type="hidden" name="form" value="{escape(session.form)}"><button>sign out</button></form>'
+    )
+
+
+async def answer_sign_in(request: Request, sessions: Sessions) -> Response:
+    """The page that asks for the token, or the session that it begins."""
+    if request.method == "GET":
+        return sign_in(_inside(request.query_params.get("back", "/")))
+    form = await read_form(request)
+    back = _inside(form.get("back", "/"))
+    if not sessions.holds(form.get("token", "").strip()):
+        await asyncio.sleep(0.5)
+        return sign_in(back, "This is not the token; after ten wrong ones in a minute none is looked at.")
+    answer = RedirectResponse(back, HTTPStatus.SEE_OTHER)
+    answer.set_cookie(
+        sessions.cookie, sessions.begin(), httponly=True, samesite="strict", secure=sessions.secure, path="/"
+    )
+    return answer
+
+
+async def said(request: Request, error: Exception) -> Response:
+    """What went wrong, as a page."""
+    assert isinstance(error, HTTPException)
+    return message(HTTPStatus(error.status_code).phrase, error.detail, error.status_code)
+
+
+async def _with_own_sites(
+    stream: AsyncIterator[str], run: WatchedRun, asked: SitesAsked
+) -> AsyncIterator[str]:
+    """The stream of everybody, with the table of sites as this person asked for it."""
+    async for event in stream:
+        head, separator, data = event.partition("data: ")
+        if not separator:
+            yield event
+            continue
+        panels: dict[str, Any] = json.loads(data)
+        if "sites" in panels:
+            panels["sites"] = sites(run.state, run.spending, asked)
+        yield f"{head}data: {json.dumps(panels)}\n\n"
+
+
+def _site_search(asked: SitesAsked) -> Markup:
+    options = "".join(
+        f'<option value="{state}"{" selected" if state == asked.state else ""}>{escape(words)}</option>'
+        for state, words in SITE_WORDS.items()
+    )
+    return Markup(
+        '<div class="row"><h2 id="sites-title">Sites</h2><form class="find" method="get" role="search">'
+        '<label for="site">name</label>'
+        f'<input id="site" name="site" value="{escape(asked.text)}" maxlength="80">'
+        f'<label for="state">state</label><select id="state" name="state">'
+        f'<option value="">all</option>{options}</select>'
+        "<button>Find</button></form></div>"
+    )
+
+
+def _averages(summary: dict[str, Any]) -> list[tuple[float, float | None]]:
+    averages = summary.get("average_accuracy")
+    return [
+        (float(i), number(value)) for i, value in enumerate(averages if isinstance(averages, list) else (), 1)
+    ]
+
+
+def _version(request: Request) -> int:
+    text = request.headers.get("last-event-id") or request.query_params.get("v", "0")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
+
+
+def _inside(path: str) -> str:
+    """path where it leads to one of these pages, else the first one."""
+    return path if path.startswith("/") and not path.startswith("//") and "\\" not in path else "/"

@@ -1,0 +1,393 @@
+"""The page of one run: panels of HTML, each drawn again when what it shows has changed."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from perennial.live.charts import Line, Mark, line_chart, meter
+from perennial.live.run_state import SITE_ORDER, RunState, SiteNow
+from perennial.live.spending import Spending
+from perennial.live.warnings import warnings_of
+from perennial.server.report.markup import (
+    MISSING,
+    Markup,
+    decimal,
+    duration,
+    element,
+    escape,
+    join,
+    percent,
+    plural,
+    points,
+    power,
+    table,
+)
+
+SITES_SHOWN = 50
+"""Rows of the table of sites; the others are found by name or state, or on further pages."""
+CLASSES_SHOWN = 12
+STATUS_WORDS = {
+    "running": "running",
+    "paused": "paused",
+    "waiting": "waiting for sites",
+    "finished": "finished",
+    "stopped": "stopped",
+    "silent": "no sign of life",
+    "ended": "ended early",
+}
+SITE_WORDS = {
+    "refused": "refused",
+    "failed": "failed",
+    "silent": "silent",
+    "offline": "offline",
+    "training": "working",
+    "answered": "answered",
+    "online": "online",
+    "unknown": "took part",
+}
+
+
+@dataclass(frozen=True)
+class SitesAsked:
+    """Which sites a person wants to see. text: part of a name; state: '' for all; page: from 1."""
+
+    text: str = ""
+    state: str = ""
+    page: int = 1
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> "SitesAsked":
+        """From a page's address; what is none of ours is left out."""
+        state = query.get("state", "")
+        page = query.get("page", "1")
+        return cls(
+            query.get("site", "")[:80],
+            state if state in SITE_WORDS else "",
+            int(page) if page.isascii() and page.isdigit() and 0 < len(page) < 7 and int(page) else 1,
+        )
+
+
+def since(moment: float | None) -> Markup:
+    """How long ago something was; the page's script keeps it up to date."""
+    if moment is None:
+        return Markup(MISSING)
+    return Markup(f'<time data-since="{moment:.0f}">{escape(short_time(time.time() - moment))}</time>')
+
+
+def short_time(seconds: float) -> str:
+    """'12 s', '4 min', '2 h 5 min', as the script of the page writes it too."""
+    seconds = max(0, int(seconds))
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes = seconds // 60
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def pill(status: str, words: str) -> Markup:
+    """A status as a word with a shape beside it, so that colour alone says nothing."""
+    return Markup(f'<span class="pill {escape(status)}">{escape(words)}</span>')
+
+
+def headline(state: RunState, spending: Spending) -> Markup:
+    """Name, status and one sentence, which screen readers are told."""
+    return join(
+        [
+            Markup(f'<p class="state">{pill(state.status, STATUS_WORDS[state.status])}</p>'),
+            element("h1", state.name),
+            Markup(f'<p class="story" role="status">{escape(story(state))}</p>'),
+        ]
+    )
+
+
+def story(state: RunState) -> str:
+    """What the run does, in a sentence or two."""
+    task = f", task {state.task} of {state.tasks}" if state.tasks > 1 else ""
+    rounds = (
+        f"Round {state.round} of {state.rounds_planned}" if state.rounds_planned else "Before the first round"
+    )
+    match state.status:
+        case "finished":
+            took = sum(point.seconds for point in state.rounds)
+            return f"Finished after {plural(len(state.rounds), 'round')}, {duration(took)} of work."
+        case "stopped":
+            return (
+                f"Stopped after {plural(len(state.rounds), 'round')}, as someone wished; it can be resumed."
+            )
+        case "silent" | "ended":
+            return f"{rounds}{task}. Every finished round is kept."
+        case "paused" | "waiting":
+            return f"{rounds}{task}. The run rests, and nothing is lost."
+    waited, asked = len(state.waited_for), len(state.asked)
+    done = f"{asked - waited} of {plural(asked, 'site')} answered" if asked else "nobody was asked yet"
+    left = state.seconds_left
+    return f"{rounds}{task}: {done}" + ("." if left is None else f"; about {short_time(left)} left.")
+
+
+def warnings(state: RunState, spending: Spending) -> Markup:
+    """What to look at first; one calm line where there is nothing."""
+    found = warnings_of(state)
+    if not found:
+        return Markup('<p class="calm">Nothing needs attention.</p>')
+    items = "".join(
+        f'<li class="{warned.grade}"><strong>{escape(warned.text)}</strong> {escape(warned.remedy)}</li>'
+        for warned in found
+    )
+    return Markup(f'<h2 class="unseen">Needs attention</h2><ul class="warnings">{items}</ul>')
+
+
+def figures(state: RunState, spending: Spending) -> Markup:
+    """The numbers that a person asks for first."""
+    forgotten = [value for value in state.forgetting() if value is not None]
+    worst = max(spending.by_site.values(), default=None)
+    last = state.rounds[-1] if state.rounds else None
+    cards = [
+        ("accuracy", percent(state.accuracy), "on all classes seen so far"),
+        ("forgetting", points(max(forgotten)) if forgotten else MISSING, "points, the worst task"),
+        ("sites in the last round", MISSING if last is None else f"{last.sites:,}", _of_known(state)),
+        ("rounds skipped", f"{state.skipped:,}", f"of {len(state.rounds):,}"),
+        ("time a round", MISSING if last is None else duration(last.seconds), "the last one"),
+        ("epsilon spent", _epsilon(worst), _epsilon_note(spending)),
+    ]
+    inside = "".join(
+        f'<div class="card"><dt>{escape(name)}</dt><dd><span class="value">{escape(value)}</span>'
+        f'<span class="note">{escape(note)}</span></dd></div>'
+        for name, value, note in cards
+    )
+    return Markup(f'<h2 class="unseen">Figures</h2><dl class="cards">{inside}</dl>')
+
+
+def waiting(state: RunState, spending: Spending) -> Markup:
+    """For whom the round waits, and since when."""
+    if state.status != "running" or not state.asked:
+        return Markup("")
+    waited = sorted(state.waited_for.items(), key=lambda item: item[1])
+    share = 1 - len(waited) / len(state.asked)
+    words = f"{len(state.asked) - len(waited):,} of {len(state.asked):,} answered"
+    parts = [element("h2", "This round"), meter(share, words)]
+    if waited:
+        names = [Markup(f"<li>{escape(site)} <span>{since(when)}</span></li>") for site, when in waited[:12]]
+        more = f" and {len(waited) - 12:,} more" if len(waited) > 12 else ""
+        parts += [
+            Markup(f'<p class="lead">Waiting for{escape(more)}:</p><ul class="names">{join(names)}</ul>')
+        ]
+    if state.deadline is not None and state.round_began is not None:
+        parts.append(
+            Markup(
+                f'<p class="quiet">Began {since(state.round_began)} ago; it ends after '
+                f"{escape(duration(state.deadline))} at the latest.</p>"
+            )
+        )
+    return join(parts)
+
+
+def learning(state: RunState, spending: Spending) -> Markup:
+    """Accuracy over rounds, and of each task after each task."""
+    by_round = [(float(point.round), point.accuracy) for point in state.rounds]
+    parts: list[str] = []
+    skipped = [
+        Mark(float(p.round), "skipped", f"round {p.round}: skipped") for p in state.rounds if p.skipped
+    ]
+    if any(accuracy is not None for _, accuracy in by_round):
+        ends = _task_ends(state)
+        newest = percent(state.accuracy)
+        words = f"Accuracy on all classes seen so far, after each round, in percent; the newest is {newest}."
+        chart = line_chart(
+            [Line("accuracy", by_round)], by_round[0][0], by_round[-1][0], words, [*ends, *skipped[-100:]]
+        )
+        parts.append(_figure("Accuracy after each round", words, chart))
+    if len(state.learnt) > 1:
+        lines = [
+            Line(f"task {index + 1}", [(float(p.task), _at(p.accuracy, index)) for p in state.learnt[index:]])
+            for index in range(min(6, len(state.learnt)))
+        ]
+        words = "Accuracy on the classes of each task, in percent. A line that falls is forgetting."
+        chart = line_chart(
+            lines, float(state.learnt[0].task), float(state.learnt[-1].task), words, unit="after task"
+        )
+        parts.append(_figure("What is kept of each task", words, chart))
+    if state.learnt:
+        parts.append(_matrix(state))
+    if not parts:
+        return join([element("h2", "Learning"), element("p", "Nothing is measured yet.", "quiet")])
+    return Markup(f'<h2>Learning</h2><div class="pair">{join(parts)}</div>')
+
+
+def classes(state: RunState, spending: Spending) -> Markup:
+    """Accuracy of each class, the most forgotten first."""
+    if not state.learnt or not state.learnt[-1].classes:
+        return Markup("")
+    rows = []
+    newest = state.learnt[-1].classes
+    for label, now in enumerate(newest):
+        column = [_at(point.classes, label) for point in state.learnt[:-1]]
+        best = max((value for value in column if value is not None), default=None)
+        lost = None if best is None or now is None else best - now
+        name = state.class_names[label] if label < len(state.class_names) else f"class {label}"
+        rows.append((name, now, lost))
+    rows.sort(key=lambda row: -(row[2] if row[2] is not None else -math.inf))
+    cells = [
+        (name, meter(now or 0.0, percent(now)) if now is not None else MISSING, points(lost))
+        for name, now, lost in rows
+    ]
+    columns, align = ("class", "accuracy now", "forgotten, points"), "lrr"
+    parts = [element("h2", "Classes"), table(columns, cells[:CLASSES_SHOWN], align, "Accuracy of each class")]
+    if len(cells) > CLASSES_SHOWN:
+        rest = table(columns, cells[CLASSES_SHOWN:1000], align, "The other classes")
+        words = f"{len(cells) - CLASSES_SHOWN} more classes"
+        parts.append(Markup(f'<details id="more-classes"><summary>{words}</summary>{rest}</details>'))
+    return join(parts)
+
+
+def sites(state: RunState, spending: Spending, asked: SitesAsked = SitesAsked()) -> Markup:
+    """Every site's state, those that need attention first."""
+    everyone = state.sites()
+    tally_of = Counter(site.status for site in everyone)
+    counts = {status: tally_of[status] for status in SITE_ORDER}
+    found = [
+        site
+        for site in everyone
+        if (not asked.text or asked.text.casefold() in site.name.casefold())
+        and (not asked.state or site.status == asked.state)
+    ]
+    pages = max(1, math.ceil(len(found) / SITES_SHOWN))
+    page = min(asked.page, pages)
+    shown = found[(page - 1) * SITES_SHOWN : page * SITES_SHOWN]
+    tally = "".join(
+        f'<li><a href="?{urlencode({"state": status})}#sites-title">{pill(status, SITE_WORDS[status])} '
+        f"{count:,}</a></li>"
+        for status, count in counts.items()
+        if count
+    )
+    weights = bool(state.weights)
+    columns = ["site", "state", "since", "rounds", "dropped", "refused", "epsilon", "reason"]
+    align = "lllrrrrl"
+    if weights:
+        columns.insert(6, "weight")
+        align = "lllrrrrrl"
+    rows = [_site_row(site, state, spending, weights) for site in shown]
+    body = table(columns, rows, align, "Sites") if rows else Markup('<p class="quiet">No such site.</p>')
+    return join([Markup(f'<ul class="tally">{tally}</ul>'), body, _pages(asked, page, pages, len(found))])
+
+
+def privacy(state: RunState, spending: Spending) -> Markup:
+    """Epsilon by site, the highest first."""
+    if not spending.by_site:
+        return Markup("")
+    worst = max(spending.by_site.values())
+    scale = worst if 0 < worst < math.inf else 1.0
+    ranked = sorted(spending.by_site.items(), key=lambda item: -item[1])[:20]
+    rows = [(site, meter(min(1.0, value / scale), _epsilon(value))) for site, value in ranked]
+    words = (
+        f"At most this much epsilon for one {spending.unit} at delta {power(spending.delta)}, over the "
+        "releases that each site was asked for in this run. Each site's own ledger counts its whole life."
+    )
+    return join(
+        [
+            element("h2", "Privacy spent"),
+            element("p", words, "lead"),
+            table(("site", "epsilon"), rows, "lr", "Epsilon by site"),
+        ]
+    )
+
+
+def notes(state: RunState, spending: Spending) -> Markup:
+    """What the journal says in words, the newest first."""
+    if not state.notes:
+        return Markup("")
+    items = "".join(
+        f"<li><span>{since(when)}</span> {escape(text)}</li>" for when, text in list(state.notes)[-20:][::-1]
+    )
+    return Markup(f'<h2>What was noted</h2><ol class="notes">{items}</ol>')
+
+
+Panel = Callable[[RunState, Spending], Markup]
+PANELS: dict[str, Panel] = {
+    "headline": headline,
+    "warnings": warnings,
+    "figures": figures,
+    "waiting": waiting,
+    "sites": sites,
+    "learning": learning,
+    "classes": classes,
+    "privacy": privacy,
+    "notes": notes,
+}
+"""In the order of the page."""
+
+
+def _site_row(site: SiteNow, state: RunState, spending: Spending, weights: bool) -> Sequence[object]:
+    name = site.name
+    row: list[object] = [
+        name,
+        pill(site.status, SITE_WORDS[site.status]),
+        since(site.since) if site.since else "",
+        f"{state.taken_part[name]:,}",
+        f"{state.dropped[name]:,}",
+        f"{state.refused[name]:,}",
+        _epsilon(spending.by_site.get(name)),
+        site.reason,
+    ]
+    if weights:
+        row.insert(6, decimal(state.weights.get(name)))
+    return row
+
+
+def _pages(asked: SitesAsked, page: int, pages: int, count: int) -> Markup:
+    if pages == 1:
+        return Markup("")
+
+    def link(number: int, words: str) -> str:
+        query = urlencode({"site": asked.text, "state": asked.state, "page": number})
+        return f'<a href="?{escape(query)}#sites-title">{words}</a>'
+
+    before = link(page - 1, "before") if page > 1 else ""
+    after = link(page + 1, "next") if page < pages else ""
+    return Markup(
+        f'<p class="pages">{before} <span>page {page} of {pages}, {plural(count, "site")}</span> {after}</p>'
+    )
+
+
+def _matrix(state: RunState) -> Markup:
+    rows = [
+        (
+            f"after task {point.task}",
+            *(percent(_at(point.accuracy, index)) for index in range(len(state.learnt))),
+        )
+        for point in state.learnt[-12:]
+    ]
+    columns = ("", *(f"task {index + 1}" for index in range(len(state.learnt))))
+    numbers = table(columns, rows, "l" + "r" * len(state.learnt), "Accuracy of each task after each task")
+    return Markup(f'<details id="matrix"><summary>The numbers</summary>{numbers}</details>')
+
+
+def _task_ends(state: RunState) -> list[Mark]:
+    last = {point.task: point.round for point in state.rounds}
+    ended = sorted(last.items())[:-1][-30:]
+    return [Mark(float(number), "task", f"task {task} ends") for task, number in ended]
+
+
+def _figure(title: str, words: str, chart: Markup) -> Markup:
+    return Markup(
+        f"<figure><figcaption><h3>{escape(title)}</h3><p>{escape(words)}</p></figcaption>{chart}</figure>"
+    )
+
+
+def _at(values: Sequence[float | None], index: int) -> float | None:
+    return values[index] if index < len(values) else None
+
+
+def _of_known(state: RunState) -> str:
+    return f"of {len(state.site_names()):,} known"
+
+
+def _epsilon(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return "∞" if math.isinf(value) else decimal(value)
+
+
+def _epsilon_note(spending: Spending) -> str:
+    return f"for one {spending.unit}, the worst site" if spending.unit else "nothing is protected by noise"

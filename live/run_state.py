@@ -1,0 +1,362 @@
+"""What is known of one run at this moment, folded from its journal and from the round that goes on."""
+
+import statistics
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from perennial.foundation.heartbeat import is_alive, last_beat
+from perennial.live.tail import Tail, number, plain, texts
+from perennial.server.app import ALIVE
+from perennial.server.journal import EVENTS
+from perennial.server.now import NOW
+from perennial.server.pauses import pause_in_words
+
+MOST_SITES = 100_000
+"""Sites that a page knows of one run; a journal that names more is not one of ours."""
+KEPT_NOTES = 200
+
+Status = Literal["running", "paused", "waiting", "finished", "stopped", "silent", "ended"]
+SiteStatus = Literal["refused", "failed", "silent", "offline", "training", "answered", "online", "unknown"]
+
+
+@dataclass(frozen=True)
+class RoundPoint:
+    """One round that is over. sites: whose update is in the model."""
+
+    round: int
+    task: int
+    sites: int
+    skipped: bool
+    accuracy: float | None
+    loss: float | None
+    seconds: float
+    sent: float
+
+
+@dataclass(frozen=True)
+class TaskPoint:
+    """One task that is over. accuracy: of each task so far; classes: accuracy of each class so far."""
+
+    task: int
+    accuracy: list[float | None]
+    average: float | None
+    classes: list[float | None]
+
+
+@dataclass
+class SiteNow:
+    """One site. since: time of its status, in seconds since 1970, where that is known."""
+
+    name: str
+    status: SiteStatus = "unknown"
+    reason: str = ""
+    since: float | None = None
+
+
+@dataclass
+class RunState:
+    """A run folder as a page shows it. Call read() to take in what happened since the last call."""
+
+    folder: Path
+    experiment: str = ""
+    engine: str = ""
+    began: float | None = None
+    task: int = 0
+    tasks: int = 0
+    round: int = 0
+    rounds_planned: int = 0
+    deadline: float | None = None
+    round_began: float | None = None
+    ended_as: Literal["", "finished", "stopped"] = ""
+    pause: str = ""
+    """Why the run does not go on; '' while it does."""
+    pause_kind: Literal["", "paused", "waiting"] = ""
+    rounds: list[RoundPoint] = field(default_factory=list)
+    learnt: list[TaskPoint] = field(default_factory=list)
+    class_names: list[str] = field(default_factory=list)
+    notes: deque[tuple[float | None, str]] = field(default_factory=lambda: deque(maxlen=KEPT_NOTES))
+    taken_part: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    weights: dict[str, float] = field(default_factory=dict)
+    last_faults: dict[str, tuple[str, bool, float | None]] = field(default_factory=dict)
+    """Site -> (reason, whether it refused, when), of the newest round in which it was faulty and since."""
+    absent: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
+    online: set[str] = field(default_factory=set)
+    asked: dict[str, tuple[str, float]] = field(default_factory=dict)
+    answered: dict[str, float] = field(default_factory=dict)
+    alive: bool = False
+    silent_for: float | None = None
+
+    def __post_init__(self) -> None:
+        self._journal, self._now = Tail(self.folder / EVENTS), Tail(self.folder / NOW)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def damaged(self) -> int:
+        """Lines of the journal that could not be read."""
+        return self._journal.damaged
+
+    def read(self) -> bool:
+        """Take in what happened since the last call; whether anything did."""
+        changed = False
+        for event in self._journal.read():
+            if self._journal.restarted:
+                self._forget()
+                self._journal.restarted = False
+            self._take(event)
+            changed = True
+        for event in self._now.read():
+            self._take_now(event)
+            changed = True
+        was_alive, self.alive = self.alive, is_alive(self.folder / ALIVE)
+        self.silent_for = last_beat(self.folder / ALIVE)
+        return changed or was_alive != self.alive
+
+    @property
+    def status(self) -> Status:
+        """What the run does, as far as its files and its heartbeat say."""
+        if self.ended_as:
+            return "finished" if self.ended_as == "finished" else "stopped"
+        if not self.alive:
+            return "ended" if self.silent_for is None else "silent"
+        return self.pause_kind or "running"
+
+    @property
+    def skipped(self) -> int:
+        return sum(point.skipped for point in self.rounds)
+
+    @property
+    def waited_for(self) -> dict[str, float]:
+        """Site -> since when its answer is awaited."""
+        return {
+            site: since for site, (_, since) in self.asked.items() if self.answered.get(site, 0.0) < since
+        }
+
+    @property
+    def seconds_left(self) -> float | None:
+        """About how long the run still takes, by the median of its last rounds; None before the second."""
+        taken = [point.seconds for point in self.rounds[-10:] if not point.skipped]
+        if len(taken) < 2 or self.rounds_planned < self.round:
+            return None
+        done = self.rounds[-1].round
+        left = statistics.median(taken) * (self.rounds_planned - done)
+        return max(0.0, left - (time.time() - self.round_began if self.round_began else 0.0))
+
+    @property
+    def accuracy(self) -> float | None:
+        """The newest accuracy over all classes seen so far."""
+        by_round = self.rounds[-1].accuracy if self.rounds else None
+        return by_round if by_round is not None else (self.learnt[-1].average if self.learnt else None)
+
+    def forgetting(self) -> list[float | None]:
+        """How far each task but the newest fell from its best, as a share; [] before the second task."""
+        if len(self.learnt) < 2:
+            return []
+        newest = self.learnt[-1].accuracy
+        found: list[float | None] = []
+        for index in range(min(len(newest), len(self.learnt)) - 1):
+            column = [point.accuracy[index] for point in self.learnt[:-1] if index < len(point.accuracy)]
+            best = max((value for value in column if value is not None), default=None)
+            last = newest[index]
+            found.append(None if best is None or last is None else best - last)
+        return found
+
+    def sites(self) -> list[SiteNow]:
+        """Every site that is known, those that need attention first."""
+        order = {status: place for place, status in enumerate(SITE_ORDER)}
+        over = self.is_over
+        found = [self.site(name, over) for name in self.site_names()]
+        return sorted(found, key=lambda site: (order[site.status], site.name))
+
+    def site_names(self) -> set[str]:
+        return {*self.taken_part, *self.online, *self.missing, *self.asked, *self.last_faults, *self.absent}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody works on the run."""
+        return self.status in ("finished", "stopped", "ended", "silent")
+
+    def site(self, name: str, over: bool) -> SiteNow:
+        """One site's state. over: whether nobody works on the run."""
+        fault = self.last_faults.get(name)
+        asked = self.asked.get(name)
+        if not over and asked is not None and self.answered.get(name, 0.0) < asked[1]:
+            if name not in self.online and self.online:
+                return SiteNow(name, "silent", "asked, and its connection is gone", asked[1])
+            return SiteNow(name, "training", "", asked[1])
+        if fault is not None:
+            return SiteNow(name, "refused" if fault[1] else "failed", fault[0], fault[2])
+        if not over and name not in self.online:
+            return SiteNow(name, "offline", "not connected")
+        if name in self.absent and name not in self.answered:
+            return SiteNow(name, "silent", "did not answer in the last round")
+        if name in self.answered:
+            return SiteNow(name, "answered", "", self.answered[name])
+        return SiteNow(name, "unknown" if over else "online")
+
+    # one line of the journal
+
+    def _forget(self) -> None:
+        """The journal begins anew: nothing that it said before holds."""
+        fresh = RunState(self.folder)
+        kept = (self._journal, self._now)
+        self.__dict__.update(fresh.__dict__)
+        self._journal, self._now = kept
+
+    def _take(self, event: dict[str, Any]) -> None:
+        when = _seconds(event.get("time"))
+        match event.get("event"):
+            case "run_started" | "resumed" as kind:
+                self.experiment, self.engine = (
+                    plain(event.get("experiment", ""), 100),
+                    plain(event.get("engine", ""), 20),
+                )
+                if kind == "run_started" or self.began is None:
+                    self.began = when
+                self.ended_as, self.pause, self.pause_kind = "", "", ""
+            case "sites":
+                self.online |= set(texts(event.get("connected")))
+                self.missing = set(texts(event.get("missing")))
+                self.pause, self.pause_kind = "", ""
+            case "task_started":
+                self.task = _whole(event.get("task"))
+                self.class_names += [name for name in texts(event.get("classes"))][:MOST_SITES]
+            case "round":
+                self._round_over(event, when)
+            case "task_finished":
+                self.learnt.append(
+                    TaskPoint(
+                        _whole(event.get("task")),
+                        _numbers(event.get("accuracy")),
+                        number(event.get("average_accuracy")),
+                        _numbers(event.get("class_accuracy")),
+                    )
+                )
+            case "note":
+                self.notes.append((when, plain(event.get("text", ""))))
+            case "run_finished":
+                self.ended_as, self.pause, self.pause_kind = "finished", "", ""
+            case "stopped":
+                self.ended_as, self.pause, self.pause_kind = "stopped", "", ""
+            case "paused" | "waiting" as kind:
+                self.missing = set(texts(event.get("missing")))
+                self.pause_kind, self.pause = kind, plain(pause_in_words(_pause(event, kind)))
+                self.notes.append((when, self.pause))
+            case "went_on":
+                self.pause, self.pause_kind = "", ""
+                self.notes.append((when, plain(pause_in_words(_pause(event, "went_on")))))
+
+    def _round_over(self, event: dict[str, Any], when: float | None) -> None:
+        self.round, self.task = _whole(event.get("round")), _whole(event.get("task"))
+        participants = texts(event.get("participants"))
+        if len(self.taken_part) < MOST_SITES:
+            self.taken_part.update(participants)
+        while self.rounds and self.rounds[-1].round >= self.round:
+            self.rounds.pop()
+        self.rounds.append(
+            RoundPoint(
+                self.round,
+                self.task,
+                len(participants),
+                event.get("skipped") is True,
+                number(event.get("accuracy")),
+                number(event.get("train_loss")),
+                number(event.get("seconds")) or 0.0,
+                (number(event.get("bytes_up")) or 0.0) + (number(event.get("bytes_down")) or 0.0),
+            )
+        )
+        faults = {}
+        for kind, counter in (("dropped", self.dropped), ("refused", self.refused)):
+            entries = event.get(kind)
+            for entry in entries if isinstance(entries, list) else ():
+                if isinstance(entry, dict) and isinstance(entry.get("site"), str):
+                    site = plain(entry["site"], 80)
+                    counter[site] += 1
+                    faults[site] = (plain(entry.get("reason", "")), kind == "refused", when)
+        if self.last_faults:
+            there = set(participants)
+            self.last_faults = {site: fault for site, fault in self.last_faults.items() if site not in there}
+        self.last_faults |= faults
+        self.absent = set(texts(event.get("absent")))
+        details = event.get("details")
+        weights = details.get("weights") if isinstance(details, dict) else None
+        if isinstance(weights, dict):
+            self.weights = {
+                plain(site, 80): value
+                for site, found in weights.items()
+                if (value := number(found)) is not None
+            }
+        self.pause, self.pause_kind = "", ""
+
+    # one line about the round that goes on
+
+    def _take_now(self, event: dict[str, Any]) -> None:
+        when = number(event.get("time")) or time.time()
+        match event.get("event"):
+            case "round":
+                self.asked, self.answered = {}, {}
+                self.task, self.tasks = _whole(event.get("task")), _whole(event.get("tasks"))
+                self.round, self.rounds_planned = _whole(event.get("round")), _whole(event.get("rounds"))
+                self.deadline, self.round_began = number(event.get("deadline")), when
+                self.online, self.missing = set(texts(event.get("online"))), set(texts(event.get("missing")))
+            case "asked":
+                kind = plain(event.get("kind", ""), 40)
+                for site in texts(event.get("sites"))[:MOST_SITES]:
+                    self.asked[site] = (kind, when)
+            case "answered" if isinstance(event.get("site"), str):
+                site = plain(event["site"], 80)
+                self.answered[site] = when
+                if fault := plain(event.get("fault", "")):
+                    self.last_faults[site] = (fault, event.get("refused") is True, when)
+                else:
+                    self.last_faults.pop(site, None)
+            case "online":
+                self.online |= set(texts(event.get("came")))
+                left = set(texts(event.get("left")))
+                self.online -= left
+                self.missing = (self.missing | left) - self.online
+
+
+SITE_ORDER: tuple[SiteStatus, ...] = (
+    *("refused", "failed", "silent", "offline"),
+    *("training", "answered", "online", "unknown"),
+)
+"""Those that need attention first."""
+
+
+def _pause(event: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The fields of a pause, each of the type that pause_in_words takes."""
+    return {
+        "event": kind,
+        "need": _whole(event.get("need")),
+        "connected": texts(event.get("connected"))[:20],
+        "missing": texts(event.get("missing"))[:20],
+        "came": texts(event.get("came"))[:20],
+        "reason": plain(event.get("reason", "")),
+    }
+
+
+def _whole(value: object) -> int:
+    found = number(value)
+    return int(found) if found is not None and 0 <= found < 2**53 else 0
+
+
+def _numbers(value: object) -> list[float | None]:
+    return [number(item) for item in value[:MOST_SITES]] if isinstance(value, list) else []
+
+
+def _seconds(value: object) -> float | None:
+    """A journal's time, in seconds since 1970."""
+    try:
+        return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else None
+    except (ValueError, OverflowError, OSError):
+        return None

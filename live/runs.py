@@ -1,0 +1,223 @@
+"""The run folders of one place, as pages watch them."""
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perennial.foundation.heartbeat import is_alive
+from perennial.live.board import Board
+from perennial.live.markup import panel
+from perennial.live.run_page import PANELS, STATUS_WORDS, pill, short_time
+from perennial.live.run_state import RunState, Status
+from perennial.live.spending import Spending
+from perennial.live.tail import number, plain
+from perennial.live.warnings import Warned, warnings_of
+from perennial.server.app import ALIVE
+from perennial.server.journal import EVENTS
+from perennial.server.report.markup import MISSING, Markup, element, escape, join, percent, points, table
+from perennial.server.wishes import read_wish
+
+MOST_BOARDS = 64
+LARGEST_SUMMARY = 64 * 2**20
+SPENDING_EVERY = 2.0
+"""Seconds between two looks at what was spent."""
+
+
+class WatchedRun:
+    """One run: its state, what it has cost, and its panels.
+
+    steered: whether people may pause, resume and stop it here.
+    """
+
+    def __init__(self, folder: Path, steered: bool) -> None:
+        self.folder = folder
+        self.state, self.spending = RunState(folder), Spending(folder)
+        self.board = Board(self.look, self.draw)
+        self._steered = steered
+        self._wish: str | None = None
+        self._counted = 0.0
+        self._turn = threading.Lock()
+        self._undrawn = True
+
+    def look(self) -> bool:
+        """Take in what happened; whether the panels show less than that."""
+        with self._turn:
+            changed = self.state.read()
+            wish = read_wish(self.folder)
+            if wish != self._wish:
+                self._wish, changed = wish, True
+            now = time.monotonic()
+            if now - self._counted > SPENDING_EVERY:
+                self._counted = now
+                changed |= self.spending.read()
+            self._undrawn |= changed
+            return self._undrawn
+
+    def draw(self) -> dict[str, Markup]:
+        """Every panel of the page."""
+        with self._turn:
+            self._undrawn = False
+            drawn = {name: draw(self.state, self.spending) for name, draw in PANELS.items()}
+            return drawn | {"controls": self._controls()}
+
+    def warnings(self) -> list[Warned]:
+        return warnings_of(self.state)
+
+    def actions(self) -> tuple[str, ...]:
+        """What people may do with the run now."""
+        match self.state.status:
+            case "running" | "waiting":
+                return ("resume", "stop") if self._wish == "pause" else ("pause", "stop")
+            case "paused":
+                return ("resume", "stop") if self._wish == "pause" else ("stop",)
+        return ()
+
+    def _controls(self) -> Markup:
+        if not self._steered:
+            return Markup("")
+        wished = ""
+        if self._wish == "pause" and self.state.status == "running":
+            wished = element("p", "It pauses when this round is over.", "quiet")
+        links = "".join(
+            f'<a class="button" href="{escape(self.state.name)}/{action}">{action.capitalize()}</a>'
+            for action in self.actions()
+        )
+        return Markup(f'<p class="actions">{links}</p>{wished}' if links else "")
+
+
+class Runs:
+    """Every run folder below `folder`.
+
+    Only names that the folder itself lists are ever opened, so no name of an address leads anywhere else.
+    """
+
+    def __init__(self, folder: Path, steered: bool) -> None:
+        self.folder = folder
+        self.steered = steered
+        self._watched: dict[str, WatchedRun] = {}
+        self._summaries: dict[str, tuple[float, dict[str, Any]]] = {}
+        self.board = Board(lambda: False, lambda: {"runs": self.overview()}, every=1.0)
+
+    def names(self) -> list[str]:
+        """The runs, the newest first."""
+        found = []
+        try:
+            for path in self.folder.iterdir():
+                journal = path / EVENTS
+                if not path.name.startswith(".") and not path.is_symlink() and journal.is_file():
+                    found.append((journal.stat().st_mtime, path.name))
+        except OSError:
+            pass
+        return [name for _, name in sorted(found, reverse=True)]
+
+    def get(self, name: str) -> WatchedRun | None:
+        """One run; None where the folder lists no such name."""
+        if name not in self.names():
+            self._watched.pop(name, None)
+            return None
+        if name not in self._watched:
+            self._make_room()
+            self._watched[name] = WatchedRun(self.folder / name, self.steered)
+        return self._watched[name]
+
+    def unfinished(self) -> list[WatchedRun]:
+        """Every run that has no result yet, or that somebody has looked at lately."""
+        names = [name for name in self.names() if name in self._watched or not self.is_over(name)]
+        return [run for name in names if (run := self.get(name)) is not None]
+
+    def watched(self) -> list[WatchedRun]:
+        """Every run that somebody has looked at lately."""
+        return list(self._watched.values())
+
+    def is_over(self, name: str) -> bool:
+        """Whether a run has a summary and no process works on it."""
+        folder = self.folder / name
+        return (folder / "summary.json").is_file() and not is_alive(folder / ALIVE)
+
+    def summary(self, name: str) -> dict[str, Any]:
+        """summary.json of a run; {} where there is none that can be read."""
+        path = self.folder / name / "summary.json"
+        try:
+            facts = path.stat()
+            known = self._summaries.get(name)
+            if known is not None and known[0] == facts.st_mtime:
+                return known[1]
+            found = json.loads(path.read_bytes()) if facts.st_size <= LARGEST_SUMMARY else {}
+        except (OSError, ValueError, RecursionError):
+            return {}
+        found = found if isinstance(found, dict) else {}
+        self._summaries[name] = facts.st_mtime, found
+        return found
+
+    def overview(self) -> Markup:
+        """The table of all runs, those that go on first."""
+        rows = []
+        for name in self.names()[:500]:
+            status, progress, accuracy, forgotten = self._facts(name)
+            link = Markup(f'<a href="/runs/{escape(name)}">{escape(name)}</a>')
+            chosen = Markup(
+                f'<input type="checkbox" name="run" value="{escape(name)}" '
+                f'aria-label="compare {escape(name)}">'
+            )
+            rows.append((link, pill(status, STATUS_WORDS[status]), progress, accuracy, forgotten, chosen))
+        if not rows:
+            return element("p", "No run yet. The first one appears here by itself.", "story")
+        columns = ("run", "state", "progress", "accuracy", "forgetting", "compare")
+        return join([table(columns, rows, "llrrrr", "Runs")])
+
+    def _facts(self, name: str) -> tuple[Status, str, str, str]:
+        if self.is_over(name):
+            summary = self.summary(name)
+            rounds = summary.get("rounds")
+            return (
+                "finished",
+                f"{rounds:,} rounds" if isinstance(rounds, int) else MISSING,
+                percent(number(summary.get("final_accuracy"))),
+                points(number(summary.get("forgetting"))),
+            )
+        run = self.get(name)
+        if run is None:
+            return "ended", "", "", ""
+        run.look()
+        state = run.state
+        forgotten = [value for value in state.forgetting() if value is not None]
+        left = state.seconds_left
+        progress = f"round {state.round} of {state.rounds_planned}" if state.rounds_planned else "begins"
+        if left is not None and state.status == "running":
+            progress += f", {short_time(left)} left"
+        return (
+            state.status,
+            progress,
+            percent(state.accuracy),
+            points(max(forgotten)) if forgotten else MISSING,
+        )
+
+    def _make_room(self) -> None:
+        idle = [name for name, run in self._watched.items() if not run.board.watchers]
+        for name in idle[: max(0, len(self._watched) - MOST_BOARDS + 1)]:
+            del self._watched[name]
+
+
+def compared(runs: Mapping[str, Mapping[str, Any]]) -> Markup:
+    """A table of what runs came to. runs: summary.json by name."""
+    rows = []
+    for name, summary in runs.items():
+        epsilon = summary.get("epsilon")
+        spent = number(epsilon.get("value")) if isinstance(epsilon, dict) else None
+        sites = summary.get("sites")
+        rows.append(
+            (
+                name,
+                plain(summary.get("experiment", MISSING), 60),
+                percent(number(summary.get("final_accuracy"))),
+                percent(number(summary.get("average_incremental_accuracy"))),
+                points(number(summary.get("forgetting"))),
+                f"{len(sites):,}" if isinstance(sites, dict) else MISSING,
+                MISSING if spent is None else f"{spent:.3g}",
+            )
+        )
+    columns = ("run", "experiment", "final accuracy", "average over tasks", "forgetting", "sites", "epsilon")
+    return panel("compared", table(columns, rows, "llrrrrr", "Runs compared"))

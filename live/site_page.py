@@ -1,0 +1,303 @@
+"""The page of one hospital, in panels: what needs it, what has left, what it has approved."""
+
+import math
+import time
+from collections import Counter
+from urllib.parse import quote
+
+from perennial.config.approval import Approval
+from perennial.config.experiment import Experiment
+from perennial.deploy.approval import offered_experiments
+from perennial.deploy.review import asked_in_words
+from perennial.foundation.errors import PerennialError
+from perennial.live.charts import meter
+from perennial.live.run_page import pill, short_time, since
+from perennial.live.site_state import SiteState, left_in_words
+from perennial.live.tail import plain
+from perennial.server.report.markup import MISSING, Markup, element, escape, join, plural, size, table
+
+SHOWN = 50
+NEARLY = 0.8
+
+
+def headline(state: SiteState) -> Markup:
+    """Name, status and what happens now."""
+    if state.consent.paused:
+        status, words = "paused", "paused"
+    elif not state.alive:
+        status, words = "silent", "SuperNode does not run"
+    else:
+        status, words = (
+            ("waiting", "no way to the SuperLink") if state.superlink else ("running", "connected")
+        )
+    return join(
+        [
+            Markup(f'<p class="state">{pill(status, words)}</p>'),
+            element("h1", state.config.site),
+            Markup(f'<p class="story" role="status">{story(state)}</p>'),
+        ]
+    )
+
+
+def story(state: SiteState) -> Markup:
+    """What this site does at this moment."""
+    if (now := state.now) is not None:
+        what = f"Answering {now.kind} of {now.name or now.run[:12]}, round {now.round}, since "
+        return Markup(f"{escape(what)}{since(now.began)}.")
+    last = next((one for one in reversed(state.asked) if one.ended), None)
+    if last is None:
+        return Markup("Nothing has been asked yet.")
+    return Markup(f"Idle. The last request was {escape(last.ended)} {since(last.until)} ago.")
+
+
+def warnings(state: SiteState) -> Markup:
+    """What needs the hospital."""
+    found = [("critical", problem, "") for problem in state.problems]
+    if not state.alive:
+        found.append(
+            (
+                "critical",
+                "The SuperNode gives no sign of life.",
+                "Look at its container or unit; perennial site check says what is wrong.",
+            )
+        )
+    if state.superlink:
+        found.append(("warning", state.superlink, ""))
+    _, share = left_in_words(state.epsilon, state.limit)
+    if state.limit is not None and share >= NEARLY:
+        words = "is spent: requests are refused" if share >= 1 else "is nearly spent"
+        found.append(
+            ("warning", f"The lifetime budget {words}.", "policy.max_epsilon of site.yaml is its limit.")
+        )
+    if state.consent.paused:
+        found.append(("warning", f"Paused since {state.consent.paused}: every request is refused.", ""))
+    for offer in state.offered:
+        found.append(("warning", f"{offer.name} waits for a decision.", "It is listed below."))
+    recent = [one for one in state.asked if one.ended in ("refused", "failed")][-200:]
+    reasons = Counter(one.reason for one in recent if time.time() - one.began < 86400)
+    for reason, count in reasons.most_common(5):
+        found.append(("warning", f"{plural(count, 'request')} not answered in a day: {reason}", ""))
+    if not found:
+        return Markup('<p class="calm">Nothing needs attention.</p>')
+    items = "".join(
+        f'<li class="{grade}"><strong>{escape(text)}</strong> {escape(remedy)}</li>'
+        for grade, text, remedy in found
+    )
+    return Markup(f'<h2 class="unseen">Needs attention</h2><ul class="warnings">{items}</ul>')
+
+
+def figures(state: SiteState) -> Markup:
+    """The budget and a few counts."""
+    words, share = left_in_words(state.epsilon, state.limit)
+    unit = state.config.policy.unit or "the largest unit that every release hides"
+    answered = sum(one.ended == "answered" and time.time() - one.began < 86400 for one in state.asked)
+    cards = [
+        ("epsilon spent", _number(state.epsilon), f"in this site's life, for one {unit}"),
+        ("left", _number(_left(state)), MISSING if state.limit is None else f"of {state.limit:g}"),
+        ("releases", f"{len(state.releases):,}", "lines of the ledger"),
+        ("answered", f"{answered:,}", "requests in a day"),
+        ("approved", f"{len(state.approvals):,}", "experiments"),
+        ("waiting", f"{len(state.offered):,}", "offers to decide on"),
+    ]
+    inside = "".join(
+        f'<div class="card"><dt>{escape(name)}</dt><dd><span class="value">{escape(value)}</span>'
+        f'<span class="note">{escape(note)}</span></dd></div>'
+        for name, value, note in cards
+    )
+    bar = meter(share, words, "high" if share >= NEARLY else "")
+    return Markup(
+        f'<h2 class="unseen">Figures</h2><dl class="cards">{inside}</dl><p class="budget">{bar}</p>'
+    )
+
+
+def released(state: SiteState) -> Markup:
+    """What has left this building, line by line, the newest first."""
+    parts: list[str] = [element("h2", "What has left this building")]
+    if not state.releases:
+        return join([*parts, element("p", "Nothing.", "calm")])
+    kinds = Counter(release.kind for release in state.releases)
+    tally = ", ".join(plural(count, kind) for kind, count in kinds.most_common())
+    rows = [
+        (
+            release.time.replace("T", " ").replace("+00:00", ""),
+            state.names.get(release.run) or state.names.get(release.experiment) or release.run[:12],
+            release.kind,
+            release.words,
+            release.unit,
+        )
+        for release in reversed(state.releases[-SHOWN:])
+    ]
+    columns = ("time, UTC", "run", "what", "protected by", "hides one")
+    parts += [
+        element("p", f"{tally}. Each line was on the disk before its release left.", "lead"),
+        table(columns, rows, "lllll", "Releases"),
+    ]
+    if len(state.releases) > SHOWN:
+        more = f"{len(state.releases) - SHOWN:,} older ones: perennial ledger {state.config.state_dir}"
+        parts.append(element("p", more, "quiet"))
+    return join(parts)
+
+
+def approved(state: SiteState) -> Markup:
+    """Every experiment that may run here, and every offer, with what it asks."""
+    parts: list[str] = []
+    for offer in state.offered:
+        name = quote(offer.name)
+        parts.append(
+            Markup(
+                f'<div class="card-box"><h3>{escape(offer.name)} {pill("offered", "to be decided")}</h3>'
+                f"{_asked(state, offer.name)}"
+                f'<p class="actions"><a class="button" href="/approve?app={name}">Approve</a>'
+                f'<a class="button" href="/refuse?app={name}">Refuse</a></p></div>'
+            )
+        )
+    for app, approvals in _by_app(state.approvals).items():
+        names = ", ".join(str(one.settings.get("name", one.file)) for one in approvals)
+        words = "".join(f"<li>{escape(line)}</li>" for one in approvals for line in _approval_in_words(one))
+        asks = "".join(_asks(state, one) for one in approvals)
+        button = (
+            f'<p class="actions"><a class="button" href="/disapprove?app={quote(app)}">Disapprove</a></p>'
+        )
+        parts.append(
+            Markup(
+                f'<div class="card-box"><h3>{escape(names)} {pill("approved", "approved")}</h3>'
+                f"<ul>{words}</ul>{asks}"
+                f"{button if app else ''}</div>"
+            )
+        )
+    if not parts:
+        parts.append(element("p", "No experiment is approved here, so nothing can run.", "quiet"))
+    return join([element("h2", "Experiments"), *parts])
+
+
+def runs(state: SiteState) -> Markup:
+    """What is kept of each run, and a way out of it."""
+    rows = []
+    for kept in state.kept[:SHOWN]:
+        link = Markup(f'<a href="/withdraw?run={quote(kept.run)}">Withdraw</a>')
+        rows.append((state.names.get(kept.run, kept.run[:12]), size(kept.bytes), since(kept.newest), link))
+    for run, when in list(state.consent.withdrawn.items())[-SHOWN:]:
+        rows.append((state.names.get(run, run[:12]), "nothing", when[:10], pill("refused", "withdrawn")))
+    if not rows:
+        return Markup("")
+    return join([element("h2", "Runs"), table(("run", "kept here", "last used", ""), rows, "lrll", "Runs")])
+
+
+def requests(state: SiteState) -> Markup:
+    """The newest requests and how they ended."""
+    rows = []
+    for one in list(state.asked)[-20:][::-1]:
+        status = {"": "training", "answered": "answered"}.get(one.ended, one.ended)
+        words = one.ended or "working"
+        took = short_time(one.until - one.began) if one.until else MISSING
+        rows.append(
+            (
+                one.name or one.run[:12],
+                one.kind,
+                one.round,
+                since(one.began),
+                pill(status, words),
+                took,
+                one.reason,
+            )
+        )
+    if not rows:
+        return Markup("")
+    columns = ("run", "request", "round", "since", "state", "took", "reason")
+    return join([element("h2", "Requests"), table(columns, rows, "llrllrl", "Requests")])
+
+
+def controls(state: SiteState) -> Markup:
+    """What the hospital can do at any time."""
+    links = [
+        '<a class="button" href="/go-on">Go on</a>'
+        if state.consent.paused
+        else '<a class="button" href="/pause">Pause</a>'
+    ]
+    if "digest" in state.config.policy.answers:
+        links.append('<a class="button" href="/withdraw-digests">Withdraw digests</a>')
+    return Markup(f'<p class="actions">{"".join(links)}</p>')
+
+
+PANELS = {
+    "headline": headline,
+    "controls": controls,
+    "warnings": warnings,
+    "figures": figures,
+    "approved": approved,
+    "released": released,
+    "runs": runs,
+    "requests": requests,
+}
+"""In the order of the page."""
+
+_ASKED: dict[tuple[str, float, str], Markup] = {}
+_ASKS: dict[tuple[str, str], Markup] = {}
+
+
+def _asked(state: SiteState, name: str) -> Markup:
+    """What an offered app asks, as `perennial site review` says it; kept, because reading takes a while."""
+    path = state.folder / "offered" / name
+    try:
+        key = name, path.stat().st_mtime, str(state.config.policy)
+        if key not in _ASKED:
+            earlier = state.approvals[-1] if state.approvals else None
+            lines = [
+                line
+                for experiment in offered_experiments(path).values()
+                for line in asked_in_words(experiment, state.config.policy, earlier)
+            ]
+            text = "\n".join(plain(line, 2000) for line in lines)
+            _ASKED.clear()
+            _ASKED[key] = Markup(f"<pre>{escape(text)}</pre>")
+        return _ASKED[key]
+    except (PerennialError, OSError) as error:
+        return element("p", plain(str(error)), "fault")
+
+
+def _asks(state: SiteState, approval: Approval) -> Markup:
+    """What an approved experiment asks, behind a line that opens it."""
+    key = approval.name, str(state.config.policy)
+    if key not in _ASKS:
+        try:
+            experiment = Experiment.model_validate(approval.settings)
+            lines = [plain(line, 2000) for line in asked_in_words(experiment, state.config.policy, approval)]
+        except (PerennialError, ValueError) as error:
+            lines = [plain(str(error))]
+        if len(_ASKS) > SHOWN:
+            _ASKS.clear()
+        _ASKS[key] = escape("\n".join(lines))
+    text = _ASKS[key]
+    return Markup(
+        f'<details id="asks-{escape(approval.experiment[:16])}"><summary>What it asks</summary>'
+        f"<pre>{text}</pre></details>"
+    )
+
+
+def _approval_in_words(approval: Approval) -> list[str]:
+    privacy = approval.settings.get("privacy")
+    mode = privacy.get("mode", "none") if isinstance(privacy, dict) else "none"
+    return [
+        f"protection: privacy.mode {mode}",
+        f"approved {approval.time[:16].replace('T', ' ')} UTC",
+        f"settings {approval.experiment[:16]}…, code {approval.code[:16]}…",
+    ]
+
+
+def _by_app(approvals: list[Approval]) -> dict[str, list[Approval]]:
+    found: dict[str, list[Approval]] = {}
+    for approval in approvals:
+        found.setdefault(approval.app, []).append(approval)
+    return found
+
+
+def _left(state: SiteState) -> float | None:
+    if state.limit is None or state.epsilon is None:
+        return None
+    return max(0.0, state.limit - state.epsilon)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return "∞" if math.isinf(value) else f"{value:.3g}"

@@ -1,0 +1,245 @@
+"""What a hospital's page knows of its own site: ledger, requests, approvals, offers, connection."""
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perennial.client.activity import ACTIVITY
+from perennial.client.consent import Consent, read_consent
+from perennial.client.quota import size_of
+from perennial.config.approval import Approval, read_approvals
+from perennial.config.site import load_site_config
+from perennial.deploy.handshake import check_handshake
+from perennial.deploy.supernode_process import ALIVE
+from perennial.foundation.errors import PerennialError
+from perennial.foundation.heartbeat import is_alive
+from perennial.live.tail import Tail, number, plain
+from perennial.privacy.ledger import Ledger
+
+KEPT = 500
+"""Newest requests that the page knows."""
+ASK_AGAIN = 30.0
+"""Seconds between two handshakes with the SuperLink, and between two counts of the ledger."""
+STALE = 6 * 3600.0
+"""Seconds after which a request without an end counts as cut off: its process was killed."""
+
+
+@dataclass
+class Asked:
+    """One request. ended: '' while it is answered, else answered, refused or failed."""
+
+    kind: str
+    run: str
+    name: str
+    round: int
+    began: float
+    ended: str = ""
+    reason: str = ""
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Release:
+    """One line of the ledger."""
+
+    time: str
+    run: str
+    experiment: str
+    kind: str
+    unit: str
+    words: str
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """What a site keeps of one run. newest: when it last changed, in seconds since 1970."""
+
+    run: str
+    bytes: int
+    newest: float
+
+
+class SiteState:
+    """One site, as its files say. Call read() to take in what happened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.config = load_site_config(self.path)
+        self.asked: deque[Asked] = deque(maxlen=KEPT)
+        self.names: dict[str, str] = {}
+        self.releases: list[Release] = []
+        self.approvals: list[Approval] = []
+        self.offered: list[Path] = []
+        self.kept: list[KeptRun] = []
+        self.consent = Consent("", {})
+        self.problems: list[str] = []
+        self.alive = False
+        self.superlink = ""
+        """Why the SuperLink cannot be reached; '' where it can."""
+        self.epsilon: float | None = None
+        self._by_request: dict[str, Asked] = {}
+        self._counted = self._greeted = -ASK_AGAIN
+        self._seen: tuple[Any, ...] = ()
+        self._start_tails()
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    @property
+    def limit(self) -> float | None:
+        """The lifetime budget."""
+        return self.config.policy.max_epsilon
+
+    @property
+    def now(self) -> Asked | None:
+        """The request that is answered at this moment."""
+        recent = (one for one in reversed(self.asked) if not one.ended and time.time() - one.began < STALE)
+        return next(recent, None)
+
+    def read(self) -> bool:
+        """Take in what happened since the last call; whether anything did."""
+        changed = False
+        for event in self._activity.read():
+            self._take(event)
+            changed = True
+        for line in self._ledger.read():
+            if self._ledger.restarted:
+                self.releases.clear()
+                self._ledger.restarted = False
+            self._take_release(line)
+            changed = True
+        if changed or time.monotonic() - self._counted > ASK_AGAIN:
+            self._counted = time.monotonic()
+            self._look_around()
+        self._greet()
+        self.alive = is_alive(self.config.state_dir / ALIVE)
+        seen = (
+            self.alive,
+            self.superlink,
+            self.consent,
+            tuple(self.problems),
+            tuple(approval.name for approval in self.approvals),
+            tuple(self.offered),
+            self.epsilon,
+        )
+        changed |= seen != self._seen
+        self._seen = seen
+        return changed
+
+    def refresh(self) -> None:
+        """Look at everything again at once, after a person has changed something."""
+        self._counted = -ASK_AGAIN
+
+    def _start_tails(self) -> None:
+        folder = self.config.state_dir
+        self._activity, self._ledger = Tail(folder / ACTIVITY), Tail(folder / "ledger.jsonl")
+
+    def _look_around(self) -> None:
+        """What changes by people, not by requests."""
+        self.problems = []
+        try:
+            self.config = load_site_config(self.path)
+            self.approvals = read_approvals(self.config.approvals)
+            self.consent = read_consent(self.config.state_dir)
+        except PerennialError as error:
+            self.problems.append(plain(str(error)))
+        approved = {approval.bundle[:8] for approval in self.approvals}
+        offers = sorted((self.folder / "offered").glob("*.fab"))
+        self.offered = [path for path in offers if path.name.split(".")[-2] not in approved]
+        self.names |= {
+            approval.experiment: str(approval.settings.get("name", "")) for approval in self.approvals
+        }
+        runs = self.config.state_dir / "runs"
+        folders = [path for path in runs.glob("*") if path.is_dir() and not path.is_symlink()]
+        self.kept = sorted(
+            (KeptRun(path.name, size_of(path), path.stat().st_mtime) for path in folders),
+            key=lambda kept: -kept.newest,
+        )
+        self._count()
+
+    def _count(self) -> None:
+        """The ledger's own figure, checked as for a release."""
+        ledger, policy = Ledger(self.config.state_dir, self.config.ledger_head), self.config.policy
+        try:
+            self.epsilon = ledger.cost(policy.delta, "rdp", policy.unit).epsilon if ledger.started else 0.0
+        except PerennialError as error:
+            self.epsilon = None
+            self.problems.append(plain(str(error)))
+
+    def _greet(self) -> None:
+        """One TLS handshake with the SuperLink, not more often than every ASK_AGAIN seconds."""
+        connection = self.config.connection
+        if connection is None or time.monotonic() - self._greeted < ASK_AGAIN:
+            return
+        self._greeted = time.monotonic()
+        try:
+            check_handshake(connection.superlink, self.folder / connection.ca)
+            self.superlink = ""
+        except PerennialError as error:
+            self.superlink = plain(str(error))
+
+    def _take(self, event: dict[str, Any]) -> None:
+        request, when = str(event.get("request", ""))[:80], number(event.get("time")) or time.time()
+        if event.get("event") == "asked":
+            one = Asked(
+                plain(event.get("kind", ""), 40),
+                plain(event.get("run", ""), 64),
+                plain(event.get("name", ""), 80),
+                int(number(event.get("round")) or 0),
+                when,
+            )
+            if one.run and one.name:
+                self.names[one.run] = one.name
+            self.asked.append(one)
+            self._by_request = {key: found for key, found in self._by_request.items() if not found.ended}
+            self._by_request[request] = one
+        elif (one := self._by_request.get(request)) is not None:
+            one.ended, one.until = plain(event.get("event", ""), 20), when
+            one.reason = plain(event.get("reason", ""))
+
+    def _take_release(self, line: dict[str, Any]) -> None:
+        if "kind" not in line:
+            return
+        self.releases.append(
+            Release(
+                plain(line.get("time", ""), 30),
+                plain(line.get("run", ""), 64),
+                plain(line.get("experiment", ""), 64),
+                plain(line.get("kind", ""), 40),
+                plain(line.get("unit", ""), 20),
+                release_in_words(line),
+            )
+        )
+
+
+def release_in_words(line: dict[str, Any]) -> str:
+    """What protected one release."""
+    multiplier, rate, steps = (number(line.get(key)) for key in ("noise_multiplier", "sample_rate", "steps"))
+    match line.get("mechanism"):
+        case "unprotected":
+            return "nothing: it left in the clear"
+        case "stated":
+            epsilon = number(line.get("epsilon"))
+            return f"epsilon {epsilon:.3g} by its own proof" if epsilon is not None else "its own proof"
+        case "gaussian" | "discrete_gaussian":
+            who = "noise of the server" if line.get("trusts_server") is True else "noise"
+            words = f"{who} {multiplier:.3g}" if multiplier is not None else who
+            if rate is not None and rate < 1 and steps is not None:
+                words += f", {steps:.0f} steps on a share of {rate:.3g}"
+            return words
+    return plain(line.get("mechanism", ""), 40)
+
+
+def left_in_words(spent: float | None, limit: float | None) -> tuple[str, float]:
+    """('6.8 of 8 left', share spent)."""
+    if spent is None:
+        return "unknown: the ledger cannot be read", 1.0
+    shown = "∞" if math.isinf(spent) else f"{spent:.3g}"
+    if limit is None:
+        return f"{shown}, and no budget is set", 0.0
+    left = max(0.0, limit - spent)
+    return f"{shown} of {limit:g}; {left:.3g} left", min(1.0, spent / limit)

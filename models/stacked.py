@@ -1,0 +1,220 @@
+"""One network that is K networks: the same layers with the weights of K sites, in one pass.
+
+Dimension 1 of every activation holds the sites one after the other, (B, K * C, ...), so that elementwise
+layers, pooling and flatten(1) are right as they are. A convolution has K groups, a linear layer is one
+product of K matrices, a group norm has K times the groups. Modules without a trained parameter are shared:
+they see (B * K, C, ...), in which row b * K + k is sample b of site k.
+
+K: sites. B: samples of each site, shorter batches filled up. M: classes.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from perennial.foundation.errors import ConfigError
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel
+from perennial.models.stacked_parameters import StackedParameters
+
+WITHOUT_PARAMETERS = (
+    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh),
+    *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
+)
+"""Layers that treat every channel alike."""
+
+
+class StackedLinear(nn.Module):
+    """(B, K * in) -> (B, K * out)."""
+
+    def __init__(self, layer: nn.Linear, name: str, sites: StackedParameters) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self._sites, self._weight = sites, f"{name}.weight"
+        self._bias = None if layer.bias is None else f"{name}.bias"
+        sites.keep_apart(self._weight, tuple(layer.weight.shape))
+        if self._bias is not None:
+            sites.keep_apart(self._bias, (1, layer.out_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        leaves, batch = self._sites.leaves, x.shape[0]
+        x = x.reshape(batch, self._sites.count, self.in_features).transpose(0, 1)
+        weight = leaves[self._weight].transpose(1, 2)
+        y = torch.bmm(x, weight) if self._bias is None else torch.baddbmm(leaves[self._bias], x, weight)
+        return y.transpose(0, 1).reshape(batch, -1)
+
+
+class StackedConv2d(nn.Module):
+    """(B, K * C, H, W) -> (B, K * O, H', W'), as a convolution of K groups."""
+
+    def __init__(self, layer: nn.Conv2d, name: str, sites: StackedParameters) -> None:
+        super().__init__()
+        if layer.padding_mode != "zeros":
+            raise ConfigError(f"{name}: a convolution with {layer.padding_mode} padding")
+        self._layer = {key: getattr(layer, key) for key in ("stride", "padding", "dilation")}
+        self._groups = layer.groups
+        self._sites, self._weight = sites, f"{name}.weight"
+        self._bias = None if layer.bias is None else f"{name}.bias"
+
+    def forward(self, x: Tensor) -> Tensor:
+        leaves = self._sites.leaves
+        bias = None if self._bias is None else leaves[self._bias]
+        groups = self._sites.count * self._groups
+        return F.conv2d(x, leaves[self._weight], bias, **self._layer, groups=groups)
+
+
+class StackedGroupNorm(nn.Module):
+    """(B, K * C, ...) -> the same; each site's groups are its own."""
+
+    def __init__(self, layer: nn.GroupNorm, name: str, sites: StackedParameters) -> None:
+        super().__init__()
+        self._groups, self._eps, self._sites, self._name = layer.num_groups, layer.eps, sites, name
+
+    def forward(self, x: Tensor) -> Tensor:
+        leaves, name = self._sites.leaves, self._name
+        groups = self._sites.count * self._groups
+        return F.group_norm(x, groups, leaves[f"{name}.weight"], leaves[f"{name}.bias"], self._eps)
+
+
+class StackedDropout(nn.Module):
+    """Each site's mask comes from its own generator, as long as its own batch."""
+
+    def __init__(self, share: float, sites: StackedParameters) -> None:
+        super().__init__()
+        self._kept, self._sites = 1.0 - share, sites
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        sites, shape = self._sites, (x.shape[1] // self._sites.count, *x.shape[2:])
+        masks = [
+            x.new_empty((size, *shape)).bernoulli_(self._kept, generator=generator)
+            for size, generator in zip(sites.sizes, sites.generators, strict=True)
+        ]
+        mask = nn.utils.rnn.pad_sequence(masks).view(x.shape)
+        return x * mask.div_(self._kept)
+
+
+class Shared(nn.Module):
+    """A module without trained parameters, the same for all sites."""
+
+    def __init__(self, module: nn.Module, sites: StackedParameters) -> None:
+        super().__init__()
+        self.module, self._sites = module, sites
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, count = x.shape[0], self._sites.count
+        y = self.module(x.reshape(batch * count, x.shape[1] // count, *x.shape[2:]))
+        return y.reshape(batch, count * y.shape[1], *y.shape[2:])
+
+
+STACKED: dict[type[nn.Module], Callable[[Any, str, StackedParameters], nn.Module]] = {
+    nn.Linear: StackedLinear,
+    nn.Conv2d: StackedConv2d,
+    nn.GroupNorm: StackedGroupNorm,
+}
+
+
+def stack(
+    model: IncrementalModel, flat: FlatParameters, count: int
+) -> tuple[IncrementalModel, StackedParameters]:
+    """(the model with the weights of several sites, those weights), all zero.
+
+    Its code is the model's own, its layers are stacked ones, and it stands on the weights: whoever loads
+    others, or keeps fewer sites, changes what it computes. model: the one of flat; count: number of sites.
+    Raises ConfigError naming the layer that has no stacked form.
+    """
+    if flat.trainable_keys != flat.keys:
+        buffer = next(key for key in flat.keys if key not in flat.trainable_keys)
+        raise ConfigError(f"{buffer}: statistics of the data, which sites cannot share")
+    sites = StackedParameters(flat.shapes, count, flat.vector)
+    network = _stacked(model, "", sites)
+    assert isinstance(network, IncrementalModel)
+    sites.settle()
+    return network, sites
+
+
+@torch.no_grad()
+def check_stacked(model: IncrementalModel, input_shape: tuple[int, ...]) -> None:
+    """Raises ConfigError unless a stacked model answers as the model itself does.
+
+    Layers decide whether there is a form; whether code between them mixes sites shows in the answers alone.
+    The model's values change.
+    """
+    flat = FlatParameters(model.eval())
+    network, sites = stack(model, flat, 2)
+    rows = torch.stack([flat.vector, 1.25 * flat.vector])
+    sites.load(rows)
+    draw = torch.Generator().manual_seed(0)
+    inputs = [torch.rand((3, *input_shape), generator=draw).to(flat.vector) for _ in rows]
+    found = as_rows(network.eval()(side_by_side(inputs)), 2)
+    for site, (row, x) in enumerate(zip(rows, inputs, strict=True)):
+        flat.vector.copy_(row)
+        expected = model(x)
+        if not torch.allclose(found[site::2], expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
+            raise ConfigError("what it computes for two sites is not what it computes for each")
+
+
+@torch.no_grad()
+def largest_activation(model: nn.Module, input_shape: tuple[int, ...]) -> int:
+    """Elements of the largest output of any layer, for one sample."""
+    found = [0]
+    leaves = [module for module in model.modules() if not any(True for _ in module.children())]
+    hooks = [
+        module.register_forward_hook(lambda _, __, output: found.append(output.numel())) for module in leaves
+    ]
+    try:
+        model.eval()(torch.zeros((1, *input_shape)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(found)
+
+
+def _stacked(module: nn.Module, name: str, sites: StackedParameters) -> nn.Module:
+    if type(module) in STACKED and next(module.parameters()).requires_grad:
+        return STACKED[type(module)](module, name, sites)
+    if isinstance(module, nn.Dropout):
+        return StackedDropout(module.p, sites) if module.p else nn.Identity()
+    if isinstance(module, WITHOUT_PARAMETERS) or (isinstance(module, nn.Flatten) and _per_sample(module)):
+        return copy.copy(module)
+    inner = name == "" or any(value.requires_grad for value in module.parameters())
+    if not inner:
+        _refuse_batch_statistics(module, name)
+        return Shared(module, sites)
+    if any(True for _ in module.parameters(recurse=False)):
+        raise ConfigError(f"{name}: {type(module).__name__} has no form for several sites")
+    clone = copy.copy(module)
+    children = {
+        key: child if child is None else _stacked(child, f"{name}.{key}".lstrip("."), sites)
+        for key, child in module._modules.items()
+    }
+    vars(clone)["_modules"] = children
+    if hasattr(clone, "join"):
+        vars(clone)["join"] = sites.joined
+    return clone
+
+
+def _per_sample(flatten: nn.Flatten) -> bool:
+    return (flatten.start_dim, flatten.end_dim) == (1, -1)
+
+
+def _refuse_batch_statistics(module: nn.Module, name: str) -> None:
+    for key, part in module.named_modules(prefix=name):
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
+            raise ConfigError(f"{key}: {type(part).__name__} mixes the samples of a batch")
+
+
+def as_rows(x: Tensor, count: int) -> Tensor:
+    """(B, K * C, ...) as (B * K, C, ...)."""
+    return x.view(len(x) * count, x.shape[1] // count, *x.shape[2:])
+
+
+def side_by_side(batches: Sequence[Tensor]) -> Tensor:
+    """K batches (B_k, C, ...) as one (B, K * C, ...), the shorter ones filled up with zeros."""
+    x = nn.utils.rnn.pad_sequence(list(batches))
+    return x.reshape(x.shape[0], -1, *x.shape[3:])

@@ -1,0 +1,107 @@
+"""Which sites a round asks, and what a run does while too few are there.
+
+A simulation ends with an error when too few sites serve it, because waiting would bring none back. A deployed
+run rests instead, says why and for whom, and goes on when sites are back.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from perennial.config.experiment import Experiment
+from perennial.foundation.errors import StateError
+from perennial.foundation.streams import stream
+from perennial.server.journal import Journal
+from perennial.server.roster import Roster
+
+FIRST_REST, LONGEST_REST = 30.0, 900.0
+"""Seconds until a run that rests tries again although nobody new came, doubled each time."""
+POLL = 0.5
+
+
+class Attendance:
+    """Who takes part in a run.
+
+    patient: whether sites may come back, so that waiting helps. look: called while the run waits; it may end
+    the run.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        experiment: Experiment,
+        journal: Journal,
+        patient: bool,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.roster = roster
+        self.patient = patient
+        self._experiment = experiment
+        self._journal = journal
+        self._look = look
+        self._rest = FIRST_REST
+
+    def wait_for_all(self, expected: int) -> dict[str, int]:
+        """The sites at the start of a run. Raises StateError when too few connect in time."""
+        rounds = self._experiment.rounds
+        return self._wait(rounds.wait_for or expected)
+
+    def available(self, number: int) -> dict[str, int]:
+        """name -> node id of the connected sites that are not declared absent in round `number`.
+
+        Waits for a quorum of connected sites. Raises StateError when a run that is not patient lacks one.
+        """
+        away = {
+            gone.site
+            for gone in self._experiment.absence
+            if gone.first_round <= number <= (gone.last_round or number)
+        }
+        sites = self.roster.connected()
+        while len(sites) < self._experiment.rounds.quorum:
+            try:
+                sites = self._wait(self._experiment.rounds.quorum)
+            except StateError as error:
+                if not self.patient:
+                    raise
+                self.rest(str(error))
+                sites = self.roster.connected()
+        return {site: node for site, node in sites.items() if site not in away}
+
+    def sampled(self, sites: dict[str, int], number: int) -> dict[str, int]:
+        """The share of the sites that round `number` asks, in canonical order."""
+        rounds = self._experiment.rounds
+        if rounds.fraction == 1.0:
+            return dict(sites)
+        count = min(len(sites), max(rounds.quorum, round(rounds.fraction * len(sites))))
+        names = list(sites)
+        generator = stream(self._experiment.seed, "client-sampling", number)
+        chosen = sorted(generator.choice(len(names), size=count, replace=False).tolist())
+        return {names[index]: sites[names[index]] for index in chosen}
+
+    def rest(self, reason: str) -> None:
+        """Pause until a site comes that was not there, or until it is time to try again."""
+        before = set(self.roster.connected())
+        self._journal.write("paused", reason=reason, missing=self.missing(before))
+        until, self._rest = time.monotonic() + self._rest, min(2 * self._rest, LONGEST_REST)
+        came: set[str] = set()
+        while not came and time.monotonic() < until:
+            self._look()
+            time.sleep(POLL)
+            there = set(self.roster.connected())
+            came, before = there - before, there
+        self._journal.write("went_on", came=sorted(came))
+
+    def served(self) -> None:
+        """A round was served: the next rest is a short one again."""
+        self._rest = FIRST_REST
+
+    def missing(self, sites: Iterable[str]) -> list[str]:
+        """The sites of the operator's record that are not among `sites`."""
+        there = set(sites)
+        return [name for name in self.roster.expected() if name not in there]
+
+    def _wait(self, count: int) -> dict[str, int]:
+        def say(sites: list[str]) -> None:
+            self._look()
+            self._journal.write("waiting", need=count, connected=sites, missing=self.missing(sites))
+
+        return self.roster.wait(count, self._experiment.rounds.join_timeout, say)

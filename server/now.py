@@ -1,0 +1,171 @@
+"""now.jsonl: what a run does at this moment, for whoever watches it.
+
+The journal has one line for a round that is over. Here is the round that is not: who was asked, who has
+answered, who is connected, for whom the run waits. The file begins anew with every round, and nothing depends
+on it: what cannot be written is left out.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from perennial.foundation.errors import ProtocolError
+from perennial.protocol.fields import read_kind
+from perennial.protocol.messages import Refusal
+from perennial.strategies.round.queries import describe_error
+
+NOW = "now.jsonl"
+ONLINE_EVERY = 2.0
+"""Seconds between two questions who is connected."""
+TOLD_EVERY = 60.0
+"""Seconds between two lines of the log that say for whom a run waits."""
+
+
+class NowFile:
+    """The file now.jsonl of a run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NOW
+        self._descriptor = -1
+
+    def begin(self, **facts: Any) -> None:
+        """Begin anew, under a new file, so that a reader of the old one notices. Facts: of the round."""
+        self.close()
+        with suppress(OSError):
+            new = self._path.with_name(f".{NOW}.new")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+            self._descriptor = os.open(new, flags, 0o644)
+            self.write("round", **facts)
+            os.replace(new, self._path)
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Add one line, with the time in seconds since 1970."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                line = json.dumps({"event": event, "time": round(time.time(), 3), **facts})
+                os.write(self._descriptor, line.encode() + b"\n")
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class WatchedGrid(Grid):
+    """A grid that notes in now.jsonl who was asked, who has answered and who is connected.
+
+    names: site name by node id, as far as it is known. while_waiting: called with every look for replies.
+    tell: shows an event and keeps it nowhere.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        now: NowFile,
+        names: Callable[[], Mapping[int, str]],
+        while_waiting: Callable[[], None],
+        tell: Callable[..., None],
+    ) -> None:
+        self._grid = grid
+        self._now = now
+        self._names = names
+        self._while_waiting = while_waiting
+        self._tell = tell
+        self._waiting: dict[str, tuple[str, float]] = {}
+        self._online: set[str] = set()
+        self._asked_online = self._told = 0.0
+
+    def begin_round(self, **facts: Any) -> None:
+        """A round begins: forget whoever still owes a reply to an earlier one."""
+        self._waiting.clear()
+        self._now.begin(**facts, online=sorted(self._online))
+
+    def look(self) -> None:
+        """Let the run obey wishes, note who came and who left, and say for whom it has waited a minute."""
+        self._while_waiting()
+        now = time.monotonic()
+        if now - self._asked_online >= ONLINE_EVERY:
+            self.get_node_ids()
+        if not self._waiting:
+            self._told = now
+        elif now - self._told >= TOLD_EVERY:
+            self._told = now
+            since = {site: round(now - asked) for site, asked in self._waiting.values()}
+            self._tell("waiting_for", sites=since)
+
+    # Flower's grid
+
+    def get_node_ids(self) -> Iterable[int]:
+        nodes = list(self._grid.get_node_ids())
+        self._asked_online = time.monotonic()
+        names = self._names()
+        online = {names[node] for node in nodes if node in names}
+        if online != self._online:
+            self._now.write("online", came=sorted(online - self._online), left=sorted(self._online - online))
+            self._online = online
+        return nodes
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        ids = list(self._grid.push_messages(sent))
+        names, asked = self._names(), dict[str, list[str]]()
+        now = self._told = time.monotonic()
+        for message, message_id in zip(sent, ids, strict=True):
+            site = names.get(message.metadata.dst_node_id)
+            if message_id and site is not None:
+                self._waiting[message_id] = site, now
+                asked.setdefault(message.metadata.message_type, []).append(site)
+        for kind, sites in asked.items():
+            self._now.write("asked", kind=kind, sites=sites)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.look()
+        for reply in self._grid.pull_messages(message_ids):
+            site, _ = self._waiting.pop(reply.metadata.reply_to_message_id, ("", 0.0))
+            if site:
+                fault, refused = _fault_of(reply)
+                self._now.write("answered", site=site, fault=fault, refused=refused)
+            yield reply
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return self._grid.send_and_receive(messages, timeout=timeout)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+
+def _fault_of(reply: Message) -> tuple[str, bool]:
+    """(what is wrong with a reply, whether the site refused); ("", False) for one that looks right."""
+    if reply.has_error():
+        return describe_error(reply.error.reason or "unknown"), False
+    try:
+        if read_kind(reply.content) == Refusal.__name__:
+            refusal = Refusal.from_record(reply.content)
+            return f"{refusal.kind}: {refusal.reason}", True
+    except (ProtocolError, ValueError, TypeError, KeyError, RecursionError) as error:
+        return str(error), False
+    return "", False

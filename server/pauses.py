@@ -1,0 +1,38 @@
+"""Why a run does not go on, in words: for the log, the terminal and the live page."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PAUSES = ("waiting", "waiting_for", "paused", "went_on", "stopped")
+"""Events that pause_in_words puts into words."""
+
+
+def pause_in_words(event: dict[str, Any]) -> str:
+    """One sentence for an event that says why a run does not go on, or that it does again."""
+    missing = ", ".join(event.get("missing") or ())
+    match event["event"]:
+        case "waiting":
+            there = ", ".join(event["connected"]) or "nobody"
+            named = f"; not connected: {missing}" if missing else ""
+            return f"waiting for {event['need']} sites; connected: {there}{named}"
+        case "waiting_for":
+            return f"waiting for {waiting_in_words(event['sites'])}"
+        case "paused":
+            named = f"; not connected: {missing}" if missing else ""
+            return f"paused: {event['reason']}{named}"
+        case "went_on":
+            came = ", ".join(event.get("came") or ())
+            return f"goes on: {came} came back" if came else "goes on"
+    return "stopped, as someone wished; the run can be resumed"
+
+
+def waiting_in_words(sites: Mapping[str, int], shown: int = 5) -> str:
+    """'linz (4 min), graz (2 min)': whom a run waits for and since when, longest first."""
+    longest = sorted(sites.items(), key=lambda item: -item[1])
+    words: Sequence[str] = [f"{site} ({_time_in_words(seconds)})" for site, seconds in longest[:shown]]
+    more = f" and {len(sites) - shown} more" if len(sites) > shown else ""
+    return ", ".join(words) + more
+
+
+def _time_in_words(seconds: int) -> str:
+    return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min"

@@ -1,0 +1,299 @@
+"""Whole runs in cohorts: beside sequential ones, over workers, resumed, refused and fallen back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from flwr.app import Context, Message, RecordDict
+from safetensors.torch import load_file
+
+from perennial.cli.run import run_command
+from perennial.config.experiment import Experiment
+from perennial.config.run import RunSettings
+from perennial.engine.cohorts import LARGEST, Cohorts, plan_cohorts
+from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.engine.run import run_in_process
+from perennial.engine.workers import WorkerGrid
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.models.saved import PERSONAL_MODEL
+from perennial.protocol.messages import EvaluateRequest, TrainRequest
+from perennial.protocol.tensors import Tensors
+from perennial.server.checkpoint import load_checkpoint
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "seed": 3,
+    "data": {
+        "source": "digits",
+        "sites": 5,
+        "samples_limit": 400,
+        "partition": {"kind": "dirichlet", "alpha": 1.0},
+    },
+    "tasks": {"count": 1, "rounds": 1},
+    "model": {"name": "small_cnn"},
+    "learner": {"epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.05, "momentum": 0.9}},
+    "evaluation": {"federated": False},
+}
+TWO_TASKS = {"tasks": {"count": 2, "rounds": 1}}
+REMEMBERING = {"distillation": {"weight": 1.0}, "memory": {"per_class": 3}}
+SECURE_NOISE = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 0.5, "noise_source": "seeded"}
+
+
+def merged(*changes: dict[str, Any]) -> dict[str, Any]:
+    settings = json.loads(json.dumps(SMALL))
+    for change in changes:
+        for key, value in change.items():
+            old = settings.get(key)
+            settings[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    return settings
+
+
+def run(
+    folder: Path, name: str, settings: dict[str, Any], cohort: Any = None, workers: int = 1, **more: Any
+) -> dict[str, Any]:
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    chosen = RunSettings(str(path), name=name, runs=str(folder / "runs"), device="cpu", **more)
+    return run_in_process(chosen, workers, cohort=cohort)
+
+
+def models(folder: Path, name: str) -> torch.Tensor:
+    """The global model, and the sites' own where they have any."""
+    run = folder / "runs" / name
+    files = [run / "model.safetensors", *sorted(run.glob(f"sites/*/{PERSONAL_MODEL}"))]
+    named = [tensors for tensors in map(load_file, files)]
+    return torch.cat([tensors[key].reshape(-1).float() for tensors in named for key in sorted(tensors)])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": "fedavg"},
+        {"strategy": {"name": "multi_factor"}},
+        {"strategy": {"name": "scaffold"}, "learner": {"optimizer": {"lr": 0.05}}},
+        {"strategy": {"name": "feddyn", "alpha": 0.1}},
+        {"strategy": {"name": "fedper", "personal": ["head"]}},
+        {"strategy": {"name": "layer_attention"}},
+        {"privacy": SECURE_NOISE},
+        {"privacy": {**SECURE_NOISE, "mode": "client_central", "noise_multiplier": 0.01}},
+        {"adversaries": [{"site": "site-1", "kind": "label_flip"}, {"site": "site-2", "kind": "free_rider"}]},
+    ],
+    ids=str,
+)
+def test_a_round_in_cohorts_agrees_with_one_site_after_the_other(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    settings = merged(changes)
+    alone, together = run(tmp_path, "alone", settings), run(tmp_path, "together", settings, cohort=3)
+    assert alone["cohort"] == 1 and together["cohort"] == 3
+    assert alone["sites"] == together["sites"] and alone["bytes_up"] == together["bytes_up"]
+    one, other = models(tmp_path, "alone"), models(tmp_path, "together")
+    assert 0 < float((one - other).norm()) <= 1e-4 * float(one.norm())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"learner": REMEMBERING, "model": {"name": "dual_backbone", "backbone": "small_cnn"}},
+        {"learner": {**REMEMBERING, "classification": "balanced_softmax", "contrastive": {}}},
+        {"learner": REMEMBERING, "strategy": {"name": "glfc"}},
+        {"strategy": {"name": "target"}},
+    ],
+    ids=str,
+)
+def test_two_tasks_in_cohorts(tmp_path: Path, changes: dict[str, Any]) -> None:
+    settings = merged(TWO_TASKS, changes)
+    alone, together = run(tmp_path, "alone", settings), run(tmp_path, "together", settings, cohort=5)
+    assert together["final_accuracy"] == pytest.approx(alone["final_accuracy"], abs=0.05)
+    one, other = models(tmp_path, "alone"), models(tmp_path, "together")
+    assert float((one - other).norm()) <= 1e-2 * float(one.norm())
+
+
+def test_cohort_1_is_the_sequential_engine_and_cohorts_repeat(tmp_path: Path) -> None:
+    settings = merged(TWO_TASKS, {"learner": REMEMBERING})
+    sequential = run(tmp_path, "default", settings)["model_sha256"]
+    assert run(tmp_path, "one", settings, cohort=1)["model_sha256"] == sequential
+    three = run(tmp_path, "three", settings, cohort=3)["model_sha256"]
+    assert three != sequential
+    assert run(tmp_path, "again", settings, cohort=3)["model_sha256"] == three
+    # five sites in cohorts of 3 and 2, over as many workers and over more than there are cohorts
+    assert run(tmp_path, "two", settings, cohort=3, workers=2)["model_sha256"] == three
+    assert run(tmp_path, "four", settings, cohort=3, workers=4)["model_sha256"] == three
+
+
+def test_the_size_stands_in_the_checkpoint_and_no_other_resumes(tmp_path: Path) -> None:
+    settings = merged({"tasks": {"count": 1, "rounds": 2}})
+    whole = run(tmp_path, "whole", settings, cohort=4)
+    run(tmp_path, "part", merged(), cohort=4)
+    folder = tmp_path / "runs" / "part"
+    assert load_checkpoint(folder / "checkpoint")[0].progress.cohort == 4
+    (folder / "checkpoint" / "before.safetensors").unlink(missing_ok=True)
+    with pytest.raises(StateError, match=r"began with 4 sites in one pass, found 2.*--cohort 4"):
+        run(tmp_path, "part", merged(), cohort=2, resume="yes")
+    assert whole["cohort"] == 4
+    resumed = run(tmp_path, "part", merged(), resume="yes")
+    assert resumed["cohort"] == 4
+
+
+def test_a_stopped_run_goes_on_in_its_cohorts(tmp_path: Path) -> None:
+    settings = merged({"tasks": {"count": 1, "rounds": 3}})
+    whole = run(tmp_path, "whole", settings, cohort=4)["model_sha256"]
+    path = tmp_path / "stopped.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    chosen = {"name": "stopped", "runs": str(tmp_path / "runs"), "device": "cpu"}
+
+    def stop(event: dict[str, Any]) -> None:
+        if event.get("round") == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(RunSettings(str(path), **chosen), listener=stop, cohort=4)
+    resumed = run_in_process(RunSettings(str(path), resume="yes", **chosen))
+    assert resumed["cohort"] == 4 and resumed["model_sha256"] == whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": {"name": "small_cnn", "norm": "batch"}}, "no form for several sites (backbone.norm1"),
+        ({"strategy": {"name": "serial_ring"}}, "a ring train one after the other"),
+        (
+            {"privacy": {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}},
+            "privacy.mode sample",
+        ),
+        ({"rounds": {"fraction": 0.2}}, "only one site trains"),
+    ],
+)
+def test_what_has_no_form_for_several_sites_is_said(changes: dict[str, Any], reason: str) -> None:
+    plan = plan_cohorts(Experiment.model_validate(merged(changes)), 4)
+    assert plan.size == 1
+    assert reason in plan.note and plan.note.startswith("cohort 4: ")
+
+
+def test_a_fallback_is_the_sequential_run_with_one_note(tmp_path: Path) -> None:
+    settings = merged({"model": {"name": "small_cnn", "norm": "batch"}, "tasks": {"count": 1, "rounds": 2}})
+    alone, fallen = run(tmp_path, "alone", settings), run(tmp_path, "fallen", settings, cohort="auto")
+    assert fallen["cohort"] == 1 and fallen["model_sha256"] == alone["model_sha256"]
+    lines = (tmp_path / "runs" / "fallen" / "events.jsonl").read_text().splitlines()
+    notes = [event["text"] for event in map(json.loads, lines) if event["event"] == "note"]
+    assert sum("cohort auto" in note for note in notes) == 1
+
+
+def test_a_site_at_fault_fails_alone(tmp_path: Path) -> None:
+    # with sign -1 a site needs samples of every class, which not every site has
+    faulty = {"classification": {"name": "balanced_softmax", "sign": -1}}
+    settings = merged({"learner": faulty, "rounds": {"quorum": 1}})
+    alone, together = run(tmp_path, "alone", settings), run(tmp_path, "together", settings, cohort=5)
+    refused = [name for name, site in alone["sites"].items() if site["refused"]]
+    assert 0 < len(refused) < 5
+    assert alone["sites"] == together["sites"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({}, 3),
+        ({"data": {"sites": 20}}, 10),
+        ({"data": {"sites": 20}, "rounds": {"fraction": 0.5}}, 5),
+        ({"data": {"sites": 60, "samples_limit": 1797, "partition": {"kind": "iid"}}}, LARGEST),
+        ({"learner": {"batch_size": 64}, "data": {"sites": 20}}, 4),
+        ({"learner": {"batch_size": 512}}, 1),
+    ],
+)
+def test_auto_follows_from_the_experiment(changes: dict[str, Any], size: int) -> None:
+    assert plan_cohorts(Experiment.model_validate(merged(changes)), "auto").size == size
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "many", "1.5", "10001"])
+def test_the_command_names_a_wrong_size(word: str) -> None:
+    with pytest.raises(ConfigError, match="--cohort: found .*allowed auto, or 1 to"):
+        run_command(Path("x.yaml"), [], None, "", Path("runs"), 1, "cpu", None, word)
+
+
+# the grids
+
+
+STAMP = {
+    "run": "0" * 16,
+    "experiment": "e" * 64,
+    "class_order": "c" * 64,
+    "task": 1,
+    "round": 1,
+    "num_classes": 2,
+}
+
+
+def echo(message: Message, context: Context) -> Message:
+    return Message(RecordDict(), reply_to=message)
+
+
+def together(messages: list[Message], contexts: list[Context]) -> list[Message]:
+    nodes = sorted(context.node_id for context in contexts)
+    assert len(nodes) > 1
+    return [Message(RecordDict(), reply_to=message) for message in messages]
+
+
+def asked(nodes: list[int], training: bool = True) -> list[Message]:
+    kind = TrainRequest if training else EvaluateRequest
+    request = kind(**STAMP, arrays=Tensors(weight=torch.zeros(1)))
+    return [Message(request.record, node, request.message_type) for node in nodes]
+
+
+def test_cohorts_are_cut_in_order_and_nearly_equal() -> None:
+    set_task_identity()
+    cohorts = Cohorts(4, together)
+
+    def cut(messages: list[Message]) -> list[list[int]]:
+        return [[m.metadata.dst_node_id for m in part] for part in cohorts.cut(messages)]
+
+    assert cut(asked([1, 2, 3, 4, 5, 6, 7, 8, 9])) == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert cut(asked([1, 2, 3])) == [[1, 2, 3]]
+    assert cut(asked([1, 2], training=False)) == [[1], [2]]
+    assert cut(asked([1]) + asked([2], training=False)) == [[1], [2]]
+    assert cut([]) == []
+
+
+def test_a_pull_answers_a_cohort() -> None:
+    grid = InProcessGrid(echo, site_contexts(5, {}), Cohorts(3, together))
+    ids = [*grid.push_messages(asked([1, 2, 3, 4, 5]))]
+    replies = [*grid.pull_messages(ids)]
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ids[:2]
+    replies = [*grid.pull_messages(ids)]
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ids[2:]
+    assert [*grid.pull_messages(ids)] == []
+
+
+def test_an_app_that_raises_answers_for_the_whole_cohort() -> None:
+    def broken(messages: list[Message], contexts: list[Context]) -> list[Message]:
+        raise RuntimeError("no memory")
+
+    grid = InProcessGrid(echo, site_contexts(2, {}), Cohorts(2, broken))
+    replies = [*grid.send_and_receive(asked([1, 2]))]
+    assert [reply.error.reason for reply in replies] == ["RuntimeError: no memory"] * 2
+
+
+def slow_first(message: Message, context: Context) -> Message:
+    import time
+
+    time.sleep(1.0 if context.node_id == 1 else 0.0)
+    return Message(RecordDict(), reply_to=message)
+
+
+def test_a_site_that_is_busy_is_asked_where_it_is() -> None:
+    grid = WorkerGrid(slow_first, site_contexts(4, {}), 2, cohorts=Cohorts(4, together))
+    try:
+        first = [*grid.push_messages(asked([1], training=False))]
+        others = [*grid.push_messages(asked([1, 2, 3]))]
+        waiting, order = {*first, *others}, []
+        while waiting:
+            for reply in grid.pull_messages(waiting):
+                waiting.discard(reply.metadata.reply_to_message_id)
+                order.append(reply.metadata.reply_to_message_id)
+        # the busy site's second answer waits for its first, though the rest of its cohort is done
+        assert order.index(others[0]) > order.index(first[0])
+    finally:
+        grid.close()

@@ -1,0 +1,361 @@
+"""Sites that train in one pass: what each part computes, beside the sites one after the other."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from perennial.config.learner import LearnerConfig
+from perennial.data.config import AugmentationConfig
+from perennial.foundation.errors import ConfigError, DataError
+from perennial.learning.batches import TrainingSet
+from perennial.learning.classification import LOSSES, CrossEntropy
+from perennial.learning.cohort_training import Member, train_cohort
+from perennial.learning.gradient_correction import GradientCorrection
+from perennial.learning.objective import Term
+from perennial.learning.training import TrainingResult, train
+from perennial.models.config import ModelConfig
+from perennial.models.factory import build_model
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel, complete_state, travelling
+from perennial.models.stacked import _stacked, as_rows, check_stacked, side_by_side, stack
+from perennial.models.stacked_parameters import StackedParameters
+
+CLASSES = 6
+RAGGED = (70, 33, 64, 9, 70)
+"""Sizes with two, three or one batches of 32, some of which end short."""
+Drawn = Callable[[int], np.random.Generator]
+
+
+def samples(count: int, shape: tuple[int, ...], first: int = 0) -> TrainingSet:
+    draw = torch.Generator().manual_seed(count)
+    if len(shape) == 1:
+        x, mean = torch.randn((count, *shape), generator=draw), torch.zeros(shape)
+    else:
+        x = torch.randint(0, 255, (count, *shape), dtype=torch.uint8, generator=draw)
+        mean = torch.full((shape[0],), 0.5)
+    labels = torch.randint(first, CLASSES, (count,), generator=draw)
+    return TrainingSet(x, labels, mean, torch.full_like(mean, 0.3))
+
+
+def learner(**parts: Any) -> LearnerConfig:
+    settings = {"epochs": 2, "batch_size": 32, "optimizer": {"lr": 0.05, "momentum": 0.9}}
+    return LearnerConfig.model_validate(settings | parts)
+
+
+def built(model: dict[str, Any], shape: tuple[int, ...], classes: int = CLASSES) -> IncrementalModel:
+    return build_model(ModelConfig.model_validate(model), shape, classes, 1)
+
+
+def frozen(model: IncrementalModel) -> IncrementalModel:
+    return model.eval().requires_grad_(False)
+
+
+class Case:
+    """The same members, trained one after the other and in one pass."""
+
+    def __init__(
+        self,
+        model: IncrementalModel,
+        config: LearnerConfig,
+        sets: list[TrainingSet],
+        augmentation: AugmentationConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        self.model, self.config, self.sets = model, config, sets
+        self.flat = FlatParameters(model)
+        self.settings = {"augmentation": augmentation or AugmentationConfig(), **settings}
+        # each site starts somewhere else, as sites with layers of their own do
+        noise = [torch.randn(len(self.flat.vector), generator=_torch(k)) for k in range(len(sets))]
+        self.starts = [self.flat.vector * 1.0 + 0.01 * each for each in noise]
+
+    def alone(self, beside: Callable[[int], dict[str, Any]] = lambda site: {}) -> list[TrainingResult]:
+        found = []
+        for site, (start, data) in enumerate(zip(self.starts, self.sets, strict=True)):
+            self.flat.vector.copy_(start)
+            generator = np.random.default_rng(site)
+            found.append(
+                train(self.config, self.model, self.flat, data, generator, **self.settings, **beside(site))
+            )
+        return found
+
+    def together(self, beside: Callable[[int], dict[str, Any]] = lambda site: {}) -> list[TrainingResult]:
+        members = [
+            Member(data, start, np.random.default_rng(site), **beside(site))
+            for site, (start, data) in enumerate(zip(self.starts, self.sets, strict=True))
+        ]
+        return [*train_cohort(self.config, self.model, self.flat, members, **self.settings)]
+
+    def agrees(
+        self, beside: Callable[[int], dict[str, Any]] = lambda site: {}, tolerance: float = 1e-4
+    ) -> None:
+        pairs = [*zip(self.alone(beside), self.together(beside), strict=True)]
+        distances = [float((one.update - other.update).norm() / one.update.norm()) for one, other in pairs]
+        # now and then a unit lies within rounding of 0: its sample then counts on one side only
+        assert median(distances) <= tolerance and max(distances) <= 100 * tolerance, distances
+        for one, other in pairs:
+            assert other.loss == pytest.approx(one.loss, rel=1e-4)
+            assert other.classification == pytest.approx(one.classification, rel=1e-4)
+            assert other.steps == one.steps
+
+
+def _torch(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def case(
+    model: dict[str, Any], config: LearnerConfig, shape: tuple[int, ...] = (1, 8, 8), **more: Any
+) -> Case:
+    return Case(built(model, shape), config, [samples(size, shape) for size in RAGGED], **more)
+
+
+SMALL = {"name": "small_cnn"}
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (SMALL, (1, 8, 8)),
+        ({"name": "small_cnn", "norm": "group", "squeeze_excitation": True}, (3, 8, 8)),
+        ({"name": "se_cnn"}, (1, 8, 8)),
+        ({"name": "mlp", "hidden": (24, 12), "norm": "group"}, (1, 8, 8)),
+        ({"name": "mlp", "hidden": ()}, (5,)),
+        ({"name": "mlp", "dropout": 0.4}, (5,)),
+        ({"name": "digest_two_branch", "backbone": "small_cnn"}, (1, 8, 8)),
+        ({"name": "digest_two_branch", "backbone": "mlp"}, (5,)),
+    ],
+)
+def test_a_cohort_trains_each_model_as_one_site_does(model: dict[str, Any], shape: tuple[int, ...]) -> None:
+    case(model, learner(), shape).agrees()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+def test_a_cohort_trains_large_networks_as_one_site_does(name: str) -> None:
+    shape = (3, 32, 32)
+    sets = [samples(size, shape) for size in (12, 7)]
+    config = learner(batch_size=8, epochs=1, optimizer={"lr": 0.01})
+    # fifty layers amplify the last bit; float64 below holds the form itself
+    Case(built({"name": name}, shape), config, sets).agrees(tolerance=5e-3)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "se_cnn", "small_cnn"])
+def test_gradients_of_a_stacked_network_in_float64(name: str) -> None:
+    shape, count = (3, 16, 16), 3
+    model = built({"name": name}, shape).double()
+    tensors = travelling(model)
+    sites = StackedParameters(
+        {key: value.shape for key, value in tensors.items()}, count, tensors["head.bias"]
+    )
+    network = _stacked(model, "", sites)
+    sites.settle()
+    vector = torch.cat([value.reshape(-1) for value in tensors.values()])
+    rows = torch.stack([vector * (1 + 0.1 * site) for site in range(count)])
+    sites.load(rows)
+    inputs = [torch.randn((4, *shape), generator=_torch(site), dtype=torch.float64) for site in range(count)]
+    found = as_rows(network(side_by_side(inputs)), count)
+    found.square().sum().backward()
+    for site, (row, x) in enumerate(zip(rows, inputs, strict=True)):
+        for value, part in zip(
+            tensors.values(), row.split([t.numel() for t in tensors.values()]), strict=True
+        ):
+            value.copy_(part.view(value.shape))
+        model.zero_grad()
+        expected = model(x)
+        expected.square().sum().backward()
+        gradient = torch.cat([_gradient(parameter) for parameter in model.parameters()])
+        torch.testing.assert_close(found[site::count], expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(sites.rows(sites.gradient)[site], gradient, rtol=1e-9, atol=1e-9)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.reshape(-1)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"classification": "balanced_softmax"},
+        {"classification": "gradient_compensation"},
+        {"classification": "icarl_bce"},
+        {"contrastive": {"weight": 0.5}},
+        {"contrastive": {"weight": 0.5, "form": "in"}},
+        {"optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 0.1}},
+        {"optimizer": {"lr": 0.05, "weight_decay": 0.1, "schedule": "cosine"}},
+        {"memory": {"per_class": 2, "balanced": True}, "classification": "balanced_softmax"},
+        {"batch_size": 1000},
+        {"batch_size": 1, "epochs": 1},
+    ],
+)
+def test_a_cohort_has_every_part_of_the_learner(parts: dict[str, Any]) -> None:
+    case(SMALL, learner(**parts), progress=0.3).agrees()
+
+
+@pytest.mark.parametrize("name", [*LOSSES])
+@pytest.mark.parametrize("form", ["old_classes", "all_classes"])
+@pytest.mark.parametrize("augmented", [False, True])
+def test_the_teacher_is_shared(name: str, form: str, augmented: bool) -> None:
+    shape, first = (3, 8, 8), 4
+    teacher = frozen(built(SMALL, shape, first))
+    sets = [samples(size, shape, first if name == "current_softmax" else 0) for size in (40, 33, 9)]
+    augmentation = AugmentationConfig(crop_padding=2, flip=True) if augmented else None
+    config = learner(classification=name, distillation={"weight": 1.5, "form": form})
+    model = built(SMALL, shape)
+    Case(model, config, sets, augmentation, teacher=teacher, first_class=first).agrees()
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+@pytest.mark.parametrize("kind", ["full", "old_backbone"])
+def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool, kind: str) -> None:
+    shape = (3, 8, 8)
+    named = {"name": "dual_backbone", "backbone": "small_cnn"}
+    before = built(named, shape, 4)
+    before.begin_task(None)
+    model = built(named, shape)
+    model.begin_task(complete_state(before))
+    augmentation = AugmentationConfig(crop_padding=2, flip=True) if augmented else None
+    config = learner(distillation={"teacher": kind}, contrastive={})
+    sets = [samples(size, shape) for size in RAGGED]
+    Case(model, config, sets, augmentation, teacher=frozen(before), first_class=4).agrees()
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+def test_inputs_may_lie_with_their_channels_last(augmented: bool) -> None:
+    sets = [replace(samples(size, (3, 8, 8)), channels_last=True) for size in RAGGED]
+    augmentation = AugmentationConfig(crop_padding=2, flip=True) if augmented else None
+    Case(built(SMALL, (3, 8, 8)), learner(), sets, augmentation).agrees()
+
+
+def test_frozen_rows_of_the_head_stay() -> None:
+    model = built({"name": "small_cnn", "freeze_old_rows": True}, (1, 8, 8))
+    before = built(SMALL, (1, 8, 8), 4)
+    model.begin_task(complete_state(before))
+    sets = [samples(size, (1, 8, 8)) for size in RAGGED]
+    case = Case(model, learner(optimizer={"lr": 0.05, "weight_decay": 0.1}), sets)
+    case.agrees()
+    for result in case.together():
+        update = case.flat.views(result.update)
+        assert not update["head.weight"][:4].any() and update["head.weight"][4:].any()
+
+
+def test_each_site_has_its_own_correction() -> None:
+    subject = case(SMALL, learner())
+    shifts = [0.1 * torch.randn(len(subject.flat.vector), generator=_torch(site)) for site in range(5)]
+    subject.agrees(lambda site: {"correction": GradientCorrection(shifts[site], 0.3)})
+    subject.agrees(lambda site: {"correction": GradientCorrection(None, 0.3)})
+
+
+class Imitation:
+    """A term with samples of its own, from a stream of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = _torch(seed)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        return torch.rand((7, 1, 8, 8), generator=self._draw), torch.rand((7, CLASSES), generator=self._draw)
+
+    def term(self, logits: Tensor, targets: Tensor) -> Term:
+        return Term((logits - targets).square().sum(dim=1), (0.7, 2.0))
+
+
+def test_a_term_with_samples_of_its_own() -> None:
+    case({"name": "small_cnn", "dropout": 0.2}, learner()).agrees(lambda site: {"extra": Imitation(site)})
+
+
+class OverTheBatch(CrossEntropy):
+    """A loss of the batch as a whole, as a plug-in may have it."""
+
+    alone = False
+
+    def __call__(self, batch: Any) -> Tensor:
+        each = super().__call__(batch)
+        return each * each.detach() / each.detach().mean()
+
+
+def test_a_loss_over_the_batch_sees_one_sites_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "ce", OverTheBatch)
+    case(SMALL, learner()).agrees()
+
+
+def test_a_cohort_repeats_to_the_bit_and_its_order_is_the_members() -> None:
+    subject = case(SMALL, learner())
+    first, again = subject.together(), subject.together()
+    assert all(
+        torch.equal(a.update, b.update) and a.loss == b.loss for a, b in zip(first, again, strict=True)
+    )
+    assert [result.steps for result in first] == [6, 4, 4, 2, 6]
+
+
+def test_bfloat16_is_as_far_from_float32_as_for_one_site() -> None:
+    exact = case(SMALL, learner()).alone()
+    half = case(SMALL, learner(precision="bfloat16"))
+
+    def distance(results: list[TrainingResult]) -> float:
+        pairs = zip(exact, results, strict=True)
+        return max(float((a.update - b.update).norm() / a.update.norm()) for a, b in pairs)
+
+    assert 0 < distance(half.together()) < 2 * distance(half.alone())
+
+
+def test_a_member_without_samples_is_refused() -> None:
+    subject = case(SMALL, learner())
+    subject.sets[2] = replace(subject.sets[2], x=subject.sets[2].x[:0], y=subject.sets[2].y[:0])
+    with pytest.raises(DataError, match="no samples"):
+        subject.together()
+
+
+class Mixing(nn.Module):
+    """A plug-in whose code mixes what layers cannot tell apart."""
+
+    width = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.softmax(dim=1))
+
+
+class OwnWeights(nn.Module):
+    width = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :4] * self.scale
+
+
+@pytest.mark.parametrize(
+    ("backbone", "said"),
+    [
+        (Mixing(), "what it computes for two sites"),
+        (OwnWeights(), "backbone: OwnWeights has no form"),
+        (nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), "backbone.1"),
+        (nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4, affine=False)), "backbone.1"),
+    ],
+)
+def test_a_model_without_a_stacked_form_is_named(backbone: nn.Module, said: str) -> None:
+    model = IncrementalModel(backbone, 4, 3, np.random.default_rng(0))
+    with pytest.raises(ConfigError, match=said):
+        check_stacked(model, (8,))
+
+
+def test_fewer_sites_are_the_first_ones() -> None:
+    model = built({"name": "mlp"}, (5,))
+    flat = FlatParameters(model)
+    _, sites = stack(model, flat, 3)
+    rows = torch.randn((3, len(flat.vector)), generator=_torch(0))
+    sites.load(rows)
+    (beside,) = sites.keep(2, [sites.gathered(2 * rows)])
+    assert torch.equal(sites.rows(sites.vector), rows[:2])
+    assert torch.equal(sites.rows(beside), 2 * rows[:2])
+    assert torch.equal(sites.block("head.bias", sites.vector), rows[:2, -CLASSES:])
