@@ -19,6 +19,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.learning.worth import Scores
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import read_kind
@@ -336,9 +337,10 @@ def test_site_of_a_masked_run_answers_no_request_in_the_clear(
 def test_update_that_costs_accuracy_is_halved_and_named(tmp_path: Path) -> None:
     experiment = load_experiment(Path(write(tmp_path, secure={"least": 3, "largest_drop": 0.1})))
 
-    def judge(arrays: Any, samples: int) -> tuple[float, float]:
-        """Worse by the distance from 0."""
-        return 0.9 - abs(float(arrays["w"])) / 10, 0.0
+    def judge(arrays: Any, samples: int) -> Scores:
+        """Of 100 samples of one class, 90 right at 0 and 10 fewer for each step away from it."""
+        right = np.arange(100) < 90 - 10 * abs(float(arrays["w"]))
+        return Scores(1, np.zeros(100, dtype=np.int64), right, right.astype(np.float64))
 
     outcome = RoundOutcome()
     rounds = MaskedRound(MaskedSums(experiment, None), judge)
