@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import yaml
 from rich.console import Console
 
 from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig
 from perennial.config.secure import SecureConfig
 from perennial.config.site import Answer, SiteConfig, SitePolicy, load_site_config
 from perennial.config.yaml_file import read_yaml
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError
 
 GIBIBYTE = 2**30
+SITE_ONLY = SiteConfig.model_fields.keys() - Experiment.model_fields.keys()
+"""Keys by which a file is a site's, even where it lacks others."""
 
 
 def check_command(path: Path, experiment: Path | None, gigabytes: float = 8.0) -> None:
@@ -24,7 +28,8 @@ def check_command(path: Path, experiment: Path | None, gigabytes: float = 8.0) -
     """
     console = Console(highlight=False, markup=False)
     with _bounded_memory(path, gigabytes):
-        if "site" in (content := read_yaml(path)) and "tasks" not in content:
+        content = read_yaml(path)
+        if "tasks" not in content and (path.stem == "site" or content.keys() & SITE_ONLY):
             site = load_site_config(path)
             _check_site(console, site, load_experiment(experiment) if experiment else None)
         else:
@@ -75,8 +80,19 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
             f"  keep_sites: sums of {kept / 1e6:,.1f} MB a site stay on the server's disk, "
             f"{kept * facts.sites / 1e9:,.2f} GB for {facts.sites} sites at most, until the run's folder goes"
         )
+    if experiment.strategy.trains and experiment.learner in (DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER):
+        console.print("learner: the default, written out:", *_as_yaml(experiment.learner), sep="\n  ")
     for note in facts.notes:
-        console.print(f"  note: {note}")
+        console.print(f"  note: {note}", soft_wrap=True)
+    if not experiment.data.only_at_sites:
+        from perennial.cli.data_tables import print_data
+        from perennial.config.simulation import simulated_federation
+        from perennial.data.description import describe_data
+        from perennial.engine.expectation import expect
+
+        print_data(console, describe_data(simulated_federation(experiment).sites, facts.registry.classes))
+        if (expected := expect(experiment)) is not None:
+            console.print(expected.in_words())
     console.print("ok")
 
 
@@ -89,6 +105,11 @@ def _sums(secure: SecureConfig, sites: int, *, shared_noise: bool) -> str:
         f"secure: the server sees sums of at least {needed} of {sites} sites, unless more than "
         f"{secure.assumed_colluders} of them work with it"
     )
+
+
+def _as_yaml(learner: LearnerConfig) -> list[str]:
+    written = learner.model_dump(mode="json", exclude_defaults=True)
+    return yaml.safe_dump(written, sort_keys=False, default_flow_style=None).splitlines()
 
 
 def _check_site(console: Console, site: SiteConfig, experiment: Experiment | None) -> None:
@@ -112,7 +133,9 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
     if experiment is None or site.data is None:
         console.print("data not read: give --experiment to read it as that experiment would")
     else:
+        from perennial.cli.data_tables import print_data
         from perennial.data.deployed import load_site, site_config
+        from perennial.data.description import describe_data
         from perennial.data.splits import simulation_key
         from perennial.server.continuation import registry_of
 
@@ -125,11 +148,9 @@ def _check_site(console: Console, site: SiteConfig, experiment: Experiment | Non
             experiment.seed,
             simulation_key(experiment.seed),
         )
-        counts = data.counts("train", len(registry.classes)).tolist()
-        for name, count in zip(registry.classes, counts, strict=True):
-            console.print(f"  {name}: about {count} training samples")
+        print_data(console, describe_data({site.site: data}, registry.classes))
         for note in data.notes:
-            console.print(f"  note: {note}")
+            console.print(f"  note: {note}", soft_wrap=True)
     console.print("ok")
 
 

@@ -47,11 +47,13 @@ def _train(settings: EncoderTraining, output: Path, say: Callable[[str], None]) 
     torch.set_num_threads(1)
     source = load(settings.data, settings.seed)
     mean, std = source.mean, source.std
-    if bool(mean.isnan().any()):
-        raise ConfigError("data.normalise: missing; give the constants by which the experiment normalises")
+    if bool(mean.isnan().any()) or (source.fill is not None and bool(source.fill.isnan().any())):
+        raise ConfigError(
+            "data.normalise, data.imputation: give the constants by which the experiment normalises and fills"
+        )
     order = stream(settings.seed, "encoder-samples").permutation(len(source.train))
     x = source.train.x[torch.from_numpy(order[: settings.data.samples_limit])]
-    fill_missing(x, mean)
+    fill_missing(x, mean if source.fill is None else source.fill)
     is_image = x.ndim == 4
     zeros, ones = torch.zeros_like(mean), torch.ones_like(std)
 

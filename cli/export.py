@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from perennial.models.saved import Inputs, SavedModel
 
 
-def _image_facts(inputs: "Inputs") -> dict[str, str]:
+def _image_facts(inputs: "Inputs", data: Mapping[str, Any]) -> dict[str, str]:
     """How an image file becomes the model's input; nothing for rows of a table."""
     if len(inputs.shape) != 3 or inputs.stored != "uint8":
         return {}
@@ -25,7 +25,12 @@ def _image_facts(inputs: "Inputs") -> dict[str, str]:
     colour = "grey (ITU-R 601 luma)" if channels == 1 else "red, green, blue"
     return {
         "layout": f"(batch, {channels}, {height}, {width}): {colour}; rows from the top",
-        "resizing": f"to {height} rows by {width} columns, {RESIZING}",
+        "resizing": f"to {height} rows by {width} columns, {RESIZING[data.get('resize', 'stretch')]}",
+        **(
+            {"window": f"{data['window']}: the values that become black and white"}
+            if "window" in data
+            else {}
+        ),
     }
 
 
@@ -49,7 +54,7 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
         "input": "8-bit values / 255, then (x - mean) / std"
         if saved.inputs.stored == "uint8"
         else "(x - mean) / std; a missing number is its mean",
-        **_image_facts(saved.inputs),
+        **_image_facts(saved.inputs, saved.settings["data"]),
         "model": saved.settings["model"],
         "classifier": "head" if saved.class_means is None else "nearest_mean",
         "confidence": asdict(saved.confidence),

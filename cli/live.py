@@ -1,5 +1,6 @@
 """The live display of a run: a table that fills as tasks and rounds pass, or plain lines."""
 
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,11 @@ class LiveDisplay:
         self._console = Console()
         self._name = experiment.name
         self._rows: list[dict[str, str]] = []
+        self._rounds: list[int] = []
+        """Of each task, once the first has started."""
+        self._done = 0
+        self._first = 0
+        self._clock = time.monotonic()
         self._live = Live(self._table(), console=self._console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Self:
@@ -38,6 +44,7 @@ class LiveDisplay:
         """One journal event."""
         match event["event"]:
             case "task_started":
+                self._rounds = event.get("rounds", [])
                 self._rows.append(
                     {"classes": ", ".join(event["classes"]), "round": "", "loss": "", "seen": ""}
                 )
@@ -70,9 +77,24 @@ class LiveDisplay:
             self._rows.append({"classes": "(resumed)", "round": "", "loss": "", "seen": ""})
         return self._rows[-1]
 
+    def _progress(self, number: int) -> str:
+        """Round n of N, counted over all tasks."""
+        self._done = number
+        self._first = self._first or number
+        return f"{number} of {sum(self._rounds)}" if self._rounds else str(number)
+
+    def _remaining(self) -> str:
+        """The time that is left, if later rounds take as long as those so far; '' after the last."""
+        left = sum(self._rounds) - self._done
+        if left <= 0:
+            return ""
+        seconds = (time.monotonic() - self._clock) / (self._done - self._first + 1) * left
+        about = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+        return f", about {about} left"
+
     def _round(self, event: dict[str, Any]) -> None:
         loss = "" if event["train_loss"] is None else f"{event['train_loss']:.3f}"
-        self._row.update(round=str(event["round"]), loss=loss)
+        self._row.update(round=self._progress(event["round"]), loss=loss)
         if event["accuracy"] is not None:
             self._row["seen"] = _percent(event["accuracy"])
         for kind in ("dropped", "refused"):
@@ -86,13 +108,13 @@ class LiveDisplay:
             seen = f", accuracy {self._row['seen']}" if event["accuracy"] is not None else ""
             sites = len(event["participants"])
             self._console.print(
-                f"task {event['task']} round {event['round']}: loss {loss or '-'}{seen}, {sites} sites, "
-                f"{event['seconds']:.2f} s",
+                f"task {event['task']} round {self._row['round']}: loss {loss or '-'}{seen}, {sites} sites, "
+                f"{event['seconds']:.2f} s{self._remaining()}",
                 highlight=False,
             )
 
     def _table(self) -> Table:
-        table = Table(title=self._name, title_justify="left", header_style="bold")
+        table = Table(title=f"{self._name}{self._remaining()}", title_justify="left", header_style="bold")
         for column in ("task", "classes", "round", "loss", "accuracy so far"):
             table.add_column(column, justify="left" if column == "classes" else "right")
         for number, row in enumerate(self._rows, start=1):

@@ -47,6 +47,24 @@ def run(
 
 
 @app.command()
+def init(
+    data: Annotated[Path, typer.Argument(help="folder of images, CSV table or list of images, or .npz file")],
+    output: Annotated[Path, typer.Option(help="folder to write to")] = Path(),
+    site: Annotated[str, typer.Option(help="name of this site, for site.yaml")] = "",
+    label: Annotated[str | None, typer.Option(help="column of a table that is the class")] = None,
+    site_column: Annotated[str | None, typer.Option(help="column of a table that is the site")] = None,
+    patient: Annotated[
+        str | None, typer.Option(help="column, or pattern in file names, of the patient")
+    ] = None,
+) -> None:
+    """Look at data and write the files of a first run, with the reasons in them."""
+    from perennial.cli.init import init_command
+
+    for line in init_command(data, output, site, label, site_column, patient):
+        typer.echo(line)
+
+
+@app.command()
 def check(
     path: Annotated[
         Path | None, typer.Argument(help="experiment.yaml or site.yaml; may be left out with --resume")
@@ -77,14 +95,27 @@ def check(
 def forget(
     run: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
     site: Annotated[str, typer.Option(help="whose sums are subtracted")],
+    group: Annotated[
+        Path | None,
+        typer.Option(help="only these of its records: a file of `perennial site withdraw-records`"),
+    ] = None,
+    form: Annotated[
+        Path | None, typer.Option(help="withdraw nothing; write what the site needs to make such a file")
+    ] = None,
     shrinkage: Annotated[
         float | None, typer.Option(help="of the new head, where validation samples chose the old one")
     ] = None,
 ) -> None:
-    """Withdraw a site from a closed-form model, exactly, and write a certificate."""
+    """Withdraw a site, or some of its records, from a closed-form model, exactly; writes a certificate."""
     from perennial.server.withdrawal import forget as forget_site
+    from perennial.server.withdrawal import forget_group, write_form
 
-    typer.echo(forget_site(run, site, shrinkage))
+    if form is not None:
+        typer.echo(write_form(run, site, form))
+    elif group is not None:
+        typer.echo(forget_group(run, site, group, shrinkage))
+    else:
+        typer.echo(forget_site(run, site, shrinkage))
 
 
 @app.command()

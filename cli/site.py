@@ -111,6 +111,30 @@ def disapprove(
 
 
 @app.command()
+def withdraw_records(
+    path: Annotated[Path, typer.Argument(help="site.yaml, or the folder of a simulated run")],
+    records: Annotated[
+        list[Path] | None, typer.Argument(help="the records: image files, CSV tables or .npz arrays")
+    ] = None,
+    patients: Annotated[
+        Path | None,
+        typer.Option(help="instead: a text file of patients, one a line; all of theirs"),
+    ] = None,
+    form: Annotated[
+        Path | None, typer.Option(help="of the run: the operator makes it with `perennial forget --form`")
+    ] = None,
+    experiment: Annotated[Path | None, typer.Option(help="the approved experiment of that run")] = None,
+    site: Annotated[str, typer.Option(help="of a simulated run: which site")] = "",
+    output: Annotated[Path, typer.Option(help="file to write, for the operator")] = Path("group.safetensors"),
+) -> None:
+    """Take records back from a finished closed-form run: writes their sums, which the operator subtracts."""
+    from perennial.cli.withdraw_records import withdraw_records_command
+
+    for line in withdraw_records_command(path, records or [], patients, form, experiment, site, output):
+        typer.echo(line)
+
+
+@app.command()
 def pause(path: SiteFile = Path("site.yaml")) -> None:
     """Answer nothing until `perennial site go-on`; the operator reads that this site pauses."""
     from perennial.client.consent import pause as pause_site

@@ -20,7 +20,7 @@ def keep_own_model(site: Site, model: IncrementalModel, class_means: Tensor | No
     save_model(
         folder / PERSONAL_MODEL,
         complete_state(model),
-        Inputs(data.input_shape, stored_as(data.x), data.mean, data.std, data.columns),
+        Inputs(data.input_shape, stored_as(data.x), data.mean, data.std, data.columns, data.fill),
         site.process.registry.classes[: model.num_classes],
         site.experiment.model_dump_json(),
         class_means,

@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from perennial.client.ring_turn import turn_of
+from perennial.config.analytic import shrinkage_of
 from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
 from perennial.config.turn import USUAL_SEGMENTS
@@ -147,7 +148,8 @@ class Plan:
                 needed = kind == "statistics" or self._head == "balanced_ridge"
                 return tasks if "analytic" in self.strategies and needed else 0
             case "compare_heads":
-                return int(self.strategies.get("analytic", {}).get("shrinkage") == "validation")
+                keys = self.strategies.get("analytic")
+                return int(keys is not None and shrinkage_of(keys) == "validation")
             case "sparsity":
                 return int(bool({"clustered_personalisation", "pfa"} & self.strategies.keys()))
             case _:

@@ -186,16 +186,16 @@ class Site:
 _processes: dict[tuple[str, str, str, str], Process] = {}
 
 
-def open_site(identity: Identity, stamp: Stamp | None = None) -> Site:
+def open_site(identity: Identity, stamp: Stamp | None = None, split_key: str = "") -> Site:
     """The site that identity names, with its data read and its models at hand (once per process).
 
-    stamp: of the request, whose run's key divides data of the site's own; None: a look at the data outside of
-    any run, by the key that a simulation has.
+    stamp: of the request, whose run's key divides data of the site's own.
+    split_key: that key, where there is no request; without either the data are divided as in a simulation.
     """
     torch.set_num_threads(identity.threads)
     device = choose_device(identity.device)
     own = identity.name if identity.own_data is not None else ""
-    split_key = stamp.split_key if stamp is not None and own else ""
+    split_key = (stamp.split_key if stamp is not None else split_key) if own else ""
     if stamp is not None and own and not split_key:
         raise ProtocolError(
             f"{type(stamp).__name__}: split_key: missing; a site with data of its own divides them by it"

@@ -94,7 +94,7 @@ def _told(site: Site, request: StatisticsRequest, backbone: FixedFeatures, class
         return sent
     # under noise, which classes are left out would tell of their samples
     noised = site.experiment.privacy.enabled
-    counts = _counts(site, classes) if noised else _told_counts(site, classes, "statistics")
+    counts = training_counts(site, classes) if noised else _told_counts(site, classes, "statistics")
     if not noised and 0 < sum(counts) <= backbone.width and site.identity.deployed:
         log.warning(
             "statistics of %d samples with %d features leave without noise: they tell the space that these "
@@ -153,18 +153,26 @@ def summed(
     weights: of each of the classes.
     """
     if weights is None:
-        return _collected(site, backbone, classes, told)
+        return collected(site, backbone, classes, _training_rows(site, classes, told))
     parts = (
-        (_collected(site, backbone, range(label, label + 1), [label]), weights[label - classes.start])
+        (
+            collected(site, backbone, range(label, label + 1), _training_rows(site, classes, [label])),
+            weights[label - classes.start],
+        )
         for label in told
     )
     return weighted(parts, backbone.width + 1, classes)
 
 
-def _collected(site: Site, backbone: FixedFeatures, classes: range, told: list[int]) -> Statistics:
-    collector = Collector(backbone.width, classes)
+def _training_rows(site: Site, classes: range, told: list[int]) -> Tensor:
     indices = site.data.task_indices("train", classes.start, classes.stop)
-    data = site.samples(indices[torch.isin(site.data.y[indices], torch.tensor(told, dtype=torch.int64))])
+    return indices[torch.isin(site.data.y[indices], torch.tensor(told, dtype=torch.int64))]
+
+
+def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor) -> Statistics:
+    """Exact sums over the samples at rows, all of which are of these classes."""
+    collector = Collector(backbone.width, classes)
+    data = site.samples(rows)
     if len(data):
         for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):
             collector.add(features, labels)
@@ -176,14 +184,15 @@ def _told_counts(site: Site, classes: range, release: Release) -> list[int]:
 
     A class's sum over one sample is that sample's features.
     """
-    counts = _counts(site, classes)
+    counts = training_counts(site, classes)
     stay = withheld(site.identity.policy, release, counts)
     if len(stay) == len(classes):
         check_floor(site.identity.policy, release, 0)
     return [0 if place in stay else count for place, count in enumerate(counts)]
 
 
-def _counts(site: Site, classes: range) -> list[int]:
+def training_counts(site: Site, classes: range) -> list[int]:
+    """Training samples of each class."""
     indices = site.data.task_indices("train", classes.start, classes.stop)
     return torch.bincount(site.data.y[indices] - classes.start, minlength=len(classes)).tolist()
 

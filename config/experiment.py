@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from perennial.config.analytic import shrinkage_of
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.evaluation import EvaluationConfig, require_calibration, require_covered_counts
-from perennial.config.learner import LearnerConfig, Optimizer
+from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
 from perennial.config.secure import SecureConfig, refuse_what_needs_single_updates, require_shared_noise
@@ -71,6 +72,9 @@ class RoundsConfig(BaseModel):
     """Sites that must be connected before the run starts; default: all of them in simulation, 1 otherwise."""
     join_timeout: float = Field(default=600.0, gt=0)
     """Seconds to wait for them, and for a quorum of sites to come back when a round finds fewer connected."""
+    asynchronous: bool = Field(default=False, exclude_if=operator.not_)
+    """strategy analytic: a round ends as soon as some site has answered, and a task when all have, after
+    tasks.rounds rounds at most; requests are renewed, and answered whenever a site can."""
     max_skipped: int = Field(default=3, ge=1)
     """Skipped rounds in a row after which the run stops with an error (it can be resumed)."""
 
@@ -151,15 +155,50 @@ class Experiment(BaseModel):
                 )
         return {**resolved, "plugins": found} if found else resolved
 
+    @model_validator(mode="before")
+    @classmethod
+    def _default_learner(cls, content: Any) -> Any:
+        """Where sites train and the file names no learner, the default stands there."""
+        if not isinstance(content, dict) or content.get("learner") is not None:
+            return content
+        try:
+            trains = StrategySpec.model_validate(name_only(content.get("strategy", "fedavg"))).trains
+        except ValidationError:
+            return content
+        if not trains:
+            return {key: value for key, value in content.items() if key != "learner"}
+        privacy = content.get("privacy")
+        mode = privacy.get("mode") if isinstance(privacy, dict) else getattr(privacy, "mode", None)
+        learner = SAMPLE_LEVEL_LEARNER if mode == "sample" else DEFAULT_LEARNER
+        return {**content, "learner": learner}
+
     @model_validator(mode="after")
     def _learner_where_sites_train(self) -> "Experiment":
-        if self.strategy.trains and "learner" not in self.model_fields_set:
-            raise ValueError(f"learner: missing; strategy {self.strategy.name} trains by gradients")
         if not self.strategy.trains and self.learner != NO_LEARNER:
             raise ValueError(
                 f"learner: found one, but nothing is trained under strategy {self.strategy.name}; "
                 "leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sites_answer_when_they_can(self) -> "Experiment":
+        if not self.rounds.asynchronous:
+            return self
+        keys = self.strategy.parameters
+        if isinstance(keys.get("base"), dict):
+            keys = keys["base"]
+        for refused, why in (
+            (self.strategy.trains, f"strategy {self.strategy.name} trains in rounds that all sites share"),
+            (self.secure is not None, "a masked sum waits for a whole cohort"),
+            (keys.get("head") == "balanced_ridge", "balanced_ridge weighs by the counts of all sites"),
+            (shrinkage_of(keys) == "validation", "shrinkage 'validation' asks all sites at once"),
+        ):
+            if refused:
+                raise ValueError(
+                    f"rounds.asynchronous: found true, but {why}; allowed with analytic, heads gaussian and "
+                    "ridge, and a shrinkage that no validation samples choose"
+                )
         return self
 
     @model_validator(mode="after")

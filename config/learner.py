@@ -171,6 +171,17 @@ class LearnerConfig(Part):
     channels_last: bool = False
     """Memory layout that convolutions of GPUs prefer."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _stands_alone(cls, content: Any) -> Any:
+        if isinstance(content, dict) and "optimizer" not in content:
+            raise ValueError(
+                "key 'optimizer' is missing: a learner block is complete in itself; leave `learner` "
+                "out for the "
+                "default, or write all of it out as `perennial check` shows it"
+            )
+        return content
+
     @model_validator(mode="after")
     def _parts_fit_the_memory(self) -> "LearnerConfig":
         if self.classifier == "nearest_mean" and self.memory is None:
@@ -188,3 +199,22 @@ class LearnerConfig(Part):
     def needs_previous(self) -> bool:
         """Whether training needs the global model of the task before."""
         return self.distillation is not None or self.classification.needs_previous
+
+
+DEFAULT_LEARNER = LearnerConfig(
+    epochs=2,
+    # its steps do not grow with the inputs or the loss, so that one rate serves images, tables and all sizes
+    optimizer=Optimizer(name="adam", lr=0.001),
+    classification=Classification(name="balanced_softmax"),
+    distillation=Distillation(weight=1.0, temperature=2.0),
+    # hospitals hold their classes very unevenly; each is drawn equally often
+    memory=Memory(selection="herding", per_class=20, balanced=True),
+)
+"""What `learner` is where an experiment leaves it out; docs/results.md, own data, shows what it reaches."""
+
+SAMPLE_LEVEL_LEARNER = LearnerConfig(
+    epochs=2,
+    optimizer=Optimizer(name="adam", lr=0.001),
+    distillation=Distillation(weight=1.0, temperature=2.0),
+)
+"""The same with privacy.mode sample: each sample's loss follows from that sample, and none is kept."""

@@ -2,6 +2,7 @@
 
 from perennial.config.experiment import Experiment
 from perennial.data.federation import Federation, build
+from perennial.foundation.errors import ConfigError
 
 _built: dict[str, Federation] = {}
 
@@ -24,8 +25,17 @@ def forget_simulated() -> None:
 
 
 def simulated_site_names(experiment: Experiment) -> tuple[str, ...]:
-    """Names of the simulated sites, in order; reads the data only where the data names them."""
+    """Names of the simulated sites, in order; reads the data only where the data names them.
+
+    Raises ConfigError where the experiment has no data of its own.
+    """
     data = experiment.data
+    if data.only_at_sites:
+        raise ConfigError(
+            f"data.path: missing; experiment {experiment.name} has no data of its own, because "
+            f"deployed sites "
+            "bring theirs. A run on one machine needs data: give a path, or --set data.path=PATH"
+        )
     if data.partition.kind != "natural" and data.sites is not None:
         return tuple(f"site-{index}" for index in range(data.sites))
     return simulated_federation(experiment).site_names

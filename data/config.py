@@ -1,5 +1,6 @@
 """The `data` and `tasks` blocks of an experiment: what they may say, checked before anything is read."""
 
+import codecs
 import math
 import operator
 import re
@@ -30,8 +31,18 @@ ArrayRole = Literal[
 
 # Options that mean something to some sources or partitions only: elsewhere they would be ignored in silence.
 _OPTIONS = (
-    *("path", "dataset", "download", "labels", "image_size", "color"),
-    *("columns", "label_column", "site_column", "arrays", "options", "patient"),
+    *("path", "dataset", "download", "labels", "image_size", "color", "resize", "window", "frame"),
+    *(
+        "columns",
+        "column_kinds",
+        "label_column",
+        "site_column",
+        "missing",
+        "imputation",
+        "encoding",
+        "decimal",
+    ),
+    *("unreadable", "arrays", "options", "patient"),
 )
 _PARTITION_OF: dict[str, PartitionKind] = {
     "alpha": "dirichlet",
@@ -83,6 +94,10 @@ def _source(name: str) -> str:
         allowed = known("source", SOURCES)
         raise ValueError(f"allowed: {', '.join(allowed)}, or module:function{nearest(name, allowed)}")
     return name
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class _Strict(BaseModel):
@@ -161,15 +176,72 @@ class AugmentationConfig(_Strict):
         return self.crop_padding > 0 or self.flip
 
 
+class UnreadableConfig(_Strict):
+    """What becomes of files and cells that cannot be read: an error, or they are left out with a note.
+
+    at_most: skip: a number of files or rows, or a share of them, beyond which it is an error all the same.
+    """
+
+    action: Literal["refuse", "skip"] = "refuse"
+    at_most: Cap = 0.05
+
+    def left_out(self, unreadable: int, of: int, what: str) -> str | None:
+        """In words, how many were left out; None where they must be refused. what: they are."""
+        if self.action == "refuse":
+            return None
+        most = self.at_most * of if isinstance(self.at_most, float) else self.at_most
+        return f"{what} cannot be read: {unreadable} of {of}" if unreadable <= most else None
+
+
+def _action_only(value: Any) -> Any:
+    return {"action": value} if isinstance(value, str) else value
+
+
+def _encoding(name: str) -> str:
+    try:
+        return codecs.lookup(name).name
+    except LookupError:
+        raise ValueError(
+            "no encoding that Python knows; allowed for instance utf-8, cp1252, utf-16"
+        ) from None
+
+
+def _rising(window: tuple[float, float]) -> tuple[float, float]:
+    if window[0] >= window[1]:
+        raise ValueError(f"the value that becomes black must be below that of white; found {list(window)}")
+    return window
+
+
+Window = Literal["file", "full"] | Annotated[tuple[float, float], AfterValidator(_rising)]
+ColumnKind = Literal["numeric", "category", "date", "ignore"]
+
+
 class DataConfig(_Strict):
     """The `data` block of an experiment, or of a site's own file with what the experiment fixes filled in.
 
+    source: the kind of data. path: the folder, the CSV or .npz file, or the pack; from the file's own folder.
+    dataset, download: of torchvision; nothing is downloaded without being asked for.
+    sites: how many simulated sites; none for a natural partition. partition: how samples are divided among
+    them.
+    label_column, site_column (csv): the columns that hold the class, and who holds the row.
+    normalise: constants of (x - mean) / std. augmentation: of training images.
     classes: the registry. A fixed benchmark source takes these classes out of its own; a folder or table
         that holds any other class is refused. Without it the classes found are the registry, and a label
         such as NA in a table or manifest is a missing one.
     labels: a site's own label -> class of the registry.
-    image_size, color: what images become; in arrays (npz) only 8-bit ones can, and others are refused.
-    columns (csv): feature -> "numeric" or its categories; without it they are discovered, in simulation only.
+    image_size, color: what images become; in arrays (npz) of more than 8 bits they need window as well.
+    resize: to image_size: stretch; pad, black beside the whole image; or crop, the middle of it.
+    window: the values that become black and white, for images of more than 8 bits; full: the least and the
+        greatest that the file's kind of number has; file: as a DICOM file says, which is the rule for those.
+    frame: which one of a DICOM or TIFF file with several becomes the image; without it such a file is
+    refused.
+    columns (csv): feature -> "numeric", "date" or its categories; without it they are discovered, in
+    simulation only. column_kinds: what columns are, where discovery would be wrong; ignore leaves one out.
+    missing (csv): texts that mean a missing value, beside the usual ones such as NA.
+    imputation (csv): what stands for a missing number: mean or median of the training rows, a number, or one
+        for each column. An indicator of missing values stands beside each number whatever is chosen.
+    encoding, decimal (csv): of the file, where what is found by itself is wrong.
+    unreadable: refuse (the default) or skip; {action: skip, at_most: 20} sets how many, or which share.
     arrays (npz): role -> name of the array in the file, where it is not the role's own.
     patient: where the data says whose each sample is: the column of a table or manifest, the array of a pack
         or npz file (the one that goes with x), or for images in class folders a regular expression with one
@@ -190,9 +262,24 @@ class DataConfig(_Strict):
     labels: dict[Name, Name] | None = None
     image_size: Pixels | tuple[Pixels, Pixels] | None = None
     color: Literal["rgb", "gray"] | None = None
-    columns: dict[str, Literal["numeric"] | Names] | None = None
+    resize: Literal["stretch", "pad", "crop"] = Field(default="stretch", exclude_if="stretch".__eq__)
+    window: Window | None = Field(default=None, exclude_if=_is_none)
+    frame: Literal["first", "middle", "last"] | Annotated[int, Field(ge=0)] | None = Field(
+        default=None, exclude_if=_is_none
+    )
+    columns: dict[str, Literal["numeric", "date"] | Names] | None = None
+    column_kinds: dict[str, ColumnKind] = Field(default_factory=dict, exclude_if=operator.not_)
     label_column: str = "label"
     site_column: str | None = None
+    missing: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
+    imputation: Literal["mean", "median"] | float | dict[str, float] = Field(
+        default="mean", exclude_if="mean".__eq__
+    )
+    encoding: Annotated[str, AfterValidator(_encoding)] | None = Field(default=None, exclude_if=_is_none)
+    decimal: Literal[".", ","] | None = Field(default=None, exclude_if=_is_none)
+    unreadable: Annotated[UnreadableConfig, BeforeValidator(_action_only)] = Field(
+        default=UnreadableConfig(), exclude_if=UnreadableConfig().__eq__
+    )
     arrays: dict[ArrayRole, str] = Field(default_factory=dict)
     patient: str | None = None
     sites: int | None = Field(default=None, gt=0, le=MOST_SITES)
@@ -238,6 +325,17 @@ class DataConfig(_Strict):
         by_name = self.normalise is not None and isinstance(self.normalise.mean, dict)
         if by_name != (self.normalise is not None and self.source == "csv"):
             raise ValueError("normalise names columns for source 'csv', and only there")
+        return self
+
+    @model_validator(mode="after")
+    def _kinds_are_for_discovery(self) -> Self:
+        if self.columns is not None and self.column_kinds:
+            raise ValueError(
+                "columns lists every feature and what it is; column_kinds is for data without it"
+            )
+        for key in ("label_column", "site_column", "patient"):
+            if getattr(self, key) in self.column_kinds:
+                raise ValueError(f"column_kinds lists {getattr(self, key)!r}, which is the {key}")
         return self
 
     @model_validator(mode="after")

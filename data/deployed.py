@@ -16,7 +16,8 @@ from perennial.data.samples import Samples, constants, fill_missing
 from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash
-from perennial.data.table import feature_count, table_constants
+from perennial.data.table import table_constants, table_fill
+from perennial.data.table_columns import feature_count
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
 SITE_KEYS = (
@@ -31,6 +32,8 @@ SITE_KEYS = (
     "patient",
 )
 """What a site says about its own data; everything else is the experiment's to say."""
+SITE_MAY = ("missing", "encoding", "decimal", "window", "frame", "unreadable")
+"""What a site may say, and else takes from the experiment."""
 
 
 def site_config(experiment: DataConfig, site: DataConfig) -> DataConfig:
@@ -38,13 +41,14 @@ def site_config(experiment: DataConfig, site: DataConfig) -> DataConfig:
 
     Raises ConfigError if the site's block sets what the experiment decides, or if the two do not fit.
     """
-    for key in sorted(site.model_fields_set - set(SITE_KEYS)):
+    for key in sorted(site.model_fields_set - {*SITE_KEYS, *SITE_MAY}):
         if getattr(site, key) not in (type(site).model_fields[key].get_default(), getattr(experiment, key)):
             raise ConfigError(
                 f"data.{key}: found {getattr(site, key)!r} in the site's file, but the experiment "
-                f"decides it; a site may say {', '.join(SITE_KEYS)}"
+                f"decides it; a site may say {', '.join((*SITE_KEYS, *SITE_MAY))}"
             )
     merged = dict(experiment) | {key: getattr(site, key) for key in SITE_KEYS}
+    merged |= {key: getattr(site, key) for key in SITE_MAY if key in site.model_fields_set}
     merged |= {"partition": PartitionConfig(), "sites": None}
     try:
         return DataConfig.model_validate(merged)
@@ -82,6 +86,11 @@ def load_site(
     source = load(alone, seed, cache)
     if source.mean.isnan().any():
         raise ConfigError("data.normalise: missing; a site alone cannot know what all sites standardise by")
+    if source.fill is not None and source.fill.isnan().any():
+        raise ConfigError(
+            "data.imputation: found 'median', which no site alone can know for all; give a number for each "
+            "column, or mean, which takes data.normalise"
+        )
     train = _held_by(source.train, site_name)
     if len(train) == 0:
         raise DataError(f"site {site_name!r}: no sample in {config.path}")
@@ -89,7 +98,7 @@ def load_site(
     x = torch.cat([part.x for part in parts]) if len(parts) > 1 else train.x
     y = torch.cat([part.y for part in parts])
     keyed = KeyedHash(key, np.concatenate([part.split_groups() for part in parts]))
-    fill_missing(x, source.mean)
+    fill_missing(x, source.mean if source.fill is None else source.fill)
     rows = np.arange(len(y))
     if len(parts) > 1:
         rest, test = np.split(rows, [len(train)])
@@ -129,6 +138,7 @@ def load_site(
         columns=source.columns,
         notes=tuple(notes),
         patients=source.train.patients,
+        fill=source.fill,
         calibration=torch.from_numpy(calibration),
     )
 
@@ -160,6 +170,11 @@ def declared_constants(config: DataConfig) -> tuple[Tensor, Tensor]:
         return table_constants(config, config.columns or {})
     channels, *_ = declared_input_shape(config)
     return constants(config.normalise, torch.empty((0, channels), dtype=torch.uint8))
+
+
+def declared_fill(config: DataConfig) -> Tensor | None:
+    """What stands for a missing number of a table, as sites with data of their own take it."""
+    return table_fill(config, config.columns or {}) if config.source == "csv" else None
 
 
 def _held_by(samples: Samples, site_name: str) -> Samples:

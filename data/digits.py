@@ -28,6 +28,6 @@ def load_digits(config: DataConfig) -> Source:
         raise DataError(f"{path}: missing from the installed scikit-learn")
     table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
     pixels = np.rint(table[:, :64] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-    x = conform(torch.from_numpy(pixels), config.size, config.color)
+    x = conform(torch.from_numpy(pixels), config.size, config.color, config.resize)
     samples = Samples(x, torch.from_numpy(table[:, 64].astype(np.int64)))
     return Source(samples, None, tuple("0123456789"), *constants(config.normalise, x, (MEAN,), (STD,)))

@@ -21,7 +21,7 @@ from perennial.data.schedule import TaskSchedule
 from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash, simulation_key
-from perennial.data.table import numeric_indices
+from perennial.data.table_columns import numeric_indices
 from perennial.foundation.errors import ConfigError, DataError, nearest
 from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 
@@ -33,7 +33,8 @@ class Federation:
     sites: name -> data, all views by index into one tensor. test: the server's test set, as its part "test";
     None without one. mean, std: as in SiteData. stored: in which numbers the samples are held.
     columns: of a table, as used. notes: for the journal.
-    estimated_constants: whether mean and std were taken from the training rows.
+    estimated_constants: whether mean and std, what stands for missing values, or the columns of a table and
+    their categories were taken from the data. fill: as in Source, with nothing left open.
     """
 
     registry: Registry
@@ -47,6 +48,7 @@ class Federation:
     columns: dict[str, str | tuple[str, ...]] | None
     notes: tuple[str, ...]
     estimated_constants: bool = False
+    fill: Tensor | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -83,7 +85,10 @@ class Federation:
                 key: {name: values[place] for name, place in indices.items()}
                 for key, values in (("mean", mean), ("std", std))
             }
-            found["columns"] = self.columns
+            found |= {"columns": self.columns, "column_kinds": {}}
+            if self.fill is not None:
+                values = self.fill.tolist()
+                found["imputation"] = {name: values[place] for name, place in indices.items()}
         elif config.source == "folder":
             found |= {"image_size": self.input_shape[1:], "color": config.color or "rgb"}
         if config.normalise is None:
@@ -136,7 +141,7 @@ class _Builder:
         self._require_classes()
         shares = self._shares(train)
         tests = self._test_shares(shares, test)
-        mean, std = self._standardised(train)
+        mean, std, fill = self._standardised(train)
         none = np.empty(0, dtype=np.int64)
         frame = SiteData(
             "test",
@@ -150,6 +155,7 @@ class _Builder:
             keyed=self.keyed,
             patients=self.source.train.patients,
             columns=self.source.columns,
+            fill=fill,
         )
         sites = {}
         fraction = self.config.validation_fraction
@@ -181,8 +187,14 @@ class _Builder:
             stored_as(self.x),
             self.source.columns,
             tuple(self.notes),
-            bool(self.source.mean.isnan().any()),
+            self._estimates(),
+            fill,
         )
+
+    def _estimates(self) -> bool:
+        source = self.source
+        unknown = source.mean.isnan().any() or (source.fill is not None and source.fill.isnan().any())
+        return bool(unknown) or (source.columns is not None and self.config.columns is None)
 
     def _site_names(self) -> tuple[str, ...]:
         if self.natural:
@@ -228,9 +240,11 @@ class _Builder:
         # classes that a run learnt before it was continued are learnt
         absent = [name for name in absent if name not in self.registry.classes[: self.known]]
         if absent:
+            remedy = "take it out of data.classes"
+            if self.config.classes is None:
+                remedy = "remove the empty class folder, or the name from the list of classes in the file"
             raise DataError(
-                f"the training set has no sample of {', '.join(map(repr, absent))}; add samples, or take it "
-                "out of data.classes"
+                f"the training set has no sample of {', '.join(map(repr, absent))}; add samples, or {remedy}"
             )
 
     def _name_what_is_lacking(self, sites: dict[str, SiteData], test: np.ndarray) -> None:
@@ -284,7 +298,7 @@ class _Builder:
             return None
         return self.keyed.numbered(torch.from_numpy(rows)).numpy()
 
-    def _standardised(self, train: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _standardised(self, train: np.ndarray) -> tuple[Tensor, Tensor, Tensor | None]:
         """Constants, those that nobody has said taken from the training rows; fills missing numbers in x."""
         mean, std = self.source.mean.clone(), self.source.std.clone()
         unknown = mean.isnan()
@@ -294,8 +308,12 @@ class _Builder:
             spread = (values - center[:, None]).square().nanmean(dim=1).sqrt().nan_to_num(0.0)
             mean[unknown] = center.float()
             std[unknown] = torch.where(spread > 0, spread, torch.ones_like(spread)).float()
-        fill_missing(self.x, mean)
-        return mean, std
+        fill = None if self.source.fill is None else self.source.fill.clone()
+        if fill is not None and (unknown := fill.isnan()).any():
+            values = self.x[_index(train)][:, unknown]
+            fill[unknown] = values.nanmedian(dim=0).values.nan_to_num(0.0)
+        fill_missing(self.x, mean if fill is None else fill)
+        return mean, std, fill
 
 
 def _index(rows: np.ndarray) -> Tensor:

@@ -2,13 +2,13 @@
 
 A site's root holds one folder a class, and images at any depth inside; or `train` and `test`, each with
 class folders. With a natural partition, the path holds one such root a site. Links to files and folders are
-followed. A manifest is a CSV file with columns path (relative to the manifest), label, and optionally site
-and split ("train" or "test").
+followed. DICOM files need no suffix. A manifest is a CSV file with columns path (relative to the manifest),
+label, and optionally site and split ("train" or "test").
 """
 
 import os
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,12 +16,13 @@ import numpy as np
 import torch
 
 from perennial.data.config import DataConfig, patient_pattern
+from perennial.data.csv_file import read_csv
 from perennial.data.decoded import decoded
-from perennial.data.images import read_images
+from perennial.data.images import DICOM_SUFFIXES, ImageReading, is_dicom, read_images
 from perennial.data.labels import class_indices, encode_labels
 from perennial.data.samples import Samples, Source, constants
 from perennial.data.splits import patient_groups
-from perennial.data.table import MISSING, read_columns
+from perennial.data.table_columns import MISSING
 from perennial.foundation.errors import DataError, nearest
 
 SUFFIXES = frozenset(
@@ -39,6 +40,7 @@ SUFFIXES = frozenset(
         ".pgm",
         ".pbm",
         ".jp2",
+        *DICOM_SUFFIXES,
     )
 )
 
@@ -62,6 +64,14 @@ class _Listing:
     looped: list[Path] = field(default_factory=list)
     empty: list[Path] = field(default_factory=list)
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Only the images at these indices, because the others could not be read."""
+        if len(rows) == len(self.paths):
+            return
+        for name in ("paths", "labels", "sites", "is_test", "patients"):
+            values = getattr(self, name)
+            setattr(self, name, [values[row] for row in rows] if values else values)
+
 
 def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
     """uint8 (N, C, H, W), in the sorted order of paths, "rgb" unless the experiment says "gray".
@@ -72,7 +82,7 @@ def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
     assert config.path is not None
     root = Path(config.path).expanduser()
     if root.suffix.lower() == ".csv":
-        listing, lines = _manifest(root, config.patient)
+        listing, lines = _manifest(root, config)
         y, classes = encode_labels(
             np.array(listing.labels),
             config.classes,
@@ -91,17 +101,20 @@ def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
             listing.patients = [_patient_of(path, config.patient) for path in listing.paths]
     if not listing.paths:
         raise DataError(f"{root}: no image in it; expected {root.name}/<class>/<image>")
-    color = config.color or "rgb"
-    x = torch.from_numpy(
-        decoded(
-            cache, listing.paths, config.size, color, lambda: read_images(listing.paths, config.size, color)
-        )
+    read = decoded(cache, listing.paths, ImageReading.of(config), read_images)
+    listing.keep(read.rows.tolist())
+    return _source(
+        config, listing, torch.from_numpy(read.x), torch.from_numpy(y[read.rows]), classes, read.notes
     )
-    return _source(config, listing, x, torch.from_numpy(y), classes)
 
 
 def _source(
-    config: DataConfig, listing: _Listing, x: torch.Tensor, y: torch.Tensor, classes: tuple[str, ...]
+    config: DataConfig,
+    listing: _Listing,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    classes: tuple[str, ...],
+    notes_on_images: tuple[str, ...],
 ) -> Source:
     site_names = tuple(dict.fromkeys(listing.sites))
     position = {name: index for index, name in enumerate(site_names)}
@@ -117,7 +130,7 @@ def _source(
     is_test = torch.tensor(listing.is_test)
     train = everything.pick(torch.nonzero(~is_test).squeeze(1)) if is_test.any() else everything
     test = everything.pick(torch.nonzero(is_test).squeeze(1)) if is_test.any() else None
-    notes = [f"{folder}: the class folder is empty" for folder in listing.empty]
+    notes = [*notes_on_images, *(f"{folder}: the class folder is empty" for folder in listing.empty)]
     left_out = {
         "files without an image suffix": listing.ignored,
         "images outside of the class folders": listing.stray,
@@ -220,7 +233,7 @@ def _files(folder: Path, listing: _Listing) -> Iterator[Path]:
 
 
 def _is_image(path: Path, listing: _Listing) -> bool:
-    if _has_suffix(path):
+    if _has_suffix(path) or is_dicom(path):
         return True
     listing.ignored.append(path)
     return False
@@ -230,9 +243,10 @@ def _has_suffix(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def _manifest(path: Path, patient: str | None) -> tuple[_Listing, list[int]]:
-    """The images that a manifest names, and the line of each. patient: column that says whose they are."""
-    columns, lines = read_columns(path)
+def _manifest(path: Path, config: DataConfig) -> tuple[_Listing, list[int]]:
+    """The images that a manifest names, and the line of each."""
+    file, patient = read_csv(path, config.encoding), config.patient
+    columns, lines = file.columns, file.lines
     for name in ("path", "label", *([patient] if patient is not None else [])):
         if name not in columns:
             raise DataError(f"{path}: a manifest needs the column {name!r}{nearest(name, columns)}")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perennial.data.folder import SUFFIXES
+from perennial.data.images import is_dicom
 from perennial.foundation.errors import DataError
 
 TABLES = frozenset({".csv", ".npz"})
@@ -26,7 +27,9 @@ def files_in(paths: Sequence[Path], *, of_images: bool) -> list[Path]:
         inside = sorted(
             file
             for file in path.rglob("*")
-            if file.suffix.lower() in wanted and not _hidden(file.relative_to(path)) and file.is_file()
+            if not _hidden(file.relative_to(path))
+            and file.is_file()
+            and (file.suffix.lower() in wanted or (of_images and is_dicom(file)))
         )
         if not inside:
             raise DataError(

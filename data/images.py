@@ -1,8 +1,10 @@
-"""Images of any mode and size, as 8-bit arrays of one mode and one size."""
+"""Image files of any kind and size, as 8-bit arrays of one colour mode and one size."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,100 +13,207 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.foundation.errors import DataError
+from perennial.data.config import DataConfig, UnreadableConfig, Window
+from perennial.data.windows import chosen_frame, eight_bits, full_range
+from perennial.foundation.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from PIL import Image
 
 Color = Literal["rgb", "gray"]
+Resize = Literal["stretch", "pad", "crop"]
+Frame = Literal["first", "middle", "last"] | int
 MOST_BAD_FILES = 10
-RESIZING = (
-    "bilinear with antialiasing, as Pillow's Image.resize(size, Resampling.BILINEAR) on 8-bit values; the "
-    "aspect is not kept"
+DICOM_SUFFIXES = frozenset((".dcm", ".dicom", ".ima"))
+_BILINEAR = (
+    "bilinear with antialiasing, as Pillow's Image.resize(size, Resampling.BILINEAR) on 8-bit values; "
 )
+RESIZING: dict[Resize, str] = {
+    "stretch": f"{_BILINEAR}the aspect is not kept",
+    "pad": f"{_BILINEAR}the aspect is kept, black beside the whole image, as Pillow's ImageOps.pad",
+    "crop": f"{_BILINEAR}the aspect is kept, the middle of the image, as Pillow's ImageOps.fit",
+}
 """How an image of another size becomes one of data.image_size, for whoever feeds an exported model."""
 # ITU-R 601 luma in 1/65536, the weights that Pillow uses for its mode L.
 _LUMA = (19595, 38470, 7471)
 
 
-def read_images(paths: Sequence[Path], size: tuple[int, int] | None, color: Color) -> np.ndarray:
-    """(N, C, H, W) uint8 of image files, in the order of paths; C is 3 for "rgb", 1 for "gray".
+@dataclass(frozen=True)
+class ImageReading:
+    """How files become arrays.
 
-    Palettes become colours, 16 bits become 8, alpha is ignored, camera rotation is applied, an animation is
-    its first frame. size: (H, W), aspect not kept; None asks that all files have the same.
-    Raises DataError naming up to ten files that cannot be used.
+    size: (H, W); None asks that all files have the same. color: "rgb" or "gray". resize, window, frame,
+    unreadable: as in DataConfig.
     """
-    bad: list[str] = []
-    first = next(
-        (array for array in (_decoded(path, size, color, []) for path in paths) if array is not None), None
-    )
+
+    size: tuple[int, int] | None = None
+    color: Color = "rgb"
+    resize: Resize = "stretch"
+    window: Window | None = None
+    frame: Frame | None = None
+    unreadable: UnreadableConfig = UnreadableConfig()
+
+    @classmethod
+    def of(cls, config: DataConfig) -> "ImageReading":
+        """As a data block says; colour unless it says gray."""
+        color = config.color or "rgb"
+        return cls(config.size, color, config.resize, config.window, config.frame, config.unreadable)
+
+
+@dataclass(frozen=True)
+class ImagesRead:
+    """The images that could be read.
+
+    x: (n, C, H, W) uint8. rows: indices of the n paths among those asked for. notes: what a person should
+    know of them.
+    """
+
+    x: np.ndarray
+    rows: np.ndarray
+    notes: tuple[str, ...]
+
+
+def read_images(paths: Sequence[Path], reading: ImageReading) -> ImagesRead:
+    """The images of files, in the order of paths; C is 3 for "rgb", 1 for "gray".
+
+    Palettes become colours, alpha is ignored, camera rotation is applied, an animation is its first frame.
+    More than 8 bits become 8 by the window, without which they are refused.
+    Raises DataError naming up to ten files that cannot be used, where they may not be left out.
+    """
+    bad: dict[int, str] = {}
+    modes: list[str] = [""] * len(paths)
+    most = MOST_BAD_FILES if reading.unreadable.action == "refuse" else len(paths)
+    first = None
+    for index, path in enumerate(paths):
+        if (first := _read(path, reading, index, bad, modes)) is not None or len(bad) >= most:
+            break
     if first is None:
-        for path in paths[:MOST_BAD_FILES]:
-            _decoded(path, size, color, bad)
-        raise DataError(_bad_files(bad))
+        raise DataError(_bad_files(list(bad.values())))
     out = np.empty((len(paths), *first.shape), dtype=np.uint8)
 
     def place(index: int) -> None:
-        if len(bad) >= MOST_BAD_FILES:
+        if len(bad) >= most or index in bad:
             return
-        array = _decoded(paths[index], size, color, bad)
+        array = _read(paths[index], reading, index, bad, modes)
         if array is None:
             return
         if array.shape != first.shape:
             sizes = f"{array.shape[2]}x{array.shape[1]} where others are {first.shape[2]}x{first.shape[1]}"
-            bad.append(f"{paths[index]}: {sizes}; set data.image_size")
+            bad[index] = f"{paths[index]}: {sizes}; set data.image_size"
             return
         out[index] = array
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(place, range(len(paths))))
-    if bad:
-        raise DataError(_bad_files(sorted(bad)))
-    return out
+    notes = _notes_on_modes(modes, reading.color)
+    if not bad:
+        return ImagesRead(out, np.arange(len(paths)), notes)
+    left_out = reading.unreadable.left_out(len(bad), len(paths), "images that")
+    if left_out is None:
+        raise DataError(_bad_files(sorted(bad.values())))
+    rows = np.array([index for index in range(len(paths)) if index not in bad])
+    named = "; ".join(sorted(bad.values())[:3])
+    return ImagesRead(out[rows], rows, (*notes, f"{left_out}, left out: {named}"))
 
 
 def _bad_files(bad: Sequence[str]) -> str:
+    shown = bad[:MOST_BAD_FILES]
     more = f"\n  (stopped after {MOST_BAD_FILES})" if len(bad) >= MOST_BAD_FILES else ""
-    return "images that cannot be used:\n  " + "\n  ".join(bad) + more
+    return "images that cannot be used:\n  " + "\n  ".join(shown) + more
 
 
-def _decoded(path: Path, size: tuple[int, int] | None, color: Color, bad: list[str]) -> np.ndarray | None:
-    """(C, H, W) uint8, or None with the reason added to bad."""
+def _notes_on_modes(modes: Sequence[str], color: Color) -> tuple[str, ...]:
+    found = Counter(modes)
+    if not (found["gray"] and found["colour"]):
+        return ()
+    return (
+        f"{found['gray']} images are grey and {found['colour']} in colour; all become {color!r} "
+        "(data.color), so that a class or site of one kind could be told by that alone",
+    )
+
+
+def _read(
+    path: Path, reading: ImageReading, index: int, bad: dict[int, str], modes: list[str]
+) -> np.ndarray | None:
+    """(C, H, W) uint8, or None with the reason added to bad; notes whether the file is in colour."""
     from PIL import Image, ImageOps
 
     try:
         if path.stat().st_size == 0:
             raise ValueError("the file is empty (0 bytes)")
-        with Image.open(path) as opened:
-            image = _eight_bits(ImageOps.exif_transpose(opened))
-            image = image.convert("L" if color == "gray" else "RGB")
-            if size is not None and image.size != (size[1], size[0]):
-                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-            array = np.asarray(image)
+        if is_dicom(path):
+            from perennial.data.dicom import read_dicom
+
+            image = Image.fromarray(read_dicom(path, reading.window, reading.frame))
+            modes[index] = "gray" if image.mode == "L" else "colour"
+            array = np.asarray(_conformed(image, reading))
+        else:
+            with Image.open(path) as opened:
+                _seek(opened, reading.frame)
+                image = _eight_bits(ImageOps.exif_transpose(opened), reading.window)
+                modes[index] = "gray" if image.mode in ("1", "L", "LA") else "colour"
+                array = np.asarray(_conformed(image, reading))
+    except ConfigError:
+        raise
     # Pillow's decoders let many kinds of error escape from a damaged file.
     except Exception as error:
-        bad.append(f"{path}: {error or type(error).__name__}")
+        bad[index] = f"{path}: {error or type(error).__name__}"
         return None
     return np.ascontiguousarray(array.reshape(array.shape[0], array.shape[1], -1).transpose(2, 0, 1))
 
 
-def _eight_bits(image: "Image.Image") -> "Image.Image":
+def is_dicom(path: Path) -> bool:
+    """Whether a file is DICOM: by its suffix, or for a name without one by the four letters inside."""
+    suffix = path.suffix.lower()
+    if suffix in DICOM_SUFFIXES:
+        return True
+    if suffix and not suffix[1:].isdecimal():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
+
+
+def _seek(image: "Image.Image", frame: Frame | None) -> None:
+    """Go to the frame asked for. Pages of a TIFF are images of their own, frames of an animation are not."""
+    count = int(getattr(image, "n_frames", 1))
+    if count > 1 and (image.format == "TIFF" or frame is not None):
+        image.seek(chosen_frame(frame, count))
+
+
+def _conformed(image: "Image.Image", reading: ImageReading) -> "Image.Image":
+    """The image in the colour and size asked for."""
+    from PIL import Image, ImageOps
+
+    image = image.convert("L" if reading.color == "gray" else "RGB")
+    if reading.size is None or image.size == (size := (reading.size[1], reading.size[0])):
+        return image
+    if reading.resize == "pad":
+        return ImageOps.pad(image, size, Image.Resampling.BILINEAR)
+    if reading.resize == "crop":
+        return ImageOps.fit(image, size, Image.Resampling.BILINEAR)
+    return image.resize(size, Image.Resampling.BILINEAR)
+
+
+def _eight_bits(image: "Image.Image", window: Window | None) -> "Image.Image":
     """The image in a mode that Pillow can convert to RGB or L without loss of meaning."""
     from PIL import Image
 
     if image.mode == "P" and "transparency" in image.info:
         return image.convert("RGBA")
-    if image.mode == "I" or image.mode.startswith("I;16"):
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.asarray(image)
-        if values.min() < 0 or values.max() > 65535:
-            raise ValueError("32-bit values outside 0..65535; convert the image to 8 or 16 bits")
-        return Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
-    if image.mode == "F":
-        raise ValueError("floating-point pixels have no known white; convert the image to 8 or 16 bits")
+        # Pillow gives 16-bit greys of some formats as 32-bit integers
+        of = "uint16" if image.mode != "F" and values.min() >= 0 and values.max() <= 65535 else values.dtype
+        return Image.fromarray(eight_bits(values, window, full_range(np.dtype(of))))
     return image
 
 
-def conform(x: Tensor, size: tuple[int, int] | None, color: Color | None) -> Tensor:
+def conform(
+    x: Tensor, size: tuple[int, int] | None, color: Color | None, resize: Resize = "stretch"
+) -> Tensor:
     """x, uint8 (N, C, H, W), with the size and number of channels asked for; None keeps what is there.
 
     Raises DataError where the channels are neither 1 nor 3 and a colour is asked for.
@@ -114,9 +223,29 @@ def conform(x: Tensor, size: tuple[int, int] | None, color: Color | None) -> Ten
         if x.shape[1] not in (1, 3):
             raise DataError(f"data.color: images of {x.shape[1]} channels cannot become {color!r}")
         x = x.expand(-1, 3, -1, -1).contiguous() if wanted == 3 else _luma(x)
-    if size is not None and tuple(x.shape[2:]) != size:
-        x = F.interpolate(x, size=size, mode="bilinear", antialias=True)
-    return x
+    if size is None or tuple(x.shape[2:]) == size:
+        return x
+    if resize == "stretch":
+        return F.interpolate(x, size=size, mode="bilinear", antialias=True)
+    ratios = size[0] / x.shape[2], size[1] / x.shape[3]
+    ratio = min(ratios) if resize == "pad" else max(ratios)
+    inner = [max(1, round(side * ratio)) for side in x.shape[2:]]
+    x = F.interpolate(x, size=inner, mode="bilinear", antialias=True)
+    gap = [wanted - has for wanted, has in zip(size, inner, strict=True)]
+    # negative padding crops
+    (above, below), (left, right) = [(space // 2, space - space // 2) for space in gap]
+    return F.pad(x, (left, right, above, below))
+
+
+def windowed(values: np.ndarray, window: Window | None, where: str) -> np.ndarray:
+    """Images of more than 8 bits, in any layout, as uint8 by a window. where: names them in errors.
+
+    Raises DataError without a window, or with one that only files have.
+    """
+    try:
+        return eight_bits(values, window, full_range(values.dtype))
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
 def _luma(x: Tensor) -> Tensor:

@@ -1,16 +1,19 @@
 """What a person gives to a model that is ready: image files, or rows of tables and arrays."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.images import conform, read_images
+from perennial.data.config import UnreadableConfig
+from perennial.data.csv_file import read_csv
+from perennial.data.images import ImageReading, conform, read_images, windowed
 from perennial.data.npz import read_samples
 from perennial.data.samples import Stored, fill_missing, stored_as
-from perennial.data.table import encode, read_columns
+from perennial.data.table_columns import BadCells, encode
 from perennial.foundation.errors import DataError
 
 BATCH = 256
@@ -21,13 +24,15 @@ def read_inputs(
     paths: Sequence[Path],
     shape: tuple[int, ...],
     stored: Stored,
-    mean: Tensor,
+    fill: Tensor,
     columns: Columns | None = None,
+    reading: ImageReading | None = None,
 ) -> Iterator[tuple[list[str], Tensor]]:
     """(names, x) of at most 256 samples at a time, x as a source of data delivers it.
 
     shape: (C, H, W) or (D,) of the model's inputs. stored: the numbers that it was trained on; others would
-    have another scale. mean: (D,), for missing numbers of a table.
+    have another scale. fill: (D,), for missing numbers of a table. reading: how image files were read in
+    training, beside their size and colour.
     columns: of a table, as in the model's file. A CSV file needs these columns and may have others; a .npz
     file gives its array x, 8-bit images of any size and of either colour; any other file is an image. A row's
     name is its file with its line, or its index.
@@ -41,20 +46,24 @@ def read_inputs(
             "scale of those that it was trained on: give them as x of an .npz file"
         )
     color = "gray" if shape[0] == 1 else "rgb"
+    reading = reading or ImageReading()
+    if of_images:
+        reading = replace(reading, size=(shape[1], shape[2]), color=color, unreadable=UnreadableConfig())
     for start in range(0, len(images), BATCH):
         part = images[start : start + BATCH]
-        read = read_images(part, (shape[1], shape[2]), color)
-        yield [str(path) for path in part], torch.from_numpy(read)
+        yield [str(path) for path in part], torch.from_numpy(read_images(part, reading).x)
     for path in paths:
         if of_images and path.suffix != ".npz":
             continue
         names, x = _array(path) if path.suffix == ".npz" else _table(path, columns)
+        if stored == "uint8" and stored_as(x) != stored and x.ndim == 4 and reading.window is not None:
+            x = torch.from_numpy(windowed(x.numpy(), reading.window, f"{path}, x"))
         if stored_as(x) != stored:
             raise DataError(f"{path}: x becomes {stored_as(x)}; this model takes {stored}, of another scale")
-        x = conform(x, (shape[1], shape[2]), color) if stored == "uint8" else x
+        x = conform(x, reading.size, color, reading.resize) if stored == "uint8" else x
         if x.shape[1:] != shape:
             raise DataError(f"{path}: samples of shape {tuple(x.shape[1:])}; this model takes {shape}")
-        fill_missing(x, mean)
+        fill_missing(x, fill)
         for start in range(0, len(x), BATCH):
             yield names[start : start + BATCH], x[start : start + BATCH]
 
@@ -67,9 +76,11 @@ def _array(path: Path) -> tuple[list[str], Tensor]:
 def _table(path: Path, columns: Columns | None) -> tuple[list[str], Tensor]:
     if columns is None:
         raise DataError(f"{path}: this model takes rows without column names; give them as x of a .npz file")
-    texts, lines = read_columns(path)
+    file = read_csv(path)
     for name in columns:
-        if name not in texts:
+        if name not in file.columns:
             raise DataError(f"{path}: no column {name!r}; this model takes {', '.join(columns)}")
-    x = np.ascontiguousarray(encode(texts, columns, path, lines))
-    return [f"{path}:{line}" for line in lines], torch.from_numpy(x)
+    bad = BadCells(file)
+    x = np.ascontiguousarray(encode(file, columns, (), bad))
+    bad.refuse()
+    return [f"{path}:{line}" for line in file.lines], torch.from_numpy(x)

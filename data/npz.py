@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from perennial.data.config import ArrayRole, DataConfig
-from perennial.data.images import conform
+from perennial.data.images import conform, windowed
 from perennial.data.labels import encode_labels
 from perennial.data.samples import Samples, Source, constants, stored_as
 from perennial.data.splits import patient_groups
@@ -26,7 +26,8 @@ def load_npz(config: DataConfig) -> Source:
     """uint8 or float32 images (N, C, H, W), with 1 or 3 channels, or float32 rows (N, D).
 
     In the file images may also be (N, H, W, C), 8-bit ones (N, H, W) too; the numbers of rows may have any
-    type. Only 8-bit pixels have a known white: float images keep the scale and the size that they have.
+    type. Only 8-bit pixels have a known white: other images keep the scale and the size that they have, or
+    become 8-bit ones by data.window.
     y: integers, which index into the array classes where there is one, or texts. site: likewise, with
     site_names. Object arrays are refused, so nothing in the file is ever executed.
     Raises DataError naming the file and the array.
@@ -188,12 +189,14 @@ def _finite(x: np.ndarray, where: str) -> torch.Tensor:
 
 def _as_asked(x: torch.Tensor, config: DataConfig, where: str) -> torch.Tensor:
     """x with the size and colour that the experiment asks for, which only 8-bit images can be given."""
+    if x.dtype != torch.uint8 and x.ndim == 4 and config.window is not None:
+        x = torch.from_numpy(windowed(x.numpy(), config.window, where))
     if x.dtype == torch.uint8:
-        return conform(x, config.size, config.color)
+        return conform(x, config.size, config.color, config.resize)
     if config.size is not None or config.color is not None:
         raise DataError(
             f"{where}: numbers that become float32; data.image_size and data.color ask for uint8 images, "
-            "with pixels from 0 to 255"
+            "with pixels from 0 to 255, or for data.window: [low, high], which makes them so"
         )
     return x
 

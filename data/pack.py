@@ -59,7 +59,7 @@ def load_pack(config: DataConfig) -> Source:
         if config.patient is not None:
             names = arrays[config.patient][chosen].astype(np.str_).tolist()
             groups = patient_groups(names, lambda row: f"{path}, {config.patient}[{row}]")
-        images = conform(torch.from_numpy(x), config.size, config.color)
+        images = conform(torch.from_numpy(x), config.size, config.color, config.resize)
         return Samples(images, y, site, site_names, groups=groups, patients=groups is not None)
 
     if "x_train" in arrays:

@@ -59,7 +59,9 @@ class Source:
 
     mean, std: (C,) or (D,) float32 constants of (x - mean) / std, after 8-bit images are scaled to 0..1; NaN
     where nobody has said, so that the training part of a simulation decides.
-    columns: of a table, feature column -> "numeric" or its categories, as used.
+    columns: of a table, feature column -> "numeric", "date" or its categories, as used.
+    fill: (D,) what stands for a missing number of a table, NaN where the training part decides; None: the
+    mean.
     notes: what a person should know about what was read.
     """
 
@@ -70,6 +72,7 @@ class Source:
     std: Tensor
     columns: dict[str, str | tuple[str, ...]] | None = None
     notes: tuple[str, ...] = ()
+    fill: Tensor | None = None
 
 
 def constants(
@@ -134,7 +137,7 @@ def select_classes(source: Source, names: tuple[str, ...] | None) -> Source:
     )
 
 
-def fill_missing(x: Tensor, mean: Tensor) -> None:
-    """Put the mean where a number of a table is missing (NaN), in place: it is 0 once it is standardised."""
+def fill_missing(x: Tensor, fill: Tensor) -> None:
+    """Put fill, (D,), where a number of a table is missing (NaN), in place; a mean is 0 once standardised."""
     if x.ndim == 2 and x.is_floating_point():
-        torch.where(x.isnan(), mean, x, out=x)
+        torch.where(x.isnan(), fill, x, out=x)

@@ -23,7 +23,8 @@ class SiteData:
     Calibration samples serve the thresholds of prediction sets and nothing else.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
     keyed: by which samples were divided, and are chosen as exemplars.
-    columns: of a table, feature column -> "numeric" or its categories.
+    columns: of a table, feature column -> "numeric", "date" or its categories. fill: (D,) what stands for its
+    missing numbers; None: the mean.
     notes: what a person should know about this data. patients: whether the data says whose each sample is.
     """
 
@@ -39,6 +40,7 @@ class SiteData:
     columns: Mapping[str, str | Sequence[str]] | None = None
     notes: tuple[str, ...] = ()
     patients: bool = False
+    fill: Tensor | None = None
     calibration: Tensor = NOTHING
 
     @property

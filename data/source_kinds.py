@@ -3,8 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-IMAGES = ("image_size", "color")
-TABLE = ("columns", "label_column", "site_column")
+IMAGES = ("image_size", "color", "resize")
+FILES = ("window", "frame", "unreadable", "encoding")
+"""Of sources that read image files one by one."""
+TABLE = (
+    *("columns", "column_kinds", "label_column", "site_column"),
+    *("missing", "imputation", "encoding", "decimal", "unreadable"),
+)
 COLLECTED = ("path", "labels", "patient")
 
 
@@ -30,7 +35,7 @@ SOURCES: dict[str, SourceKind] = {
     "digits": SourceKind("perennial.data.digits:load_digits", IMAGES, own_sites="never"),
     "folder": SourceKind(
         "perennial.data.folder:load_folder",
-        (*COLLECTED, *IMAGES),
+        (*COLLECTED, *IMAGES, *FILES),
         takes=("cache",),
         collected=True,
     ),
@@ -40,7 +45,9 @@ SOURCES: dict[str, SourceKind] = {
         collected=True,
         own_sites="by_column",
     ),
-    "npz": SourceKind("perennial.data.npz:load_npz", (*COLLECTED, "arrays", *IMAGES), collected=True),
+    "npz": SourceKind(
+        "perennial.data.npz:load_npz", (*COLLECTED, "arrays", *IMAGES, "window"), collected=True
+    ),
     "pack": SourceKind("perennial.data.pack:load_pack", ("path", "patient", *IMAGES), needs=("path",)),
     "torchvision": SourceKind(
         "perennial.data.torchvision_source:load_torchvision",
@@ -52,7 +59,7 @@ SOURCES: dict[str, SourceKind] = {
         "perennial.data.synth_groups:load_synth_groups", takes=("seed",), own_sites="always"
     ),
 }
-PLUGIN_OPTIONS = ("path", "labels", "options", "patient", *IMAGES, *TABLE, "arrays", "dataset")
+PLUGIN_OPTIONS = ("path", "labels", "options", "patient", *IMAGES, *FILES, *TABLE, "arrays", "dataset")
 """Keys that a plug-in may read from the data block."""
 
 

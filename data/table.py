@@ -1,65 +1,88 @@
-"""Tables: CSV files with numeric and categorical columns, missing values and a label column."""
+"""Tables: CSV files with columns of numbers, dates and categories, missing values and a label column."""
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from perennial.data.config import DataConfig
+from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.labels import encode_labels
 from perennial.data.samples import Samples, Source
 from perennial.data.splits import patient_groups, text_groups
+from perennial.data.table_columns import (
+    MISSING,
+    BadCells,
+    Columns,
+    discover,
+    encode,
+    feature_count,
+    numeric_indices,
+)
 from perennial.foundation.errors import ConfigError, DataError, nearest
-
-MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
-MOST_CATEGORIES = 100
-"""A discovered column with more distinct texts than this is an identifier or free text, not a category."""
-
-Columns = dict[str, str | tuple[str, ...]]
 
 
 def load_table(config: DataConfig) -> Source:
-    """Read a CSV file as a float32 matrix (N, D).
-
-    Each numeric column gives its value (NaN if missing) and a 0/1 indicator of missing values. Each
-    categorical column gives its one-hot code, whose last entry stands for unknown or missing.
+    """Read a CSV file as a float32 matrix (N, D), laid out as table_columns.encode says.
 
     Raises DataError naming the file, and the line if there is one.
     """
     assert config.path is not None
-    path = Path(config.path).expanduser()
-    texts, lines = read_columns(path)
-    for name in filter(None, (config.label_column, config.site_column, config.patient)):
+    file = read_csv(Path(config.path).expanduser(), config.encoding, config.decimal)
+    texts = file.columns
+    named = (config.label_column, config.site_column, config.patient)
+    for name in filter(None, (*named, *config.column_kinds)):
         if name not in texts:
-            raise DataError(f"{path}: no column {name!r}{nearest(name, texts)}; found {', '.join(texts)}")
+            raise DataError(
+                f"{file.path}: no column {name!r}{nearest(name, texts)}; found {', '.join(texts)}"
+            )
     y, classes = encode_labels(
-        texts[config.label_column],
-        config.classes,
-        config.labels,
-        lambda row: f"{path}, line {lines[row]}",
-        MISSING,
+        texts[config.label_column], config.classes, config.labels, file.where, (*MISSING, *config.missing)
     )
-    apart = {config.label_column, config.site_column, config.patient}
-    columns = config.columns or _discover({name: c for name, c in texts.items() if name not in apart}, path)
-    site, site_names = None, ()
-    if config.site_column is not None:
-        names, index = np.unique(texts[config.site_column], return_inverse=True)
-        if names[0] == "":
-            raise DataError(f"{path}, line {lines[int(np.argmin(index))]}: the {config.site_column} is empty")
-        site, site_names = torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
-    x = torch.from_numpy(encode(texts, columns, path, lines))
+    features = [name for name in texts if name not in named]
+    columns: Columns = (
+        dict(config.columns)
+        if config.columns is not None
+        else discover(file, features, config.column_kinds, config.missing)
+    )
+    bad = BadCells(file)
+    x = torch.from_numpy(encode(file, columns, config.missing, bad))
+    left_out = config.unreadable.left_out(len(bad.rows), len(y), f"{file.path}: rows with cells that")
+    if left_out is None:
+        bad.refuse()
+    site, site_names = _sites(file, config.site_column)
     if config.patient is None:
         groups = _groups(texts, columns)
     else:
         groups = patient_groups(
-            texts[config.patient].tolist(), lambda row: f"{path}, line {lines[row]}, {config.patient}"
+            texts[config.patient].tolist(), lambda row: f"{file.where(row)}, {config.patient}"
         )
     patients = config.patient is not None
     samples = Samples(x, torch.from_numpy(y), site, site_names, groups=groups, patients=patients)
-    return Source(samples, None, classes, *table_constants(config, columns), columns=dict(columns))
+    notes = [*file.notes, *_notes_on_dates(columns, config)]
+    if bad.named:
+        notes.append(f"{left_out}, taken as missing values: {'; '.join(bad.named[:3])}")
+    return Source(
+        samples,
+        None,
+        classes,
+        *table_constants(config, columns),
+        columns=columns,
+        fill=table_fill(config, columns),
+        notes=tuple(notes),
+    )
+
+
+def _sites(file: CsvFile, column: str | None) -> tuple[Tensor | None, tuple[str, ...]]:
+    if column is None:
+        return None, ()
+    names, index = np.unique(file.columns[column], return_inverse=True)
+    if names[0] == "":
+        raise DataError(f"{file.where(int(np.argmin(index)))}: the {column} is empty")
+    return torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
 
 
 def _groups(texts: Mapping[str, np.ndarray], columns: Mapping[str, object]) -> np.ndarray:
@@ -69,144 +92,51 @@ def _groups(texts: Mapping[str, np.ndarray], columns: Mapping[str, object]) -> n
     return text_groups("content", [json.dumps([names, row]) for row in rows])
 
 
-def read_columns(path: Path) -> tuple[dict[str, np.ndarray], list[int]]:
-    """(column name -> (N,) texts (StringDType) without surrounding space, line of each row in the file).
-
-    The separator is the comma, semicolon or tab that the header has most of.
-    Raises DataError naming the file and line where it is no table.
-    """
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            header = file.readline()
-            file.seek(0)
-            reader = csv.reader(file, delimiter=max(",;\t", key=header.count), skipinitialspace=True)
-            names = [name.strip() for name in next(reader, [])]
-            numbered = [(reader.line_num, row) for row in reader if row]
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a CSV file in UTF-8 ({error})") from error
-    if not numbered:
-        raise DataError(f"{path}: the table has no row")
-    if "" in names or len(set(names)) != len(names):
-        raise DataError(
-            f"{path}: the header must name every column once; found {', '.join(map(repr, names))}"
-        )
-    for line, row in numbered:
-        if len(row) != len(names):
-            raise DataError(f"{path}, line {line}: {len(row)} values for {len(names)} columns")
-    lines, rows = zip(*numbered, strict=True)
-    columns = {
-        # not as wide as the longest text: one long cell would make every row take its width
-        name: np.strings.strip(np.array(values, dtype=np.dtypes.StringDType()))
-        for name, values in zip(names, zip(*rows, strict=True), strict=True)
-    }
-    return columns, list(lines)
+def _notes_on_dates(columns: Columns, config: DataConfig) -> list[str]:
+    found = [name for name, kind in columns.items() if kind == "date" and config.columns is None]
+    return [
+        f"column {name!r} holds dates and is read as days since 1970; if it says when a record was made and "
+        "nothing of the patient, leave it out with data.column_kinds: ignore"
+        for name in found
+    ]
 
 
-def encode(
-    texts: Mapping[str, np.ndarray],
-    columns: Mapping[str, str | Sequence[str]],
-    path: Path,
-    lines: Sequence[int],
-) -> np.ndarray:
-    """(N, D) float32 of texts, laid out as load_table says; path and lines are for error messages."""
-    parts = []
-    for name, kind in columns.items():
-        if name not in texts:
-            raise DataError(f"{path}: no column {name!r}{nearest(name, texts)}; data.columns lists it")
-        if isinstance(kind, str):
-            values = _numbers(texts[name], f"{path}, column {name!r}", lines)
-            parts += [values[:, None], np.isnan(values)[:, None]]
-        else:
-            known = texts[name][:, None] == np.array(kind)[None, :]
-            parts += [known, ~known.any(axis=1, keepdims=True)]
-    return np.concatenate(parts, axis=1, dtype=np.float32)
+def _by_column(values: Tensor, given: Mapping[str, float], places: Mapping[str, int], key: str) -> None:
+    """Put what is given for each column of numbers at its place. Raises ConfigError where names differ."""
+    for name in given:
+        if name not in places:
+            raise ConfigError(f"data.{key}: {name!r} is no numeric column{nearest(name, places)}")
+    for name, place in places.items():
+        if name not in given:
+            raise ConfigError(f"data.{key}: the numeric column {name!r} is missing")
+        values[place] = given[name]
 
 
-def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
-    """D: a value and an indicator for each numeric column; for each other its categories and one more."""
-    return sum(2 if isinstance(kind, str) else len(kind) + 1 for kind in columns.values())
-
-
-def numeric_indices(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
-    """Numeric column -> place of its value among the D features of encode.
-
-    By place, because the names that one would give to the features are not distinct: a category may be called
-    "other", and a column "age missing".
-    """
-    indices, start = {}, 0
-    for name, kind in columns.items():
-        if isinstance(kind, str):
-            indices[name] = start
-        start += feature_count({name: kind})
-    return indices
-
-
-def table_constants(
-    config: DataConfig, columns: Mapping[str, str | Sequence[str]]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def table_constants(config: DataConfig, columns: Mapping[str, str | Sequence[str]]) -> tuple[Tensor, Tensor]:
     """(mean, std), each (D,), with which the columns of a table are standardised.
 
-    Numeric values take those of the experiment, or NaN if it has none; indicators and one-hot codes take 0
+    Numbers and dates take those of the experiment, or NaN if it has none; indicators and one-hot codes take 0
     and 1.
     """
     mean, std = torch.zeros(feature_count(columns)), torch.ones(feature_count(columns))
-    numeric = numeric_indices(columns)
+    places = numeric_indices(columns)
     given = config.normalise
     for values, chosen in ((mean, given and given.mean), (std, given and given.std)):
-        named = chosen if isinstance(chosen, dict) else dict.fromkeys(numeric, float("nan"))
-        for name in named:
-            if name not in numeric:
-                raise ConfigError(f"data.normalise: {name!r} is no numeric column{nearest(name, numeric)}")
-        for name, place in numeric.items():
-            if name not in named:
-                raise ConfigError(f"data.normalise: the numeric column {name!r} is missing")
-            values[place] = named[name]
+        named = chosen if isinstance(chosen, dict) else dict.fromkeys(places, float("nan"))
+        _by_column(values, named, places, "normalise")
     return mean, std
 
 
-def _numbers(texts: np.ndarray, where: str, lines: Sequence[int]) -> np.ndarray:
-    """float32, NaN where missing."""
-    absent = _absent(texts)
-    try:
-        with np.errstate(over="ignore"):
-            values = np.where(absent, "nan", texts).astype(np.float64).astype(np.float32)
-    except ValueError:
-        row = next(i for i, text in enumerate(texts.tolist()) if not absent[i] and not _is_number(text))
-        raise DataError(f"{where}, line {lines[row]}: {str(texts[row])!r} is not a number") from None
-    odd = np.flatnonzero(~absent & ~np.isfinite(values))
-    if len(odd):
-        raise DataError(f"{where}, line {lines[odd[0]]}: {str(texts[odd[0]])!r} is not a finite number")
-    return values
-
-
-def _absent(texts: np.ndarray) -> np.ndarray:
-    return np.isin(texts, np.array(MISSING, dtype=texts.dtype))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _discover(texts: Mapping[str, np.ndarray], path: Path) -> Columns:
-    """Numeric where every value that is there is a number; else the distinct texts as categories."""
-    columns: Columns = {}
-    for name, values in texts.items():
-        present = np.unique(values[~_absent(values)]).tolist()
-        if all(_is_number(text) for text in present):
-            columns[name] = "numeric"
-        elif len(present) > MOST_CATEGORIES:
-            raise DataError(
-                f"{path}: column {name!r} has {len(present)} distinct texts, too many for categories; "
-                "list the features in data.columns and leave it out"
-            )
-        else:
-            columns[name] = tuple(present)
-    if not columns:
-        raise DataError(f"{path}: no feature beside the label")
-    return columns
+def table_fill(config: DataConfig, columns: Mapping[str, str | Sequence[str]]) -> Tensor | None:
+    """(D,) what stands for a missing number or date; NaN where the training rows decide; None: the mean."""
+    given = config.imputation
+    if given == "mean":
+        return None
+    fill = torch.zeros(feature_count(columns))
+    places = numeric_indices(columns)
+    if isinstance(given, dict):
+        named = given
+    else:
+        named = dict.fromkeys(places, float("nan") if given == "median" else float(given))
+    _by_column(fill, named, places, "imputation")
+    return fill

@@ -63,4 +63,6 @@ def _part(
     # EMNIST's files hold each letter with rows and columns exchanged.
     x = x.transpose(2, 3) if config.dataset == "emnist" else x
     y = torch.as_tensor(dataset.targets, dtype=torch.int64)
-    return Samples(conform(x.contiguous(), config.size, config.color), y), tuple(dataset.classes)
+    return Samples(conform(x.contiguous(), config.size, config.color, config.resize), y), tuple(
+        dataset.classes
+    )

@@ -84,7 +84,11 @@ def _data(data: DataConfig) -> str:
 
 
 def _training(experiment: Experiment) -> str:
-    if experiment.model.features is not None:
+    if experiment.model.pretrained is not None:
+        blocks = experiment.model.trained_blocks
+        how = {"all": "all of it learns on", 0: "frozen"}.get(blocks, f"its last {blocks} blocks learn on")
+        maps = f"{map_in_words(experiment.model.pretrained)}; {how}"
+    elif experiment.model.features is not None:
         maps = "; ".join(map_in_words(features) for features in experiment.model.features)
         maps = f"fixed maps, which nobody trains here: {maps}"
         if not experiment.strategy.trains:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTS = {
-    "site-cpu": ([], "+cpu"),
-    "operator-cpu": (["server"], "+cpu"),
-    "site-cuda": ([], ""),
-    "operator-cuda": (["server"], ""),
+    "site-cpu": (["dicom"], "+cpu"),
+    "operator-cpu": (["server", "dicom"], "+cpu"),
+    "site-cuda": (["dicom"], ""),
+    "operator-cuda": (["server", "dicom"], ""),
 }
 """Targets of the Dockerfile -> (extras of pyproject.toml, local version of torch)."""
 TOOLS = {"build": ["setuptools>=77"], "sbom": ["cyclonedx-bom==7.5.0"]}

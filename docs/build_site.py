@@ -2,7 +2,8 @@
 
 The pages link files beside `docs/` (results, experiments, README.md), and MkDocs takes one folder. So the
 pages and what they link are laid out below `build/docs` as they lie in the repository; links then hold in
-both. One page for each room is written from the docstrings. A link that leads nowhere ends the build.
+both. One page for each room is written from the docstrings, and one for each file that a person writes from
+its schema. A link that leads nowhere ends the build.
 """
 
 import os
@@ -10,6 +11,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from schema_pages import PAGES as SCHEMA_PAGES
+from schema_pages import schema_page
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGE, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
@@ -70,6 +74,8 @@ def write_reference() -> None:
             if path.name != "__init__.py":
                 lines += [f"## {module.removeprefix('perennial.')}", "", f"::: {module}", ""]
         (folder / f"{room}.md").write_text("\n".join(lines))
+    for name in SCHEMA_PAGES:
+        (folder / f"{name}.md").write_text(schema_page(name))
     face = ["# perennial", "", "::: perennial", "    options:", "      show_submodules: false", ""]
     (folder / "index.md").write_text("\n".join(face))
 

@@ -33,7 +33,9 @@ class Inputs:
 
     stored: uint8 where the data are 8-bit pixels, float32 where they are numbers in a scale of their own.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
-    columns: of a table, feature column -> "numeric" or its categories, in the order of the D features.
+    columns: of a table, feature column -> "numeric", "date" or its categories, in the order of the D
+    features.
+    fill: (D,) what stands for a missing number of a table; None: the mean.
     """
 
     shape: tuple[int, ...]
@@ -41,6 +43,12 @@ class Inputs:
     mean: Tensor
     std: Tensor
     columns: Mapping[str, str | Sequence[str]] | None = None
+    fill: Tensor | None = None
+
+    @property
+    def filling(self) -> Tensor:
+        """(D,) What stands for a missing number."""
+        return self.mean if self.fill is None else self.fill
 
     def to_json(self) -> dict[str, Any]:
         """As JSON knows it."""
@@ -50,6 +58,7 @@ class Inputs:
             "mean": self.mean.tolist(),
             "std": self.std.tolist(),
             "columns": self.columns,
+            **({} if self.fill is None else {"fill": self.fill.tolist()}),
         }
 
     @classmethod
@@ -58,7 +67,8 @@ class Inputs:
         # files from before the key was written: of all sources, only generated ones held images as floats
         stored = found.get("stored", "uint8" if len(found["shape"]) == 3 else "float32")
         mean, std = (torch.tensor(found[key], dtype=torch.float32) for key in ("mean", "std"))
-        return cls(tuple(found["shape"]), stored, mean, std, found["columns"])
+        fill = torch.tensor(found["fill"], dtype=torch.float32) if "fill" in found else None
+        return cls(tuple(found["shape"]), stored, mean, std, found["columns"], fill)
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,16 @@ class Model:
 
     def predictions(self, paths: Sequence[Path | str]) -> Iterator[Prediction]:
         """The same one after the other, for more samples than fit in memory."""
+        from perennial.data.config import DataConfig
         from perennial.data.given import files_in
+        from perennial.data.images import ImageReading
         from perennial.data.inputs import read_inputs
 
         inputs = self.saved.inputs
         files = files_in([*map(Path, paths)], of_images=len(inputs.shape) == 3)
-        for names, x in read_inputs(files, inputs.shape, inputs.stored, inputs.mean, inputs.columns):
+        reading = ImageReading.of(DataConfig.model_validate(self.saved.settings["data"]))
+        found = read_inputs(files, inputs.shape, inputs.stored, inputs.filling, inputs.columns, reading)
+        for names, x in found:
             answers = self.answers(x)
             sets = None if answers.sets is None else answers.sets.tolist()
             for row, (name, shares) in enumerate(zip(names, answers.probabilities.tolist(), strict=True)):

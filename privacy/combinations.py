@@ -52,8 +52,10 @@ def refuse_false_claims(
     ]
     if normalisation_from_data:
         reasons.append(
-            "inputs are scaled by the mean and deviation of the training data, which carry no noise; give "
-            "public constants in data.normalise"
+            "inputs are made with figures of the training data, which carry no noise: their mean "
+            "and deviation, "
+            "or a table's categories and medians; give public ones in data.normalise, data.columns and "
+            "data.imputation"
         )
     if segments > 1:
         reasons.append(

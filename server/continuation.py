@@ -16,7 +16,7 @@ from perennial.data.federation import build
 from perennial.data.registry import Registry, build_registry
 from perennial.data.schedule import TaskSchedule
 from perennial.data.sources import load
-from perennial.data.table import numeric_indices
+from perennial.data.table_columns import numeric_indices
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST, Progress, load_checkpoint
 
@@ -150,4 +150,7 @@ def _as_read(data: DataConfig, inputs: dict[str, Any]) -> dict[str, Any]:
         key: {name: values[place] for name, place in places.items()}
         for key, values in (("mean", mean), ("std", std))
     }
-    return {"columns": columns, "normalise": normalise}
+    found = {"columns": columns, "column_kinds": {}, "normalise": normalise}
+    if inputs.get("fill") is not None:
+        found["imputation"] = {name: inputs["fill"][place] for name, place in places.items()}
+    return found

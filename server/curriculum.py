@@ -46,6 +46,7 @@ from perennial.server.run_folder import RunFolder
 from perennial.server.run_measures import TaskMeasures
 from perennial.server.shared_clipping import SharedClipping
 from perennial.server.site_counts import SiteCounts, ask_for_counts
+from perennial.server.stopped import what_to_try
 from perennial.server.wishes import Wishes
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
@@ -147,6 +148,8 @@ class Curriculum:
             while self.progress.round_in_task < self._rounds(task):
                 self._wishes.between_rounds(self._grid.look)
                 self._round(task)
+                if self.strategy.task_complete:
+                    break
             self._finish_task(task)
         self.progress.finished = True
         self._save()
@@ -216,7 +219,10 @@ class Curriculum:
         self.history.task_begun(classes.stop)
         self.progress.classes = list(self.registry.classes[: classes.stop])
         self.journal.write(
-            "task_started", task=task, classes=[self.registry.classes[label] for label in classes]
+            "task_started",
+            task=task,
+            classes=[self.registry.classes[label] for label in classes],
+            rounds=[self._rounds(number) for number in range(1, self.schedule.count + 1)],
         )
 
     def _round(self, task: int) -> None:
@@ -339,6 +345,9 @@ class Curriculum:
         progress.previous, progress.holders = finished.sha256, holders
         progress.task, progress.round_in_task = task + 1, 0
         self.journal.write("task_finished", task=task, **facts)
+        if signs := facts.get("stopped"):
+            tries = "; or ".join(what_to_try(self.experiment))
+            self.journal.write("note", text=f"learning has stopped: {'; '.join(signs)}. To try: {tries}")
         self._save()
 
     # exchanges other than training
@@ -453,7 +462,7 @@ class Curriculum:
         self.progress.holders = sorted(({*self.progress.holders} | {*outcome.participants}) - failed)
 
     def _record(self, task: int, outcome: RoundOutcome, accuracy: float | None, seconds: float) -> None:
-        self.history.round_done(outcome, accuracy)
+        self.history.round_done(outcome)
         self.journal.write(
             "round",
             task=task,

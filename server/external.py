@@ -9,11 +9,11 @@ import torch
 
 from perennial.config.yaml_file import apply_overrides, read_yaml, validate
 from perennial.data.config import DataConfig
+from perennial.data.csv_file import read_csv
 from perennial.data.folder import SUFFIXES
 from perennial.data.samples import Samples, fill_missing, stored_as
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash
-from perennial.data.table import read_columns
 from perennial.foundation.errors import DataError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.learning.batches import TrainingSet
@@ -40,7 +40,10 @@ from perennial.server.report.markup import element, join
 from perennial.server.report.page import page
 from perennial.server.report.recognition import recognition_parts, recognition_section
 
-OF_THE_RUN = ("labels", "label_column", "patient", "arrays", "dataset")
+OF_THE_RUN = (
+    *("labels", "label_column", "patient", "arrays", "dataset"),
+    *("resize", "window", "frame", "missing"),
+)
 """Keys that are taken over from the run's own data where they fit the source."""
 
 
@@ -78,8 +81,7 @@ def _source_of(path: Path, *, of_images: bool) -> str:
     if path.suffix.lower() != ".csv":
         hint = "; an image alone has no label" if path.suffix.lower() in SUFFIXES else ""
         raise DataError(f"{path}: allowed a folder, .csv, .npz or .yaml with labelled data{hint}")
-    names, _ = read_columns(path)
-    return "folder" if of_images and {"path", "label"} <= set(names) else "csv"
+    return "folder" if of_images and {"path", "label"} <= read_csv(path).columns.keys() else "csv"
 
 
 def judge(saved: SavedModel, config: DataConfig, name: str) -> Measures:
@@ -93,7 +95,7 @@ def judge(saved: SavedModel, config: DataConfig, name: str) -> Measures:
     found = f"{stored_as(x)} {tuple(x.shape[1:])}"
     if found != f"{inputs.stored} {inputs.shape}":
         raise DataError(f"{name}: samples are {found}; this model takes {inputs.stored} {inputs.shape}")
-    fill_missing(x, inputs.mean)
+    fill_missing(x, inputs.filling)
     data = TrainingSet(x, y, inputs.mean, inputs.std)
     scored = score_logits(saved.classifier, data, len(saved.classes))
     tables, temperature = scored.tables(), saved.confidence.temperature

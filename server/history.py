@@ -6,6 +6,7 @@ from typing import Any
 from perennial.server.evaluation import Counts
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies, unbalanced
 from perennial.server.site_counts import ALL_SITES, SiteCounts, in_words, possible
+from perennial.server.stopped import signs_of_stopping
 from perennial.strategies.base import RoundOutcome
 
 MEASURED = (
@@ -25,14 +26,20 @@ class History:
 
     bytes_up, bytes_down: what the rounds sent, as the journal has it of each. task_end_bytes_up,
     task_end_bytes_down: what the ends of tasks sent beside that. All count tensors, of valid replies alone.
+    losses: of the rounds of the latest task. stopped: signs that learning had stopped, of each task with
+    some.
     """
 
     def __init__(self, data: dict[str, Any]) -> None:
         self._data = data
         data.setdefault("boundaries", [0])
-        for name in (*MEASURED, "by_round"):
+        for name in MEASURED:
             data.setdefault(name, [])
+        # what each round measured stands in the journal; here it would make checkpoints grow with the rounds
+        data.pop("by_round", None)
         data.setdefault("sites", {})
+        data.setdefault("losses", [])
+        data.setdefault("stopped", [])
         for name in ("bytes_up", "bytes_down", "task_end_bytes_up", "task_end_bytes_down"):
             data.setdefault(name, 0)
 
@@ -48,8 +55,8 @@ class History:
         """Counters of one site."""
         return self._data["sites"].setdefault(name, {"samples": 0, "rounds": 0, "rejected": 0, "refused": 0})
 
-    def round_done(self, outcome: RoundOutcome, accuracy: float | None = None) -> None:
-        """Count one round. accuracy: of the model after it, where it was measured."""
+    def round_done(self, outcome: RoundOutcome) -> None:
+        """Count one round."""
         for site, reply in outcome.participants.items():
             counters = self.site(site)
             counters["rounds"] += 1
@@ -60,13 +67,13 @@ class History:
             self.site(site)["refused"] += 1
         self._data["bytes_up"] += outcome.bytes_up
         self._data["bytes_down"] += outcome.bytes_down
-        if accuracy is not None:
-            self._data["by_round"].append([accuracy, self._data["bytes_up"] + self._data["bytes_down"]])
+        self._data["losses"].append(outcome.train_loss)
 
     def task_begun(self, boundary: int) -> None:
         """Classes up to boundary are known from now on."""
         if self._data["boundaries"][-1] < boundary:
             self._data["boundaries"].append(boundary)
+        self._data["losses"].clear()
 
     def task_done(
         self,
@@ -94,6 +101,9 @@ class History:
         self._data["class_accuracy"].append(
             [right / samples if samples else None for right, samples in zip(*counts, strict=True)]
         )
+        signs = signs_of_stopping(*counts, self._data["losses"])
+        if signs:
+            self._data["stopped"].append({"task": len(boundaries) - 1, "signs": signs})
         self._data["federated"].append(average_accuracy(at_sites, site_sizes))
         self._data["federated_interval"].append(interval)
         self._data["federated_noise"].append(federated.std or None)
@@ -111,6 +121,7 @@ class History:
             "class_accuracy": self._data["class_accuracy"][-1],
             "balanced_accuracy": self._data["balanced"][-1],
             "unbalanced": self._data["unbalanced"],
+            **({"stopped": signs} if signs else {}),
             "federated": at_sites if federated.by_site else None,
             **in_words(federated, interval),
             "bytes_up": sent[0],

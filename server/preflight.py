@@ -7,7 +7,7 @@ from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
-from perennial.data.deployed import declared_constants, declared_input_shape
+from perennial.data.deployed import declared_constants, declared_fill, declared_input_shape
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.foundation.errors import ConfigError
@@ -100,7 +100,9 @@ def data_facts(experiment: Experiment) -> DataFacts:
         registry = build_registry(data.classes, experiment.tasks, experiment.seed)
         _check_memory(experiment, registry, data.sites or 1)
         stored = "float32" if data.source == "csv" else "uint8"
-        inputs = Inputs(declared_input_shape(data), stored, *declared_constants(data), data.columns)
+        inputs = Inputs(
+            declared_input_shape(data), stored, *declared_constants(data), data.columns, declared_fill(data)
+        )
         return DataFacts(registry, inputs, None, data.sites or 1, ())
     federation = simulated_federation(experiment)
     if data.partition.kind == "natural":
@@ -117,7 +119,12 @@ def data_facts(experiment: Experiment) -> DataFacts:
     return DataFacts(
         federation.registry,
         Inputs(
-            federation.input_shape, federation.stored, federation.mean, federation.std, federation.columns
+            federation.input_shape,
+            federation.stored,
+            federation.mean,
+            federation.std,
+            federation.columns,
+            federation.fill,
         ),
         federation.test,
         len(federation.sites),

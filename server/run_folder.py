@@ -104,7 +104,10 @@ def _require_same_experiment(
         "",
     )
     # what these come to is compared instead: the names of classes below, how data are read in the inputs
-    read = ("data.classes", "data.normalise", "data.columns", "data.path")
+    read = (
+        *("data.classes", "data.normalise", "data.path"),
+        *("data.columns", "data.column_kinds", "data.imputation"),
+    )
     changed = [key for key in changed if not key.startswith(read)]
     if changed:
         raise StateError(

@@ -70,6 +70,20 @@ class Epsilon(_Record):
     claim: Claim | None = None
 
 
+class SignsOfStopping(_Record):
+    """Why the model was taken to have learnt nothing, after one task."""
+
+    task: int
+    signs: list[str]
+
+
+class StoppedLearning(_Record):
+    """tasks: those with signs. to_try: settings that may help."""
+
+    tasks: list[SignsOfStopping]
+    to_try: list[str]
+
+
 class Summary(_Record):
     """summary.json. Blocks of single methods stay as they are, in `model_extra`.
 
@@ -105,6 +119,8 @@ class Summary(_Record):
     group_models_sha256: dict[str, str] = {}
     personal_models_sha256: dict[str, str] = {}
     sites: dict[str, SiteSummary]
+    stopped_learning: StoppedLearning | None = None
+    """Tasks after which the model was found to have learnt nothing."""
     epsilon: Epsilon | None
     classes: list[str] = []
     tasks: list[list[str]] = []

@@ -26,6 +26,7 @@ from perennial.server.measures.record import Measures, read_measures
 from perennial.server.metrics import average_incremental_accuracy, backward_transfer, forgetting
 from perennial.server.privacy_claim import open_channels
 from perennial.server.run_measures import confidence_facts
+from perennial.server.stopped import what_to_try
 
 MODEL_HASHES = ("model_sha256", "group_models_sha256", "personal_models_sha256")
 METRICS = ("round", "task", "train_loss", "accuracy", "bytes_up", "bytes_down", "seconds")
@@ -100,12 +101,15 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     deployed sites keep theirs to themselves.
     federated_interval: 95 % of federated_accuracy, for the sampling of held-out patients and for noise.
     federated_noise: standard deviation of the noise on a count, of each task; null where it was exact.
+    stopped_learning: tasks after which the model had learnt nothing, with the signs, and what to try; or
+    null.
     bounds: site -> in how many rounds `bounds` scaled its update down, and capped its claim of samples.
     bytes_up, bytes_down: of the rounds' tensors.
     cohort: sites that trained in one pass.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
     history, schedule = curriculum.history.data, curriculum.schedule
+    by_round = measured_rounds(read_events(curriculum.folder.path))
     matrix, averages = history["central"], history["average"]
     classes = curriculum.registry.classes
     return {
@@ -126,8 +130,8 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "federated_interval": history["federated_interval"],
         "federated_noise": history["federated_noise"],
         "rounds": curriculum.progress.round,
-        "accuracy_by_round": [accuracy for accuracy, _ in history["by_round"]],
-        "bytes_by_round": [sent for _, sent in history["by_round"]],
+        "accuracy_by_round": [accuracy for accuracy, _ in by_round],
+        "bytes_by_round": [sent for _, sent in by_round],
         "bytes_up": history["bytes_up"],
         "bytes_down": history["bytes_down"],
         "task_end_bytes_up": history["task_end_bytes_up"],
@@ -140,6 +144,9 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         },
         "personal_models_sha256": personal_hashes(curriculum.folder.path),
         "sites": history["sites"],
+        "stopped_learning": {"tasks": history["stopped"], "to_try": what_to_try(curriculum.experiment)}
+        if history["stopped"]
+        else None,
         "bounds": curriculum.strategy.running.met if curriculum.strategy.running is not None else {},
         "epsilon": epsilon(curriculum),
         "classes": list(classes),
@@ -150,6 +157,17 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "versions": {name: version(name) for name in ("flwr", "torch", "numpy")}
         | {"python": platform.python_version()},
     }
+
+
+def measured_rounds(events: list[dict[str, Any]]) -> list[tuple[float, int]]:
+    """(accuracy, bytes that all rounds had sent by then) of each round after which the model was measured."""
+    found, sent = [], 0
+    for event in events:
+        if event["event"] == "round":
+            sent += event["bytes_up"] + event["bytes_down"]
+            if event["accuracy"] is not None:
+                found.append((event["accuracy"], sent))
+    return found
 
 
 def personal_hashes(folder: Path) -> dict[str, str]:

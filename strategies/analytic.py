@@ -7,7 +7,6 @@ in one place, whatever the number of sites, the skew, the order of tasks, absenc
 
 import math
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -21,14 +20,17 @@ from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_w
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import noise_std
-from perennial.privacy.secure.server_session import NotEnough
+from perennial.protocol.messages import Stamp
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.services import Services
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.statistics.asking import Asking
+from perennial.strategies.statistics.awaited import Awaited
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
+from perennial.strategies.statistics.versions import keep_version
+from perennial.strategies.valuation.solved import Solved
 
 WITHOUT_ASKING = 1 << 35
 """Bytes of sites' sums that are kept without being asked to."""
@@ -67,6 +69,7 @@ class Analytic(IncrementalStrategy):
         self.keep_sites = keep_sites
         self._services: Services | None = None
         self._features, self._width = "", 0
+        self._awaited, self._complete = Awaited(), False
         self._plain = KeptSums()
         self._balanced: dict[int, KeptSums] = {}
         self._counts: dict[int, dict[str, list[int]]] = {}
@@ -74,6 +77,8 @@ class Analytic(IncrementalStrategy):
         self._facts: list[dict[str, str]] = []
         self.withdrawn: dict[str, dict[str, Any]] = {}
         """Sites whose sums were taken back, and what was said of it; they are asked no more."""
+        self.groups: dict[str, dict[str, Any]] = {}
+        """The same of groups of a site's records, by the SHA-256 of the file that the site gave."""
 
     # the life of a run
 
@@ -87,25 +92,10 @@ class Analytic(IncrementalStrategy):
                 "allowed a number" + ("" if self.head == "gaussian" else ", or gcv")
             )
         if experiment.privacy.enabled:
-            self._check_noised()
+            self.settings.require_noisable()
         self._services = services
         if self.keep_sites and services.folder is not None and services.sums is None:
             self._plain.folder = services.folder.parent / FOLDER
-
-    def _check_noised(self) -> None:
-        """Raises ConfigError for what sums with noise do not allow."""
-        if self.head != "ridge":
-            why = (
-                "no bound on how much one sample moves weighted sums has been worked out"
-                if self.head == "balanced_ridge"
-                else "it divides by counts and differences that noise can turn around"
-            )
-            raise ConfigError(f"strategy.head: found {self.head!r} with privacy; {why}; allowed: ridge")
-        if isinstance(self.settings.shrinkage, str) or self.settings.standardise:
-            raise ConfigError(
-                "strategy.shrinkage, standardise: with privacy allowed: a number, which the noise's own size "
-                "exceeds where it must, and false; validation counts would be a release of their own"
-            )
 
     def begin_task(self, task: TaskStart) -> None:
         """Raises ConfigError where the model has no fixed features, or more than can be solved for."""
@@ -143,25 +133,32 @@ class Analytic(IncrementalStrategy):
         self.outcome = outcome = RoundOutcome()
         self._exchange.bytes_up = self._exchange.bytes_down = 0
         noised = self._privacy.enabled
-        masked = self._masked
-        if masked is not None:
-            masked.exchange = self._exchange
-        asking = Asking(grid, self._exchange, request, outcome, self._features, self._width, noised, masked)
+        features, width = self._features, self._width
+        asking = Asking(grid, self._exchange, request, outcome, features, width, noised, self._masked)
+            grid, self._exchange, request, outcome, self._features, self._width, noised, self._masked
+        )
         task = request.stamp.task
-        for earlier in asking.in_order(range(task, 0, -1)):
+        if self._asynchronous:
+            self._collect_what_comes(asking, task)
+        for earlier in () if self._asynchronous else asking.in_order(range(task, 0, -1)):
             if self.head == "balanced_ridge":
                 self._collect_balanced(asking, earlier)
             else:
                 self._collect(asking, earlier)
         for site in request.sites:
             if self._kept(task).has(task, site):
-                samples = 1 if noised or masked else max(1, self._samples(site))
+                samples = 1 if noised or self._masked else max(1, self._samples(site))
                 outcome.participants[site] = Admitted(site, {}, 0.0, samples)
         if len(outcome.participants) >= request.quorum:
             try:
                 head = self._solved(asking)
+                tensors = head.tensors()
+                if self._asynchronous and self._services is not None and self._services.folder is not None:
+                    facts = {"task": task, "round": request.stamp.round, "sites": self._sites()}
+                    facts |= outcome.details
+                    keep_version(self._services.folder.parent, request.stamp.round, tensors, facts)
                 outcome.arrays = {
-                    name: tensor.to(request.arrays[name].device) for name, tensor in head.tensors().items()
+                    name: tensor.to(request.arrays[name].device) for name, tensor in tensors.items()
                 }
             except DataError as error:
                 outcome.warnings.append(f"no head: {error}")
@@ -180,7 +177,7 @@ class Analytic(IncrementalStrategy):
                 "maps": self._facts,
                 "features": self._features,
                 "width": self._width,
-                "samples": self._all_samples(),
+                "samples": None if self._privacy.enabled else self._samples_of_all,
                 "sums_sha256": None if total is None else total.sha256,
                 "shrinkage": {str(task): value for task, value in sorted(self._chosen.items())},
                 "message_bytes": sums_bytes(self._width, self._task_classes()),
@@ -194,7 +191,7 @@ class Analytic(IncrementalStrategy):
             state |= kept.state(f"task-{task}")
         state["balanced"] = sorted(self._balanced)
         state["counts"] = {str(task): counts for task, counts in self._counts.items()}
-        state["withdrawn"] = self.withdrawn
+        state["withdrawn"], state["groups"] = self.withdrawn, self.groups
         state["chosen"] = {str(task): value for task, value in self._chosen.items()}
         return state
 
@@ -204,7 +201,7 @@ class Analytic(IncrementalStrategy):
         for task, kept in self._balanced.items():
             kept.load(f"task-{task}", state)
         self._counts = {int(task): dict(counts) for task, counts in state["counts"].items()}
-        self.withdrawn = dict(state["withdrawn"])
+        self.withdrawn, self.groups = dict(state["withdrawn"]), dict(state.get("groups", {}))
         self._chosen = {int(task): float(value) for task, value in state["chosen"].items()}
 
     # after the run: withdrawal and merging
@@ -212,6 +209,25 @@ class Analytic(IncrementalStrategy):
     @property
     def closed_form(self) -> "Analytic":
         return self
+
+    @property
+    def width(self) -> int:
+        """Features with the constant, from the first task on."""
+        return self._width
+
+    def require_solvable(self) -> None:
+        """Raises ValueError where no coalition's model can be solved for."""
+        if self.head == "balanced_ridge" or not self.keep_sites:
+            found = f"head {self.head!r}, keep_sites {str(self.keep_sites).lower()}"
+            raise ValueError(
+                f"base: found {found}; a coalition's model needs each site's own sums: allowed gaussian and "
+                "ridge, with keep_sites"
+            )
+
+    def game(self, stamp: Stamp) -> Solved:
+        """What each coalition of sites could have made so far, shrunk as the whole is."""
+        shrinkage = self._chosen[stamp.task]
+        return Solved(self.kept_sums, stamp.num_classes, lambda sums: self.settings.solved(sums, shrinkage))
 
     @property
     def kept_sums(self) -> KeptSums:
@@ -250,30 +266,36 @@ class Analytic(IncrementalStrategy):
             return
         if self._privacy.enabled:
             self._record(asking, missing, task)
-        taken = self._one_by_one if self._masked is None else self._cohorts
-        few = list(taken(asking, missing, task))
+        few = []
+        for sites, statistics in asking.of_sites(missing, task, self._classes(task)):
+            self._plain.add(task, sites, statistics)
+            if 0 < statistics.samples < self._width and not asking.noised:
+                few.append(" with ".join(sites))
         if few:
             asking.outcome.warnings.append(
                 f"task {task}: without noise, sums over fewer samples than the {self._width} features tell "
                 f"the space that these lie in: {', '.join(sorted(few)[:5])}{', ...' if few[5:] else ''}"
             )
 
-    def _one_by_one(self, asking: Asking, missing: list[str], task: int) -> Iterator[str]:
-        """Take in the sums of each site; yields those that gave fewer samples than features."""
-        for site, statistics in asking.statistics(missing, task, self._classes(task)):
-            self._plain.add(task, site, statistics)
-            if 0 < statistics.samples < self._width and not asking.noised:
-                yield site
+    def _collect_what_comes(self, asking: Asking, task: int) -> None:
+        there = [site for site in asking.request.sites if site not in self.withdrawn]
+        missing = [(t, s) for t in range(task, 0, -1) for s in there if not self._plain.has(t, s)]
+        if self._privacy.enabled:
+            for earlier in {t for t, _ in missing}:
+                self._record(asking, [s for t, s in missing if t == earlier], earlier)
+        for of_task, site, statistics in asking.as_they_come(self._awaited, missing, self._classes):
+            # a request that was renewed is answered twice, with the same sums
+            if not self._plain.has(of_task, site) and site not in self.withdrawn:
+                self._plain.add(of_task, [site], statistics)
+        self._complete = all(self._plain.has(t, s) for t, s in missing)
 
-    def _cohorts(self, asking: Asking, missing: list[str], task: int) -> Iterator[str]:
-        """Take in masked sums; yields the sites of those over fewer samples than features."""
-        try:
-            for opened, statistics in asking.cohort(missing, task, self._classes(task)):
-                self._plain.add_cohort(task, opened.survivors, statistics)
-                if 0 < statistics.samples < self._width and not asking.noised:
-                    yield " with ".join(opened.survivors)
-        except NotEnough as reason:
-            asking.outcome.warnings.append(f"task {task}: {reason}")
+    @property
+    def task_complete(self) -> bool:
+        return self._asynchronous and self._complete
+
+    @property
+    def _asynchronous(self) -> bool:
+        return self._services is not None and self._services.experiment.rounds.asynchronous
 
     def _record(self, asking: Asking, sites: list[str], task: int) -> None:
         """What sites are about to charge, on the disk before they are asked; sent again, it costs nothing."""
@@ -313,7 +335,7 @@ class Analytic(IncrementalStrategy):
         weights = [round(WEIGHT / total) if total else 0 for total in totals]
         fresh = KeptSums()
         for site, statistics in asking.statistics(list(counts), task, classes, weights):
-            fresh.add(task, site, statistics)
+            fresh.add(task, [site], statistics)
         if fresh.given.get(task, {}).keys() == counts.keys():
             self._balanced[task] = fresh
         else:
@@ -338,13 +360,11 @@ class Analytic(IncrementalStrategy):
             return sum(sum(counts.get(site, ())) for counts in self._counts.values())
         return self._plain.samples(site)
 
-    def _all_samples(self) -> int | None:
-        """Samples in the sums; None under noise."""
-        if self._privacy.enabled:
-            return None
-        if self._masked is not None:
-            return self._plain.total.samples if self._plain.total is not None else 0
-        return sum(self._samples(site) for site in self._sites())
+    @property
+    def _samples_of_all(self) -> int:
+        if self.head == "balanced_ridge":
+            return sum(self._samples(site) for site in self._sites())
+        return 0 if self._plain.total is None else self._plain.total.samples
 
     def _sites(self) -> list[str]:
         if self.head == "balanced_ridge":
@@ -367,9 +387,7 @@ class Analytic(IncrementalStrategy):
         if total is None:
             raise DataError("no site has sent sums yet")
         known = range(asking.request.stamp.num_classes)
-        samples = None
-        if self.head == "balanced_ridge":
-            samples = sum(self._samples(site) for site in self._sites())
+        samples = self._samples_of_all if self.head == "balanced_ridge" else None
         if self._privacy.enabled:
             assert self._services is not None and self._privacy.noise_multiplier is not None
             releases = sum(len(sites) for sites in self._plain.given.values())

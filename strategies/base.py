@@ -235,6 +235,11 @@ class IncrementalStrategy(FlowerFedAvg):
         and before begin_task or load_state_dict. Default: nothing is taken over.
         """
 
+    @property
+    def task_complete(self) -> bool:
+        """Whether nothing more can come of the present task, so that its further rounds are left out."""
+        return False
+
     def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         """Exchanges with the sites that are over before the round's requests go out. Default: none.
 

@@ -6,7 +6,7 @@ the replies through the base.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -26,6 +26,9 @@ from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.nested_state import nested, part
 from perennial.strategies.round.services import Services
+
+if TYPE_CHECKING:
+    from perennial.strategies.analytic import Analytic
 
 INSIDE = "base"
 """Where a wrapper's state keeps the state of the strategy inside it."""
@@ -111,6 +114,14 @@ class Wrapper(IncrementalStrategy):
     @property
     def turns(self) -> TakesTurns | None:
         return self.base.turns
+
+    @property
+    def task_complete(self) -> bool:
+        return self.base.task_complete
+
+    @property
+    def closed_form(self) -> "Analytic | None":
+        return self.base.closed_form
 
     def _lend_bounds(self) -> None:
         """What the curriculum has set on this strategy, for a base that makes the round itself."""

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from perennial.data.config import DataConfig
+from perennial.data.images import ImageReading, ImagesRead
 from perennial.data.samples import Source
 from perennial.data.sources import load
 from perennial.foundation.errors import ConfigError, DataError
@@ -114,7 +115,8 @@ def test_images_of_every_mode_and_size_are_read_alike(tmp_path: Path, mode: str,
     path.parent.mkdir()
     image.save(path)
     paint(tmp_path / "b" / "other.png", 0, (31, 17))
-    x = read(tmp_path, image_size=(5, 8), color=color).train.x
+    window = {"window": "full"} if mode.startswith("I") else {}
+    x = read(tmp_path, image_size=(5, 8), color=color, **window).train.x
     assert x.dtype == torch.uint8
     assert x.shape == (2, 3 if color == "rgb" else 1, 5, 8)
     assert (x[0, :, :, :3] <= 3).all()
@@ -152,7 +154,7 @@ def test_images_that_cannot_be_used_are_named_together(tmp_path: Path) -> None:
         ("empty.png", "0 bytes"),
         ("cut.jpg", "truncated"),
         ("text.png", "cannot identify"),
-        ("float.tif", "floating-point"),
+        ("float.tif", "need a window"),
     ):
         line = next(line for line in message.splitlines() if name in line)
         assert reason in line.lower()
@@ -305,7 +307,7 @@ def test_a_label_of_a_manifest_that_means_none_is_no_class(tmp_path: Path) -> No
 def test_a_path_of_a_manifest_that_cannot_be_one_is_named(tmp_path: Path) -> None:
     two_classes(tmp_path)
     (tmp_path / "list.csv").write_text("path,label\nnv/a.png,nv\nmel/\x00c.PNG,mel\n")
-    with pytest.raises(DataError, match="null byte"):
+    with pytest.raises(DataError, match="null characters"):
         read(tmp_path / "list.csv", tmp_path / "cache")
 
 
@@ -317,9 +319,9 @@ def test_decoded_images_are_kept_until_a_file_changes(
     decoded: list[int] = []
     decode = module.read_images
 
-    def counting(paths: Any, size: Any, color: Any) -> np.ndarray:
+    def counting(paths: Any, reading: ImageReading) -> ImagesRead:
         decoded.append(len(paths))
-        return decode(paths, size, color)
+        return decode(paths, reading)
 
     monkeypatch.setattr(module, "read_images", counting)
     root, cache = two_classes(tmp_path / "images"), tmp_path / "cache"

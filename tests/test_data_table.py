@@ -13,7 +13,7 @@ from perennial.data.deployed import declared_constants, declared_input_shape
 from perennial.data.federation import build
 from perennial.data.samples import Source, fill_missing
 from perennial.data.sources import load
-from perennial.data.table import feature_count, numeric_indices
+from perennial.data.table_columns import feature_count, numeric_indices
 from perennial.foundation.errors import ConfigError, DataError
 
 
@@ -181,6 +181,13 @@ def test_a_file_that_is_no_table_says_so(tmp_path: Path) -> None:
         read(tmp_path / "gone.csv")
     with pytest.raises(DataError, match=r"cannot be read .Is a directory"):
         read(tmp_path)
-    (tmp_path / "table.csv").write_bytes(b"a,label\n\xff\xfe,x\n")
+    (tmp_path / "table.csv").write_bytes(b"a,label\n\x81\x8d,x\n")
     with pytest.raises(DataError, match="not a CSV file in UTF-8"):
         read(tmp_path / "table.csv")
+    (tmp_path / "table.csv").write_bytes(b"PK\x03\x04 and so on")
+    with pytest.raises(DataError, match="a workbook or an archive; save the sheet as CSV"):
+        read(tmp_path / "table.csv")
+    (tmp_path / "table.csv").write_bytes("a,label\n1,x\n".encode("utf-16-be"))
+    with pytest.raises(DataError, match=r"null characters.*set data\.encoding"):
+        read(tmp_path / "table.csv")
+    assert read(tmp_path / "table.csv", encoding="utf-16-be").train.x.tolist() == [[1, 0]]

@@ -16,7 +16,7 @@ from perennial.cli.main import app
 from perennial.client.own_layers import keep_own_layers, with_own_layers
 from perennial.client.state import SiteState
 from perennial.data.augmentation import to_float
-from perennial.data.images import read_images
+from perennial.data.images import ImageReading, read_images
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.models.saved import load_saved
 
@@ -38,7 +38,7 @@ def test_a_site_predicts_with_its_own_model_and_needs_nothing_else(tmp_path: Pat
     at_sites = {site: predict(done.folder, "--site", site, *paths) for site in ("site-0", "site-1", "site-2")}
     for site, lines in at_sites.items():
         saved = load_saved(done.folder / "sites" / site / "personal_model.safetensors")
-        images = torch.from_numpy(read_images(paths, (8, 8), "gray"))
+        images = torch.from_numpy(read_images(paths, ImageReading((8, 8), "gray")).x)
         confidence, label = (
             saved.model(to_float(images, saved.inputs.mean, saved.inputs.std)).softmax(dim=1).max(dim=1)
         )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from perennial import load_run
 from perennial.cli.main import app
 from perennial.data.augmentation import to_float
-from perennial.data.images import read_images
+from perennial.data.images import ImageReading, read_images
 from perennial.foundation.errors import DataError, PerennialError
 from perennial.learning.evaluation_tables import TEMPERATURES, score_bin_lower
 from perennial.models.prediction import NONE_OF_THE_KNOWN, answers
@@ -119,7 +119,7 @@ def test_an_onnx_file_has_everything_inside(images: Path) -> None:
     session = runtime.InferenceSession(images / "one" / "model.onnx", providers=["CPUExecutionProvider"])
     paths = sorted((images / "outside").rglob("*.png"))
     saved = load_saved(run / "model.safetensors")
-    x = read_images(paths, (8, 8), "gray")
+    x = read_images(paths, ImageReading((8, 8), "gray")).x
     probabilities, index = session.run(None, {"samples": x})
     own = load_run(run).model.probabilities(torch.from_numpy(x)).numpy()
     assert np.abs(probabilities - own).max() < 1e-5
@@ -141,7 +141,7 @@ def test_outside_data_are_judged_with_the_same_measures(images: Path) -> None:
     saved = load_saved(run / "model.safetensors")
     paths = [sorted((outside / name).glob("*.png")) for name in saved.classes]
     for label, own in enumerate(paths):
-        x = torch.from_numpy(read_images(own, (8, 8), "gray"))
+        x = torch.from_numpy(read_images(own, ImageReading((8, 8), "gray")).x)
         with torch.no_grad():
             logits = saved.classifier(to_float(x, saved.inputs.mean, saved.inputs.std))
         called = logits.argmax(dim=1).bincount(minlength=3).tolist()

@@ -54,7 +54,7 @@ class PretrainedConfig(_Map):
     for a packaged network, and needed beside a file.
     """
 
-    name: Literal["pretrained"]
+    name: Literal["pretrained"] = "pretrained"
     network: str = "efficientnet_lite0"
     weights: str | None = None
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")

@@ -37,6 +37,9 @@ h1 { margin: 0; font-size: clamp(1.9rem, 5vw, 2.9rem); line-height: 1.1; letter-
 .facts { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; margin: .8rem 0 0; padding: 0;
   list-style: none; color: var(--quiet); font-size: .92rem; }
 .story { max-width: 46rem; margin: 1.6rem 0 0; font-size: 1.16rem; line-height: 1.5; text-wrap: pretty; }
+.alert { max-width: 46rem; margin: 1.6rem 0 0; padding: .9rem 1.2rem; border-left: 4px solid var(--c2);
+  background: var(--band); border-radius: 0 10px 10px 0; }
+.alert p { margin: 0; } .alert ul { margin: .4rem 0 0; padding-left: 1.2rem; }
 .cards {
   display: grid; grid-template-columns: repeat(4, 1fr); gap: 1px; margin: 2rem 0 0; padding: 0;
     overflow: hidden;

@@ -26,6 +26,7 @@ from perennial.server.report.method_blocks import BLOCKS
 from perennial.server.report.page import page
 from perennial.server.report.recognition import recognition
 from perennial.server.report.sections import accuracy, cost, origin, privacy, sites, training
+from perennial.server.report.stopped import stopped_alert
 from perennial.server.run_record import Run, Summary, read_run
 
 REPORT = "report.html"
@@ -73,6 +74,7 @@ def _header(run: Run) -> Markup:
     return join(
         [
             element("ul", facts, "facts"),
+            stopped_alert(summary.stopped_learning),
             _alarms(run),
             element("p", _story(run), "story"),
             element("dl", join(cards), "cards"),

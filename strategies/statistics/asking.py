@@ -28,6 +28,7 @@ from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import answers, ask
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.secure.store import Opened
+from perennial.strategies.statistics.awaited import Awaited, Pending
 from perennial.strategies.statistics.checks import check_exact, check_range, read_statistics
 
 Reply = TypeVar("Reply", bound=Stamp)
@@ -56,16 +57,10 @@ class Asking:
         self, sites: Sequence[str], task: int, classes: range, weights: list[int] | None = None
     ) -> Iterator[tuple[str, Statistics]]:
         """(site, its sums of one task's classes) as they come."""
-        message = StatisticsRequest(**self._stamp, of_task=task, features=self.features, weights=weights)
+        message = self._request(task, weights)
 
         def check(reply: StatisticsReply) -> None:
-            if (reply.of_task, reply.features) != (task, self.features):
-                raise ProtocolError("StatisticsReply: of_task, features: not those that were asked for")
-            found = read_statistics(reply.statistics, self.width, classes)
-            if self.noised:
-                check_range(found)
-            else:
-                check_exact(found, weights)
+            self._check(reply, task, classes, weights)
 
         found = self._asked(sites)
         requests = [(site, node, message) for site, node in found.items()]
@@ -74,6 +69,25 @@ class Asking:
         )
         for site, reply in replies:
             yield site, read_statistics(reply.statistics, self.width, classes)
+
+    def __post_init__(self) -> None:
+        if self.masked is not None:
+            self.masked.exchange = self.exchange
+
+    def of_sites(
+        self, sites: Sequence[str], task: int, classes: range
+    ) -> Iterator[tuple[Sequence[str], Statistics]]:
+        """(sites, the sum of their sums of one task's classes): of one site each, or under masks of cohorts.
+
+        When a cohort's sum is not opened, the round's warnings say why.
+        """
+        if self.masked is None:
+            yield from (([site], found) for site, found in self.statistics(sites, task, classes))
+            return
+        try:
+            yield from ((opened.survivors, found) for opened, found in self.cohort(sites, task, classes))
+        except NotEnough as reason:
+            self.outcome.warnings.append(f"task {task}: {reason}")
 
     def in_order(self, tasks: Iterable[int]) -> list[int]:
         """The tasks, first the one whose sum sites were asked to open and did not; it cannot be made anew."""
@@ -123,6 +137,39 @@ class Asking:
         except (ProtocolError, ValueError) as error:
             raise NotEnough(f"the opened sum is not used: {error}") from error
         return found
+
+    def as_they_come(
+        self, awaited: Awaited, missing: Iterable[tuple[int, str]], classes_of: Callable[[int], range]
+    ) -> Iterator[tuple[int, str, Statistics]]:
+        """(task, site, its sums of the task's classes) of whatever has come, once something has.
+
+        missing: (task, site) to ask for, where no request is on its way.
+        """
+        for task, site in missing:
+            if not awaited.asked(task, site):
+                node = self.request.sites[site]
+                message = self._request(task, None)
+                awaited.ask(self.grid, self.exchange, site, node, message, self.request.deadline)
+
+        def check(entry: Pending, reply: StatisticsReply) -> None:
+            self._check(reply, entry.request.of_task, classes_of(entry.request.of_task), None)
+
+        deadline = self.request.deadline
+        for site, reply in awaited.arrived(self.grid, self.exchange, deadline, check, self._dropped):
+            task = reply.of_task
+            yield task, site, read_statistics(reply.statistics, self.width, classes_of(task))
+
+    def _request(self, task: int, weights: list[int] | None) -> StatisticsRequest:
+        return StatisticsRequest(**self._stamp, of_task=task, features=self.features, weights=weights)
+
+    def _check(self, reply: StatisticsReply, task: int, classes: range, weights: list[int] | None) -> None:
+        if (reply.of_task, reply.features) != (task, self.features):
+            raise ProtocolError("StatisticsReply: of_task, features: not those that were asked for")
+        found = read_statistics(reply.statistics, self.width, classes)
+        if self.noised:
+            check_range(found)
+        else:
+            check_exact(found, weights)
 
     def class_counts(self, sites: Sequence[str], task: int, classes: range) -> dict[str, list[int]]:
         """site -> its training samples of each of the task's classes."""

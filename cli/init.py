@@ -1,0 +1,331 @@
+"""perennial init: looks at somebody's data and writes the files of a first run, with the reasons in them."""
+
+import math
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perennial.config.experiment import load_experiment
+from perennial.config.site import load_site_config
+from perennial.data.survey import Survey, survey
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.files import make_folder, replace_file
+
+LONGEST_SIDE = 64
+"""Pixels that a network on a processor is given; four times as many take about four times as long."""
+PATCHES_SIDE = 32
+STEPS = 600
+"""Optimiser steps of one site in one task that a small network needs, roughly, from its first values."""
+SITES = 4
+FEW_CLASSES = 3
+
+
+def init_command(
+    data: Path,
+    output: Path,
+    site: str,
+    label: str | None = None,
+    site_column: str | None = None,
+    patient: str | None = None,
+) -> list[str]:
+    """Write experiment.yaml, experiment_trained.yaml and site.yaml to output; returns what to do next.
+
+    Raises ConfigError where one of these files exists, and DataError on data that cannot be understood.
+    """
+    found = survey(data, label, site_column, patient)
+    files = {
+        "experiment.yaml": _experiment(found, closed_form=True),
+        "experiment_trained.yaml": _experiment(found, closed_form=False),
+        "site.yaml": _site(found, site),
+    }
+    for name in files:
+        if (output / name).exists():
+            raise ConfigError(f"{output / name}: exists already, and is kept; give another --output FOLDER")
+    make_folder(output)
+    for name, text in files.items():
+        replace_file(output / name, text.encode(), mode=0o644)
+    for name in ("experiment.yaml", "experiment_trained.yaml"):
+        load_experiment(output / name)
+    load_site_config(output / "site.yaml")
+    shown = output / "experiment.yaml"
+    return [
+        *_seen(found),
+        *(f"wrote {output / name}" for name in files),
+        f"next: perennial check {shown}",
+        f"then: perennial run {shown}",
+    ]
+
+
+def _seen(found: Survey) -> list[str]:
+    what = f"{found.path}: {found.total:,} samples of {len(found.samples)} classes"
+    if found.sites:
+        what += f" at {len(found.sites)} sites"
+    lines = [f"{what}: " + ", ".join(f"{name} {count}" for name, count in [*found.samples.items()][:12])]
+    if found.images and found.source == "folder":
+        kinds = ", ".join(f"{count} {kind}" for kind, count in found.modes.most_common())
+        lines.append(f"of the images looked at: {kinds}; {_sizes(found)}")
+    if found.columns:
+        lines.append(f"{len(found.columns)} columns become features")
+    return [*lines, *found.notes]
+
+
+def _sizes(found: Survey) -> str:
+    widths, heights = zip(*found.sizes, strict=True)
+    if len(set(found.sizes)) == 1:
+        return f"all {widths[0]} x {heights[0]} pixels"
+    return f"{min(widths)} x {min(heights)} to {max(widths)} x {max(heights)} pixels"
+
+
+def _experiment(found: Survey, *, closed_form: bool) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", found.path.stem).strip("-.") or "own-data"
+    lines = _introduction(found, closed_form)
+    lines += [
+        f"name: {_yaml(name if closed_form else f'{name}-trained')}",
+        "seed: 1",
+        *_data(found),
+        *_tasks(found, closed_form),
+        *(_closed_form(found) if closed_form else _trained(found)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _introduction(found: Survey, closed_form: bool) -> list[str]:
+    check = "# Look first: perennial check FILE. Every key: docs/your_data.md."
+    if closed_form:
+        return [
+            "# Begin here: closed form. No site trains; each sends sums of fixed features once, and "
+            "the server solves for the",
+            "# classifier of all data together. Nothing is forgotten, late sites are welcome, a "
+            "site can be taken back exactly,",
+            "# and it takes minutes. experiment_trained.yaml beside it trains a network on the same "
+            "data, to compare:",
+            "# perennial compare runs/*",
+            check,
+        ]
+    return [
+        "# A small network, trained in rounds at the sites. `learner` is left out: its default was "
+        "chosen to learn on images and",
+        "# tables of any size (Adam, balanced softmax, distillation, 20 kept samples of a class); "
+        "`perennial check` prints it.",
+        check,
+    ]
+
+
+def _data(found: Survey) -> list[str]:
+    lines = ["data:", f"  source: {found.source}", f"  path: {_yaml(str(found.path))}"]
+    for key, value in found.options.items():
+        lines.append(f"  {key}: {_yaml(value)}")
+    lines += _partition(found)
+    if found.patient is not None:
+        lines.append(
+            f"  patient: {_yaml(found.patient)} # all samples of a patient stay on one side of every split"
+        )
+    elif found.patient_guess is not None:
+        lines += [
+            "  # File names look as if this found the patient, all of whose images must stay on one "
+            "side of every split;",
+            "  # if it does, remove the #:",
+            f"  # patient: {_yaml(found.patient_guess)}",
+        ]
+    elif found.source != "npz":
+        lines.append(
+            "  # patient: COLUMN or PATTERN # whose each sample is; without it one patient may be "
+            "in train and test"
+        )
+    if found.images:
+        lines += _image_keys(found)
+    if found.columns:
+        lines += _column_keys(found)
+    lines.append("  test_fraction: 0.2 # of all records, by a hash of each; nobody trains on these")
+    return [*lines, *_for_real_sites(found)]
+
+
+def _partition(found: Survey) -> list[str]:
+    if found.sites:
+        names = ", ".join([*found.sites][:6]) + (", ..." if len(found.sites) > 6 else "")
+        return [f"  partition: {{kind: natural}} # the data name their sites: {names}"]
+    kind = "{kind: dirichlet, alpha: 0.5}" if found.total >= 100 * len(found.samples) else "{kind: iid}"
+    return [
+        f"  sites: {SITES} # the data name no sites, so these are made up; with real ones use "
+        f"<site>/<class>/<image>,",
+        "  # or a column for the site, and partition: {kind: natural}",
+        f"  partition: {kind}"
+        + (" # each site has other shares of the classes" if "dirichlet" in kind else ""),
+    ]
+
+
+def _image_keys(found: Survey) -> list[str]:
+    size = _image_size(found)
+    lines = []
+    if found.source == "folder":
+        same = len(set(found.sizes)) == 1
+        why = (
+            "as the files are"
+            if same and size == _median(found)
+            else "the files are larger; more pixels take longer"
+        )
+        lines.append(f"  image_size: {_yaml(list(size))} # height, width: {why}")
+        if _aspects(found) > 1.5:
+            lines.append(
+                "  resize: pad # the files' shapes differ; stretch would distort them, crop lose their edges"
+            )
+        grey = not found.modes["colour"]
+        lines.append(
+            f"  color: {'gray' if grey else 'rgb'}" + (" # no image looked at has colour" if grey else "")
+        )
+    if found.modes["deep"]:
+        top = 2 ** max(8, math.ceil(math.log2(found.deepest + 1))) - 1 if found.deepest else 4095
+        lines.append(f"  window: [0, {top}] # the values that become black and white; the same at every site")
+    if found.modes["dicom"]:
+        lines.append(
+            "  # window: [-160, 240] # DICOM files are seen by their own window; this one is soft "
+            "tissue in a CT"
+        )
+    if found.modes["unreadable"]:
+        lines.append("  unreadable: skip # some files cannot be read; up to 5 % are left out and named")
+    return lines
+
+
+def _median(found: Survey) -> tuple[int, int]:
+    widths, heights = (sorted(side) for side in zip(*found.sizes, strict=True))
+    return heights[len(heights) // 2], widths[len(widths) // 2]
+
+
+def _aspects(found: Survey) -> float:
+    ratios = [width / height for width, height in found.sizes]
+    return max(ratios) / min(ratios)
+
+
+def _image_size(found: Survey, longest: int = LONGEST_SIDE) -> tuple[int, int]:
+    height, width = _median(found)
+    scale = min(1.0, longest / max(height, width))
+    return max(4, round(height * scale)), max(4, round(width * scale))
+
+
+def _column_keys(found: Survey) -> list[str]:
+    lines = []
+    given = {name: "category" for name in found.codes} | {name: "ignore" for name in found.ignored}
+    if given:
+        lines.append("  column_kinds:")
+    for name in found.codes:
+        lines.append(
+            f"    {_yaml(name)}: category # few whole numbers, taken for codes; delete the line if a quantity"
+        )
+    for name in found.ignored:
+        lines.append(
+            f"    {_yaml(name)}: ignore # an identifier, a date or free text: it says nothing of new patients"
+        )
+    lines.append(
+        "  imputation: mean # of missing numbers; median or a constant too. An indicator says where they were"
+    )
+    return lines
+
+
+def _for_real_sites(found: Survey) -> list[str]:
+    lines = [
+        "  # For real sites (docs/deploy.md): take path, sites and partition out, and say what all "
+        "must agree on:",
+        f"  # classes: {_yaml(list(found.samples))}",
+    ]
+    if found.columns:
+        lines += [
+            f"  # columns: {_yaml(_with_lists(found.columns))}",
+            "  # column_kinds goes; normalise needs public constants,",
+        ]
+        lines.append("  # {mean: {COLUMN: NUMBER, ...}, std: {...}}, for instance from the literature")
+    return lines
+
+
+def _with_lists(columns: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(kind) if isinstance(kind, tuple) else kind for name, kind in columns.items()}
+
+
+def _tasks(found: Survey, closed_form: bool) -> list[str]:
+    rounds = 1 if closed_form else _rounds(found)
+    lines = []
+    if len(found.samples) > FEW_CLASSES:
+        lines.append(
+            "# All classes at once. `count: 2` tries what happens when half of them become known "
+            "later; classes that are"
+        )
+        lines.append("# really new later join with: perennial run LONGER.yaml --resume RUN")
+    why = "one exchange a task" if closed_form else f"about {STEPS} optimiser steps at a site of mean size"
+    return [*lines, f"tasks: {{count: 1, rounds: {rounds}}} # {why}"]
+
+
+def _rounds(found: Survey) -> int:
+    sites = len(found.sites) or SITES
+    a_round = 2 * math.ceil(0.72 * found.total / sites / 32)
+    return max(5, min(40, round(STEPS / a_round)))
+
+
+def _closed_form(found: Survey) -> list[str]:
+    if not found.images:
+        maps = ["{name: random, width: 1000}"]
+        why = "random ReLU features, which catch what a line through the columns misses"
+    else:
+        maps = [f"{{name: patches, filters: 100, image_size: {list(_image_size(found, PATCHES_SIDE))}}}"]
+        why = "small patches of two public photographs as filters: nobody's training, any kind of image"
+        if found.modes["colour"] and not found.modes["dicom"] and find_spec("timm") is not None:
+            maps.insert(0, "{name: pretrained, image_size: 96}")
+            why = "an ImageNet network for what looks like a photograph, and patches for textures"
+        if found.source == "npz" and found.modes["deep"]:
+            maps, why = (
+                ["{name: random, width: 1000}"],
+                "random ReLU features, for numbers that are no 8-bit pixels",
+            )
+    return [
+        f"model: # {why}",
+        "  name: features",
+        f"  features: [{', '.join(maps)}]",
+        "strategy: {name: analytic} # discriminants of one covariance, all classes alike however rare",
+    ]
+
+
+def _trained(found: Survey) -> list[str]:
+    if not found.images:
+        model = "model: {name: mlp, hidden: [64], norm: group} # a table: one hidden layer"
+    else:
+        model = "model: {name: small_cnn, norm: group} # two convolutions; resnet18 for more data and a GPU"
+    return [f"{model}; group normalisation keeps it learning", "strategy: fedavg"]
+
+
+def _site(found: Survey, site: str) -> str:
+    options = [f"  {key}: {_yaml(value)}" for key, value in found.options.items() if key != "site_column"]
+    column = found.options.get("site_column")
+    if column:
+        options.append(f"  site_column: {_yaml(column)} # only the rows that name this site are read")
+    if found.patient:
+        options.append(f"  patient: {_yaml(found.patient)}")
+    name = site or next(
+        (name for name in found.sites if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)),
+        "my-hospital",
+    )
+    lines = [
+        "# For real sites: this hospital's file, which no message can override. The operator's "
+        "bundle (docs/deploy.md) brings one",
+        "# with the connection and a policy in words; put this data block into it.",
+        "# Check it with: perennial check site.yaml --experiment FILE",
+        f"site: {name}",
+        "state_dir: state # exemplars, past models, the privacy ledger; must outlive the process",
+        "data:",
+        f"  source: {found.source}",
+        f"  path: {_yaml(str(found.path))}",
+        *options,
+        "policy:",
+        "  answers: [train, evaluate, statistics] # statistics: the sums of closed form",
+        "  min_samples: 20 # whatever leaves comes from at least so many samples",
+        "  # Demand a protection, and nothing leaves without it:",
+        "  # require_privacy: sample",
+        "  # max_epsilon: 8",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _yaml(value: Any) -> str:
+    """A value on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")

@@ -1,0 +1,144 @@
+"""CSV files as people have them: their separator, encoding and decimal sign, and their cells as texts.
+
+Nothing here depends on how many rows look a certain way: what one cell is read as never follows from another,
+but for a decimal comma, which a file uses everywhere or nowhere.
+"""
+
+import codecs
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from perennial.foundation.errors import DataError
+
+Decimal = Literal[".", ","]
+SEPARATORS = ",;\t"
+LEGACY = "cp1252"
+"""Windows-1252, which holds Latin-1: what spreadsheets of western Europe wrote before UTF-8."""
+
+_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_COMMA_NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][-+]?\d+)?")
+_WORKBOOK = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
+
+
+@dataclass(frozen=True)
+class CsvFile:
+    """The cells of one file.
+
+    columns: name -> (N,) texts (StringDType) without surrounding space. lines: where each row ends in the
+    file. decimal: the sign between units and tenths. notes: what was assumed.
+    """
+
+    path: Path
+    columns: dict[str, np.ndarray]
+    lines: list[int]
+    decimal: Decimal = "."
+    notes: tuple[str, ...] = ()
+
+    def where(self, row: int) -> str:
+        """The place of a row, for errors."""
+        return f"{self.path}, line {self.lines[row]}"
+
+
+def read_csv(path: Path, encoding: str | None = None, decimal: Decimal | None = None) -> CsvFile:
+    """Read a CSV file whose first line names the columns.
+
+    encoding: None takes UTF-8, or UTF-16 where the file is marked so, or else Windows-1252 with a note.
+    decimal: None takes the comma where the separator is another sign and a cell is such a number.
+    The separator is the comma, semicolon or tab that the header has most of.
+    Raises DataError naming the file and line where it is no table.
+    """
+    text, notes = _decoded(path, encoding)
+    separator = max(SEPARATORS, key=io.StringIO(text, newline="").readline().count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+    try:
+        names = [name.strip() for name in next(reader, [])]
+        numbered = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        raise DataError(f"{path}: not a CSV file in UTF-8 ({error})") from error
+    lines = _require_rows(path, names, numbered)
+    columns = {
+        # not as wide as the longest text: one long cell would make every row take its width
+        name: np.strings.strip(np.array(values, dtype=np.dtypes.StringDType()))
+        for name, values in zip(names, zip(*(row for _, row in numbered), strict=True), strict=True)
+    }
+    found = decimal or (_decimal(columns) if separator != "," else ".")
+    if found == "," and decimal is None:
+        notes = (*notes, f"{path}: numbers have a decimal comma; otherwise set data.decimal to '.'")
+    return CsvFile(path, columns, lines, found, notes)
+
+
+def _decoded(path: Path, encoding: str | None) -> tuple[str, tuple[str, ...]]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    if content.startswith(_WORKBOOK):
+        raise DataError(
+            f"{path}: not a CSV file but a workbook or an archive; save the sheet as CSV (in UTF-8) first"
+        )
+    marked = next((name for mark, name in _MARKS if content.startswith(mark)), None)
+    try:
+        text = content.decode(encoding or marked or "utf-8")
+        notes: tuple[str, ...] = ()
+    except (UnicodeError, LookupError) as error:
+        if encoding is not None or marked is not None:
+            raise DataError(f"{path}: not a CSV file in {encoding or marked} ({error})") from error
+        try:
+            text = content.decode(LEGACY)
+        except UnicodeDecodeError:
+            raise DataError(f"{path}: not a CSV file in UTF-8 ({error}); set data.encoding") from error
+        notes = (f"{path}: not in UTF-8 and read as Windows-1252 (Latin-1); otherwise set data.encoding",)
+    if "\0" in text:
+        raise DataError(f"{path}: not a CSV file in UTF-8 (it holds null characters); set data.encoding")
+    return text, notes
+
+
+def _require_rows(path: Path, names: Sequence[str], numbered: Sequence[tuple[int, list[str]]]) -> list[int]:
+    if not numbered:
+        raise DataError(f"{path}: the table has no row")
+    if "" in names or len(set(names)) != len(names):
+        raise DataError(
+            f"{path}: the header must name every column once; found {', '.join(map(repr, names))}"
+        )
+    for line, row in numbered:
+        if len(row) != len(names):
+            raise DataError(
+                f"{path}, line {line}: {len(row)} values for {len(names)} columns; a value that holds the "
+                "separator stands in double quotes"
+            )
+    return [line for line, _ in numbered]
+
+
+def _decimal(columns: dict[str, np.ndarray]) -> Decimal:
+    found = any(_COMMA_NUMBER.fullmatch(text) for values in columns.values() for text in _with_comma(values))
+    return "," if found else "."
+
+
+def _with_comma(values: np.ndarray) -> Iterator[str]:
+    yield from np.unique(values[np.strings.find(values, ",") >= 0]).tolist()
+
+
+def with_points(texts: np.ndarray, decimal: Decimal) -> np.ndarray:
+    """(N,) texts in which numbers have a decimal point and no points between thousands.
+
+    decimal: the sign that they have now. Texts that are no such numbers come out as texts that are none.
+    """
+    if decimal == ".":
+        return texts
+    comma, point = np.strings.find(texts, ",") >= 0, np.strings.find(texts, ".") >= 0
+    if not (comma.any() or point.any()):
+        return texts
+    found = texts.copy()
+    for row in np.flatnonzero(comma | point).tolist():
+        text = str(texts[row])
+        # a point without a comma could be a decimal point that slipped in: the text is left no number
+        is_number = _COMMA_NUMBER.fullmatch(text) is not None
+        found[row] = text.replace(".", "").replace(",", ".") if is_number else f"'{text}'"
+    return found

@@ -1,0 +1,94 @@
+"""What data hold, in words and counts: for a person who has to judge them before a run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from perennial.data.site import SiteData
+from perennial.data.table_columns import feature_count
+
+MOST_NAMED = 12
+FEW_VALUES = 10
+"""A column of so few different whole numbers may hold codes."""
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """kind: in words. missing: of rows, by site. codes: whether its numbers may be codes."""
+
+    name: str
+    kind: str
+    missing: dict[str, int]
+    codes: bool
+
+
+@dataclass(frozen=True)
+class Description:
+    """Of one site or several.
+
+    samples: site -> (classes,) of all its parts. parts: site -> part -> samples. columns: of a table.
+    """
+
+    classes: tuple[str, ...]
+    samples: dict[str, list[int]]
+    parts: dict[str, dict[str, int]]
+    columns: tuple[ColumnFacts, ...]
+
+    @property
+    def rows(self) -> int:
+        """Samples of all sites."""
+        return sum(map(sum, self.samples.values()))
+
+    def warnings(self) -> Iterator[str]:
+        """What may surprise: sites with one class, columns empty at a site, numbers that may be codes."""
+        for site, counts in self.samples.items():
+            held = [name for name, count in zip(self.classes, counts, strict=True) if count]
+            if len(held) == 1:
+                yield f"site {site!r} holds one class alone, {held[0]!r}"
+        for column in self.columns:
+            empty = [site for site, count in column.missing.items() if count == sum(self.samples[site])]
+            if empty:
+                yield f"column {column.name!r} is empty at {_some(empty)}"
+        if codes := [column.name for column in self.columns if column.codes]:
+            yield (
+                f"columns {_some(codes)} hold at most {FEW_VALUES} different whole numbers and are read as "
+                f"numbers; for codes set data.column_kinds: {{{codes[0]}: category}}"
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def describe_data(sites: Mapping[str, SiteData], classes: Sequence[str]) -> Description:
+    """Counts of sites that were read; what identifies anybody is in none of them."""
+    samples, parts, held = {}, {}, {}
+    for name, site in sites.items():
+        divided = {"train": site.train, "validation": site.validation, "calibration": site.calibration}
+        divided["test"] = site.test
+        rows = torch.cat([*divided.values()])
+        samples[name] = torch.bincount(site.y[rows], minlength=len(classes)).tolist()
+        parts[name] = {part: len(indices) for part, indices in divided.items()}
+        held[name] = rows
+    columns: list[ColumnFacts] = []
+    start = 0
+    first = next(iter(sites.values()))
+    for name, kind in (first.columns or {}).items():
+        stop = start + feature_count({name: kind})
+        # the last feature of a column says that its value is missing, or none of its categories
+        missing = {site: int(sites[site].x[rows, stop - 1].sum()) for site, rows in held.items()}
+        values = torch.cat([sites[site].x[rows, start] for site, rows in held.items()])
+        there = torch.cat([sites[site].x[rows, stop - 1] for site, rows in held.items()]) == 0
+        words = kind if isinstance(kind, str) else f"{len(kind)} categories: {_some(kind)}"
+        columns.append(ColumnFacts(name, words, missing, kind == "numeric" and _few_whole(values[there])))
+        start = stop
+    return Description(tuple(classes), samples, parts, tuple(columns))
+
+
+def _few_whole(values: Tensor) -> bool:
+    """Whether numbers are few different whole ones, more than the two of yes and no."""
+    found = values.unique()
+    return 2 < len(found) <= FEW_VALUES and bool((found == found.round()).all())

@@ -1,0 +1,305 @@
+"""A first look at somebody's data: what it is, how it is laid out, and what it needs to be read."""
+
+import os
+import re
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from perennial.data.csv_file import CsvFile, read_csv
+from perennial.data.folder import SUFFIXES
+from perennial.data.images import is_dicom
+from perennial.data.table_columns import absent, discover
+from perennial.foundation.errors import DataError
+
+LABELS = ("label", "class", "diagnosis", "diagnose", "dx", "target", "outcome", "disease", "y")
+SITES = ("site", "hospital", "clinic", "centre", "center", "institution", "klinik", "ward")
+PATIENTS = (
+    "patient",
+    "patient_id",
+    "patientid",
+    "subject",
+    "subject_id",
+    "mrn",
+    "lesion",
+    "lesion_id",
+    "case_id",
+)
+PATIENT_PATTERNS = (r"^([A-Za-z]*\d+)[_-]", r"^([A-Za-z]+[_-]\d+)[_-]", r"^(.+)[_-][A-Za-z]*\d+\.\w+$")
+MOST_LOOKED_AT = 200
+"""Image files of which size and kind are read."""
+MOST_CLASSES = 200
+PARTS = {"train", "test"}
+
+
+@dataclass(frozen=True)
+class Survey:
+    """source: folder, csv or npz. samples: by class. sites: samples by site, {} where the data name none.
+
+    sizes, modes: of the images looked at: (width, height), and gray, colour, dicom or the greatest value of
+    deeper ones. columns: of a table, with kinds. options: keys of the data block that the data need.
+    """
+
+    source: Literal["folder", "csv", "npz"]
+    path: Path
+    samples: dict[str, int]
+    sites: dict[str, int] = field(default_factory=dict)
+    sizes: tuple[tuple[int, int], ...] = ()
+    modes: Counter[str] = field(default_factory=Counter)
+    deepest: int = 0
+    columns: dict[str, Any] = field(default_factory=dict)
+    codes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    statistics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    patient: str | None = None
+    patient_guess: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> bool:
+        """Whether samples are images."""
+        return bool(self.sizes)
+
+    @property
+    def total(self) -> int:
+        """Samples."""
+        return sum(self.samples.values())
+
+
+def survey(
+    path: Path, label: str | None = None, site: str | None = None, patient: str | None = None
+) -> Survey:
+    """Look at a folder of images, a CSV file (a table, or a manifest of images), or an .npz file.
+
+    label, site, patient: columns of a table, where they are not called as such columns usually are.
+    Raises DataError saying what was found and what is expected.
+    """
+    path = Path(os.path.abspath(path.expanduser()))
+    if path.is_dir():
+        return _folder(path, patient)
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    if path.suffix.lower() == ".npz":
+        return _npz(path)
+    file = read_csv(path)
+    if {"path", "label"} <= file.columns.keys():
+        return _manifest(file, patient)
+    return _table(file, label, site, patient)
+
+
+def _folder(root: Path, patient: str | None) -> Survey:
+    """Images below class folders, or class folders below folders of parts or of sites."""
+    files = [path for path in _images(root)]
+    if not files:
+        raise DataError(
+            f"{root}: no image in it; expected {root.name}/<class>/<image>, or "
+            f"{root.name}/<site>/<class>/<image>"
+        )
+    parts = [path.relative_to(root).parts for path in files]
+    if min(map(len, parts)) < 2:
+        loose = next(path for path, names in zip(files, parts, strict=True) if len(names) < 2)
+        raise DataError(
+            f"{loose}: an image outside of class folders; expected {root.name}/<class>/<image>. "
+            f"Where a table "
+            "says what each image shows, give that table: a CSV file with the columns path and label"
+        )
+    top = {names[0] for names in parts}
+    below: defaultdict[str, set[str]] = defaultdict(set)
+    for names in parts:
+        if len(names) > 2:
+            below[names[0]].add(names[1])
+    natural = _are_sites(top, below)
+    level = 1 if natural or top == PARTS else 0
+    samples = Counter(names[level] for names in parts)
+    sites = Counter(names[0] for names in parts) if natural else Counter[str]()
+    if len(samples) > MOST_CLASSES:
+        raise DataError(f"{root}: {len(samples)} folders that would be classes; expected <class>/<image>")
+    names = [path.name for path in files]
+    guess = patient or _patient_pattern(names, len(samples))
+    return _with_images(
+        files,
+        Survey(
+            "folder",
+            root,
+            dict(sorted(samples.items())),
+            dict(sorted(sites.items())),
+            patient=patient,
+            patient_guess=None if patient else guess,
+            notes=("train and test are used as they are",) if top == PARTS else (),
+        ),
+    )
+
+
+def _are_sites(top: set[str], below: dict[str, set[str]]) -> bool:
+    """Whether the first level names sites: most second-level names occur below several of its folders."""
+    if top == PARTS or set(below) != top or len(top) < 2:
+        return False
+    counts = Counter(name for names in below.values() for name in names)
+    return sum(count > 1 for count in counts.values()) >= max(2, len(counts) / 2)
+
+
+def _images(root: Path) -> Iterable[Path]:
+    for place, folders, files in os.walk(root, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            path = Path(place, name)
+            if not name.startswith(".") and (path.suffix.lower() in SUFFIXES or is_dicom(path)):
+                yield path
+
+
+def _patient_pattern(names: Sequence[str], classes: int) -> str | None:
+    """A pattern by which file names fall into groups that look like patients; None without one."""
+    for pattern in PATIENT_PATTERNS:
+        found = [re.search(pattern, name) for name in names]
+        groups = {match[1] for match in found if match is not None}
+        if None not in found and max(4, classes) < len(groups) < 0.95 * len(names):
+            return pattern
+    return None
+
+
+def _with_images(files: Sequence[Path], found: Survey) -> Survey:
+    """The survey with what some of the images are."""
+    from dataclasses import replace
+
+    from PIL import Image
+
+    sizes, modes, deepest = list[tuple[int, int]](), Counter[str](), 0
+    for path in files[:: max(1, len(files) // MOST_LOOKED_AT)][:MOST_LOOKED_AT]:
+        if is_dicom(path):
+            modes["dicom"] += 1
+            continue
+        try:
+            with Image.open(path) as image:
+                sizes.append(image.size)
+                deep = image.mode in ("I", "F") or image.mode.startswith("I;16")
+                modes["deep" if deep else "gray" if image.mode in ("1", "L", "LA") else "colour"] += 1
+                if deep:
+                    deepest = max(deepest, int(np.asarray(image).max()))
+        except Exception:
+            modes["unreadable"] += 1
+    if not sizes and modes["dicom"]:
+        sizes = [(512, 512)]
+    return replace(found, sizes=tuple(sizes), modes=modes, deepest=deepest)
+
+
+def _manifest(file: CsvFile, patient: str | None) -> Survey:
+    patient = patient or _column(PATIENTS, file.columns)
+    sites = Counter(file.columns["site"].tolist()) if "site" in file.columns else Counter[str]()
+    return _with_images(
+        [file.path.parent / name for name in file.columns["path"].tolist()],
+        Survey(
+            "folder",
+            file.path,
+            dict(sorted(Counter(file.columns["label"].tolist()).items())),
+            dict(sorted(sites.items())),
+            patient=patient,
+            notes=file.notes,
+        ),
+    )
+
+
+def _column(names: Sequence[str], columns: Iterable[str]) -> str | None:
+    found = {name.lower().replace(" ", "_"): name for name in columns}
+    return next((found[name] for name in names if name in found), None)
+
+
+def _table(file: CsvFile, label: str | None, site: str | None, patient: str | None) -> Survey:
+    label, site, patient = (
+        given or _column(names, file.columns)
+        for given, names in ((label, LABELS), (site, SITES), (patient, PATIENTS))
+    )
+    if label is None:
+        raise DataError(
+            f"{file.path}: which column is the class? found {', '.join(file.columns)}; say so with "
+            f"--label COLUMN"
+        )
+    for name in (label, site, patient):
+        if name is not None and name not in file.columns:
+            raise DataError(f"{file.path}: no column {name!r}; found {', '.join(file.columns)}")
+    samples = Counter(file.columns[label].tolist())
+    if len(samples) > MOST_CLASSES:
+        raise DataError(f"{file.path}: column {label!r} has {len(samples)} values, too many for classes")
+    columns: dict[str, Any] = {}
+    codes, ignored, notes = [], [], list(file.notes)
+    for name in (name for name in file.columns if name not in (label, site, patient)):
+        texts = file.columns[name]
+        present = texts[~absent(texts)]
+        distinct = np.unique(present).tolist()
+        if _is_identifier(name, len(distinct), len(texts)):
+            ignored.append(name)
+            continue
+        try:
+            kind = discover(file, [name], {}, ())[name]
+        except DataError as error:
+            ignored.append(name)
+            notes.append(str(error))
+            continue
+        if kind == "date":
+            ignored.append(name)
+        elif kind == "numeric" and _are_codes(distinct):
+            codes.append(name)
+            columns[name] = discover(file, [name], {name: "category"}, ())[name]
+        else:
+            columns[name] = kind
+    options = {"label_column": label} | ({"site_column": site} if site else {})
+    return Survey(
+        "csv",
+        file.path,
+        dict(sorted(samples.items())),
+        dict(sorted(Counter(file.columns[site].tolist()).items())) if site else {},
+        columns=columns,
+        codes=tuple(codes),
+        ignored=tuple(ignored),
+        options=options,
+        patient=patient,
+        notes=tuple(notes),
+    )
+
+
+def _is_identifier(name: str, distinct: int, rows: int) -> bool:
+    words = re.split(r"[_\W]+", name.lower())
+    return distinct == rows > 1 and bool({"id", "nr", "no", "number", "key", "name"} & set(words))
+
+
+def _are_codes(distinct: Sequence[str]) -> bool:
+    """Whether numbers are three to ten different small whole ones."""
+    try:
+        values = {float(text) for text in distinct}
+    except ValueError:
+        return False
+    return 2 < len(values) <= 10 and all(value.is_integer() and 0 <= value <= 20 for value in values)
+
+
+def _npz(path: Path) -> Survey:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not {"x", "y"} <= set(file.files):
+                raise DataError(
+                    f"{path}: no arrays x and y; found {', '.join(file.files)}. Name them in data.arrays"
+                )
+            x, y = file["x"], file["y"]
+            names = [str(name) for name in file["classes"]] if "classes" in file.files else None
+            sites = Counter(map(str, file["site"].tolist())) if "site" in file.files else Counter[str]()
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not an .npz file of plain arrays ({error})") from error
+    texts = [names[int(label)] if names and y.dtype.kind in "iu" else str(label) for label in y.tolist()]
+    height, width = (
+        (x.shape[1:3] if x.ndim == 3 or x.shape[-1] in (1, 3) else x.shape[2:4]) if x.ndim > 2 else (0, 0)
+    )
+    colour = x.ndim == 4 and 3 in (x.shape[1], x.shape[-1])
+    return Survey(
+        "npz",
+        path,
+        dict(sorted(Counter(texts).items())),
+        dict(sorted(sites.items())),
+        sizes=((int(width), int(height)),) if x.ndim > 2 else (),
+        modes=Counter({"colour" if colour else "gray": len(x)})
+        if x.dtype == np.uint8
+        else Counter({"deep": len(x)}),
+    )

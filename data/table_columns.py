@@ -1,0 +1,232 @@
+"""What the columns of a table are: numbers, dates or categories, and how their cells become numbers."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import numpy as np
+
+from perennial.data.csv_file import CsvFile, with_points
+from perennial.foundation.errors import DataError, nearest
+
+MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
+MOST_CATEGORIES = 100
+"""A discovered column with more distinct texts than this is an identifier or free text, not a category."""
+MOST_BAD_CELLS = 10
+MOSTLY = 0.8
+"""A column of which at least this share of the cells are numbers is meant to hold numbers, dates likewise."""
+
+Kind = str | tuple[str, ...]
+Columns = dict[str, Kind]
+"""Column -> "numeric", "date", or its categories."""
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?")
+_DOTTED = re.compile(r"\d{1,2}\.\d{1,2}\.\d{4}")
+_SLASHED = re.compile(r"\d{1,4}/\d{1,2}/\d{1,4}")
+_EPOCH = datetime(1970, 1, 1)
+
+
+def absent(texts: np.ndarray, missing: Sequence[str] = ()) -> np.ndarray:
+    """(N,) bool: cells that hold nothing. missing: texts that mean so beside the usual ones."""
+    return np.isin(texts, np.array([*MISSING, *missing], dtype=texts.dtype))
+
+
+def discover(
+    file: CsvFile, names: Sequence[str], given: Mapping[str, str], missing: Sequence[str]
+) -> Columns:
+    """The kinds of the columns of these names, as far as somebody's data show them.
+
+    given: column -> numeric, date, category, or ignore, which leaves it out.
+    Numbers where at least MOSTLY of the cells that hold something are, and dates likewise: the others are bad
+    cells, which reading will name. Else the distinct texts are categories.
+    Raises DataError on a column that is none of these.
+    """
+    columns: Columns = {}
+    for name in names:
+        kind = given.get(name)
+        if kind == "ignore":
+            continue
+        texts = file.columns[name]
+        present = texts[~absent(texts, missing)]
+        if kind is None:
+            kind = _kind(f"{file.path}: column {name!r}", present, with_points(present, file.decimal))
+        columns[name] = tuple(_categories(present)) if kind == "category" else kind
+    if not columns:
+        raise DataError(f"{file.path}: no feature beside the label")
+    return columns
+
+
+def _kind(where: str, present: np.ndarray, numbers: np.ndarray) -> str:
+    if _share(numbers, is_number) >= MOSTLY:
+        return "numeric"
+    if _share(present, is_date) >= MOSTLY:
+        return "date"
+    if _share(present, lambda text: _SLASHED.fullmatch(text) is not None) >= MOSTLY:
+        raise DataError(
+            f"{where} holds dates such as {str(present[0])!r}, in which day and month cannot be told apart; "
+            "write them as 2024-12-31, or leave the column out with data.column_kinds: ignore"
+        )
+    count = len(np.unique(present))
+    if count > MOST_CATEGORIES:
+        raise DataError(
+            f"{where} has {count} distinct texts, too many for categories; leave it out with "
+            "data.column_kinds: ignore, or list the features in data.columns"
+        )
+    return "category"
+
+
+def _share(texts: np.ndarray, fits: Callable[[str], bool]) -> float:
+    """Of the cells that fit. 1 for a column without any, which is numbers."""
+    found, counts = np.unique(texts, return_counts=True)
+    right = sum(count for text, count in zip(found.tolist(), counts.tolist(), strict=True) if fits(text))
+    return right / len(texts) if len(texts) else 1.0
+
+
+def _categories(present: np.ndarray) -> list[str]:
+    """The distinct texts; of codes that are numbers, one text for each number, in their order."""
+    found = np.unique(present).tolist()
+    if not all(map(is_number, found)):
+        return found
+    by_value: dict[float, str] = {}
+    for text in found:
+        value = float(text)
+        by_value.setdefault(value, str(int(value)) if value.is_integer() else text)
+    return [by_value[value] for value in sorted(by_value)]
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number with a decimal point."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_date(text: str) -> bool:
+    """Whether a text is a date that can be read in one way alone, such as 2024-12-31 or 31.12.2024."""
+    return _days(text) is not None
+
+
+def _days(text: str) -> float | None:
+    """Days since 1970; None for what is no date."""
+    try:
+        if _ISO.fullmatch(text):
+            return (datetime.fromisoformat(text) - _EPOCH) / timedelta(days=1)
+        if _DOTTED.fullmatch(text):
+            return float((datetime.strptime(text, "%d.%m.%Y") - _EPOCH).days)
+    except ValueError:
+        pass
+    return None
+
+
+class BadCells:
+    """Cells that are not of their column's kind: named together, or left empty where that is allowed."""
+
+    def __init__(self, file: CsvFile) -> None:
+        self._file = file
+        self.rows: set[int] = set()
+        self.named: list[str] = []
+
+    def add(self, column: str, row: int, why: str) -> None:
+        """One cell, and what it is not."""
+        text = str(self._file.columns[column][row])
+        self.rows.add(row)
+        self.named.append(f"column {column!r}, line {self._file.lines[row]}: {text!r} {why}")
+
+    def refuse(self) -> None:
+        """Raises DataError naming up to ten of them, if there are any."""
+        if not self.named:
+            return
+        more = len(self.named) - MOST_BAD_CELLS
+        shown = "\n  ".join(self.named[:MOST_BAD_CELLS]) + (f"\n  and {more} more" if more > 0 else "")
+        remedy = (
+            "correct them, list texts that mean a missing value in data.missing, or say what the "
+            "column is in "
+            "data.column_kinds; unreadable: skip takes them as missing"
+        )
+        first, *others = self.named
+        found = f"{first}; {remedy}" if not others else f"cells that cannot be read:\n  {shown}\n{remedy}"
+        raise DataError(f"{self._file.path}, {found}" if not others else f"{self._file.path}: {found}")
+
+
+def encode(
+    file: CsvFile, columns: Mapping[str, str | Sequence[str]], missing: Sequence[str], bad: BadCells
+) -> np.ndarray:
+    """(N, D) float32: for each number or date its value (NaN if missing) and an indicator of missing ones.
+
+    For each column of categories its one-hot code, whose last entry stands for unknown or missing. Cells that
+    cannot be read are missing, and are added to bad.
+    Raises DataError on a column that the file does not have.
+    """
+    parts = []
+    for name, kind in columns.items():
+        if name not in file.columns:
+            hint = nearest(name, file.columns)
+            raise DataError(f"{file.path}: no column {name!r}{hint}; data.columns lists it")
+        texts = file.columns[name]
+        if isinstance(kind, str):
+            values = (_dates if kind == "date" else _numbers)(file, name, absent(texts, missing), bad)
+            parts += [values[:, None], np.isnan(values)[:, None]]
+        else:
+            known = _matches(texts, kind)
+            parts += [known, ~known.any(axis=1, keepdims=True)]
+    return np.concatenate(parts, axis=1, dtype=np.float32)
+
+
+def _matches(texts: np.ndarray, categories: Sequence[str]) -> np.ndarray:
+    """(N, K) bool: which category each text is. Codes that are numbers are compared as numbers: 1.0 is 1."""
+    if all(map(is_number, categories)):
+        codes = [float(text) for text in categories]
+        if len(set(codes)) == len(codes):
+            found, row = np.unique(texts, return_inverse=True)
+            values = [float(text) if is_number(text) else float("nan") for text in found.tolist()]
+            return np.array(values)[row][:, None] == np.array(codes)[None, :]
+    return texts[:, None] == np.array(categories)[None, :]
+
+
+def _numbers(file: CsvFile, name: str, empty: np.ndarray, bad: BadCells) -> np.ndarray:
+    """float32, NaN where missing."""
+    texts = np.where(empty, "nan", with_points(file.columns[name], file.decimal))
+    with np.errstate(over="ignore"):
+        try:
+            values = texts.astype(np.float64).astype(np.float32)
+        except ValueError:
+            for row in [row for row, text in enumerate(texts.tolist()) if not is_number(text)]:
+                bad.add(name, row, "is not a number")
+                texts[row], empty[row] = "nan", True
+            values = texts.astype(np.float64).astype(np.float32)
+    for row in np.flatnonzero(~empty & ~np.isfinite(values)).tolist():
+        bad.add(name, row, "is not a finite number")
+        values[row] = np.nan
+    return values
+
+
+def _dates(file: CsvFile, name: str, empty: np.ndarray, bad: BadCells) -> np.ndarray:
+    """float32 days since 1970, NaN where missing."""
+    texts = file.columns[name]
+    found, row = np.unique(texts, return_inverse=True)
+    days = [_days(text) for text in found.tolist()]
+    values = np.array([np.nan if day is None else day for day in days], dtype=np.float32)[row]
+    for wrong in np.flatnonzero(np.isnan(values) & ~empty).tolist():
+        bad.add(name, wrong, "is not a date such as 2024-12-31 or 31.12.2024")
+    values[empty] = np.nan
+    return values
+
+
+def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
+    """D: a value and an indicator for each number or date; for each other its categories and one more."""
+    return sum(2 if isinstance(kind, str) else len(kind) + 1 for kind in columns.values())
+
+
+def numeric_indices(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
+    """Column of numbers or dates -> place of its value among the D features of encode.
+
+    By place, because the names that one would give to the features are not distinct: a category may be called
+    "other", and a column "age missing".
+    """
+    indices, start = {}, 0
+    for name, kind in columns.items():
+        if isinstance(kind, str):
+            indices[name] = start
+        start += feature_count({name: kind})
+    return indices

@@ -1,0 +1,15 @@
+"""At the top of a report: that the model has learnt nothing, why this is thought, and what to try."""
+
+from perennial.server.report.markup import Markup, element, join
+from perennial.server.run_record import StoppedLearning
+
+
+def stopped_alert(stopped: StoppedLearning | None) -> Markup:
+    """Nothing for a run that learnt."""
+    if stopped is None:
+        return Markup("")
+    last = stopped.tasks[-1]
+    tasks = ", ".join(str(found.task) for found in stopped.tasks)
+    words = f"This run stopped learning (after task {tasks}): {'; '.join(last.signs)}. To try:"
+    tries = join([element("li", text) for text in stopped.to_try])
+    return element("div", join([element("p", words), element("ul", tries)]), "alert")

@@ -1,0 +1,82 @@
+"""Whether a model has stopped learning: signs in its measures and its training loss, and what to try."""
+
+import math
+from collections.abc import Sequence
+
+from perennial.config.experiment import Experiment
+from perennial.models.config import CONVOLUTIONAL
+
+FEWEST_ROUNDS = 3
+"""Of a task, for its loss to be called flat."""
+LEAST_FALL = 0.02
+"""Share of its first value by which the loss of a task that learns falls at least."""
+STRONG_CONTRAST = 0.5
+FAST_SGD = 0.02
+
+
+def signs_of_stopping(
+    correct: Sequence[int], total: Sequence[int | None], losses: Sequence[float | None]
+) -> list[str]:
+    """In words, why a model is taken to have learnt nothing; empty where it has, or where nobody can tell.
+
+    correct, total: right answers and samples of each class seen so far; None: not known. losses: of the
+    rounds of the latest task.
+    Accuracy counts before the loss, which is flat too when everything is learnt already: a flat loss alone is
+    a sign only where nothing was measured.
+    """
+    told = [loss for loss in losses if loss is not None]
+    flat = []
+    if any(not math.isfinite(loss) for loss in told):
+        return ["the training loss is no number any more"]
+    if len(told) >= FEWEST_ROUNDS and min(told[1:]) > (1 - LEAST_FALL) * told[0]:
+        flat = [f"the training loss has not fallen in {len(told)} rounds ({told[0]:.3g} to {told[-1]:.3g})"]
+    counts = [(right, samples) for right, samples in zip(correct, total, strict=True) if samples]
+    if not counts or None in total:
+        return flat
+    signs = []
+    if len(counts) > 1 and sum(right > 0 for right, _ in counts) <= 1:
+        signs = [f"of {len(counts)} classes the model recognises {'one' if any(correct) else 'none'}"]
+    elif _is_chance(counts):
+        share = sum(right for right, _ in counts) / sum(samples for _, samples in counts)
+        signs = [f"its accuracy, {100 * share:.1f} %, cannot be told from that of guessing"]
+    return signs + flat if signs else []
+
+
+def _is_chance(counts: Sequence[tuple[int, int]]) -> bool:
+    """Whether neither accuracy is above guessing by more than twice its standard error.
+
+    The plain one is compared with always naming the most frequent class, the balanced one with 1 / M.
+    """
+    classes, samples = len(counts), sum(n for _, n in counts)
+    if classes < 2:
+        return False
+    guess = max(n for _, n in counts) / samples
+    plain = sum(right for right, _ in counts) / samples
+    balanced = sum(right / n for right, n in counts) / classes
+    chance = 1 / classes
+    spread = math.sqrt(sum(chance * (1 - chance) / n for _, n in counts)) / classes
+    above = plain > guess + 2 * math.sqrt(guess * (1 - guess) / samples)
+    return not above and balanced <= chance + 2 * spread
+
+
+def what_to_try(experiment: Experiment) -> list[str]:
+    """The settings of this experiment that most often make learning stop, and what to put in their place."""
+    learner, model = experiment.learner, experiment.model
+    if not experiment.strategy.trains:
+        return ["look at the labels and the images: perennial check EXPERIMENT", "other feature maps (model)"]
+    tries = []
+    if learner.contrastive is not None and learner.contrastive.weight >= STRONG_CONTRAST:
+        tries.append("leave learner.contrastive out, whose weight outdoes the loss over the labels")
+    if learner.optimizer.name == "sgd" and learner.optimizer.lr >= FAST_SGD:
+        tries.append(
+            "learner.optimizer: {name: adam, lr: 0.001}, or leave learner out, which takes the default"
+        )
+    if model.backbone_name in (*CONVOLUTIONAL, "mlp") and model.resolved_norm == "none":
+        tries.append("model.norm: group")
+    if experiment.privacy.enabled:
+        tries.append("less noise, or more records and sites for the same epsilon (perennial epsilon)")
+    return [
+        *tries,
+        "a tenth of learner.optimizer.lr, or more tasks.rounds",
+        "strategy: analytic, which cannot fail so",
+    ]

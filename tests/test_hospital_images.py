@@ -1,0 +1,193 @@
+"""Images as hospitals have them: DICOM, more than 8 bits, grey among colour, files that cannot be read."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from perennial.data.config import DataConfig
+from perennial.data.images import conform
+from perennial.data.samples import Source
+from perennial.data.sources import load
+from perennial.foundation.errors import DataError
+
+NAME = "DOE^JANE"
+
+
+def read(path: Path, cache: Path | None = None, **block: Any) -> Source:
+    return load(DataConfig.model_validate({"source": "folder", "path": str(path), **block}), 0, cache)
+
+
+def write_dicom(path: Path, pixels: np.ndarray, **elements: Any) -> Path:
+    """A CT-like file of these pixels: (H, W), (F, H, W) or (H, W, 3)."""
+    pydicom = pytest.importorskip("pydicom", reason="the extra dicom is not installed")
+    from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+    dataset = pydicom.Dataset()
+    dataset.file_meta = pydicom.dataset.FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset.file_meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
+    dataset.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+    colour = pixels.shape[-1] == 3
+    dataset.PatientName, dataset.PatientID = NAME, "4711"
+    dataset.Rows, dataset.Columns = pixels.shape[-3:-1] if colour else pixels.shape[-2:]
+    dataset.SamplesPerPixel = 3 if colour else 1
+    dataset.PhotometricInterpretation = "RGB" if colour else "MONOCHROME2"
+    if colour:
+        dataset.PlanarConfiguration = 0
+    elif pixels.ndim == 3:
+        dataset.NumberOfFrames = len(pixels)
+    bits = pixels.dtype.itemsize * 8
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = bits, bits, bits - 1
+    dataset.PixelRepresentation = int(pixels.dtype.kind == "i")
+    dataset.PixelData = pixels.tobytes()
+    for name, value in elements.items():
+        setattr(dataset, name, value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dataset.save_as(path, enforce_file_format=True)
+    return path
+
+
+RAMP = np.arange(0, 4096, 256, dtype=np.int16).reshape(4, 4)
+CT = {"RescaleSlope": 1, "RescaleIntercept": -1024, "WindowCenter": 40, "WindowWidth": 400}
+
+
+def test_a_dicom_file_is_seen_by_its_own_window(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "a" / "1.dcm", RAMP, **CT)
+    x = read(tmp_path, color="gray").train.x
+    hounsfield = RAMP.astype(float) - 1024
+    low, high = 40 - 0.5 - 199.5, 40 - 0.5 + 199.5
+    expected = np.clip(np.rint((hounsfield - low) * 255 / (high - low)), 0, 255)
+    assert x.shape == (1, 1, 4, 4) and np.array_equal(x[0, 0].numpy(), expected)
+    assert torch.equal(read(tmp_path, color="gray", window="file").train.x, x)
+    lung = read(tmp_path, color="gray", window=[-1350, 150]).train.x[0, 0].numpy()
+    assert np.array_equal(lung, np.clip(np.rint((hounsfield + 1350) * 255 / 1500), 0, 255))
+
+
+def test_monochrome1_is_turned_round(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "a" / "1.dcm", RAMP, **CT)
+    write_dicom(tmp_path / "b" / "1.dcm", RAMP, **CT, PhotometricInterpretation="MONOCHROME1")
+    x = read(tmp_path, color="gray").train.x
+    assert torch.equal(x[0], 255 - x[1])
+
+
+def test_a_file_without_a_window_needs_one(tmp_path: Path) -> None:
+    write_dicom(tmp_path / "a" / "1.dcm", RAMP)
+    with pytest.raises(DataError, match=r"1\.dcm: the file has no window of its own; set data\.window"):
+        read(tmp_path)
+    full = read(tmp_path, color="gray", window="full").train.x
+    assert full[0, 0, 0, 0] == 128
+    write_dicom(tmp_path / "a" / "1.dcm", np.full((4, 4), 9, np.uint8))
+    assert (read(tmp_path).train.x == 9).all()
+
+
+def test_frames_are_refused_or_chosen_by_name(tmp_path: Path) -> None:
+    frames = np.stack([np.full((4, 4), value, np.uint8) for value in (10, 20, 30, 40)])
+    write_dicom(tmp_path / "a" / "1.dcm", frames)
+    with pytest.raises(DataError, match=r"holds 4 frames; say which one .* data\.frame"):
+        read(tmp_path)
+    for frame, value in (("first", 10), ("middle", 30), ("last", 40), (1, 20)):
+        assert (read(tmp_path, frame=frame).train.x == value).all()
+    with pytest.raises(DataError, match="asks for number 4"):
+        read(tmp_path, frame=4)
+
+
+def test_colour_and_files_without_a_suffix_are_read(tmp_path: Path) -> None:
+    colours = np.zeros((4, 4, 3), np.uint8)
+    colours[..., 0] = 200
+    write_dicom(tmp_path / "a" / "IM0001", colours)
+    write_dicom(tmp_path / "a" / "1.2.840.77", colours)
+    (tmp_path / "a" / "README").write_text("nothing")
+    source = read(tmp_path)
+    assert source.train.x.shape == (2, 3, 4, 4)
+    assert source.train.x[:, :, 0, 0].tolist() == [[200, 0, 0]] * 2
+    assert any("without an image suffix" in note for note in source.notes)
+
+
+def test_nothing_that_identifies_a_patient_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = write_dicom(tmp_path / "a" / "1.dcm", RAMP, **CT, PatientBirthDate=f"{NAME}-1970")
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-20])
+    (tmp_path / "a" / "2.dcm").write_bytes(content[:300])
+    with caplog.at_level(logging.DEBUG), pytest.raises(DataError) as caught:
+        read(tmp_path)
+    told = f"{caught.value} {caplog.text} {''.join(capsys.readouterr())}"
+    assert "1.dcm" in told and "2.dcm" in told
+    for secret in ("DOE", "JANE", "4711", "1970"):
+        assert secret not in told
+
+
+@pytest.mark.parametrize(("suffix", "mode"), [("png", "I;16"), ("tif", "I;16"), ("tif", "F"), ("tif", "I")])
+def test_twelve_and_sixteen_bits_take_a_window(tmp_path: Path, suffix: str, mode: str) -> None:
+    kinds = {"I;16": np.uint16, "F": np.float32, "I": np.int32}
+    pixels = np.arange(117, dtype=kinds[mode])[None, :] * 35
+    (tmp_path / "a").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "a" / f"x.{suffix}")
+    with pytest.raises(DataError, match=r"pixels from 0 to 4060 need a window: set data\.window"):
+        read(tmp_path)
+    x = read(tmp_path, color="gray", window=[0, 4095]).train.x
+    assert len(x.unique()) == 117
+
+
+def test_arrays_of_more_than_eight_bits_take_a_window(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    x = np.linspace(-1, 1, 2 * 6 * 6, dtype=np.float32).reshape(2, 1, 6, 6)
+    np.savez(path, x=x, y=np.array([0, 1]))
+    block = {"source": "npz", "path": str(path)}
+    assert load(DataConfig.model_validate(block), 0).train.x.dtype == torch.float32
+    with pytest.raises(DataError, match=r"data\.window"):
+        load(DataConfig.model_validate({**block, "image_size": 4}), 0)
+    block |= {"window": [-1, 1], "image_size": 4, "color": "rgb"}
+    read_ = load(DataConfig.model_validate(block), 0).train.x
+    assert read_.dtype == torch.uint8 and read_.shape == (2, 3, 4, 4)
+
+
+def test_grey_among_colour_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "a" / "1.png")
+    assert read(tmp_path).notes == ()
+    Image.new("L", (4, 4)).save(tmp_path / "a" / "2.png")
+    assert "1 images are grey and 1 in colour; all become 'rgb'" in read(tmp_path).notes[0]
+
+
+def test_the_aspect_can_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    half = np.full((20, 40), 255, np.uint8)
+    half[:, :10] = 0
+    Image.fromarray(half).save(tmp_path / "a" / "x.png")
+    rows = {
+        kind: read(tmp_path, color="gray", image_size=8, resize=kind).train.x[0, 0]
+        for kind in ("pad", "crop")
+    }
+    stretched = read(tmp_path, color="gray", image_size=8).train.x[0, 0]
+    assert (stretched[:, 0] == 0).all() and (stretched[:, 3:] == 255).all()
+    assert (rows["pad"][[0, 1, 6, 7]] == 0).all() and (rows["pad"][2:6, 3:] == 255).all()
+    assert (rows["crop"][:, 1:] == 255).all()
+    array = torch.from_numpy(half)[None, None]
+    for kind in ("pad", "crop"):
+        difference = conform(array, (8, 8), None, kind)[0, 0].int() - rows[kind].int()
+        assert difference.abs().max() <= 1
+
+
+def test_unreadable_files_are_left_out_where_the_site_says_so(tmp_path: Path) -> None:
+    for index in range(9):
+        path = tmp_path / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (4, 4), 10 * index).save(path)
+    (tmp_path / "a" / "bad.png").write_text("no image")
+    with pytest.raises(DataError, match=r"bad\.png"):
+        read(tmp_path)
+    with pytest.raises(DataError, match=r"bad\.png"):
+        read(tmp_path, unreadable={"action": "skip", "at_most": 0.05})
+    for _ in range(2):
+        source = read(tmp_path, tmp_path / "cache", unreadable={"action": "skip", "at_most": 1})
+        assert source.train.x[:, 0, 0, 0].tolist() == [0, 20, 40, 60, 80, 10, 30, 50, 70]
+        assert source.train.y.tolist() == [0] * 5 + [1] * 4
+        assert source.train.keys is not None and "a/bad.png" not in source.train.keys
+        assert "1 of 10" in source.notes[0] and "bad.png" in source.notes[0]

@@ -1,0 +1,189 @@
+"""Tables as hospitals have them: bad cells, decimal commas, old encodings, dates, codes, missing values."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.deployed import load_site, site_config
+from perennial.data.federation import build
+from perennial.data.inputs import read_inputs
+from perennial.data.samples import Source
+from perennial.data.sources import load
+from perennial.foundation.errors import ConfigError, DataError
+
+ONE_TASK = TasksConfig(count=1, rounds=1)
+
+
+def config(path: Path, **block: Any) -> DataConfig:
+    return DataConfig.model_validate({"source": "csv", "path": str(path), **block})
+
+
+def read(path: Path, **block: Any) -> Source:
+    return load(config(path, **block), seed=0)
+
+
+def write(folder: Path, text: str, encoding: str = "utf-8") -> Path:
+    path = folder / "table.csv"
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def ages(folder: Path, *bad: str) -> Path:
+    """Ninety-two ages, two of which are no numbers."""
+    cells = [str(20 + index) for index in range(90)]
+    cells[10:10], cells[50:50] = [bad[0]], [bad[1]]
+    return write(folder, "age,label\n" + "".join(f"{cell},{'ab'[i % 2]}\n" for i, cell in enumerate(cells)))
+
+
+def test_two_bad_cells_are_named_and_make_no_categories(tmp_path: Path) -> None:
+    path = ages(tmp_path, "unknown", "4o")
+    with pytest.raises(DataError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert "column 'age', line 12: 'unknown' is not a number" in message
+    assert "column 'age', line 52: '4o' is not a number" in message
+    assert "data.missing" in message and "data.column_kinds" in message
+    with pytest.raises(DataError, match="line 52: '4o'"):
+        read(path, missing=["unknown"])
+    source = read(path, missing=["unknown", "4o"])
+    assert source.columns == {"age": "numeric"}
+    assert source.train.x[[10, 50], 1].tolist() == [1, 1] and source.train.x[:, 1].sum() == 2
+
+
+def test_bad_cells_can_be_taken_as_missing_up_to_a_limit(tmp_path: Path) -> None:
+    path = ages(tmp_path, "unknown", "4o")
+    source = read(path, unreadable="skip")
+    assert source.train.x[:, 1].sum() == 2 and len(source.train) == 92
+    assert "2 of 92" in source.notes[0] and "line 52" in source.notes[0]
+    with pytest.raises(DataError, match="line 12"):
+        read(path, unreadable={"action": "skip", "at_most": 1})
+
+
+GERMAN = "Größe;Gewicht;Diagnose\n1,80;1.012,5;Übel\n1,65;60;gut\n"
+
+
+def test_decimal_commas_and_latin_1_are_recognised_and_noted(tmp_path: Path) -> None:
+    source = read(write(tmp_path, GERMAN, "latin-1"), label_column="Diagnose")
+    assert source.train.x[:, [0, 2]].flatten().tolist() == pytest.approx([1.8, 1012.5, 1.65, 60])
+    assert source.classes == ("gut", "Übel")
+    assert any("decimal comma" in note for note in source.notes)
+    assert any("Latin-1" in note for note in source.notes)
+    said = read(write(tmp_path, GERMAN, "latin-1"), label_column="Diagnose", encoding="latin-1", decimal=",")
+    assert said.notes == () and torch.equal(said.train.x, source.train.x)
+
+
+def test_a_point_among_decimal_commas_is_named(tmp_path: Path) -> None:
+    rows = "".join(f"{index},5;x\n" for index in range(20))
+    with pytest.raises(DataError, match="line 22: '1.234' is not a number"):
+        read(write(tmp_path, f"a;label\n{rows}1.234;x\n"))
+
+
+def test_a_comma_inside_quotes_is_no_decimal_comma_where_commas_separate(tmp_path: Path) -> None:
+    path = write(tmp_path, 'a,label\n"1,234",x\n"2,500",y\n')
+    assert read(path).columns == {"a": ("1,234", "2,500")}
+    assert read(path, decimal=",").train.x[:, 0].tolist() == pytest.approx([1.234, 2.5])
+
+
+@pytest.mark.parametrize("dates", [("2024-03-01", "2024-03-02"), ("01.03.2024", "2.3.2024")])
+def test_dates_are_days_and_noted(tmp_path: Path, dates: tuple[str, str]) -> None:
+    source = read(write(tmp_path, f"visit,label\n{dates[0]},x\n{dates[1]},y\n,x\n"))
+    assert source.columns == {"visit": "date"}
+    assert source.train.x[:2, 0].tolist() == [19783, 19784]
+    assert source.train.x[2, 0].isnan() and source.train.x[2, 1] == 1
+    assert "holds dates" in source.notes[0] and "column_kinds: ignore" in source.notes[0]
+
+
+def test_dates_that_can_be_read_in_two_ways_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    path = write(tmp_path, "visit,age,label\n03/04/2024,1,x\n05/06/2024,2,y\n")
+    with pytest.raises(DataError, match=r"'03/04/2024', in which day and month .* write them as 2024-12-31"):
+        read(path)
+    assert read(path, column_kinds={"visit": "ignore"}).columns == {"age": "numeric"}
+
+
+def test_codes_can_be_categories_and_are_compared_as_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path, "thal,label\n3.0,x\n6.0,y\n7,x\n10,x\n")
+    assert read(path).columns == {"thal": "numeric"}
+    source = read(path, column_kinds={"thal": "category"})
+    assert source.columns == {"thal": ("3", "6", "7", "10")}
+    assert source.train.x.tolist() == [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0]]
+    with pytest.raises(DataError, match="no column 'tall' .did you mean 'thal'"):
+        read(path, column_kinds={"tall": "category"})
+
+
+GAPS = "a,b,label\n1,10,x\n2,,x\n3,30,y\n,40,y\n100,50,x\n"
+
+
+@pytest.mark.parametrize(
+    ("imputation", "stands"),
+    [
+        ("mean", (26.5, 32.5)),
+        ("median", (2.0, 30.0)),
+        (-1, (-1.0, -1.0)),
+        ({"a": 7, "b": 8}, (7.0, 8.0)),
+    ],
+)
+def test_what_stands_for_a_missing_number(
+    tmp_path: Path, imputation: Any, stands: tuple[float, float]
+) -> None:
+    block = config(write(tmp_path, GAPS), sites=1, test_fraction=0, imputation=imputation)
+    federation = build(block, ONE_TASK, 1)
+    x = next(iter(federation.sites.values())).x
+    assert (x[3, 0].item(), x[1, 2].item()) == pytest.approx(stands)
+    assert x[:, 1].tolist() == [0, 0, 0, 1, 0] and x[:, 3].tolist() == [0, 1, 0, 0, 0]
+    resolved = federation.resolved(block)
+    again = build(resolved, ONE_TASK, 1)
+    assert torch.equal(next(iter(again.sites.values())).x, x)
+    assert not again.estimated_constants and federation.estimated_constants
+
+
+def test_a_site_alone_takes_constants_and_no_medians(tmp_path: Path) -> None:
+    experiment = config(
+        write(tmp_path, GAPS),
+        classes=["x", "y"],
+        columns={"a": "numeric", "b": "numeric"},
+        imputation={"a": 7, "b": 8},
+        normalise={"mean": {"a": 1, "b": 1}, "std": {"a": 1, "b": 1}},
+    )
+    site = config(write(tmp_path, GAPS), unreadable="skip")
+    merged = site_config(experiment, site)
+    assert merged.unreadable.action == "skip" and merged.imputation == {"a": 7, "b": 8}
+    data = load_site(merged, ("x", "y"), "here", 1, bytes(32))
+    assert data.x[3, 0] == 7 and data.fill is not None
+    with pytest.raises(ConfigError, match="no site alone can know"):
+        load_site(merged.model_copy(update={"imputation": "median"}), ("x", "y"), "here", 1, bytes(32))
+    with pytest.raises(ConfigError, match="'c' is no numeric column"):
+        read(write(tmp_path, GAPS), imputation={"a": 1, "b": 2, "c": 3})
+
+
+def test_discovered_categories_count_as_taken_from_the_data(tmp_path: Path) -> None:
+    path = write(tmp_path, "sex,label\nf,x\nm,y\nf,y\n")
+    assert build(config(path, sites=1, test_fraction=0), ONE_TASK, 1).estimated_constants
+    listed = config(path, sites=1, test_fraction=0, columns={"sex": ["f", "m"]})
+    assert not build(listed, ONE_TASK, 1).estimated_constants
+
+
+def test_the_model_s_rows_are_filled_and_read_as_in_training(tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("b;a\n1,5;\n;2\n")
+    fill = torch.tensor([7.0, 0.0, 8.0, 0.0])
+    columns = {"a": "numeric", "b": "numeric"}
+    ((_, x),) = read_inputs([tmp_path / "new.csv"], (4,), "float32", fill, columns)
+    assert np.allclose(x, [[7, 1, 1.5, 0], [2, 0, 8, 1]])
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ({"encoding": "latin-0"}, "no encoding that Python knows"),
+        ({"columns": {"a": "numeric"}, "column_kinds": {"a": "numeric"}}, "column_kinds is for data without"),
+        ({"column_kinds": {"label": "category"}}, "which is the label_column"),
+        ({"window": [0, 1]}, "window belongs to source folder or npz"),
+        ({"unreadable": {"action": "skip", "at_most": 1.5}}, "at_most"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, block: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        config(tmp_path / "table.csv", **block)
