@@ -183,6 +183,11 @@ class PrivacyConfig(BaseModel):
             raise ValueError(
                 f"release: found 'sums' with mode {self.mode}; allowed with modes sample and sample_shared"
             )
+        if self.unit == "patient":
+            raise ValueError(
+                "unit: found 'patient' with release sums, whose noise hides one sample: a patient with k of "
+                "them moves the sums k times as far; allowed unit sample, or release updates"
+            )
         idle = [
             name
             for name in ("clip_norm", "sample_rate", "physical_batch", "bayesian", "adaptive_clipping")

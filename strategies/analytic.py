@@ -6,7 +6,9 @@ in one place, whatever the number of sites, the skew, the order of tasks, absenc
 """
 
 import math
+import operator
 import time
+from functools import reduce
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -21,8 +23,10 @@ from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import noise_std
 from perennial.protocol.messages import Stamp
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.statistics.asking import Asking
@@ -135,8 +139,6 @@ class Analytic(IncrementalStrategy):
         noised = self._privacy.enabled
         features, width = self._features, self._width
         asking = Asking(grid, self._exchange, request, outcome, features, width, noised, self._masked)
-            grid, self._exchange, request, outcome, self._features, self._width, noised, self._masked
-        )
         task = request.stamp.task
         if self._asynchronous:
             self._collect_what_comes(asking, task)
@@ -336,10 +338,10 @@ class Analytic(IncrementalStrategy):
         fresh = KeptSums()
         for site, statistics in asking.statistics(list(counts), task, classes, weights):
             fresh.add(task, [site], statistics)
-        if fresh.given.get(task, {}).keys() == counts.keys():
+        if fresh.contributions.get(task, {}).keys() == counts.keys():
             self._balanced[task] = fresh
         else:
-            gone = ", ".join(sorted(counts.keys() - fresh.given.get(task, {}).keys())[:5])
+            gone = ", ".join(sorted(counts.keys() - fresh.contributions.get(task, {}).keys())[:5])
             asking.outcome.warnings.append(f"task {task}: {gone} told its counts and sent no sums")
 
     def _kept(self, task: int) -> KeptSums:
@@ -349,11 +351,7 @@ class Analytic(IncrementalStrategy):
         if self.head != "balanced_ridge":
             return self._plain.total
         totals = [kept.total for _, kept in sorted(self._balanced.items()) if kept.total is not None]
-        total = totals[0] if totals else None
-        for other in totals[1:]:
-            assert total is not None
-            total = total + other
-        return total
+        return reduce(operator.add, totals) if totals else None
 
     def _samples(self, site: str) -> int:
         if self.head == "balanced_ridge":
@@ -369,7 +367,7 @@ class Analytic(IncrementalStrategy):
     def _sites(self) -> list[str]:
         if self.head == "balanced_ridge":
             return sorted({site for counts in self._counts.values() for site in counts})
-        return sorted({site for sites in self._plain.given.values() for site in sites})
+        return sorted({site for sites in self._plain.contributions.values() for site in sites})
 
     def _classes(self, task: int) -> range:
         assert self._services is not None
@@ -390,7 +388,7 @@ class Analytic(IncrementalStrategy):
         samples = self._samples_of_all if self.head == "balanced_ridge" else None
         if self._privacy.enabled:
             assert self._services is not None and self._privacy.noise_multiplier is not None
-            releases = sum(len(sites) for sites in self._plain.given.values())
+            releases = sum(len(sites) for sites in self._plain.contributions.values())
             multiplier = share_of_noise(self._services.experiment, self._privacy.noise_multiplier)
             std = math.sqrt(releases) * noise_std(multiplier, self._width)
             sums = Sums.of_noised(total.over(known), std)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
+from perennial.benchmarks.secure_sites import RUN, Federation, Parameters, attempt_of, subject_of
 from perennial.cli.check import check_command
 from perennial.client.policy import check_digests, check_evaluation, check_secure, check_update
 from perennial.client.secure_state import SecureState, own_fingerprint, own_identity
@@ -16,7 +17,6 @@ from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
 from perennial.privacy.secure.masks import Words
-from tests.secure_sites import RUN, Federation, Parameters, attempt_of, subject_of
 
 EXPERIMENT: dict[str, Any] = {
     "name": "demand",
