@@ -72,9 +72,7 @@ def _cell(entry: dict[str, Any]) -> str:
     count = f"{entry['recovered']} of {entry['of']}"
     if not entry["refusal"]:
         return count
-    # the ledger's own words say how far over the budget a release would go
-    spent = "lifetime epsilon" in entry["refusal"]
-    return f"{count}: {'policy.max_epsilon' if spent else entry['refusal'].split(': ')[1]}"
+    return f"{count}: {entry['refusal'].split(': ')[1]}"
 
 
 if __name__ == "__main__":

@@ -89,12 +89,12 @@ def attack_command(run: Path, victims: int, steps: int) -> None:
     console.print(f"report: {run / 'report.html'}", markup=False, soft_wrap=True)
 
 
-def audit_command(path: Path, canaries: int, others: int, results: Path | None) -> None:
+def audit_command(path: Path, overrides: list[str], canaries: int, others: int, results: Path | None) -> None:
     """Print claim and floor. Raises PrivacyError when the floor is above the claim."""
     from perennial.config.experiment import load_experiment
     from perennial.engine.dp_audit import audit_experiment
 
-    experiment = load_experiment(path)
+    experiment = load_experiment(path, overrides)
     audit = audit_experiment(experiment, canaries, others)
     found = audit.found
     Console(highlight=False, markup=False).print(
@@ -107,6 +107,7 @@ def audit_command(path: Path, canaries: int, others: int, results: Path | None) 
     if results is not None:
         line = {
             "experiment": path.stem,
+            "settings": overrides,
             "mode": audit.mode,
             "unit": audit.unit,
             "claim": audit.claim if math.isfinite(audit.claim) else None,

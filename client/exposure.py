@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from perennial.client.floor import exempt
 from perennial.config.site import Answer, Release, SitePolicy
 
+ANY_APP = (
+    "a hostile server can recover single images: YES, ALL OF THEM: connection.any_app runs whatever code and "
+    "settings the operator sends, which can read what the SuperNode's user can and ignore this file"
+)
 BITS = 3 * 8
 """Bits of the smallest thing that is called an image here: three pixels of 8 bits."""
 
@@ -38,9 +42,12 @@ def channels(policy: SitePolicy) -> Iterator[Channel]:
     yield _statistics(policy)
 
 
-def in_words(policy: SitePolicy) -> Iterator[str]:
-    """The lines that `perennial site check` prints."""
+def in_words(policy: SitePolicy, *, any_app: bool = False) -> Iterator[str]:
+    """The lines that `perennial site check` prints. any_app: connection.any_app of the same file."""
     found = [*channels(policy)]
+    if any_app:
+        yield ANY_APP
+        yield "what Perennial's own code would let out, if the operator sends that:"
     by = [channel.name for channel in found if channel.recovers]
     if by:
         yield f"a hostile server can recover single images: YES, by {', '.join(by)}"

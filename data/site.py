@@ -68,6 +68,8 @@ class SiteData:
 
         What other patients have decides nothing about it.
         """
+        if len(rows) == 0:
+            return rows
         patients = self.keyed.numbered(rows).numpy()
         contents = KeyedHash(self.keyed.key, content_groups(self.x[rows]))
         order = np.lexsort((contents.values(purpose, np.arange(len(rows))), patients))

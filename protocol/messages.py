@@ -10,12 +10,14 @@ from typing import Any
 
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.names import SITE_NAME_RULE, is_site_name
-from perennial.protocol.fields import WireMessage, bounded, hexadecimal, matching
+from perennial.protocol.fields import WireMessage, at_most, bounded, hexadecimal, matching
 from perennial.protocol.tensors import Tensors
 
 VERSION = 1
 MAX_TASKS = 10_000
 MAX_CLASSES = 1_000_000
+LONGEST_REASON, LONGEST_SETTINGS, LONGEST_METRICS = 4_000, 2**20, 2**24
+"""Characters. Counts of a million classes fit the last."""
 MAX_EXAMPLES = 100_000_000
 MAX_CHANNELS = 1_000_000
 MAX_LAYERS = 1_000
@@ -128,7 +130,7 @@ class TrainRequest(Maskable):
     """What the strategy adds for this site, for instance SCAFFOLD's control variate."""
     clip_norm: float | None = bounded(0, default=None)
     """L2 norm to clip the update to in this round; with adaptive clipping alone."""
-    settings: str = "{}"
+    settings: str = at_most(LONGEST_SETTINGS, default="{}")
     """The strategy's settings for this round, a JSON object."""
     personal: list[str] | None = None
     """Layers of which the site uses and trains its own values; they stay at the site, and the update is
@@ -155,7 +157,7 @@ class TrainReply(Stamp):
     """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
     method: Tensors | None = None
     """What the strategy asked for beside the update; absent under privacy."""
-    metrics: str = "{}"
+    metrics: str = at_most(LONGEST_METRICS, default="{}")
     """Numbers that the strategy asked for, a JSON object, none of them under privacy unless
     privacy.allow_unaccounted_metrics; and `digests`, when the site lends none any more."""
 
@@ -200,6 +202,8 @@ class EvaluateRequest(Maskable):
     """Mean feature of each class over all sites, to classify with; only with learner.means: global."""
     tables: bool = False
     """Whether tables of counts are asked for beside the right answers; a site's policy decides."""
+    validation: bool = False
+    """Count validation samples, by which the server chooses when to stop, and not test samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,9 +397,9 @@ class Refusal(WireMessage):
     message_type = "refusal"
     site: str = matching(is_site_name, SITE_NAME_RULE)
     """The site's name."""
-    kind: str
+    kind: str = at_most(20)
     """policy, privacy, data, state, protocol or error."""
-    reason: str
+    reason: str = at_most(LONGEST_REASON)
     """One sentence for the operator. It names settings and limits, never samples."""
 
 

@@ -47,6 +47,7 @@ from perennial.server.run_measures import TaskMeasures
 from perennial.server.shared_clipping import SharedClipping
 from perennial.server.site_counts import SiteCounts, ask_for_counts
 from perennial.server.stopped import what_to_try
+from perennial.server.stopping import Stopping
 from perennial.server.wishes import Wishes
 from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
 from perennial.strategies.fedavg import FedAvg
@@ -130,6 +131,7 @@ class Curriculum:
         self.central = CentralPrivacy.of(
             experiment.privacy, strategy, state, experiment.seed
         ) or SharedClipping.of(experiment.privacy, strategy, state)
+        self.stopping = Stopping(experiment.stopping, folder.checkpoint_folder, self.progress.stopping)
         if folder.checkpoint is not None:
             self._restore(folder.checkpoint)
 
@@ -145,11 +147,12 @@ class Curriculum:
             task = self.progress.task
             if self.progress.round_in_task == 0:
                 self._begin_task(task)
-            while self.progress.round_in_task < self._rounds(task):
+            while self.progress.round_in_task < self._rounds(task) and not self.stopping.over:
                 self._wishes.between_rounds(self._grid.look)
                 self._round(task)
                 if self.strategy.task_complete:
                     break
+            self._choose_model(task)
             self._finish_task(task)
         self.progress.finished = True
         self._save()
@@ -229,6 +232,7 @@ class Curriculum:
         """One round, asked again where nobody served it and sites may come back."""
         started = time.monotonic()
         progress, rounds = self.progress, self.experiment.rounds
+        leads = self._strategy(task) is not self.strategy
         outcome = self._attempt(task)
         for _ in range(rounds.max_skipped - 1 if self.attendance.patient else 0):
             if outcome.participants or not outcome.skipped:
@@ -242,6 +246,8 @@ class Curriculum:
             self.model.arrays = outcome.arrays
         progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if outcome.skipped else 0
         self._update_holders(outcome)
+        if not leads and not outcome.skipped:
+            self._judge_round(progress.round)
         accuracy = None
         if self.experiment.evaluation.every == "round" and (counts := self._central_counts(task)):
             accuracy = overall_accuracy(*counts, self.schedule.boundaries[: task + 1])
@@ -318,6 +324,35 @@ class Curriculum:
         if self.progress.round_in_task < self.experiment.lead_rounds(task):
             return self._averaging
         return self.strategy
+
+    def _judge_round(self, number: int) -> None:
+        """Ask the sites for counts on their validation samples, where these decide when to stop."""
+        if self.experiment.stopping is None:
+            return
+        exchange = self._exchange
+        exchange.bytes_up = exchange.bytes_down = 0
+        if self.sums is not None:
+            self.sums.exchange = exchange
+        told = self._site_counts(self.attendance.available(number), None, number)
+        counts = told.together(self.schedule.num_classes(self.progress.task))
+        value = self.stopping.judged(number, counts, self.model.arrays)
+        self.history.sent_beside_rounds(exchange.bytes_up, exchange.bytes_down)
+        self.journal.write("validated", task=self.progress.task, round=number, value=value)
+
+    def _choose_model(self, task: int) -> None:
+        """Take the best round's model where the experiment says so; pass over rounds that are left out."""
+        if self.experiment.stopping is None:
+            return
+        progress, planned = self.progress, self._rounds(task)
+        first = progress.round - progress.round_in_task
+        if words := self.stopping.in_words(task, progress.round, first + planned):
+            self.journal.write("note", text=words)
+        if (best := self.stopping.best()) is not None:
+            self.model.arrays = {name: best[name].to(self.model.device) for name in self.model.arrays}
+        # the next task's rounds keep their numbers, by which sites know what they have approved
+        progress.passed += planned - progress.round_in_task
+        progress.round, progress.round_in_task = first + planned, planned
+        self.stopping.next_task()
 
     def _finish_task(self, task: int) -> None:
         """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""
@@ -398,8 +433,11 @@ class Curriculum:
         """Whether the saved model answers as the one that sites judged: not if each has its own means."""
         return self.experiment.learner.classifier != "nearest_mean" or self.class_means is not None
 
-    def _site_counts(self, sites: Sites, means: Tensor | None) -> SiteCounts:
-        """Counts on the sites' held-out samples, where the experiment asks for them."""
+    def _site_counts(self, sites: Sites, means: Tensor | None, validated: int | None = None) -> SiteCounts:
+        """Counts on the sites' held-out samples, where the experiment asks for them.
+
+        validated: the round whose model is judged by validation samples; None: the task's, by test samples.
+        """
         experiment = self.experiment
         if not experiment.evaluation.federated:
             return SiteCounts({})
@@ -409,7 +447,8 @@ class Curriculum:
         classes = self.schedule.num_classes(self.progress.task)
         fields = {
             "class_means": None if means is None else Tensors(means=means),
-            "tables": asks_for_tables(experiment) and classes <= MOST_CLASSES,
+            "tables": asks_for_tables(experiment) and classes <= MOST_CLASSES and validated is None,
+            "validation": validated is not None,
         }
         requests = [
             (site, node, EvaluateRequest(**self._with_previous(site), **fields))

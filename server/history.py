@@ -69,6 +69,11 @@ class History:
         self._data["bytes_down"] += outcome.bytes_down
         self._data["losses"].append(outcome.train_loss)
 
+    def sent_beside_rounds(self, up: int, down: int) -> None:
+        """Count tensors of queries between rounds; they are shown with those of the ends of tasks."""
+        self._data["task_end_bytes_up"] += up
+        self._data["task_end_bytes_down"] += down
+
     def task_begun(self, boundary: int) -> None:
         """Classes up to boundary are known from now on."""
         if self._data["boundaries"][-1] < boundary:

@@ -39,6 +39,14 @@ def open_channels(experiment: Experiment) -> tuple[str, ...]:
             f"a {experiment.privacy.hidden_unit} kept as an exemplar is counted in every later round, "
             "as if it were in all"
         )
+    capped = [
+        key for key in ("samples_limit", "test_limit") if isinstance(getattr(experiment.data, key), int)
+    ]
+    if capped and experiment.privacy.mode == "sample":
+        channels.append(
+            f"how a simulation's data were cut by data.{' and data.'.join(capped)}, a number: its threshold "
+            "follows how many records there are; a share moves none, and real sites cut nothing"
+        )
     if experiment.digests is not None:
         labels = "the labels of the digests, and " if experiment.digests.labels == "public" else ""
         channels.append(f"{labels}how many digests a site lends, which follows its number of samples")

@@ -105,7 +105,7 @@ def test_the_same_experiment_is_the_same_app(operator: OperatorFolder, experimen
     assert stage_application(experiment, [], "once-more", operator.apps).digest == first.digest
     other = stage_application(experiment, ["seed=2"], "second", operator.apps)
     assert other.digest != first.digest
-    with pytest.raises(StateError, match="submitted: second, small"):
+    with pytest.raises(StateError, match="submitted: once-more, second, small"):
         read_application("third", operator.apps)
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from perennial.foundation.errors import ProtocolError
+from perennial.foundation.errors import ProtocolError, printable
 from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import EvaluateReply, Refusal, Stamp, require_same_round
@@ -75,7 +75,7 @@ def answers(
             reply = checked(message, kinds, stamps.get(site, ()))
             check(reply)
         except ProtocolError as error:
-            dropped(site, str(error))
+            dropped(site, printable(str(error)))
         else:
             exchange.bytes_up += reply.tensor_bytes
             yield site, reply
