@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.hostile_server import ATTACKS, BASE, POLICIES, attacked
+from perennial.benchmarks.attacked_hospital import BASE, POLICIES
+from perennial.benchmarks.hostile_server import ATTACKS, attacked
 from perennial.client.exposure import channels
 from perennial.config.site import SitePolicy
 from perennial.foundation.files import replace_file

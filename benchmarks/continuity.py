@@ -204,7 +204,12 @@ def disk_full(running: Running) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """process and phase: for the table. changes: to the experiment. small_disk: run folders on 24 MB."""
+    """One failure that a run must survive.
+
+    process and phase: for the table.
+    changes: to the experiment.
+    small_disk: run folders on 24 MB.
+    """
 
     process: str
     phase: str

@@ -1,4 +1,4 @@
-"""A deployed site in this process, asked by whoever holds the other end of the wire.
+"""A deployed site in this process, which answers messages as one on the network does.
 
 The ClientApp is the real one, with a site.yaml, an approved experiment and a state_dir; only the way that
 messages take is short.

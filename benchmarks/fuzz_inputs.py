@@ -1,4 +1,4 @@
-"""Bytes into messages and files of a stranger: every input becomes one, most of them nearly right."""
+"""Turns a fuzzer's bytes into messages and files of a stranger, most of them nearly valid."""
 
 import math
 from dataclasses import dataclass, field

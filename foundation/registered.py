@@ -1,4 +1,4 @@
-"""What `perennial deploy` writes and the server reads: which site has which key, and where keys lie."""
+"""The list of sites and their keys, which `perennial deploy` writes and the server reads, and its place."""
 
 import json
 from collections.abc import Mapping

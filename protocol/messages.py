@@ -86,6 +86,16 @@ class Maskable(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NeedsPrevious(Stamp):
+    """What a request adds whose answer needs the model of the task before."""
+
+    previous: str = hexadecimal(SHA256, default="")
+    """SHA-256 of the global model at the end of the task before (the teacher); '' in task 1."""
+    previous_arrays: Tensors | None = None
+    """That model itself, for a site that is not known to hold it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DescribeRequest(WireMessage):
     """Server to site: who are you?"""
 
@@ -114,16 +124,12 @@ class DescribeReply(WireMessage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRequest(Maskable):
+class TrainRequest(Maskable, NeedsPrevious):
     """Server to site: train this model on your data of this task."""
 
     message_type = "train"
     arrays: Tensors
     """The global model: every floating tensor that travels."""
-    previous: str = hexadecimal(SHA256, default="")
-    """SHA-256 of the global model at the end of the task before (the teacher); '' in task 1."""
-    previous_arrays: Tensors | None = None
-    """That model itself, for a site that is not known to hold it."""
     progress: float = bounded(0, 1, default=0.0)
     """Share of this task's rounds that are done, for a learning-rate schedule."""
     method: Tensors | None = None
@@ -163,16 +169,12 @@ class TrainReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinishTaskRequest(Maskable):
+class FinishTaskRequest(Maskable, NeedsPrevious):
     """Server to site: the task is over; choose exemplars with this model and keep it as the teacher."""
 
     message_type = "train.finish_task"
     arrays: Tensors
     """The global model as the task's last round left it."""
-    previous: str = hexadecimal(SHA256, default="")
-    """SHA-256 of the global model at the end of the task before; '' after task 1."""
-    previous_arrays: Tensors | None = None
-    """That model itself, for a site that is not known to hold it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,16 +190,12 @@ class FinishTaskReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateRequest(Maskable):
+class EvaluateRequest(Maskable, NeedsPrevious):
     """Server to site: measure this model on your held-out samples of all classes seen so far."""
 
     message_type = "evaluate"
     arrays: Tensors
     """The global model to measure."""
-    previous: str = hexadecimal(SHA256, default="")
-    """SHA-256 of the global model at the end of the task before; '' in task 1."""
-    previous_arrays: Tensors | None = None
-    """That model itself, for a site that is not known to hold it."""
     class_means: Tensors | None = None
     """Mean feature of each class over all sites, to classify with; only with learner.means: global."""
     tables: bool = False
@@ -253,7 +251,7 @@ class DigestReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparsityRequest(Stamp):
+class SparsityRequest(NeedsPrevious):
     """Server to site: how often is each channel of this model silent on your samples?"""
 
     message_type = "query.sparsity"
@@ -261,10 +259,6 @@ class SparsityRequest(Stamp):
     """The network whose first ReLU layers are looked at: the global model, or the front of a VGG-11."""
     network: str
     """model or vgg11: what arrays are the tensors of."""
-    previous: str = hexadecimal(SHA256, default="")
-    """SHA-256 of the global model at the end of the task before; '' in task 1."""
-    previous_arrays: Tensors | None = None
-    """That model itself, for a site that is not known to hold it."""
     channels: list[int] = bounded(0, MAX_CHANNELS)
     """Channels to look at, the same in every layer."""
     layers: int = bounded(1, MAX_LAYERS)
@@ -290,7 +284,7 @@ class SparsityReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PersonalModelRequest(Stamp):
+class PersonalModelRequest(NeedsPrevious):
     """Server to site: join these shared layers with your own layers, and keep the result as your model."""
 
     message_type = "train.personal_model"
@@ -299,10 +293,6 @@ class PersonalModelRequest(Stamp):
     from."""
     personal: list[str] | None = None
     """Layers of which the site uses its own values."""
-    previous: str = hexadecimal(SHA256, default="")
-    """SHA-256 of the global model at the end of the task before; '' in task 1."""
-    previous_arrays: Tensors | None = None
-    """That model itself, for a site that is not known to hold it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Refuses a privacy claim that the strategy or the data would make false, and names open channels."""
 
 from perennial.config.experiment import Experiment
-from perennial.config.privacy_claim import check_claim
+from perennial.learning.privacy_claim import check_claim
 from perennial.strategies.base import IncrementalStrategy
 
 
@@ -13,12 +13,12 @@ def check_privacy(
     rounds: of the whole run. estimated_constants: whether inputs are normalised by figures of the training
     data.
     """
-    told = strategy.disclosures()
+    disclosed = strategy.disclosures()
     check_claim(
         experiment,
-        sparsity=told.sparsity,
-        weights_use_metrics=told.weights_use_metrics,
-        clear_uploads=told.clear_uploads,
+        sparsity=disclosed.sparsity,
+        weights_use_metrics=disclosed.weights_use_metrics,
+        clear_uploads=disclosed.clear_uploads,
         normalisation_from_data=estimated_constants,
         planned_rounds=rounds,
     )

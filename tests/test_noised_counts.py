@@ -13,7 +13,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perennial.benchmarks.hostile_server import BASE, SAMPLE, Hospital, counted_pixels, template_policy
+from perennial.benchmarks.attacked_hospital import BASE, Hospital, template_policy
+from perennial.benchmarks.hostile_server import SAMPLE, counted_pixels
 from perennial.client.policy import check_evaluation
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings

@@ -1,4 +1,4 @@
-"""Asking sites something other than training: every reply is checked before it is believed."""
+"""Asks sites for something other than training, and checks every reply before it is used."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

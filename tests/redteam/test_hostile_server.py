@@ -7,14 +7,8 @@ import pytest
 import yaml
 
 from perennial.benchmarks.attack_table import RESULTS, page
-from perennial.benchmarks.hostile_server import (
-    ATTACKS,
-    POLICIES,
-    Hospital,
-    attacked,
-    overrides,
-    template_policy,
-)
+from perennial.benchmarks.attacked_hospital import POLICIES, Hospital, template_policy
+from perennial.benchmarks.hostile_server import ATTACKS, attacked, overrides
 from perennial.client.exposure import ANY_APP, channels, in_words
 from perennial.config.site import SitePolicy
 
