@@ -23,6 +23,7 @@ class SiteData:
     Calibration samples serve the thresholds of prediction sets and nothing else.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
     keyed: by which samples were divided, and are chosen as exemplars.
+    subgroup: (N,) int64 of data.subgroup, -1 for none; None where nobody asks.
     columns: of a table, feature column -> "numeric", "date" or its categories. fill: (D,) what stands for its
     missing numbers; None: the mean.
     notes: what a person should know about this data. patients: whether the data says whose each sample is.
@@ -42,6 +43,7 @@ class SiteData:
     patients: bool = False
     fill: Tensor | None = None
     calibration: Tensor = NOTHING
+    subgroup: np.ndarray | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:
