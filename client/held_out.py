@@ -1,4 +1,4 @@
-"""What a site tells of a model: right answers and samples of each class, on samples held out from training.
+"""Counts a model's right answers on the samples that a site holds out from training.
 
 In the clear, they are exact, and what is below the policy's floor stays. Under a protection they have noise,
 which the experiment states and the ledger is charged for, and the floor is asked of the noised counts: which

@@ -9,13 +9,14 @@ from flwr.serverapp import Grid
 
 from perennial.config.experiment import Experiment
 from perennial.config.run import CohortPlan, RunSettings
-from perennial.foundation.registered import NODES
+from perennial.foundation.registered import NODES, RECEIPTS_KEY
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
 from perennial.models.saved import Inputs
 from perennial.server.curriculum import Curriculum
 from perennial.server.journal import Journal
 from perennial.server.preflight import preflight
+from perennial.server.receipts import ReceiptGrid
 from perennial.server.run_folder import RunFolder, open_run_folder
 from perennial.server.summary import write_results
 from perennial.server.tracking.listen import Tell, trackers
@@ -94,6 +95,8 @@ def assemble(
             "note", text=f"{registered}: missing, so sites' names are taken as their nodes say them"
         )
         registered = None
+    if engine == "grpc" and (path.parents[1] / RECEIPTS_KEY).exists():
+        grid = ReceiptGrid(grid, path.parents[1], registered, lambda text: journal.write("note", text=text))
     curriculum = Curriculum(
         grid,
         experiment,

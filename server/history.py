@@ -7,7 +7,7 @@ from perennial.server.evaluation import Counts
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies, unbalanced
 from perennial.server.site_counts import ALL_SITES, SiteCounts, in_words, possible
 from perennial.server.stopped import signs_of_stopping
-from perennial.strategies.base import RoundOutcome
+from perennial.strategies.round.outcome import RoundOutcome
 
 MEASURED = (
     "central",
@@ -118,8 +118,8 @@ class History:
             if site == ALL_SITES:
                 continue
             correct, total = possible(*counts) if federated.std else counts
-            told = sum(samples or 0 for samples in total)
-            self.site(site)["accuracy"] = sum(correct) / told if told else None
+            samples = sum(count or 0 for count in total)
+            self.site(site)["accuracy"] = sum(correct) / samples if samples else None
         return {
             "accuracy": row,
             "average_accuracy": average,

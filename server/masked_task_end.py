@@ -1,4 +1,4 @@
-"""What the sites tell at the end of a task, under `secure`: sums of counts and of class features."""
+"""The end of a task under `secure`: the server opens sums of counts and of class features."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
