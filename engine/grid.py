@@ -30,8 +30,8 @@ class InProcessGrid(Grid):
         self._contexts = contexts
         self._cohorts = cohorts
         self._queue: deque[Message] = deque()
-        self._cohort_of: dict[str, int] = {}
-        """Number of the cohort of each waiting message that is answered together with the next ones."""
+        self._together: dict[str, list[Message]] = {}
+        """The messages of a cohort, which stand in the queue one behind the other, by the id of the first."""
         self._numbers = count(1)
         self._run: Run | None = None
         set_task_identity()
@@ -61,11 +61,10 @@ class InProcessGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
         ids = [self._number(message) for message in messages]
-        for together in self._cut(messages):
-            self._queue.extend(together)
-            if len(together) > 1:
-                number = next(self._numbers)
-                self._cohort_of |= {message.metadata.message_id: number for message in together}
+        self._queue.extend(messages)
+        for cohort in self._cut(messages):
+            if len(cohort) > 1:
+                self._together[cohort[0].metadata.message_id] = cohort
         return ids
 
     def _cut(self, messages: list[Message]) -> list[list[Message]]:
@@ -81,16 +80,11 @@ class InProcessGrid(Grid):
         """Run the oldest waiting message, or its cohort, and return the replies; [] when none is waiting."""
         if not self._queue:
             return []
-        together = [self._queue.popleft()]
-        number = self._cohort_of.pop(together[0].metadata.message_id, None)
-        while number is not None and self._queue and self._next_of(number):
-            together.append(self._queue.popleft())
-        return answered(self._client, self._cohorts, together, self._contexts)
-
-    def _next_of(self, cohort: int) -> bool:
-        """Whether the next waiting message belongs to this cohort; it is then taken out of it."""
-        waiting = self._queue[0].metadata.message_id
-        return self._cohort_of.get(waiting) == cohort and self._cohort_of.pop(waiting) == cohort
+        message = self._queue.popleft()
+        cohort = self._together.pop(message.metadata.message_id, [message])
+        for _ in cohort[1:]:
+            self._queue.popleft()
+        return answered(self._client, self._cohorts, cohort, self._contexts)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

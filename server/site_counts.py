@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from perennial.config.evaluation import count_noise
+from perennial.config.evaluation import count_noise, subgroups_of
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream
@@ -99,7 +99,7 @@ def ask_for_counts(
         return SiteCounts({})
     deadline, noise = experiment.rounds.deadline, count_noise(experiment)
     of_server = experiment.privacy.mode == "client_central"
-    tables, subgroups, first = SiteTables(), 0, requests[0][2]
+    tables, subgroups, first = SiteTables(), subgroups_of(experiment), requests[0][2]
     if sums is not None:
         beside = counts_beside(first.num_classes, subgroups) if first.tables else 0
         noised = noise is not None
@@ -133,9 +133,9 @@ def ask_for_counts(
         return SiteCounts({ALL_SITES: _noised(reported, classes, noise, experiment, number)}, noise.std)
     if ALL_SITES not in reported:
         return SiteCounts(reported, noise.std)
-    # every site added a part of the noise in client_shared, and the whole of it in the other modes
+    # every site added a part of the noise where it is shared, and the whole of it in the other modes
     honest = experiment.secure.honest if experiment.secure is not None else 0
-    shared = experiment.privacy.mode == "client_shared" and honest
+    shared = experiment.privacy.shared and honest
     return SiteCounts(reported, noise.std * math.sqrt(len(requests) / (honest if shared else 1)))
 
 
