@@ -8,6 +8,7 @@ from the request until the table of sites is on the screen, of pages that have n
 
 import json
 import multiprocessing
+import os
 import socket
 import statistics
 import tempfile
@@ -37,8 +38,9 @@ FLAGS = (
 WATCH = """
 window.seen = {};
 new MutationObserver(() => {
-  const said = /graz-\\d+(?=\\.)/.exec(document.getElementById("notes").textContent);
-  if (said && !(said[0] in window.seen)) window.seen[said[0]] = Date.now() / 1000;
+  for (const [said] of document.getElementById("notes").textContent.matchAll(/graz-\\d+(?=\\.)/g)) {
+    if (!(said in window.seen)) window.seen[said] = Date.now() / 1000;
+  }
 }).observe(document.getElementById("notes"), {childList: true, subtree: true});
 """
 
@@ -182,6 +184,7 @@ def measure() -> dict[str, Any]:
         "event": _figures(alone),
         "event_while_100_sites_a_second_answer": _figures(busy),
         "machine": machine(),
+        "load_average": [round(load, 1) for load in os.getloadavg()],
         "versions": versions(("starlette", "uvicorn", "selenium")),
     }
 
@@ -194,7 +197,7 @@ def _events(driver: Any, journal: Journal, name: str, start: int = 0) -> list[fl
         written[f"{name}-{number}"] = time.time()
         journal.write("note", text=f"{name}-{number}.")
         time.sleep(0.35)
-    time.sleep(1.0)
+    time.sleep(2.0)
     seen = driver.execute_script("return window.seen")
     missed = written.keys() - seen.keys()
     assert not missed, f"{len(missed)} of {EVENTS} events were not seen"

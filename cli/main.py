@@ -39,11 +39,14 @@ def run(
     cohort: Annotated[
         str | None, typer.Option(help="sites that train in one pass: a number, or auto; default 1")
     ] = None,
+    track: Annotated[
+        str, typer.Option(help="tensorboard, mlflow, or both: who else is told the run's figures")
+    ] = "",
 ) -> None:
     """Run an experiment in the in-process engine."""
     from perennial.cli.run import run_command
 
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort)
+    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, track)
 
 
 @app.command()
@@ -315,6 +318,7 @@ def ledger(
 @app.command()
 def audit(
     experiment: Annotated[Path, typer.Argument(help="experiment.yaml whose privacy block is audited")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
     canaries: Annotated[
         int, typer.Option(min=10, help="records, patients or sites that are in or out")
     ] = 200,
@@ -326,7 +330,7 @@ def audit(
     """Hold the claimed epsilon against a floor that one run with worst-case records proves."""
     from perennial.cli.privacy import audit_command
 
-    audit_command(experiment, canaries, others, results)
+    audit_command(experiment, overrides or [], canaries, others, results)
 
 
 @app.command()

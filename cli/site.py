@@ -1,9 +1,12 @@
 """perennial site: what a hospital's engineer does."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from perennial.privacy.ledger import Ledger
 
 app = typer.Typer(
     no_args_is_help=True, help="At a hospital: keys, the operator's bundle, approvals, the SuperNode."
@@ -212,7 +215,7 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
     if setup.connection.any_app:
         typer.echo("approved:    EVERY app that the operator sends (connection.any_app)")
-    for line in in_words(setup.config.policy):
+    for line in in_words(setup.config.policy, any_app=setup.connection.any_app):
         typer.echo(line)
     typer.echo(f"supernode:   {ports_in_words(setup.connection)}")
     check_handshake(setup.connection.superlink, setup.path(setup.connection.ca))
@@ -245,22 +248,19 @@ def clean(
 @app.command()
 def note_head(path: SiteFile = Path("site.yaml")) -> None:
     """Check the whole ledger, and note its head where `ledger_head` says; once, after that key was set."""
-    from perennial.config.site import load_site_config
-    from perennial.privacy.ledger import Ledger
-
-    site = load_site_config(path)
-    ledger = Ledger(site.state_dir, site.ledger_head)
+    ledger = _ledger(path)
     typer.echo(f"{ledger.note_head()} releases; head noted in {ledger.elsewhere or ledger.beside}")
 
 
 @app.command()
-def restart_ledger(path: SiteFile = Path("site.yaml")) -> None:
+def restart_ledger(
+    path: SiteFile = Path("site.yaml"),
+    although_older: Annotated[
+        bool, typer.Option(help="although the operator's receipt is of a longer ledger than the newest head")
+    ] = False,
+) -> None:
     """After a ledger was lost: begin a new one with what the newest head had counted."""
-    from perennial.config.site import load_site_config
-    from perennial.privacy.ledger import Ledger
-
-    site = load_site_config(path)
-    lost, carried = Ledger(site.state_dir, site.ledger_head).restart()
+    lost, carried = _ledger(path).restart(although_older=although_older)
     typer.echo(f"{carried} releases carried over; what was left of the old ledger: {lost}")
 
 
@@ -271,6 +271,17 @@ def health(path: SiteFile = Path("site.yaml")) -> None:
     from perennial.deploy.supernode import health_address, read_connection
 
     check_health(health_address(read_connection(path)))
+
+
+def _ledger(path: Path) -> "Ledger":
+    """The ledger of a site.yaml, with the places that witness it."""
+    from perennial.config.site import load_site_config
+    from perennial.privacy.ledger import Ledger
+    from perennial.privacy.receipts import ReceiptBook
+
+    site = load_site_config(path)
+    receipts = ReceiptBook(site.receipts.file) if site.receipts is not None else None
+    return Ledger(site.state_dir, site.ledger_head, receipts)
 
 
 def _flower_home(site: Path) -> Path:

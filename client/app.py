@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
+from perennial.client.receipts import take_receipt, tell_head
 from perennial.foundation.errors import (
     ConfigError,
     DataError,
@@ -25,9 +26,11 @@ from perennial.foundation.errors import (
     ProtocolError,
     RecordGone,
     StateError,
+    shown,
 )
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
+    LONGEST_REASON,
     VERSION,
     ClassCountsRequest,
     CompareHeadsRequest,
@@ -84,18 +87,26 @@ def _answer(
         return Message(Error(RAISED, reason), reply_to=message)
 
     def act(identity: Identity) -> Message:
+        take_receipt(identity, message.content)
         request = expected.from_record(message.content)
         with _watched(identity, request, context):
-            return Message(handle(identity, request).to_record(), reply_to=message)
+            record = handle(identity, request).to_record()
+            tell_head(identity, record)
+            return Message(record, reply_to=message)
 
     return attempt(message, context, act)
 
 
-def attempt(message: Message, context: Context, act: Callable[[Identity], Done]) -> Done | Message:
-    """What act makes for the site that the message is for, or the Refusal that says why it made nothing."""
+def attempt(
+    message: Message, context: Context, act: Callable[[Identity], Done], known: Identity | None = None
+) -> Done | Message:
+    """What act makes for the site that the message is for, or the Refusal that says why it made nothing.
+
+    known: the site, if it has been identified already.
+    """
     site, deployed = "unknown", True
     try:
-        identity = identify(context)
+        identity = known or identify(context)
         site, deployed = identity.name, identity.deployed
         return act(identity)
     except PerennialError as error:
@@ -157,7 +168,8 @@ def _reason(error: Exception, deployed: bool) -> str:
     """
     if deployed and not isinstance(error, TELLABLE):
         return f"{type(error).__name__}; the details are in this site's own log"
-    return str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"
+    said = str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"
+    return shown(said, LONGEST_REASON - 100)
 
 
 @app.query("describe")

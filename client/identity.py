@@ -1,17 +1,22 @@
 """Finds out which site this process answers for, from its configuration and without reading any data."""
 
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.app import Context
 
 from perennial.config.approval import approved_experiment
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
-from perennial.config.site import ANSWERS, SiteConfig, SitePolicy, StateLimits, load_site_config
+from perennial.config.site import ANSWERS, Receipts, SiteConfig, SitePolicy, StateLimits, load_site_config
 from perennial.data.config import DataConfig
 from perennial.foundation.errors import ConfigError, PolicyRefusal
+
+if TYPE_CHECKING:
+    from perennial.privacy.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class Identity:
     own_data: a deployed site's data block; None for a share of the experiment's data.
     shared_models: folder that simulated sites share for the models of earlier tasks; None for a folder in the
     site's own state.
-    ledger_head, limits: as site.yaml says; a simulated site has neither.
+    ledger_head, receipts, limits: as site.yaml says; a simulated site has none of them.
     """
 
     name: str
@@ -34,6 +39,7 @@ class Identity:
     shared_models: Path | None = None
     deployed: bool = False
     ledger_head: Path | None = None
+    receipts: Receipts | None = None
     limits: StateLimits | None = None
 
     @classmethod
@@ -49,14 +55,27 @@ class Identity:
             own_data=config.data,
             deployed=True,
             ledger_head=config.ledger_head,
+            receipts=config.receipts,
             limits=config.state,
         )
 
+    @property
+    def ledger(self) -> "Ledger":
+        """This site's ledger, with the places that witness it."""
+        from perennial.privacy.ledger import Ledger
+        from perennial.privacy.receipts import ReceiptBook
+
+        book = ReceiptBook(self.receipts.file) if self.receipts is not None else None
+        return Ledger(self.state_dir, self.ledger_head, book)
+
 
 def _experiment(settings: RunSettings) -> Experiment:
-    path = settings.path
     # a run that goes on a second time in one process has another experiment in the same file
-    return _read_experiment(settings, path.stat().st_mtime_ns if path.exists() else 0)
+    try:
+        changed = os.stat(settings.path).st_mtime_ns
+    except OSError:
+        changed = 0
+    return _read_experiment(settings, changed)
 
 
 @lru_cache(maxsize=4)
@@ -76,6 +95,8 @@ def _simulated_names(experiment: Experiment) -> tuple[str, ...]:
 
 _names: dict[str, tuple[str, ...]] = {}
 """Of the latest experiment, by its digest."""
+_simulated: "dict[tuple[RunSettings, int], Identity]" = {}
+"""Of the latest experiment, by partition: made once, because each message asks for it."""
 
 
 @lru_cache(maxsize=4)
@@ -104,13 +125,19 @@ def identify(context: Context) -> Identity:
             'node config: needs site="/path/to/site.yaml" (a real site) or partition-id=K (a simulated one); '
             f"found {sorted(context.node_config) or 'nothing'}"
         )
+    known = _simulated.get((settings, partition))
+    if known is not None and known.experiment is experiment:
+        return known
     names = _simulated_names(experiment)
     if not 0 <= partition < len(names):
         raise PolicyRefusal(
             f"partition-id {partition}: the experiment has {len(names)} sites; this node takes no part"
         )
     run_folder = settings.folder(experiment)
-    return Identity(
+    one = next(iter(_simulated.values()), None)
+    if one is not None and one.experiment is not experiment:
+        _simulated.clear()
+    identity = _simulated[settings, partition] = Identity(
         names[partition],
         experiment,
         SitePolicy(answers=list(ANSWERS), below_floor=["prototypes"]),
@@ -119,3 +146,4 @@ def identify(context: Context) -> Identity:
         settings.threads,
         shared_models=run_folder / "sites" / "models",
     )
+    return identity

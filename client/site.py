@@ -26,19 +26,10 @@ from perennial.foundation.cache import cache_folder
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
-from perennial.protocol.messages import (
-    EvaluateRequest,
-    FinishTaskRequest,
-    PersonalModelRequest,
-    SparsityRequest,
-    Stamp,
-    TrainRequest,
-)
+from perennial.protocol.messages import NeedsPrevious, Stamp
 from perennial.protocol.tensors import content_sha256
 
 HELD_MODELS = 2
-Continued = TrainRequest | FinishTaskRequest | EvaluateRequest | SparsityRequest | PersonalModelRequest
-"""Requests that name the model of the task before."""
 
 
 @dataclass
@@ -145,7 +136,7 @@ class Site:
         if self.identity.own_data is not None:
             keep_split_key(self.state(stamp.run).folder, stamp.split_key)
 
-    def previous_model(self, request: Continued) -> tuple[str, dict[str, Tensor]] | None:
+    def previous_model(self, request: NeedsPrevious) -> tuple[str, dict[str, Tensor]] | None:
         """(hash, tensors) of the previous task's model, from the message or from this site's disk.
 
         None in task 1. What a message brings is written to the disk only once it is known to be a model of

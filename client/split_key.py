@@ -1,4 +1,4 @@
-"""The key of a run's splits, as the site first got it: another one would show what was held out."""
+"""Holds a run to its first split key; a second one would let held-out samples be trained on."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A site's share of a closed-form classifier: sums over its samples' fixed features, and counts beside them.
+"""A site's part of a closed-form classifier: sums over its samples' fixed features, and class counts.
 
 The maps are the same at every site and nothing here trains, so the site answers once a task, whenever it is
 there; what it answers does not depend on when.
@@ -56,7 +56,7 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
         return _reply(request, sent)
     # under noise, which classes are left out would tell of their samples
     noised = site.experiment.privacy.enabled
-    counts = training_counts(site, classes) if noised else _told_counts(site, classes, "statistics")
+    counts = training_counts(site, classes) if noised else _reported_counts(site, classes, "statistics")
     if not noised and 0 < sum(counts) <= backbone.width and site.identity.deployed:
         log.warning(
             "statistics of %d samples with %d features leave without noise: they tell the space that these "
@@ -64,8 +64,8 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
             sum(counts),
             backbone.width,
         )
-    told = [label for label, count in zip(classes, counts, strict=True) if count]
-    sums = summed(site, backbone, classes, told, weights)
+    shown = [label for label, count in zip(classes, counts, strict=True) if count]
+    sums = summed(site, backbone, classes, shown, weights)
     tensors = _released(site, request, sums)
     return _reply(request, tensors)
 
@@ -110,28 +110,28 @@ def _record(task: int) -> str:
 
 
 def summed(
-    site: Site, backbone: FixedFeatures, classes: range, told: list[int], weights: list[int] | None
+    site: Site, backbone: FixedFeatures, classes: range, shown: list[int], weights: list[int] | None
 ) -> Statistics:
     """Exact sums over the site's training samples of the classes whose counts may leave.
 
-    told: samples of each class that may leave.
+    shown: samples of each class that may leave.
     weights: of each of the classes.
     """
     if weights is None:
-        return collected(site, backbone, classes, _training_rows(site, classes, told))
+        return collected(site, backbone, classes, _training_rows(site, classes, shown))
     parts = (
         (
             collected(site, backbone, range(label, label + 1), _training_rows(site, classes, [label])),
             weights[label - classes.start],
         )
-        for label in told
+        for label in shown
     )
     return weighted(parts, backbone.width + 1, classes)
 
 
-def _training_rows(site: Site, classes: range, told: list[int]) -> Tensor:
+def _training_rows(site: Site, classes: range, shown: list[int]) -> Tensor:
     indices = site.data.task_indices("train", classes.start, classes.stop)
-    return indices[torch.isin(site.data.y[indices], torch.tensor(told, dtype=torch.int64))]
+    return indices[torch.isin(site.data.y[indices], torch.tensor(shown, dtype=torch.int64))]
 
 
 def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor) -> Statistics:
@@ -144,7 +144,7 @@ def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor)
     return collector.finish()
 
 
-def _told_counts(site: Site, classes: range, release: Release) -> list[int]:
+def _reported_counts(site: Site, classes: range, release: Release) -> list[int]:
     """Training samples of each class, 0 for those that the policy keeps back.
 
     A class's sum over one sample is that sample's features.
@@ -168,7 +168,7 @@ def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsR
     check_answer(policy, "statistics")
     check_statistics(policy, site.experiment)
     site.check_experiment(request)
-    counts = _told_counts(site, _classes(site, request), "class_counts")
+    counts = _reported_counts(site, _classes(site, request), "class_counts")
     _charge(site, request, "class_counts")
     return ClassCountsReply(**request.stamp_fields, of_task=request.of_task, counts=counts)
 

@@ -1,4 +1,4 @@
-"""When and where a model is measured, and the noise with which sites tell how often it was right."""
+"""When and where a model is measured, and the noise on the counts of right answers that sites report."""
 
 import operator
 from typing import TYPE_CHECKING, Literal
@@ -52,6 +52,11 @@ def asks_for_tables(experiment: "Experiment") -> bool:
     """Whether sites are asked for tables of counts: they would need more noise than they bear."""
     found = experiment.evaluation
     return found.federated and found.measures and found.noise_multiplier is None
+
+
+def subgroups_of(experiment: "Experiment") -> int:
+    """How many subgroups the tables tell apart."""
+    return 0 if experiment.data.subgroup is None else len(experiment.data.subgroup.values)
 
 
 def require_calibration(experiment: "Experiment") -> None:

@@ -19,6 +19,7 @@ from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, Lear
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
 from perennial.config.secure import SecureConfig, refuse_what_needs_single_updates, require_shared_noise
+from perennial.config.stopping import StoppingConfig, require_validation
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig, TasksConfig
@@ -130,6 +131,8 @@ class Experiment(BaseModel):
     pretraining: PretrainingConfig | None = None
     rounds: RoundsConfig = RoundsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    stopping: StoppingConfig | None = Field(default=None, exclude_if=operator.not_)
+    """Ends tasks early by sites' validation and keeps the best model; None: all rounds, the last model."""
     absence: list[AbsenceConfig] = []
     adversaries: list[AdversaryConfig] = []
     plugins: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)
@@ -220,6 +223,7 @@ class Experiment(BaseModel):
     def _counts_are_covered(self) -> "Experiment":
         require_covered_counts(self)
         require_calibration(self)
+        require_validation(self)
         return self
 
     @model_validator(mode="after")

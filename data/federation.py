@@ -16,7 +16,7 @@ from torch import Tensor
 from perennial.data.config import DataConfig, NormaliseConfig, TasksConfig
 from perennial.data.partition import partition, share_out
 from perennial.data.registry import Registry, build_registry
-from perennial.data.samples import Source, Stored, fill_missing, stored_as
+from perennial.data.samples import Source, Stored, fill_missing, joined_subgroups, stored_as
 from perennial.data.schedule import TaskSchedule
 from perennial.data.site import SiteData
 from perennial.data.sources import load
@@ -28,13 +28,19 @@ from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """registry: classes in order, and tasks. raw_classes: the same names in the order of the source.
+    """The data of all simulated sites of an experiment.
 
-    sites: name -> data, all views by index into one tensor. test: the server's test set, as its part "test";
-    None without one. mean, std: as in SiteData. stored: in which numbers the samples are held.
-    columns: of a table, as used. notes: for the journal.
+    registry: classes in order, and tasks.
+    raw_classes: the same names in the order of the source.
+    sites: name -> data, all views by index into one tensor.
+    test: the server's test set, as its part "test"; None without one.
+    mean, std: as in SiteData.
+    stored: in which numbers the samples are held.
+    columns: of a table, as used.
+    notes: for the journal.
     estimated_constants: whether mean and std, what stands for missing values, or the columns of a table and
-    their categories were taken from the data. fill: as in Source, with nothing left open.
+    their categories were taken from the data.
+    fill: as in Source, with nothing left open.
     """
 
     registry: Registry
@@ -131,6 +137,7 @@ class _Builder:
         self.labels = self.y.numpy()
         groups = [part.split_groups() for part in parts]
         self.keyed = KeyedHash(simulation_key(seed), np.concatenate(groups) if self.official else groups[0])
+        self.subgroup = joined_subgroups(parts)
         held = [part.site for part in parts]
         known = [site.numpy() for site in held if site is not None]
         self.site_of = np.concatenate(known) if len(known) == len(parts) else None
@@ -156,6 +163,7 @@ class _Builder:
             patients=self.source.train.patients,
             columns=self.source.columns,
             fill=fill,
+            subgroup=self.subgroup,
         )
         sites = {}
         fraction = self.config.validation_fraction

@@ -32,7 +32,7 @@ from perennial.deploy.signing import make_publisher_key
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import SITE_NAME
-from perennial.foundation.registered import NODES, write_registered
+from perennial.foundation.registered import NODES, RECEIPTS_KEY, write_registered
 from perennial.foundation.tokens import made_token
 from perennial.server.wishes import WISHES
 
@@ -47,6 +47,8 @@ class Federation(BaseModel):
     """deploy.yaml. hosts: names and addresses by which sites reach the SuperLink, the first one in bundles.
 
     control_port: of the Control API, which listens on loopback only: whoever reaches it can start runs.
+    health_host: where the health server listens, which says that the SuperLink serves and nothing else;
+    Kubernetes asks it from outside the container, so that 0.0.0.0 is needed there.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,6 +59,7 @@ class Federation(BaseModel):
     control_port: PositiveInt = Field(default=8000, lt=65536)
     fleet_host: str = "0.0.0.0"
     health_port: PositiveInt = Field(default=9099, lt=65536)
+    health_host: str = "127.0.0.1"
 
 
 class SiteRecord(BaseModel):
@@ -81,7 +84,9 @@ class OperatorFolder:
         self.publisher_key = self.path / "authority" / "publisher.key"
         self.publisher_public = self.path / "authority" / "publisher.pub"
         self.certificates = self.path / "certificates"
+        self.receipts_public = self.certificates / "receipts.pub"
         self.state = self.path / "state"
+        self.receipts_key = self.state / RECEIPTS_KEY
         self.apps = self.path / "apps"
 
     @property
@@ -200,6 +205,7 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     folder = OperatorFolder(path)
     folder.renew_server(days)
     make_publisher_key(folder.publisher_key, folder.publisher_public)
+    make_publisher_key(folder.receipts_key, folder.receipts_public)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
     make_folder(folder.state / "runs" / WISHES)
     made_token(path / PAGES_TOKEN)

@@ -18,7 +18,7 @@ from perennial.models.incremental import IncrementalModel
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""
-ToldCounts = tuple[list[int], list[int | None]]
+ReportedCounts = tuple[list[int], list[int | None]]
 """The same from sites; samples None: withheld by the site's floor, so that nobody knows their number."""
 
 
@@ -93,13 +93,15 @@ class Judge:
         )
 
 
-def told_counts(correct: Sequence[int], total: Sequence[int], withheld: Sequence[int] | None) -> ToldCounts:
+def reported_counts(
+    correct: Sequence[int], total: Sequence[int], withheld: Sequence[int] | None
+) -> ReportedCounts:
     """A site's answer, with None where it withholds a class."""
     hidden = set(withheld or ())
     return list(correct), [None if label in hidden else samples for label, samples in enumerate(total)]
 
 
-def pooled(counts: Iterable[ToldCounts], num_classes: int) -> ToldCounts:
+def pooled(counts: Iterable[ReportedCounts], num_classes: int) -> ReportedCounts:
     """What the sites told, added up; None for a class that sites withhold and no other site has told."""
     correct, total = [0] * num_classes, [0] * num_classes
     hidden: set[int] = set()

@@ -7,7 +7,7 @@ from perennial.server.evaluation import Counts
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies, unbalanced
 from perennial.server.site_counts import ALL_SITES, SiteCounts, in_words, possible
 from perennial.server.stopped import signs_of_stopping
-from perennial.strategies.base import RoundOutcome
+from perennial.strategies.round.outcome import RoundOutcome
 
 MEASURED = (
     "central",
@@ -69,6 +69,11 @@ class History:
         self._data["bytes_down"] += outcome.bytes_down
         self._data["losses"].append(outcome.train_loss)
 
+    def sent_beside_rounds(self, up: int, down: int) -> None:
+        """Count tensors of queries between rounds; they are shown with those of the ends of tasks."""
+        self._data["task_end_bytes_up"] += up
+        self._data["task_end_bytes_down"] += down
+
     def task_begun(self, boundary: int) -> None:
         """Classes up to boundary are known from now on."""
         if self._data["boundaries"][-1] < boundary:
@@ -113,8 +118,8 @@ class History:
             if site == ALL_SITES:
                 continue
             correct, total = possible(*counts) if federated.std else counts
-            told = sum(samples or 0 for samples in total)
-            self.site(site)["accuracy"] = sum(correct) / told if told else None
+            samples = sum(count or 0 for count in total)
+            self.site(site)["accuracy"] = sum(correct) / samples if samples else None
         return {
             "accuracy": row,
             "average_accuracy": average,

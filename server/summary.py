@@ -129,7 +129,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "federated_accuracy": history["federated"],
         "federated_interval": history["federated_interval"],
         "federated_noise": history["federated_noise"],
-        "rounds": curriculum.progress.round,
+        "rounds": curriculum.progress.round - curriculum.progress.passed,
         "accuracy_by_round": [accuracy for accuracy, _ in by_round],
         "bytes_by_round": [sent for _, sent in by_round],
         "bytes_up": history["bytes_up"],

@@ -107,7 +107,7 @@ def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
         run = _Finished.open(folder)
         sums, strategy = run.strategy.kept_sums, run.strategy
         if site not in strategy.withdrawn:
-            before, given = run.total.sha256, sums.given_by(site)
+            before, contributed = run.total.sha256, sums.contributions_of(site)
             subtracted = sums.take_back(site)
             if not run.total.samples:
                 raise StateError(f"{folder}: {site} is the only site; without it there is no model")
@@ -116,7 +116,7 @@ def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
                 "sums_before": before,
                 "sums_after": run.total.sha256,
                 "subtracted": subtracted.sha256,
-                "by_task": {str(task): facts["sha256"] for task, facts in given.items()},
+                "by_task": {str(task): facts["sha256"] for task, facts in contributed.items()},
                 "classes_removed": _classes_removed(run, subtracted),
             }
         head, used = run.head(shrinkage)
@@ -142,7 +142,7 @@ def write_form(folder: Path, site: str, path: Path) -> Path:
     site's sums are in no task.
     """
     run = _Finished.open(folder)
-    if not run.strategy.kept_sums.given_by(site):
+    if not run.strategy.kept_sums.contributions_of(site):
         raise StateError(f"site {site!r}: its sums are in no task of this run")
     progress = run.checkpoint.progress
     content = {"run": progress.run, "experiment": run.experiment.digest, "split_key": progress.split_key}
@@ -214,7 +214,8 @@ def merge(first: Path, second: Path, output: Path) -> Path:
     if one.experiment.strategy != other.experiment.strategy:
         raise ConfigError(f"{second}: its strategy's settings are not those of {first}")
     sites = [
-        sorted({s for given in run.strategy.kept_sums.given.values() for s in given}) for run in (one, other)
+        sorted({s for sites in run.strategy.kept_sums.contributions.values() for s in sites})
+        for run in (one, other)
     ]
     if both := sorted(set(sites[0]) & set(sites[1])):
         raise ConfigError(

@@ -20,8 +20,10 @@ from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import noise_std
 from perennial.protocol.messages import Stamp
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.statistics.asking import Asking
 from perennial.strategies.statistics.awaited import Awaited
@@ -329,10 +331,10 @@ class Analytic(IncrementalStrategy):
         fresh = KeptSums()
         for site, statistics in asking.statistics(list(counts), task, classes, weights):
             fresh.add(task, site, statistics)
-        if fresh.given.get(task, {}).keys() == counts.keys():
+        if fresh.contributions.get(task, {}).keys() == counts.keys():
             self._balanced[task] = fresh
         else:
-            gone = ", ".join(sorted(counts.keys() - fresh.given.get(task, {}).keys())[:5])
+            gone = ", ".join(sorted(counts.keys() - fresh.contributions.get(task, {}).keys())[:5])
             asking.outcome.warnings.append(f"task {task}: {gone} told its counts and sent no sums")
 
     def _kept(self, task: int) -> KeptSums:
@@ -356,7 +358,7 @@ class Analytic(IncrementalStrategy):
     def _sites(self) -> list[str]:
         if self.head == "balanced_ridge":
             return sorted({site for counts in self._counts.values() for site in counts})
-        return sorted({site for sites in self._plain.given.values() for site in sites})
+        return sorted({site for sites in self._plain.contributions.values() for site in sites})
 
     def _classes(self, task: int) -> range:
         assert self._services is not None
@@ -379,7 +381,7 @@ class Analytic(IncrementalStrategy):
             samples = sum(self._samples(site) for site in self._sites())
         if self._privacy.enabled:
             assert self._privacy.noise_multiplier is not None
-            releases = sum(len(sites) for sites in self._plain.given.values())
+            releases = sum(len(sites) for sites in self._plain.contributions.values())
             std = math.sqrt(releases) * noise_std(self._privacy.noise_multiplier, self._width)
             sums = Sums.of_noised(total.over(known), std)
         else:

@@ -22,8 +22,10 @@ from perennial.foundation.streams import stream
 from perennial.learning.worth import Scores, Utility, Worth, balanced
 from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.strategies.analytic import Analytic
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
 from perennial.strategies.valuation.harm import HarmTest
@@ -310,8 +312,8 @@ class Contribution(Wrapper):
             return exact(players, value)
         assert self._services is not None
         count = self._orders(players)
-        orders = drawn_permutations(players, count, stream(self._services.experiment.seed, "shapley", *ids))
-        return over_permutations(players, value, orders, truncation=1e-3, stop=0.05)
+        drawn = drawn_permutations(players, count, stream(self._services.experiment.seed, "shapley", *ids))
+        return over_permutations(players, value, drawn, truncation=1e-3, stop=0.05)
 
     # who is flagged
 
@@ -362,7 +364,11 @@ class Contribution(Wrapper):
     # what stays, and what is reported
 
     def summary_blocks(self) -> dict[str, Any]:
-        """contribution: site -> share, low, high, flag. valuation: how it was measured and what it cost."""
+        """The blocks on contribution in summary.json.
+
+        contribution: site -> share, low, high, flag.
+        valuation: how it was measured and what it cost.
+        """
         totals: dict[str, float] = defaultdict(float)
         for row in self._rows:
             for site, value in row.items():

@@ -21,8 +21,8 @@ from perennial.server.metrics import (
     unbalanced,
 )
 from perennial.server.summary import measured_rounds
-from perennial.strategies.base import RoundOutcome
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
 
 MATRIX = [[0.9], [0.6, 0.8], [0.5, 0.7, 0.9]]
 

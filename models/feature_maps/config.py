@@ -1,4 +1,4 @@
-"""The `features` of a model: which fixed maps say what a sample looks like."""
+"""The `features` of a model: the fixed maps that it uses."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""Asking sites something other than training: every reply is checked before it is believed."""
+"""Asks sites for something other than training, and checks every reply before it is used."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from perennial.foundation.errors import ProtocolError
+from perennial.foundation.errors import ProtocolError, printable
 from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import EvaluateReply, Refusal, Stamp, require_same_round
@@ -75,7 +75,7 @@ def answers(
             reply = checked(message, kinds, stamps.get(site, ()))
             check(reply)
         except ProtocolError as error:
-            dropped(site, str(error))
+            dropped(site, printable(str(error)))
         else:
             exchange.bytes_up += reply.tensor_bytes
             yield site, reply

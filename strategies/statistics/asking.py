@@ -1,4 +1,4 @@
-"""Asking sites for their sums, one exchange a task, and for what goes before and after."""
+"""Asks sites for their sums, in one exchange for each task, and for the counts and choices around it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +21,10 @@ from perennial.protocol.messages import (
     StatisticsRequest,
 )
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import RoundOutcome, RoundRequest
 from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.queries import answers, ask
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.statistics.awaited import Awaited, Pending
 from perennial.strategies.statistics.checks import check_exact, check_range, read_statistics
 

@@ -20,7 +20,11 @@ LAMBDAS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 2.0, 4.0)
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """head, shrinkage, criterion, prior, standardise: as Analytic has them. shrinkages: ascending."""
+    """The settings of a head in closed form.
+
+    head, shrinkage, criterion, prior, standardise: as Analytic has them.
+    shrinkages: ascending.
+    """
 
     head: HeadName
     shrinkage: float | str

@@ -30,7 +30,7 @@ class Solved:
     def __init__(self, sums: KeptSums, classes: int, head: Callable[[Sums], LinearHead]) -> None:
         """classes: known so far. head: solves, with the shrinkage of the whole."""
         self._sums, self._classes, self._head = sums, range(classes), head
-        self.sites = sorted({site for given in sums.given.values() for site in given})
+        self.sites = sorted({site for sites in sums.contributions.values() for site in sites})
         self._held: dict[str, Statistics] = {}
 
     def value(self, utility: Callable[[dict[str, Tensor]], float]) -> Value:
@@ -54,7 +54,7 @@ class Solved:
         if site in self._held:
             return self._held[site]
         total = None
-        for task in self._sums.given_by(site):
+        for task in self._sums.contributions_of(site):
             kept = self._sums.kept(task, site).over(self._classes)
             total = kept if total is None else total + kept
         assert total is not None
