@@ -266,9 +266,9 @@ def test_a_run_is_not_resumed_with_a_changed_file_and_its_model_needs_none(
     folder = runs / "encoders"
     train(tmp_path, "encoder.safetensors", "seed=2")
     with pytest.raises(ConfigError, match="found an encoder with SHA-256"):
-        run_command(None, [], None, "", runs, 1, "cpu", folder)
+        run_command(None, [], None, "", runs, 1, "cpu", folder, None)
     with pytest.raises(StateError, match=r"in: digests.encoder.sha256"):
-        run_command(path, [], None, "", runs, 1, "cpu", folder)
+        run_command(path, [], None, "", runs, 1, "cpu", folder, None)
     file.unlink()
     kept = load_saved(folder / "model.safetensors").model.get_submodule("encoder")
     # the model's own copy, bit for bit

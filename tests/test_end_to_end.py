@@ -80,7 +80,7 @@ def test_a_finished_run_goes_on_with_new_classes(tmp_path: Path) -> None:
     longer = tmp_path / "longer.yaml"
     data = SMALL["data"] | {"classes": ["0", "1", "2", "3", "4", "5"]}  # type: ignore[operator]
     longer.write_text(yaml.safe_dump(SMALL | {"data": data, "tasks": {"count": 3, "rounds": 2}}))
-    run_command(longer, [], None, "", runs, 1, "cpu", runs / "small")
+    run_command(longer, [], None, "", runs, 1, "cpu", runs / "small", None)
     after = json.loads((runs / "small" / "summary.json").read_text())
     assert after["classes"][:4] == before["classes"]
     assert after["accuracy_matrix"][:2] == before["accuracy_matrix"]

@@ -1,5 +1,6 @@
 """The judge of models: a fixed draw of the test samples of the classes seen so far."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,12 +18,17 @@ def test_a_model_is_judged_on_the_same_samples_of_seen_classes_only() -> None:
     model = build_model(ModelConfig.model_validate({"name": "mlp", "hidden": [8]}), (5,), 2, seed=1).eval()
     whole = Judge(test, num_classes=2, samples=1000, seed=4)
     logits = model(x[y < 2]).detach()
-    accuracy, loss = whole(model)
-    assert accuracy == int((logits.argmax(dim=1) == y[y < 2]).sum()) / 40
-    assert abs(loss - float(torch.nn.functional.cross_entropy(logits, y[y < 2]))) < 1e-6
+    scores = whole(model)
+    assert scores.labels.tolist() == y[y < 2].tolist()
+    assert scores.right.tolist() == (logits.argmax(dim=1) == y[y < 2]).tolist()
+    likelihood = torch.nn.functional.cross_entropy(logits, y[y < 2], reduction="none").neg().exp()
+    assert torch.allclose(torch.from_numpy(scores.probability).float(), likelihood)
     part = [Judge(test, num_classes=2, samples=10, seed=4)(model) for _ in range(2)]
-    assert part[0] == part[1]
-    assert round(part[0][0] * 10, 6).is_integer()
+    assert part[0].probability.tolist() == part[1].probability.tolist()
+    assert np.bincount(part[0].labels).tolist() == [5, 5], "as many of each class as of the others"
+    # a rare class is there with all that there is of it
+    rare = TrainingSet(x, (torch.arange(60) >= 3).long(), test.mean, test.std)
+    assert np.bincount(Judge(rare, num_classes=2, samples=10, seed=4)(model).labels).tolist() == [3, 7]
 
 
 def test_a_server_without_a_sample_of_these_classes_cannot_judge() -> None:

@@ -120,7 +120,7 @@ def test_sites_of_other_strategies_are_valued_by_their_updates(base: str, tmp_pa
     strategy = {"name": "contribution", "base": base, "estimator": "reconstruct", "exact": True}
     experiment = write(
         tmp_path,
-        strategy=strategy | {"utility": "neg_loss"},
+        strategy=strategy | {"utility": "probability"},
         tasks={"count": 1, "rounds": 1},
         learner={"optimizer": {"lr": 0.1}},
         adversaries=[{"site": "site-1", "kind": "free_rider"}],
@@ -155,7 +155,7 @@ def test_a_free_rider_and_a_label_flipper_are_found(tmp_path: Path) -> None:
         tasks={"count": 1, "rounds": 6},
         model={"name": "mlp", "hidden": [16]},
         learner={"batch_size": 16, "optimizer": {"name": "adam", "lr": 0.01}},
-        strategy={"name": "contribution", "utility": "neg_loss", "base": SMALL["strategy"]["base"]},
+        strategy={"name": "contribution", "utility": "probability", "base": SMALL["strategy"]["base"]},
         adversaries=[{"site": "site-1", "kind": "free_rider"}, {"site": "site-2", "kind": "label_flip"}],
     )
     summary: dict[str, Any] = run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
@@ -163,10 +163,10 @@ def test_a_free_rider_and_a_label_flipper_are_found(tmp_path: Path) -> None:
     assert values["site-1"] == 0.0
     assert min(values, key=values.__getitem__) == "site-2"
     assert summary["contribution"]["site-1"]["flag"] == "null update"
-    assert summary["contribution"]["site-2"]["flag"] == "low share"
+    assert summary["contribution"]["site-2"]["flag"] == "harm"
     events = (tmp_path / "runs" / "ring" / "events.jsonl").read_text().splitlines()
     notes = [entry["text"] for entry in map(json.loads, events) if entry["event"] == "note"]
-    assert any("site site-2: contribution flagged" in note for note in notes)
+    assert any("site site-2: flagged (harm)" in note for note in notes)
 
 
 @pytest.mark.slow

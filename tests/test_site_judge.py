@@ -43,7 +43,7 @@ def test_the_median_of_the_sites_is_not_moved_by_one_that_lies() -> None:
     honest = {"a": ([3, 3], [5, 5]), "b": ([4, 3], [5, 5])}
     for lie in (([0, 0], [5, 5]), ([5, 5], [5, 5])):
         value, judge = asked({**honest, "liar": lie})
-        assert value in (0.6, 0.7)
+        assert value in ([0.6, 0.6], [0.8, 0.6])
         assert judge.sent == 3 * 12
 
 
@@ -51,7 +51,7 @@ def test_who_does_not_measure_is_named_and_left_out() -> None:
     value, judge = asked(
         {"a": ([1, 0], [2, 0]), "silent": None, "wrong": ([9, 0], [2, 0]), "none": ([0, 0], [0, 0])}
     )
-    assert value == 0.5
+    assert value == [0.5, None]
     assert set(judge.failed) == {"silent", "wrong"}
     assert "more right answers than samples" in judge.failed["wrong"]
 

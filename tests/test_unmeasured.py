@@ -31,7 +31,7 @@ def write(folder: Path, **changes: object) -> Path:
 def test_without_test_samples_and_without_counts_nothing_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_command(write(tmp_path, evaluation=NOBODY), [], None, "", tmp_path, 1, "cpu", None)
+    run_command(write(tmp_path, evaluation=NOBODY), [], None, "", tmp_path, 1, "cpu", None, None)
     folder = tmp_path / "unseen"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["accuracy_matrix"] == [[None], [None, None]]
