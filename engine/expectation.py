@@ -37,7 +37,8 @@ class Expectation:
     def in_words(self) -> str:
         """One line."""
         about = f"{self.seconds / 60:.0f} min" if self.seconds >= 90 else f"{max(1, self.seconds):.0f} s"
-        return f"expected here in one process: about {about} ({self.work}) and {self.memory / 1e9:.1f} GB of memory"
+        memory = f"{self.memory / 1e9:.1f} GB of memory"
+        return f"expected here in one process: about {about} ({self.work}) and {memory}"
 
 
 def expect(experiment: Experiment) -> Expectation | None:
