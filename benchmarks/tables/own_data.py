@@ -20,12 +20,12 @@ DATA: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]] = {
         {"name": "small_cnn", "norm": "group"},
         5,
     ),
-    "Fashion-MNIST, 3,000 images": (
+    "Fashion-MNIST, 1,000 images": (
         {
             **{"source": "pack", "path": f"{SHARED}/fashion_mnist.webp.zip", "sites": 5},
-            **{"partition": DIRICHLET, "samples_limit": 3000, "test_limit": 1000},
+            **{"partition": DIRICHLET, "samples_limit": 1000, "test_limit": 1000},
         },
-        {"count": 5, "rounds": 6},
+        {"count": 5, "rounds": 4},
         {"name": "small_cnn", "norm": "group"},
         5,
     ),
