@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perennial.benchmarks.hostile_server import ATTACKS, BASE, POLICIES, attacked
+from perennial.benchmarks.attacked_hospital import BASE, POLICIES
+from perennial.benchmarks.hostile_server import ATTACKS, attacked
 from perennial.client.exposure import channels
 from perennial.config.site import SitePolicy
 from perennial.foundation.files import replace_file
@@ -72,9 +73,7 @@ def _cell(entry: dict[str, Any]) -> str:
     count = f"{entry['recovered']} of {entry['of']}"
     if not entry["refusal"]:
         return count
-    # the ledger's own words say how far over the budget a release would go
-    spent = "lifetime epsilon" in entry["refusal"]
-    return f"{count}: {'policy.max_epsilon' if spent else entry['refusal'].split(': ')[1]}"
+    return f"{count}: {entry['refusal'].split(': ')[1]}"
 
 
 if __name__ == "__main__":

@@ -23,10 +23,11 @@ from perennial.foundation.streams import stream, torch_seed
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.layer_attention import LayerAttention
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
 
 SITES, REPEATS = 50, 2
 PLAIN = "fedavg"

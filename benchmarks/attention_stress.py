@@ -1,4 +1,4 @@
-"""Where layer attention is put to the test: unequal sites with different classes, and a site that lies.
+"""Layer attention under stress: sites of unequal size with different classes, and a site that lies.
 
 `python -m perennial.benchmarks.attention_stress` writes benchmarks/results/attention_stress.jsonl and .md.
 Unequal: one task of ten digits, one site holds all samples of seven classes, the other 100 samples of the

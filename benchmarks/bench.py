@@ -35,7 +35,11 @@ RECORD = "--record"
 
 @dataclass(frozen=True)
 class Measured:
-    """samples: one number a repetition. facts: what else was seen, JSON-able."""
+    """The measurements of one figure.
+
+    samples: one number a repetition.
+    facts: what else was seen, JSON-able.
+    """
 
     samples: list[float]
     facts: dict[str, Any] = field(default_factory=dict)
@@ -43,7 +47,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Figure:
-    """meaning: one line for a reader. bound: what the value must keep, on the side that `side` says."""
+    """One figure of the page of measurements, with the bound that it must keep.
+
+    meaning: one line for a reader.
+    bound: what the value must keep, on the side that `side` says.
+    """
 
     meaning: str
     side: Literal["at most", "at least"]

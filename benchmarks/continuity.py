@@ -21,6 +21,9 @@ import yaml
 
 from perennial.benchmarks.environment import machine, versions
 from perennial.benchmarks.loopback import ENTERED, Deployment, digit_folders
+from perennial.benchmarks.markdown import age
+from perennial.benchmarks.split_keys import split_key_of
+from perennial.benchmarks.table import RESULTS_REVISION
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 
@@ -201,7 +204,12 @@ def disk_full(running: Running) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """process and phase: for the table. changes: to the experiment. small_disk: run folders on 24 MB."""
+    """One failure that a run must survive.
+
+    process and phase: for the table.
+    changes: to the experiment.
+    small_disk: run folders on 24 MB.
+    """
 
     process: str
     phase: str
@@ -246,7 +254,7 @@ def run_case(name: str, case: Case) -> dict[str, Any]:
     """One case; what was seen."""
     start = time.monotonic()
     with Deployment(SITES) as deployment:
-        expected = prepare(deployment, case)
+        prepare(deployment, case)
         running = Running(deployment, case.changes)
         case.disturb(running)
         resumed = 0
@@ -256,6 +264,7 @@ def run_case(name: str, case: Case) -> dict[str, Any]:
         summary = running.run_folder / "summary.json"
         facts = json.loads(summary.read_text()) if summary.exists() else {}
         rounds = [event for event in running.events() if event["event"] == "round"]
+        expected = undisturbed(deployment, case, running.run_folder) if facts else ""
         ledgers = {
             site: len((deployment.folder / site / "state" / "ledger.jsonl").read_text().splitlines())
             for site in SITES
@@ -272,6 +281,7 @@ def run_case(name: str, case: Case) -> dict[str, Any]:
         "ledger_lines": ledgers,
         "same_model": facts.get("model_sha256") == expected,
         "seconds": round(time.monotonic() - start),
+        "revision": RESULTS_REVISION,
         "versions": versions(),
         "machine": machine(),
     }
@@ -281,8 +291,8 @@ def settle(deployment: Deployment) -> str:
     return deployment.wait_for_run("hospitals", 900)
 
 
-def prepare(deployment: Deployment, case: Case) -> str:
-    """Operator, sites, approvals; the model_sha256 of an undisturbed run of the same sites."""
+def prepare(deployment: Deployment, case: Case) -> None:
+    """Operator, sites, approvals."""
     deployment.init()
     if case.small_disk:
         runs = deployment.operator / "state" / "runs"
@@ -301,15 +311,22 @@ def prepare(deployment: Deployment, case: Case) -> str:
         deployment.start_site(name)
     for name in SITES:
         deployment.wait_for_log(name, ENTERED)
+
+
+def undisturbed(deployment: Deployment, case: Case, run: Path) -> str:
+    """model_sha256 of an undisturbed run of the same sites, whose data the same key divides."""
+    experiment = {**EXPERIMENT, **case.changes}
     data = {**experiment["data"], "path": str(deployment.folder / "data"), "partition": {"kind": "natural"}}
     simulated = deployment.folder / "simulated.yaml"
     simulated.write_text(yaml.safe_dump({**experiment, "data": data}))
-    here = run_in_process(RunSettings(str(simulated), runs=str(deployment.folder / "here")))
+    with split_key_of(run):
+        here = run_in_process(RunSettings(str(simulated), runs=str(deployment.folder / "here")))
     return str(here["model_sha256"])
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
+        *([old, ""] if (old := age(rows)) else []),
         "| disturbed | phase | the operator did | ended | rounds | ledger lines | same model |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]

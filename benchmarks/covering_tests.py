@@ -1,8 +1,8 @@
 """Which fast tests run which lines of the code, and how long each takes: measured once by coverage.py."""
 
+import contextlib
 import json
-import subprocess
-import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from perennial.benchmarks.mutants import ROOMS
+from perennial.benchmarks.warm_process import PLUGINS, WarmProcess
 from perennial.foundation.files import replace_file
+
+USUAL = 120.0
+"""Seconds of processor time that the tests of one file may usually take."""
 
 Lines = dict[str, dict[str, list[str]]]
 """file -> line -> tests. A test is `tests/test_x.py::name`, with all its parameters."""
@@ -19,7 +23,10 @@ Lines = dict[str, dict[str, list[str]]]
 
 @dataclass(frozen=True)
 class CoveringTests:
-    """seconds: of each test."""
+    """Which tests run which lines, and how long each test takes.
+
+    seconds: of each test.
+    """
 
     lines: Lines
     seconds: dict[str, float]
@@ -57,32 +64,40 @@ class CoveringTests:
         return Counter(test for lines in self.lines.values() for tests in lines.values() for test in tests)
 
 
-def measure(root: Path, out: Path, files: Sequence[str]) -> None:
+def measure(warm: WarmProcess, out: Path, files: Sequence[str]) -> None:
     """Run the fast tests of some files under coverage.py, and add to `out` which line is whose."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    settings, database, report = (out.parent / name for name in ("coveragerc", "coverage.db", "tests.xml"))
-    include = "".join(f"\n    {root}/{room}/*" for room in ROOMS)
-    settings.write_text(
-        f"[run]\ndynamic_context = test_function\ndata_file = {database}\ninclude ={include}\n"
-    )
-    options = [
-        "-m",
-        "not slow",
-        "-p",
-        "no:cacheprovider",
-        f"--junitxml={report}",
-        "-o",
-        "junit_family=xunit1",
-    ]
-    for file in files:
+    database, report = (out.parent / name for name in ("coverage.db", "tests.xml"))
+    for number, file in enumerate(files, start=1):
         for left in (database, report):
             left.unlink(missing_ok=True)
-        command = ["-m", "coverage", "run", "--rcfile", str(settings), "-m", "pytest", *options, file]
-        subprocess.run([sys.executable, *command], cwd=root, check=False)
-        if database.exists():
+        began = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            warm.fork(lambda file=file: _run_under_coverage(warm.root, file, database, report), USUAL)
+        print(f"{number}/{len(files)} {time.monotonic() - began:6.1f} s {file}", flush=True)
+        if database.exists() and report.exists():
             known = CoveringTests.read(out) if out.exists() else CoveringTests({}, {})
-            known.replace(file, *_measured(root, database, report))
+            known.replace(file, *_measured(warm.root, database, report))
             replace_file(out, json.dumps({"lines": known.lines, "seconds": known.seconds}).encode())
+
+
+def _run_under_coverage(root: Path, file: str, database: Path, report: Path) -> int:
+    import pytest
+    from coverage import Coverage
+
+    coverage = Coverage(
+        data_file=str(database),
+        include=[f"{root}/{room}/*" for room in ROOMS],
+        config_file=False,
+    )
+    coverage.set_option("run:dynamic_context", "test_function")
+    options = ["-m", "not slow", "-p", "no:cacheprovider", "-o", "timeout=0"]
+    options += [option for name in PLUGINS for option in ("-p", name)]
+    coverage.start()
+    code = pytest.main([*options, f"--junitxml={report}", "-o", "junit_family=xunit1", file])
+    coverage.stop()
+    coverage.save()
+    return int(code)
 
 
 def _measured(root: Path, database: Path, report: Path) -> tuple[Lines, dict[str, float]]:

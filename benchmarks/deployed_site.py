@@ -1,4 +1,4 @@
-"""A deployed site in this process, asked by whoever holds the other end of the wire.
+"""A deployed site in this process, which answers messages as one on the network does.
 
 The ClientApp is the real one, with a site.yaml, an approved experiment and a state_dir; only the way that
 messages take is short.
@@ -7,6 +7,7 @@ messages take is short.
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from flwr.app import Context, Message, RecordDict
 
@@ -18,11 +19,14 @@ from perennial.data.registry import Registry
 from perennial.deploy.approval import approve_installed
 from perennial.engine.grid import set_task_identity
 from perennial.models.factory import build_model
+from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import (
     VERSION,
+    ClassCountsRequest,
+    CompareHeadsRequest,
     DescribeRequest,
     DigestRequest,
     EvaluateRequest,
@@ -31,8 +35,10 @@ from perennial.protocol.messages import (
     Refusal,
     SparsityRequest,
     Stamp,
+    StatisticsRequest,
     TrainRequest,
 )
+from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
 from perennial.protocol.tensors import Tensors, content_sha256
 
 EXPERIMENT: dict[str, Any] = {
@@ -44,6 +50,26 @@ EXPERIMENT: dict[str, Any] = {
 }
 RUN = "0123456789abcdef"
 NODE = 7
+
+
+def _of_masked_sums(stamp: dict[str, Any], rest: dict[str, Any]) -> list[Stamp | DescribeRequest]:
+    """The exchanges of one attempt, as far as one site can be asked without the others: keys of nobody."""
+    names, key, signature = ["site-0", "site-1"], ["0" * 64] * 2, ["0" * 128] * 2
+    roster: dict[str, Any] = {"attempt": 1, "roster": names, "roster_masks": key, "roster_commitments": key}
+    roster |= {"roster_signatures": signature, "sum_updates": 2}
+    peers: dict[str, Any] = {"peers": names, "peer_identities": key, "peer_ciphers": key}
+    found: list[Stamp | DescribeRequest] = [
+        IntroduceRequest(**stamp),
+        ShareRequest(**stamp, attempt=1, **peers, peer_signatures=signature),
+        VoteRequest(**stamp, attempt=1, survivors=names, senders=names, shares=["00"] * 2),
+        OpenRequest(**stamp, attempt=1, survivors=names, voters=names, votes=signature),
+    ]
+    return found + [kind(**stamp, **rest, **roster) for kind in (TrainRequest, EvaluateRequest)]
+
+
+def merged(changes: dict[str, Any]) -> dict[str, Any]:
+    """EXPERIMENT with changes; a block of None is left out."""
+    return {key: value for key, value in {**EXPERIMENT, **changes}.items() if value is not None}
 
 
 class DeployedSite:
@@ -59,7 +85,7 @@ class DeployedSite:
     ) -> None:
         set_task_identity()
         path, self.file = folder / "experiment.yaml", folder / "site.yaml"
-        path.write_text(yaml.safe_dump({**EXPERIMENT, **(experiment or {})}))
+        path.write_text(yaml.safe_dump(merged(experiment or {})))
         settings = {"site": "site-0", "state_dir": "state", "policy": policy or {}, "state": state or {}}
         self.file.write_text(yaml.safe_dump(settings))
         self.state_dir = folder / "state"
@@ -128,7 +154,20 @@ class DeployedSite:
             found.append(DigestRequest(**stamp, encoder="0" * 64))
             looked = {"network": "model", "channels": [0, 1], "layers": 1, "combine": "average"}
             found.append(SparsityRequest(**stamp, **rest, **looked))
+            found += self._of_statistics(stamp)
+            found += _of_masked_sums(stamp, rest)
         return found
+
+    def _of_statistics(self, stamp: dict[str, Any]) -> list[Stamp | DescribeRequest]:
+        backbone, known = self._built(1).backbone, stamp["num_classes"]
+        fixed = isinstance(backbone, FixedFeatures)
+        features, width = (backbone.content, backbone.width) if fixed else ("0" * 64, 3)
+        heads = Tensors(weight=torch.zeros(2, known, width), bias=torch.zeros(2, known))
+        return [
+            StatisticsRequest(**stamp, of_task=1, features=features),
+            ClassCountsRequest(**stamp, of_task=1),
+            CompareHeadsRequest(**stamp, features=features, heads=heads),
+        ]
 
     @staticmethod
     def outcome(answer: RecordDict) -> str:

@@ -18,6 +18,7 @@ import yaml
 
 from perennial.benchmarks.environment import machine, versions
 from perennial.benchmarks.loopback import Deployment
+from perennial.benchmarks.table import RESULTS_REVISION
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 
@@ -66,6 +67,7 @@ def deployed(content: dict[str, Any], sites: list[str]) -> tuple[list[float], di
             raise SystemExit(f"{status}\n{deployment.logs()}")
         events = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
         seconds = [event["seconds"] for event in events if event["event"] == "round"]
+        # sites without data of their own share the experiment's, which the seed's key divides at every engine
         here = run_in_process(RunSettings(str(path), runs=str(deployment.folder / "here")))
         return seconds, json.loads((folder / "summary.json").read_text()), str(here["model_sha256"])
 
@@ -108,7 +110,8 @@ def main() -> None:
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     found = {entry["name"]: entry for entry in map(json.loads, lines)}
     for name in sys.argv[1:] or programs:
-        entry = {**programs[name](), "versions": versions(), "machine": machine()}
+        measured_on = {"versions": versions(), "machine": machine()}
+        entry = {**programs[name](), "revision": RESULTS_REVISION, **measured_on}
         found[entry["name"]] = entry
         RESULTS.write_text("".join(json.dumps(found[key]) + "\n" for key in sorted(found)))
         print(json.dumps(entry), flush=True)

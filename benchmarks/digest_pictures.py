@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from perennial.benchmarks.table import EXPERIMENTS, RESULTS, ROOT
+from perennial.benchmarks.markdown import age
+from perennial.benchmarks.table import EXPERIMENTS, RESULTS, RESULTS_REVISION, ROOT
 from perennial.benchmarks.tables.feddig import ENCODERS
 from perennial.cli.digest import ATTACK_STEPS, SHOWN, draw_pictures, pictures_of
 from perennial.client.digests import digests_of
@@ -65,11 +66,13 @@ def attacked(changes: tuple[str, ...], picture: Path | None = None) -> list[floa
     return pictures.similarity
 
 
-def as_markdown(found: Mapping[str, list[float]]) -> str:
-    """The page of results."""
+def as_markdown(content: Mapping[str, Any]) -> str:
+    """The page of results. content: of the JSON file."""
+    found: Mapping[str, list[float]] = content["each"]
     lines = [
         "# What an attacker gets back from digests of digits",
         "",
+        *([old, ""] if (old := age([content])) else []),
         f"`python -m perennial.benchmarks.digest_pictures`: {SHOWN} digests of one site, {ATTACK_STEPS} "
         "steps of descent from noise by an attacker who knows the encoder and the weights; structural "
         "similarity of its best picture of any sample (1: equal).",
@@ -87,9 +90,10 @@ def main() -> None:
         name: attacked(changes, PICTURE if name == DRAWN else None) for name, changes in RELEASES.items()
     }
     content: dict[str, Any] = {"steps": ATTACK_STEPS, "site": SITE, "seed": SEED, "each": found}
+    content |= {"revision": RESULTS_REVISION}
     RESULTS.joinpath("digest_pictures.json").write_text(json.dumps(content, indent=2) + "\n")
-    RESULTS.joinpath("digest_pictures.md").write_text(as_markdown(found))
-    print(as_markdown(found))
+    RESULTS.joinpath("digest_pictures.md").write_text(as_markdown(content))
+    print(as_markdown(content))
 
 
 if __name__ == "__main__":

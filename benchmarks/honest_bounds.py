@@ -1,4 +1,4 @@
-"""What the bounds that are on by default do to honest runs: `python -m perennial.benchmarks.honest_bounds`.
+"""How the default bounds change honest runs: `python -m perennial.benchmarks.honest_bounds`.
 
 Makes the short runs of recorded_runs.yaml, which cover every strategy and the committed experiments on a
 processor, with bounds and without, and writes results/honest_bounds.jsonl: how many updates were scaled down

@@ -1,8 +1,8 @@
 """A server that wants patients' images: programs that attack a real ClientApp at a site with a site.yaml.
 
 Each attack is written for a site that answers everything, and says how many images it got back. The hospital
-is taken to have approved the experiment that the attack needs, which is the worst case: then its policy alone
-stands in the way. tests/redteam runs them, and `python -m perennial.benchmarks.attack_table` tabulates them.
+is that of `attacked_hospital`. tests/redteam runs the attacks; `python -m perennial.benchmarks.attack_table`
+tabulates them.
 
 Symbols: n training samples of the site, images of 64 pixels (scikit-learn's digits).
 """
@@ -14,22 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
-from perennial.client.app import app as client_app
-from perennial.client.identity import Identity
-from perennial.client.site import Site, open_site
-from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.site import load_site_config
-from perennial.deploy.approval import approve_installed
-from perennial.engine.grid import set_task_identity
-from perennial.models.factory import build_model
+from perennial.benchmarks.attacked_hospital import BASE, PIXELS, POLICIES, Hospital
+from perennial.config.experiment import load_experiment
 from perennial.models.gradient_encoder import GradientEncoder
-from perennial.models.incremental import travelling
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
-from perennial.protocol.fields import WireMessage, read_kind
+from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import (
     DigestReply,
     DigestRequest,
@@ -37,91 +28,16 @@ from perennial.protocol.messages import (
     EvaluateRequest,
     FinishTaskReply,
     FinishTaskRequest,
-    Refusal,
-    Stamp,
     TrainReply,
     TrainRequest,
 )
 from perennial.protocol.tensors import Tensors
 
-ROOT = Path(__file__).resolve().parents[1]
-SITE, RUN = "site-1", "0123456789abcdef"
-PIXELS, LEVELS = 64, 16
+LEVELS = 16
+"""Of brightness."""
 ALIKE = 0.98
 """Correlation from which a reconstruction counts as the image."""
-BASE: dict[str, Any] = {
-    "name": "hostile",
-    "seed": 5,
-    "data": {"source": "digits", "sites": 3, "samples_limit": 300, "partition": {"kind": "iid"}},
-    "tasks": {"count": 2, "rounds": 2},
-    "model": {"name": "mlp", "hidden": [PIXELS]},
-    "learner": {"optimizer": {"lr": 0.01}, "batch_size": 512},
-}
 SAMPLE = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}
-
-
-def template_policy() -> dict[str, Any]:
-    """What deploy/site/site.yaml ships."""
-    text = (ROOT / "deploy" / "site" / "site.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text.replace("@{superlink}", "host:9092"))["policy"]
-
-
-class Hospital:
-    """One site with a site.yaml, and the way for a server to ask it. What it approved is `experiment`."""
-
-    def __init__(self, folder: Path, policy: Mapping[str, Any], **changes: Any) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.file, self.site_file = folder / "experiment.yaml", folder / "site.yaml"
-        self.file.write_text(yaml.safe_dump(BASE | changes))
-        content = {"site": SITE, "state_dir": "state", "device": "cpu", "policy": dict(policy)}
-        self.site_file.write_text(yaml.safe_dump(content))
-        self.experiment: Experiment = load_experiment(self.file)
-        self.config = load_site_config(self.site_file)
-        approve_installed(self.file, self.config.approvals)
-        self.refusal = ""
-
-    def ask(self, request: WireMessage, **run_config: str) -> WireMessage | None:
-        """What the ClientApp answers; None for a refusal, whose reason is then in `refusal`."""
-        set_task_identity()
-        settings = {"experiment": str(self.file), **run_config}
-        context = Context(1, 1, {"site": str(self.site_file)}, RecordDict(), dict(settings))
-        message = Message(request.to_record(), 1, request.message_type)
-        content = client_app(message, context).content
-        if read_kind(content) == Refusal.__name__:
-            refusal = Refusal.from_record(content)
-            self.refusal = self.refusal or f"{refusal.kind}: {refusal.reason}"
-            return None
-        replies = (TrainReply, EvaluateReply, FinishTaskReply, DigestReply)
-        (kind,) = [reply for reply in replies if reply.__name__ == read_kind(content)]
-        return kind.from_record(content)
-
-    @property
-    def site(self) -> Site:
-        """The site itself, to score an attack with; no attack reads it."""
-        return open_site(Identity.of_site(self.config, self.experiment))
-
-    def images(self, part: str = "train") -> Tensor:
-        """(n, 64) of task 1."""
-        data = self.site.data
-        classes = self.site.process.registry.schedule.classes_of(1)
-        return data.x[data.task_indices(part, 0, classes.stop)].flatten(1).double()  # pyright: ignore[reportArgumentType]
-
-    def stamp(self, number: int = 1) -> dict[str, Any]:
-        registry = self.site.process.registry
-        return Stamp(
-            run=RUN,
-            experiment=self.experiment.digest,
-            class_order=registry.order_hash,
-            task=1,
-            round=number,
-            num_classes=registry.schedule.num_classes(1),
-        ).stamp_fields
-
-    def arrays(self) -> dict[str, Tensor]:
-        """A model of the right shapes, for the server to fill as it likes."""
-        shape, classes = self.site.data.input_shape, self.stamp()["num_classes"]
-        model = build_model(self.experiment.model, shape, classes, self.experiment.seed)
-        return {name: tensor.clone() for name, tensor in travelling(model).items()}
 
 
 @dataclass(frozen=True)
@@ -135,7 +51,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Attack:
-    """changes: of the experiment that the hospital has approved. run: the program."""
+    """An attack, and the experiment in which it is possible.
+
+    changes: of the experiment that the hospital has approved.
+    run: the program.
+    """
 
     channel: str
     changes: Mapping[str, Any]
@@ -225,8 +145,8 @@ def class_means(hospital: Hospital) -> Outcome:
     if not isinstance(reply, FinishTaskReply) or reply.class_sums is None:
         return Outcome(0, of, hospital.refusal)
     rows = reply.class_sums["sums"]
-    told = rows[reply.class_sums["counts"] > 0]
-    return Outcome(matched(told, images), of, hospital.refusal)
+    present = rows[reply.class_sums["counts"] > 0]
+    return Outcome(matched(present, images), of, hospital.refusal)
 
 
 def counted_pixels(hospital: Hospital) -> Outcome:
@@ -383,19 +303,6 @@ ATTACKS = {
         },
         digests,
     ),
-}
-EVERYTHING = ["train", "evaluate", "digest", "sparsity"]
-POLICIES: dict[str, dict[str, Any]] = {
-    "open": {
-        "answers": EVERYTHING,
-        "below_floor": ["prototypes"],
-        "max_clip_norm": 1e9,
-        "max_evaluations": 10**6,
-        "max_repeats": 10**6,
-    },
-    "defaults": {"answers": EVERYTHING},
-    "floor of 20": {"answers": EVERYTHING, "min_samples": 20},
-    "template": template_policy(),
 }
 
 

@@ -37,8 +37,9 @@ FLAGS = (
 WATCH = """
 window.seen = {};
 new MutationObserver(() => {
-  const said = /graz-\\d+(?=\\.)/.exec(document.getElementById("notes").textContent);
-  if (said && !(said[0] in window.seen)) window.seen[said[0]] = Date.now() / 1000;
+  for (const [said] of document.getElementById("notes").textContent.matchAll(/graz-\\d+(?=\\.)/g)) {
+    if (!(said in window.seen)) window.seen[said] = Date.now() / 1000;
+  }
 }).observe(document.getElementById("notes"), {childList: true, subtree: true});
 """
 
@@ -194,7 +195,7 @@ def _events(driver: Any, journal: Journal, name: str, start: int = 0) -> list[fl
         written[f"{name}-{number}"] = time.time()
         journal.write("note", text=f"{name}-{number}.")
         time.sleep(0.35)
-    time.sleep(1.0)
+    time.sleep(2.0)
     seen = driver.execute_script("return window.seen")
     missed = written.keys() - seen.keys()
     assert not missed, f"{len(missed)} of {EVENTS} events were not seen"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perennial.benchmarks.continuity import as_markdown
+from perennial.benchmarks.markdown import age
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "operations.md"
@@ -41,7 +42,11 @@ def costs() -> str:
             f"A model of {large['bytes_down'] / 2 / 1e6:.0f} MB goes to one site and back, trained for a "
             f"moment, in {large['value']} s a round (mean of {len(large['samples'])}).\n"
         )
-    return "\n".join(lines) + "\n" + where(next(iter(found.values()))) if lines else "Not measured yet.\n"
+    if not lines:
+        return "Not measured yet.\n"
+    if old := age(list(found.values())):
+        lines.insert(0, f"{old}\n")
+    return "\n".join(lines) + "\n" + where(next(iter(found.values())))
 
 
 def where(entry: Mapping[str, Any]) -> str:

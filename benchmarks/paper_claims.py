@@ -27,8 +27,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """difference: mean over seeds of better minus worse (worse minus better where lower is better), points.
+    """Whether a paper's claim holds in our figures.
 
+    difference: mean over seeds of better minus worse (worse minus better where lower is better), points.
     error: its standard error over the seeds. The claim holds when the difference is above the margin by more
     than the standard error, does not hold when it is below by more, and is undecided in between.
     """

@@ -9,7 +9,12 @@ from perennial.benchmarks.table import Table
 
 @dataclass(frozen=True)
 class PaperTable:
-    """label: in the paper. subject: what it compares. names: of tables here, with * for any characters."""
+    """A table or figure of a paper, and the tables here that stand for it.
+
+    label: in the paper.
+    subject: what it compares.
+    names: of tables here, with * for any characters.
+    """
 
     paper: str
     label: str

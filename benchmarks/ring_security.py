@@ -126,10 +126,10 @@ def attacked(image: Tensor, label: Tensor, face: int, condition: Condition) -> t
             row = gradient[f"{FIRST_LAYER}.weight"][neuron] / gradient[f"{FIRST_LAYER}.bias"][neuron]
             found = row.view(1, *shape).clamp(0, 1)
         case "features":
-            told = gradient["head.weight"][label[0]] / gradient["head.bias"][label[0]]
+            feature = gradient["head.weight"][label[0]] / gradient["head.bias"][label[0]]
             with condition.features(model, 0.0, face):
                 found = reconstruct_digest(
-                    model.features, told, shape, torch.ones(1), generator, steps=4 * STEPS, smoothness=0.1
+                    model.features, feature, shape, torch.ones(1), generator, steps=4 * STEPS, smoothness=0.1
                 )
     return float(structural_similarity(image, found)), right
 

@@ -7,6 +7,7 @@ from perennial.deploy.certificates import read_validity
 from perennial.deploy.federation import OperatorFolder
 from perennial.deploy.operations import node_statuses, progress, run_statuses, started_runs
 from perennial.server.journal import EVENTS, read_events
+from perennial.server.receipts import WENT_BACK
 from perennial.server.roster import WRONG_NAME
 
 
@@ -35,11 +36,11 @@ def print_status(folder: OperatorFolder) -> None:
 
 
 def name_faults(folder: OperatorFolder, runs: list[str]) -> list[str]:
-    """What the journals of runs say of nodes that gave a name that is not their own, each once."""
+    """What the journals of runs say of names that are not a node's own and of lost ledgers, each once."""
     found: dict[str, None] = {}
     for name in runs:
         path = folder.state / "runs" / name
         for event in read_events(path) if (path / EVENTS).is_file() else ():
-            if event["event"] == "note" and WRONG_NAME in event["text"]:
+            if event["event"] == "note" and any(words in event["text"] for words in (WRONG_NAME, WENT_BACK)):
                 found[f"run {name}: {event['text']}"] = None
     return list(found)

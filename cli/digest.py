@@ -86,7 +86,6 @@ def _facts(
     from perennial.privacy.digest_entries import digest_entries
     from perennial.privacy.digests import guess_log10
     from perennial.privacy.entries import RECIPIENT
-    from perennial.privacy.ledger import Ledger
     from perennial.strategies.digests.report import FLOAT_LEVELS
 
     config = experiment.digests
@@ -112,7 +111,7 @@ def _facts(
     if digests.short_classes:
         names = ", ".join(classes[label] for label in digests.short_classes)
         lines.append(f"too few samples for a digest of their own: {names}")
-    ledger, delta = Ledger(site.identity.state_dir, site.identity.ledger_head), site.identity.policy.delta
+    ledger, delta = site.identity.ledger, site.identity.policy.delta
     entries = digest_entries(config, guarantee, "preview", experiment.digest, RECIPIENT)
     before, after = ledger.cost(delta), ledger.would_cost(entries[0], delta)
     lines.append(f"ledger: epsilon {_figure(before.epsilon)} now, {_figure(after.epsilon)} with this release")

@@ -39,11 +39,14 @@ def run(
     cohort: Annotated[
         str | None, typer.Option(help="sites that train in one pass: a number, or auto; default 1")
     ] = None,
+    track: Annotated[
+        str, typer.Option(help="tensorboard, mlflow, or both: who else is told the run's figures")
+    ] = "",
 ) -> None:
     """Run an experiment in the in-process engine."""
     from perennial.cli.run import run_command
 
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort)
+    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, track)
 
 
 @app.command()
@@ -95,14 +98,27 @@ def check(
 def forget(
     run: Annotated[Path, typer.Argument(help="folder of a finished run of strategy analytic")],
     site: Annotated[str, typer.Option(help="whose sums are subtracted")],
+    group: Annotated[
+        Path | None,
+        typer.Option(help="only these of its records: a file of `perennial site withdraw-records`"),
+    ] = None,
+    form: Annotated[
+        Path | None, typer.Option(help="withdraw nothing; write what the site needs to make such a file")
+    ] = None,
     shrinkage: Annotated[
         float | None, typer.Option(help="of the new head, where validation samples chose the old one")
     ] = None,
 ) -> None:
-    """Withdraw a site from a closed-form model, exactly, and write a certificate."""
+    """Withdraw a site, or some of its records, from a closed-form model, exactly; writes a certificate."""
     from perennial.server.withdrawal import forget as forget_site
+    from perennial.server.withdrawal import forget_group, write_form
 
-    typer.echo(forget_site(run, site, shrinkage))
+    if form is not None:
+        typer.echo(write_form(run, site, form))
+    elif group is not None:
+        typer.echo(forget_group(run, site, group, shrinkage))
+    else:
+        typer.echo(forget_site(run, site, shrinkage))
 
 
 @app.command()
@@ -302,6 +318,7 @@ def ledger(
 @app.command()
 def audit(
     experiment: Annotated[Path, typer.Argument(help="experiment.yaml whose privacy block is audited")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE")] = None,
     canaries: Annotated[
         int, typer.Option(min=10, help="records, patients or sites that are in or out")
     ] = 200,
@@ -313,7 +330,7 @@ def audit(
     """Hold the claimed epsilon against a floor that one run with worst-case records proves."""
     from perennial.cli.privacy import audit_command
 
-    audit_command(experiment, canaries, others, results)
+    audit_command(experiment, overrides or [], canaries, others, results)
 
 
 @app.command()

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from perennial.foundation.errors import PrivacyError, StateError
@@ -31,6 +32,7 @@ def epsilon_command(
 
 def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
     """Print every release of a site, what they cost together, and any Bayesian figures."""
+    from perennial.client.activity import run_names
     from perennial.learning.bayesian_estimate import bayesian_figure_of, runs_with_bayesian_figure
     from perennial.privacy.composition import compose
 
@@ -41,12 +43,12 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
         )
     console = Console()
     table = Table("time", "run", "recipient", "kind", "unit", "mechanism", "multiplier", "rate", "steps")
-    entries = ledger.entries()
+    entries, names = ledger.entries(), run_names(state_dir)
     for entry in entries:
         numbers = (entry.noise_multiplier, entry.sample_rate, entry.steps)
         table.add_row(
             entry.time,
-            entry.run[:12],
+            escape(f"{names[entry.run]} ({entry.run[:8]})") if entry.run in names else entry.run[:12],
             entry.recipient,
             entry.kind,
             entry.unit,
@@ -87,12 +89,12 @@ def attack_command(run: Path, victims: int, steps: int) -> None:
     console.print(f"report: {run / 'report.html'}", markup=False, soft_wrap=True)
 
 
-def audit_command(path: Path, canaries: int, others: int, results: Path | None) -> None:
+def audit_command(path: Path, overrides: list[str], canaries: int, others: int, results: Path | None) -> None:
     """Print claim and floor. Raises PrivacyError when the floor is above the claim."""
     from perennial.config.experiment import load_experiment
     from perennial.engine.dp_audit import audit_experiment
 
-    experiment = load_experiment(path)
+    experiment = load_experiment(path, overrides)
     audit = audit_experiment(experiment, canaries, others)
     found = audit.found
     Console(highlight=False, markup=False).print(
@@ -105,6 +107,7 @@ def audit_command(path: Path, canaries: int, others: int, results: Path | None) 
     if results is not None:
         line = {
             "experiment": path.stem,
+            "settings": overrides,
             "mode": audit.mode,
             "unit": audit.unit,
             "claim": audit.claim if math.isfinite(audit.claim) else None,

@@ -1,6 +1,7 @@
 """perennial run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ def run_command(
     device: str,
     resume: Path | None,
     cohort: str | None,
+    track: str = "",
 ) -> None:
     """Run or resume, with a live display, and say where the results are."""
     from perennial.cli.live import LiveDisplay
@@ -40,6 +42,7 @@ def run_command(
             runs=str(runs),
             device=device,
         )
+    settings = replace(settings, track=track)
     loaded = settings.load()
     folder = settings.folder(loaded)
     with LiveDisplay(loaded) as display:

@@ -1,9 +1,12 @@
 """perennial site: what a hospital's engineer does."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from perennial.privacy.ledger import Ledger
 
 app = typer.Typer(
     no_args_is_help=True, help="At a hospital: keys, the operator's bundle, approvals, the SuperNode."
@@ -111,6 +114,30 @@ def disapprove(
 
 
 @app.command()
+def withdraw_records(
+    path: Annotated[Path, typer.Argument(help="site.yaml, or the folder of a simulated run")],
+    records: Annotated[
+        list[Path] | None, typer.Argument(help="the records: image files, CSV tables or .npz arrays")
+    ] = None,
+    patients: Annotated[
+        Path | None,
+        typer.Option(help="instead: a text file of patients, one a line; all of theirs"),
+    ] = None,
+    form: Annotated[
+        Path | None, typer.Option(help="of the run: the operator makes it with `perennial forget --form`")
+    ] = None,
+    experiment: Annotated[Path | None, typer.Option(help="the approved experiment of that run")] = None,
+    site: Annotated[str, typer.Option(help="of a simulated run: which site")] = "",
+    output: Annotated[Path, typer.Option(help="file to write, for the operator")] = Path("group.safetensors"),
+) -> None:
+    """Take records back from a finished closed-form run: writes their sums, which the operator subtracts."""
+    from perennial.cli.withdraw_records import withdraw_records_command
+
+    for line in withdraw_records_command(path, records or [], patients, form, experiment, site, output):
+        typer.echo(line)
+
+
+@app.command()
 def pause(path: SiteFile = Path("site.yaml")) -> None:
     """Answer nothing until `perennial site go-on`; the operator reads that this site pauses."""
     from perennial.client.consent import pause as pause_site
@@ -188,7 +215,7 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
         typer.echo(f"approved:    {approved.name} ({', '.join(approved.experiments)})")
     if setup.connection.any_app:
         typer.echo("approved:    EVERY app that the operator sends (connection.any_app)")
-    for line in in_words(setup.config.policy):
+    for line in in_words(setup.config.policy, any_app=setup.connection.any_app):
         typer.echo(line)
     typer.echo(f"supernode:   {ports_in_words(setup.connection)}")
     check_handshake(setup.connection.superlink, setup.path(setup.connection.ca))
@@ -221,22 +248,19 @@ def clean(
 @app.command()
 def note_head(path: SiteFile = Path("site.yaml")) -> None:
     """Check the whole ledger, and note its head where `ledger_head` says; once, after that key was set."""
-    from perennial.config.site import load_site_config
-    from perennial.privacy.ledger import Ledger
-
-    site = load_site_config(path)
-    ledger = Ledger(site.state_dir, site.ledger_head)
+    ledger = _ledger(path)
     typer.echo(f"{ledger.note_head()} releases; head noted in {ledger.elsewhere or ledger.beside}")
 
 
 @app.command()
-def restart_ledger(path: SiteFile = Path("site.yaml")) -> None:
+def restart_ledger(
+    path: SiteFile = Path("site.yaml"),
+    although_older: Annotated[
+        bool, typer.Option(help="although the operator's receipt is of a longer ledger than the newest head")
+    ] = False,
+) -> None:
     """After a ledger was lost: begin a new one with what the newest head had counted."""
-    from perennial.config.site import load_site_config
-    from perennial.privacy.ledger import Ledger
-
-    site = load_site_config(path)
-    lost, carried = Ledger(site.state_dir, site.ledger_head).restart()
+    lost, carried = _ledger(path).restart(although_older=although_older)
     typer.echo(f"{carried} releases carried over; what was left of the old ledger: {lost}")
 
 
@@ -247,6 +271,17 @@ def health(path: SiteFile = Path("site.yaml")) -> None:
     from perennial.deploy.supernode import health_address, read_connection
 
     check_health(health_address(read_connection(path)))
+
+
+def _ledger(path: Path) -> "Ledger":
+    """The ledger of a site.yaml, with the places that witness it."""
+    from perennial.config.site import load_site_config
+    from perennial.privacy.ledger import Ledger
+    from perennial.privacy.receipts import ReceiptBook
+
+    site = load_site_config(path)
+    receipts = ReceiptBook(site.receipts.file) if site.receipts is not None else None
+    return Ledger(site.state_dir, site.ledger_head, receipts)
 
 
 def _flower_home(site: Path) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from perennial.foundation.errors import PolicyRefusal, PrivacyError
 
-ACTIVITY = "activity.jsonl"
+ACTIVITY, BEFORE = "activity.jsonl", "activity.before.jsonl"
 LARGEST = 4 * 2**20
 """Bytes after which the file begins anew, and the one before is kept beside it."""
 LONGEST = 500
@@ -34,12 +34,25 @@ def noted(state_dir: Path, kind: str, **facts: object) -> Iterator[None]:
     _write(state_dir, {"event": "answered", "request": request})
 
 
+def run_names(state_dir: Path) -> dict[str, str]:
+    """The operator's name of each run that the site was asked for lately, by run."""
+    found: dict[str, str] = {}
+    for name in (BEFORE, ACTIVITY):
+        with suppress(OSError):
+            for line in (state_dir / name).read_bytes().splitlines():
+                with suppress(ValueError, RecursionError):
+                    event = json.loads(line)
+                    if isinstance(event, dict) and event.get("run") and event.get("name"):
+                        found[str(event["run"])] = str(event["name"])
+    return found
+
+
 def _write(state_dir: Path, facts: dict[str, object]) -> None:
     path = state_dir / ACTIVITY
     with suppress(OSError):
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.exists() and path.stat().st_size > LARGEST:
-            os.replace(path, path.with_name("activity.before.jsonl"))
+            os.replace(path, path.with_name(BEFORE))
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path, flags, 0o600)
         try:

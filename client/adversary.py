@@ -1,4 +1,4 @@
-"""Sites that cheat, for simulation: what a method that values contributions has to find out.
+"""Simulated sites that cheat, which a method that values contributions has to detect.
 
 A deployed site never does any of this, whatever the experiment says.
 """

@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
+from perennial.client.receipts import take_receipt, tell_head
 from perennial.foundation.errors import (
     ConfigError,
     DataError,
@@ -25,9 +26,11 @@ from perennial.foundation.errors import (
     ProtocolError,
     RecordGone,
     StateError,
+    shown,
 )
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
+    LONGEST_REASON,
     VERSION,
     ClassCountsRequest,
     CompareHeadsRequest,
@@ -84,9 +87,12 @@ def _answer(
         return Message(Error(RAISED, reason), reply_to=message)
 
     def act(identity: Identity) -> Message:
+        take_receipt(identity, message.content)
         request = expected.from_record(message.content)
         with _watched(identity, request, context):
-            return Message(handle(identity, request).to_record(), reply_to=message)
+            record = handle(identity, request).to_record()
+            tell_head(identity, record)
+            return Message(record, reply_to=message)
 
     return attempt(message, context, act)
 
@@ -157,7 +163,8 @@ def _reason(error: Exception, deployed: bool) -> str:
     """
     if deployed and not isinstance(error, TELLABLE):
         return f"{type(error).__name__}; the details are in this site's own log"
-    return str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"
+    said = str(error) if isinstance(error, PerennialError) else f"{type(error).__name__}: {error}"
+    return shown(said, LONGEST_REASON - 100)
 
 
 @app.query("describe")

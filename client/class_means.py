@@ -1,4 +1,4 @@
-"""A site's share of the global class means: what its exemplars of each class look like, summed.
+"""A site's part of the global class means: for each class the sum of its exemplars' features.
 
 A mean feature describes a class's samples at this site, so it is a release of its own: under client_local it
 is clipped, noised and charged to the ledger as an update is.

@@ -1,4 +1,4 @@
-"""Local corrections: terms that bend a site's gradients towards the federation's, and their memory.
+"""Local corrections: terms that pull a site's gradients towards the federation's, and their state.
 
 FedProx is the learner's own (`learner.correction`). SCAFFOLD, FedDyn and AdaBest have a half at the server,
 which orders them in a request's settings: {"correction": {"name": "feddyn", "alpha": 0.1}}. A site's vector

@@ -1,4 +1,4 @@
-"""Distillation on inputs that come with the request: what the server asks a site to keep knowing.
+"""Distillation on inputs that the server makes and sends with its request.
 
 Shapes: x (S, *input_shape) float32, normalised; logits (S, M_old), of the model to imitate.
 """

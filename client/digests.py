@@ -1,4 +1,4 @@
-"""Digests of a site's new data: made once for each task, charged before they leave, and the same ever after.
+"""Digests of a site's new data: made and charged once for each task, and sent unchanged when asked again.
 
 A site lends digests by having `digest` among its policy's answers, and takes them back by removing it: its
 next reply to the server says so.

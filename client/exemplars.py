@@ -1,4 +1,4 @@
-"""A site's exemplars: chosen at the end of a task, and found again in the site's own data ever after.
+"""A site's exemplars: chosen at the end of a task, and looked up in the site's own data in later ones.
 
 What is stored is which samples, not the samples: their index in the data, their label and a hash of their
 content, so that data that was moved or added to in between is noticed and followed.

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from perennial.client.floor import exempt
 from perennial.config.site import Answer, Release, SitePolicy
 
+ANY_APP = (
+    "a hostile server can recover single images: YES, ALL OF THEM: connection.any_app runs whatever code and "
+    "settings the operator sends, which can read what the SuperNode's user can and ignore this file"
+)
 BITS = 3 * 8
 """Bits of the smallest thing that is called an image here: three pixels of 8 bits."""
 
@@ -38,9 +42,12 @@ def channels(policy: SitePolicy) -> Iterator[Channel]:
     yield _statistics(policy)
 
 
-def in_words(policy: SitePolicy) -> Iterator[str]:
-    """The lines that `perennial site check` prints."""
+def in_words(policy: SitePolicy, *, any_app: bool = False) -> Iterator[str]:
+    """The lines that `perennial site check` prints. any_app: connection.any_app of the same file."""
     found = [*channels(policy)]
+    if any_app:
+        yield ANY_APP
+        yield "what Perennial's own code would let out, if the operator sends that:"
     by = [channel.name for channel in found if channel.recovers]
     if by:
         yield f"a hostile server can recover single images: YES, by {', '.join(by)}"
@@ -54,12 +61,8 @@ def in_words(policy: SitePolicy) -> Iterator[str]:
         )
 
 
-def _answered(policy: SitePolicy, answer: Answer) -> bool:
-    return answer in policy.answers
-
-
 def _shut(policy: SitePolicy, name: str, answer: Answer) -> Channel | None:
-    if _answered(policy, answer):
+    if answer in policy.answers:
         return None
     return Channel(name, False, f"policy.answers does not list {answer!r}")
 
@@ -71,6 +74,14 @@ def _budget(policy: SitePolicy) -> str | None:
     if policy.max_epsilon is not None:
         return "policy.max_epsilon: what leaves in the clear has an infinite epsilon"
     return None
+
+
+def _closed(policy: SitePolicy, name: str, answer: Answer) -> Channel | None:
+    """The channel if the site does not answer, or sends nothing in the clear; None where it is open."""
+    if shut := _shut(policy, name, answer):
+        return shut
+    budget = _budget(policy)
+    return None if budget is None else Channel(name, False, budget)
 
 
 def _updates(policy: SitePolicy) -> Channel:
@@ -132,10 +143,8 @@ def _evaluation(policy: SitePolicy) -> Channel:
 
 def _few(policy: SitePolicy, name: str, release: Release, answer: Answer, usual: str) -> Channel:
     """A channel in the clear that the floor alone bounds."""
-    if shut := _shut(policy, name, answer):
-        return shut
-    if budget := _budget(policy):
-        return Channel(name, False, budget)
+    if closed := _closed(policy, name, answer):
+        return closed
     if exempt(policy, release):
         return Channel(name, True, f"policy.below_floor lists {release!r}, so single samples may leave")
     if policy.min_samples == 1:
@@ -160,10 +169,8 @@ def _sparsity(policy: SitePolicy) -> Channel:
 
 def _prototypes(policy: SitePolicy) -> Channel:
     name = "gradients of prototypes"
-    if shut := _shut(policy, name, "train"):
-        return shut
-    if budget := _budget(policy):
-        return Channel(name, False, budget)
+    if closed := _closed(policy, name, "train"):
+        return closed
     if exempt(policy, "prototypes"):
         return Channel(name, True, "policy.below_floor lists 'prototypes', each of which is one sample")
     return Channel(name, False, "policy.below_floor does not list 'prototypes'")
@@ -171,10 +178,8 @@ def _prototypes(policy: SitePolicy) -> Channel:
 
 def _statistics(policy: SitePolicy) -> Channel:
     name = "sums of features"
-    if shut := _shut(policy, name, "statistics"):
-        return shut
-    if budget := _budget(policy):
-        return Channel(name, False, budget)
+    if closed := _closed(policy, name, "statistics"):
+        return closed
     return Channel(
         name,
         True,

@@ -94,7 +94,8 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
         return count_words(counts.correct, counts.total, counts_beside(site, request, counts, tables))
 
     if is_secure(site, request):
-        return masked_reply(site, request, "evaluation", request.arrays, words)
+        statistic = "validation" if request.validation else "evaluation"
+        return masked_reply(site, request, statistic, request.arrays, words)
     counts, tables = told()
     if tables is None:
         return EvaluateReply(**request.stamp_fields, **vars(counts))

@@ -1,4 +1,4 @@
-"""What a site tells of a model: right answers and samples of each class, on samples held out from training.
+"""Counts a model's right answers on the samples that a site holds out from training.
 
 In the clear, they are exact, and what is below the policy's floor stays. Under a protection they have noise,
 which the experiment states and the ledger is charged for, and the floor is asked of the noised counts: which
@@ -87,6 +87,9 @@ def _counted(
     """Exact right answers and samples of each class, of the samples that count."""
     model.eval()
     data = site.samples(_rows(site, request, noise))
+    if isinstance(request, EvaluateRequest) and request.validation:
+        # exemplars of this task's classes are chosen when it ends, so that only the head can be judged
+        return head_counts(model, data, request.num_classes, site.feature_folder)
     sent = request.class_means if isinstance(request, EvaluateRequest) else None
     means = own_class_means(site, request, model) if sent is None else sent_means(model, sent)
     if means is None:
@@ -97,7 +100,7 @@ def _counted(
 def _rows(site: Site, request: Stamp, noise: CountNoise | None) -> Tensor:
     data, known = site.data, request.num_classes
     if noise is None:
-        return exact_rows(site, known)
+        return exact_rows(site, request)
     rows = torch.cat([data.task_indices(part, 0, known) for part in ("test", "validation")])
     if site.experiment.privacy.hidden_unit != "patient":
         return rows
@@ -106,9 +109,11 @@ def _rows(site: Site, request: Stamp, noise: CountNoise | None) -> Tensor:
     return data.one_of_each_patient(rows)
 
 
-def exact_rows(site: Site, classes: int) -> Tensor:
+def exact_rows(site: Site, request: Stamp) -> Tensor:
     """The samples whose exact counts are told: those of the test part, or else of the validation part."""
-    return site.data.task_indices("test" if len(site.data.test) else "validation", 0, classes)
+    validation = isinstance(request, EvaluateRequest) and request.validation
+    part = "test" if len(site.data.test) and not validation else "validation"
+    return site.data.task_indices(part, 0, request.num_classes)
 
 
 def _protected(

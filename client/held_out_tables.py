@@ -37,7 +37,7 @@ def score_held_out(site: Site, request: EvaluateRequest, model: IncrementalModel
     """The samples that count, under the model; None where no table may leave."""
     if not with_tables(site, request) or "measures" not in site.identity.policy.answers:
         return None
-    rows = exact_rows(site, request.num_classes)
+    rows = exact_rows(site, request)
     return _score(site, request, model, rows)
 
 

@@ -3,15 +3,19 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.app import Context
 
 from perennial.config.approval import approved_experiment
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
-from perennial.config.site import ANSWERS, SiteConfig, SitePolicy, StateLimits, load_site_config
+from perennial.config.site import ANSWERS, Receipts, SiteConfig, SitePolicy, StateLimits, load_site_config
 from perennial.data.config import DataConfig
 from perennial.foundation.errors import ConfigError, PolicyRefusal
+
+if TYPE_CHECKING:
+    from perennial.privacy.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Identity:
     own_data: a deployed site's data block; None for a share of the experiment's data.
     shared_models: folder that simulated sites share for the models of earlier tasks; None for a folder in the
     site's own state.
-    ledger_head, limits: as site.yaml says; a simulated site has neither.
+    ledger_head, receipts, limits: as site.yaml says; a simulated site has none of them.
     """
 
     name: str
@@ -34,6 +38,7 @@ class Identity:
     shared_models: Path | None = None
     deployed: bool = False
     ledger_head: Path | None = None
+    receipts: Receipts | None = None
     limits: StateLimits | None = None
 
     @classmethod
@@ -49,8 +54,18 @@ class Identity:
             own_data=config.data,
             deployed=True,
             ledger_head=config.ledger_head,
+            receipts=config.receipts,
             limits=config.state,
         )
+
+    @property
+    def ledger(self) -> "Ledger":
+        """This site's ledger, with the places that witness it."""
+        from perennial.privacy.ledger import Ledger
+        from perennial.privacy.receipts import ReceiptBook
+
+        book = ReceiptBook(self.receipts.file) if self.receipts is not None else None
+        return Ledger(self.state_dir, self.ledger_head, book)
 
 
 def _experiment(settings: RunSettings) -> Experiment:

@@ -1,4 +1,4 @@
-"""Layers of the model that are a site's own: trained here, kept here on disk, and never part of a message.
+"""A site's personal layers: trained here, kept on the site's disk, and never part of a message.
 
 FedPer (Arivazhagan et al. 2019, arXiv 1912.00818).
 """

@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from perennial.client.ring_turn import turn_of
+from perennial.config.analytic import shrinkage_of
 from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
 from perennial.config.turn import USUAL_SEGMENTS
@@ -138,7 +139,8 @@ class Plan:
             case "finish_task":
                 return int(last and experiment.needs_previous)
             case "evaluate":
-                return int(last and experiment.evaluation.federated) + self.judged
+                validated = experiment.stopping is not None
+                return int(last and experiment.evaluation.federated) + self.judged + validated
             case "personal_model":
                 return int(own and (last or experiment.evaluation.every == "round"))
             case "statistics" | "class_counts":
@@ -147,7 +149,8 @@ class Plan:
                 needed = kind == "statistics" or self._head == "balanced_ridge"
                 return tasks if "analytic" in self.strategies and needed else 0
             case "compare_heads":
-                return int(self.strategies.get("analytic", {}).get("shrinkage") == "validation")
+                keys = self.strategies.get("analytic")
+                return int(keys is not None and shrinkage_of(keys) == "validation")
             case "sparsity":
                 return int(bool({"clustered_personalisation", "pfa"} & self.strategies.keys()))
             case _:
@@ -180,15 +183,19 @@ class Plan:
             )
         if isinstance(request, TrainRequest):
             self._check_settings(request)
-        if isinstance(request, EvaluateRequest) and request.tables:
-            self._check_tables(request)
+        if isinstance(request, EvaluateRequest):
+            self._check_evaluation(request)
         if isinstance(request, StatisticsRequest) and (request.weights is None) != (
             self._head != "balanced_ridge"
         ):
             raise PolicyRefusal("weights: the approved experiment has them with head balanced_ridge alone")
         return kind
 
-    def _check_tables(self, request: EvaluateRequest) -> None:
+    def _check_evaluation(self, request: EvaluateRequest) -> None:
+        if request.validation and self.experiment.stopping is None:
+            raise PolicyRefusal("validation: the approved experiment has no stopping rule")
+        if not request.tables:
+            return
         if not asks_for_tables(self.experiment) or request.round not in self.last_rounds:
             raise PolicyRefusal(
                 "tables: the approved experiment asks for them at the end of a task, where it has "

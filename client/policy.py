@@ -12,10 +12,10 @@ from typing import Literal
 from perennial.client.floor import check_floor, samples_of_digest
 from perennial.config.evaluation import count_noise
 from perennial.config.experiment import Experiment
-from perennial.config.privacy_claim import check_claim
 from perennial.config.site import Answer, Demand, SitePolicy
 from perennial.config.turn import Turn
 from perennial.foundation.errors import PolicyRefusal
+from perennial.learning.privacy_claim import check_claim
 from perennial.privacy.digest_config import DigestConfig
 
 

@@ -1,4 +1,4 @@
-"""A site notices by itself that new classes have come, and sends gradients of one perturbed sample of each.
+"""GLFC at a site: detects that new classes have come, and sends the gradient of one perturbed sample of each.
 
 Dong et al. 2022 (GLFC, arXiv 2203.14867): task transition by entropy, prototype gradient communication.
 Such a gradient gives its image back to whoever reads it: the server's use of it is that attack. No accountant

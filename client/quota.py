@@ -1,4 +1,4 @@
-"""How much a site keeps on its disk for its runs, and what removes it. The hospital sets the limits."""
+"""Limits how much a site keeps on its disk for its runs, as the hospital says, and removes what is over."""
 
 import shutil
 import time

@@ -12,7 +12,7 @@ from perennial.foundation.streams import stream
 from perennial.learning.training import TrainingResult
 from perennial.privacy.clipping import clip
 from perennial.privacy.entries import Entry
-from perennial.privacy.ledger import Ledger, Limit
+from perennial.privacy.ledger import Limit
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from perennial.privacy.protection import protect_update
 from perennial.protocol.messages import TrainReply, TrainRequest
@@ -82,7 +82,7 @@ def charge_entry(site: Site, entry: Entry) -> None:
         if policy.max_epsilon is None
         else Limit(policy.max_epsilon, policy.delta, accountant, policy.unit)
     )
-    Ledger(site.identity.state_dir, site.identity.ledger_head).charge(entry, limit)
+    site.identity.ledger.charge(entry, limit)
 
 
 def check_reply(site: Site, reply: TrainReply) -> TrainReply:

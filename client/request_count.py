@@ -1,4 +1,4 @@
-"""How often a site was asked, on its own disk: what the approved experiment needs, and no more.
+"""Counts requests on the site's own disk, and refuses more than the approved experiment needs.
 
 A request is counted before it is answered, so that a site that is killed in between has counted it. The
 count belongs to the site's life: neither a restart nor a new run's token begins it anew.

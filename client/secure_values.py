@@ -1,4 +1,4 @@
-"""A site's values on their way into a masked sum: once for each attempt, stored before they leave."""
+"""Masks a site's values for a sum, once for each attempt, and stores them before they leave."""
 
 from collections.abc import Callable
 

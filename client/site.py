@@ -26,19 +26,10 @@ from perennial.foundation.cache import cache_folder
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
-from perennial.protocol.messages import (
-    EvaluateRequest,
-    FinishTaskRequest,
-    PersonalModelRequest,
-    SparsityRequest,
-    Stamp,
-    TrainRequest,
-)
+from perennial.protocol.messages import NeedsPrevious, Stamp
 from perennial.protocol.tensors import content_sha256
 
 HELD_MODELS = 2
-Continued = TrainRequest | FinishTaskRequest | EvaluateRequest | SparsityRequest | PersonalModelRequest
-"""Requests that name the model of the task before."""
 
 
 @dataclass
@@ -145,7 +136,7 @@ class Site:
         if self.identity.own_data is not None:
             keep_split_key(self.state(stamp.run).folder, stamp.split_key)
 
-    def previous_model(self, request: Continued) -> tuple[str, dict[str, Tensor]] | None:
+    def previous_model(self, request: NeedsPrevious) -> tuple[str, dict[str, Tensor]] | None:
         """(hash, tensors) of the previous task's model, from the message or from this site's disk.
 
         None in task 1. What a message brings is written to the disk only once it is known to be a model of
@@ -186,16 +177,16 @@ class Site:
 _processes: dict[tuple[str, str, str, str], Process] = {}
 
 
-def open_site(identity: Identity, stamp: Stamp | None = None) -> Site:
+def open_site(identity: Identity, stamp: Stamp | None = None, split_key: str = "") -> Site:
     """The site that identity names, with its data read and its models at hand (once per process).
 
-    stamp: of the request, whose run's key divides data of the site's own; None: a look at the data outside of
-    any run, by the key that a simulation has.
+    stamp: of the request, whose run's key divides data of the site's own.
+    split_key: that key, where there is no request; without either the data are divided as in a simulation.
     """
     torch.set_num_threads(identity.threads)
     device = choose_device(identity.device)
     own = identity.name if identity.own_data is not None else ""
-    split_key = stamp.split_key if stamp is not None and own else ""
+    split_key = (stamp.split_key if stamp is not None else split_key) if own else ""
     if stamp is not None and own and not split_key:
         raise ProtocolError(
             f"{type(stamp).__name__}: split_key: missing; a site with data of its own divides them by it"

@@ -1,9 +1,10 @@
-"""The key of a run's splits, as the site first got it: another one would show what was held out."""
+"""Holds a run to its first split key; a second one would let held-out samples be trained on."""
 
 import hashlib
+import json
 from pathlib import Path
 
-from perennial.foundation.errors import ProtocolError
+from perennial.foundation.errors import ConfigError, ProtocolError, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 
 RECORD = "split-key.sha256"
@@ -27,3 +28,25 @@ def keep_split_key(folder: Path, key: str) -> None:
                 "split_key: found another one than this run began with; a run keeps its key, and another one "
                 "starts another run"
             )
+
+
+def key_of_form(form: Path, runs: Path, experiment: str) -> tuple[str, str]:
+    """(run, key) of a form of `perennial forget --form`, for a site that keeps no key itself.
+
+    runs: folder of the site's runs. experiment: digest of the approved experiment. Raises ConfigError where
+    the form is none, or of another experiment; StateError where the site took no part in the run;
+    ProtocolError where its run had another key.
+    """
+    try:
+        content = json.loads(form.read_text())
+        run, known, key = (str(content[name]) for name in ("run", "experiment", "split_key"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{form}: no form of `perennial forget RUN --site NAME --form FILE`") from error
+    if known != experiment:
+        raise ConfigError(f"{form}: of experiment {known:.12}, and the one given is {experiment:.12}")
+    if not run.isalnum() or not (runs / run / RECORD).exists():
+        raise StateError(
+            f"{runs}: nothing is kept of run {run!r:.40}; this site took no part in it, or removed its state"
+        )
+    keep_split_key(runs / run, key)
+    return run, key

@@ -1,4 +1,4 @@
-"""A site's share of a closed-form classifier: sums over its samples' fixed features, and counts beside them.
+"""A site's part of a closed-form classifier: sums over its samples' fixed features, and class counts.
 
 The maps are the same at every site and nothing here trains, so the site answers once a task, whenever it is
 there; what it answers does not depend on when.
@@ -7,6 +7,7 @@ there; what it answers does not depend on when.
 import logging
 
 import torch
+from torch import Tensor
 
 from perennial.client.floor import check_floor, withheld
 from perennial.client.policy import check_answer, check_evaluation, check_statistics
@@ -55,7 +56,7 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
         return _reply(request, sent)
     # under noise, which classes are left out would tell of their samples
     noised = site.experiment.privacy.enabled
-    counts = _counts(site, classes) if noised else _told_counts(site, classes, "statistics")
+    counts = training_counts(site, classes) if noised else _reported_counts(site, classes, "statistics")
     if not noised and 0 < sum(counts) <= backbone.width and site.identity.deployed:
         log.warning(
             "statistics of %d samples with %d features leave without noise: they tell the space that these "
@@ -63,8 +64,8 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
             sum(counts),
             backbone.width,
         )
-    told = [label for label, count in zip(classes, counts, strict=True) if count]
-    sums = summed(site, backbone, classes, told, weights)
+    shown = [label for label, count in zip(classes, counts, strict=True) if count]
+    sums = summed(site, backbone, classes, shown, weights)
     tensors = _released(site, request, sums)
     return _reply(request, tensors)
 
@@ -109,45 +110,54 @@ def _record(task: int) -> str:
 
 
 def summed(
-    site: Site, backbone: FixedFeatures, classes: range, told: list[int], weights: list[int] | None
+    site: Site, backbone: FixedFeatures, classes: range, shown: list[int], weights: list[int] | None
 ) -> Statistics:
     """Exact sums over the site's training samples of the classes whose counts may leave.
 
-    told: samples of each class that may leave.
+    shown: samples of each class that may leave.
     weights: of each of the classes.
     """
     if weights is None:
-        return _collected(site, backbone, classes, told)
+        return collected(site, backbone, classes, _training_rows(site, classes, shown))
     parts = (
-        (_collected(site, backbone, range(label, label + 1), [label]), weights[label - classes.start])
-        for label in told
+        (
+            collected(site, backbone, range(label, label + 1), _training_rows(site, classes, [label])),
+            weights[label - classes.start],
+        )
+        for label in shown
     )
     return weighted(parts, backbone.width + 1, classes)
 
 
-def _collected(site: Site, backbone: FixedFeatures, classes: range, told: list[int]) -> Statistics:
-    collector = Collector(backbone.width, classes)
+def _training_rows(site: Site, classes: range, shown: list[int]) -> Tensor:
     indices = site.data.task_indices("train", classes.start, classes.stop)
-    data = site.samples(indices[torch.isin(site.data.y[indices], torch.tensor(told, dtype=torch.int64))])
+    return indices[torch.isin(site.data.y[indices], torch.tensor(shown, dtype=torch.int64))]
+
+
+def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor) -> Statistics:
+    """Exact sums over the samples at rows, all of which are of these classes."""
+    collector = Collector(backbone.width, classes)
+    data = site.samples(rows)
     if len(data):
         for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):
             collector.add(features, labels)
     return collector.finish()
 
 
-def _told_counts(site: Site, classes: range, release: Release) -> list[int]:
+def _reported_counts(site: Site, classes: range, release: Release) -> list[int]:
     """Training samples of each class, 0 for those that the policy keeps back.
 
     A class's sum over one sample is that sample's features.
     """
-    counts = _counts(site, classes)
+    counts = training_counts(site, classes)
     stay = withheld(site.identity.policy, release, counts)
     if len(stay) == len(classes):
         check_floor(site.identity.policy, release, 0)
     return [0 if place in stay else count for place, count in enumerate(counts)]
 
 
-def _counts(site: Site, classes: range) -> list[int]:
+def training_counts(site: Site, classes: range) -> list[int]:
+    """Training samples of each class."""
     indices = site.data.task_indices("train", classes.start, classes.stop)
     return torch.bincount(site.data.y[indices] - classes.start, minlength=len(classes)).tolist()
 
@@ -158,7 +168,7 @@ def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsR
     check_answer(policy, "statistics")
     check_statistics(policy, site.experiment)
     site.check_experiment(request)
-    counts = _told_counts(site, _classes(site, request), "class_counts")
+    counts = _reported_counts(site, _classes(site, request), "class_counts")
     _charge(site, request, "class_counts")
     return ClassCountsReply(**request.stamp_fields, of_task=request.of_task, counts=counts)
 

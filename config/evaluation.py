@@ -1,4 +1,4 @@
-"""When and where a model is measured, and the noise with which sites tell how often it was right."""
+"""When and where a model is measured, and the noise on the counts of right answers that sites report."""
 
 import operator
 from typing import TYPE_CHECKING, Literal

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from perennial.config.analytic import shrinkage_of
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.evaluation import EvaluationConfig, require_calibration, require_covered_counts
@@ -18,6 +19,7 @@ from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, Lear
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
 from perennial.config.secure import SecureConfig, refuse_what_needs_single_updates, require_shared_noise
+from perennial.config.stopping import StoppingConfig, require_validation
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig, TasksConfig
@@ -71,6 +73,9 @@ class RoundsConfig(BaseModel):
     """Sites that must be connected before the run starts; default: all of them in simulation, 1 otherwise."""
     join_timeout: float = Field(default=600.0, gt=0)
     """Seconds to wait for them, and for a quorum of sites to come back when a round finds fewer connected."""
+    asynchronous: bool = Field(default=False, exclude_if=operator.not_)
+    """strategy analytic: a round ends as soon as some site has answered, and a task when all have, after
+    tasks.rounds rounds at most; requests are renewed, and answered whenever a site can."""
     max_skipped: int = Field(default=3, ge=1)
     """Skipped rounds in a row after which the run stops with an error (it can be resumed)."""
 
@@ -126,6 +131,8 @@ class Experiment(BaseModel):
     pretraining: PretrainingConfig | None = None
     rounds: RoundsConfig = RoundsConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    stopping: StoppingConfig | None = Field(default=None, exclude_if=operator.not_)
+    """Ends tasks early by sites' validation and keeps the best model; None: all rounds, the last model."""
     absence: list[AbsenceConfig] = []
     adversaries: list[AdversaryConfig] = []
     plugins: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)
@@ -178,6 +185,26 @@ class Experiment(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _sites_answer_when_they_can(self) -> "Experiment":
+        if not self.rounds.asynchronous:
+            return self
+        keys = self.strategy.parameters
+        if isinstance(keys.get("base"), dict):
+            keys = keys["base"]
+        for refused, why in (
+            (self.strategy.trains, f"strategy {self.strategy.name} trains in rounds that all sites share"),
+            (self.secure is not None, "a masked sum waits for a whole cohort"),
+            (keys.get("head") == "balanced_ridge", "balanced_ridge weighs by the counts of all sites"),
+            (shrinkage_of(keys) == "validation", "shrinkage 'validation' asks all sites at once"),
+        ):
+            if refused:
+                raise ValueError(
+                    f"rounds.asynchronous: found true, but {why}; allowed with analytic, heads gaussian and "
+                    "ridge, and a shrinkage that no validation samples choose"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _release_is_what_leaves(self) -> "Experiment":
         privacy = self.privacy
         if privacy.enabled and not self.strategy.trains and privacy.release != "sums":
@@ -196,6 +223,7 @@ class Experiment(BaseModel):
     def _counts_are_covered(self) -> "Experiment":
         require_covered_counts(self)
         require_calibration(self)
+        require_validation(self)
         return self
 
     @model_validator(mode="after")

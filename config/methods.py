@@ -1,4 +1,4 @@
-"""The names of what an experiment may be made of, and which of them are other people's."""
+"""The names of strategies, sources, models and losses that an experiment may use, ours and plug-ins'."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -29,6 +29,7 @@ class RunSettings:
     resume: 'yes' to continue the run folder of that name, otherwise ''.
     device: auto, cpu, cuda or cuda:N.
     threads: processor threads of each process.
+    track: tensorboard, mlflow, or both with a comma between: who else is told the run's figures.
     """
 
     experiment: str = "experiments/quickstart.yaml"
@@ -38,6 +39,7 @@ class RunSettings:
     resume: str = ""
     device: str = "auto"
     threads: int = 1
+    track: str = ""
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> "RunSettings":

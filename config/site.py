@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from perennial.config.yaml_file import UsablePath, read_yaml, validate
 from perennial.data.config import DataConfig
+from perennial.foundation.errors import ConfigError
 from perennial.foundation.names import SITE_NAME
 from perennial.privacy.config import Mode, Unit
 
@@ -115,13 +116,27 @@ class StateLimits(BaseModel):
     """Most that all runs keep together."""
 
 
+class Receipts(BaseModel):
+    """The operator's receipts of this site's ledger, which the server returns signed.
+
+    Paths are relative to the folder of the file. The head of the ledger then leaves beside each reply.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    key: UsablePath = Path("receipts.pub")
+    """The operator's public key for receipts, from the bundle."""
+    file: UsablePath = Path("receipts/newest.json")
+    """Where the newest receipt is kept: outside state_dir, best on another disk."""
+
+
 class Connection(BaseModel):
     """How the SuperNode reaches the SuperLink; `perennial site start` reads it.
 
     Paths are relative to the folder of the file.
 
     flower_home: Flower's folder; its apps/ holds the apps that may run here.
-    any_app: run every app that the operator sends, without approval.
+    any_app: run every app that the operator sends, with the settings that it sends, without approval. Its
+    code is what keeps the policy, so that nothing in this file then binds an operator who sends other code.
     trusted_entities: Flower's list of publishers' keys, for apps from Flower's hub.
     runtime_port: on loopback; the next port serves health checks. Each SuperNode of a machine needs its own.
     """
@@ -151,6 +166,9 @@ class SiteConfig(BaseModel):
     ledger_head: UsablePath | None = None
     """A file outside state_dir, best on another disk, in which the site notes how far its ledger went: a
     ledger that was deleted, truncated or put back from an older copy is then noticed."""
+    receipts: Receipts | None = None
+    """Keep the operator's receipts, and release nothing when the ledger is shorter than the newest one says
+    or disagrees with it; None: there are none."""
     state: StateLimits = StateLimits()
     approvals: UsablePath = Path("approvals")
     """Folder of the records of approved experiments; nothing else is answered. The SuperNode's user must not
@@ -172,6 +190,14 @@ def load_site_config(path: Path) -> SiteConfig:
     }
     if site.ledger_head is not None:
         found["ledger_head"] = folder / site.ledger_head.expanduser()
+    if site.receipts is not None:
+        places = {key: folder / getattr(site.receipts, key).expanduser() for key in ("key", "file")}
+        if places["file"].resolve().is_relative_to(Path(str(found["state_dir"])).resolve()):
+            raise ConfigError(
+                f"{path}: receipts.file: found {places['file']}, which lies in state_dir; allowed a file "
+                "that is not lost or put back together with the ledger"
+            )
+        found["receipts"] = site.receipts.model_copy(update=places)
     if site.data is not None and site.data.path is not None:
         found["data"] = site.data.model_copy(update={"path": str(folder / Path(site.data.path).expanduser())})
     return site.model_copy(update=found)

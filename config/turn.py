@@ -1,4 +1,4 @@
-"""What the server of a ring tells the site whose turn it is: which data to use, and what to freeze."""
+"""A site's turn in a ring, as the server sends it: which data to use, and what to freeze."""
 
 from typing import Annotated, Literal
 

@@ -167,7 +167,9 @@ def name_only(value: Any) -> Any:
 
 
 def beside(folder: Path, where: str) -> str:
-    """where, absolute: from folder where it exists there, else from the working folder.
+    """The absolute path that a file means.
+
+    where, absolute: from folder where it exists there, else from the working folder.
 
     Raises ConfigError for a path that no disk can have.
     """

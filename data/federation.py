@@ -28,13 +28,19 @@ from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """registry: classes in order, and tasks. raw_classes: the same names in the order of the source.
+    """The data of all simulated sites of an experiment.
 
-    sites: name -> data, all views by index into one tensor. test: the server's test set, as its part "test";
-    None without one. mean, std: as in SiteData. stored: in which numbers the samples are held.
-    columns: of a table, as used. notes: for the journal.
+    registry: classes in order, and tasks.
+    raw_classes: the same names in the order of the source.
+    sites: name -> data, all views by index into one tensor.
+    test: the server's test set, as its part "test"; None without one.
+    mean, std: as in SiteData.
+    stored: in which numbers the samples are held.
+    columns: of a table, as used.
+    notes: for the journal.
     estimated_constants: whether mean and std, what stands for missing values, or the columns of a table and
-    their categories were taken from the data. fill: as in Source, with nothing left open.
+    their categories were taken from the data.
+    fill: as in Source, with nothing left open.
     """
 
     registry: Registry

@@ -145,7 +145,10 @@ def _source(
 
 
 def _tree(root: Path, natural: bool, known: Collection[str]) -> _Listing:
-    """known: names that are classes, whatever else they could mean."""
+    """What lies below the root of a data set: its class folders, or parts with class folders inside.
+
+    known: names that are classes, whatever else they could mean.
+    """
     listing = _Listing(root)
     for site_root in _folders(root, listing.stray) if natural else [root]:
         parts = _folders(site_root, listing.stray)

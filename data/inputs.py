@@ -1,4 +1,4 @@
-"""What a person gives to a model that is ready: image files, or rows of tables and arrays."""
+"""Inputs for a trained model: image files, or rows of tables and arrays."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

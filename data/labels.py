@@ -1,4 +1,4 @@
-"""From the labels that a data owner writes to the classes of the registry."""
+"""Maps the labels that a data owner writes to the classes of the registry."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 

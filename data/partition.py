@@ -20,7 +20,11 @@ MOST_TRIES = 1000
 
 
 class Partition(NamedTuple):
-    """indices: for each site, sorted (n_k,) int64; disjoint, complete. notes: what a person should know."""
+    """Which site holds which training samples.
+
+    indices: for each site, sorted (n_k,) int64; disjoint, complete.
+    notes: what a person should know.
+    """
 
     indices: list[np.ndarray]
     notes: tuple[str, ...]
@@ -111,9 +115,9 @@ def share_out(
         for share, part in zip(shares, np.split(shuffled, np.cumsum(counts)[:-1]), strict=True):
             share.append(part)
     none = np.empty(0, dtype=np.int64)
-    places = [np.sort(np.concatenate([none, *share])) for share in shares]
-    places = places if patients is None else kept_whole(places, patients, seed)
-    return [rows[share] for share in places]
+    indices = [np.sort(np.concatenate([none, *share])) for share in shares]
+    indices = indices if patients is None else kept_whole(indices, patients, seed)
+    return [rows[share] for share in indices]
 
 
 def _counts(config: PartitionConfig, totals: np.ndarray, sites: int, seed: int, task: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The class registry: the names that labels stand for, in their order, and the tasks that bring them.
+"""The class registry: class names in their order, and the tasks that introduce them.
 
 It needs no data, so a server without any can build it; it is all that a continued run inherits.
 """
@@ -14,7 +14,10 @@ from perennial.foundation.errors import ConfigError
 
 @dataclass(frozen=True)
 class Registry:
-    """classes: names in class order, so that a name's position is its internal label."""
+    """The class names in their order, and the schedule that introduces them.
+
+    classes: names in class order, so that a name's position is its internal label.
+    """
 
     classes: tuple[str, ...]
     schedule: TaskSchedule

@@ -19,11 +19,15 @@ Stored = Literal["uint8", "float32"]
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """x: uint8 (N, C, H, W), or float32 (N, C, H, W) or (N, D); contiguous. y: (N,) int64 raw labels.
+    """Samples with their raw labels.
 
-    site: (N,) int64 index into site_names, where the data says who holds it. keys: what the source calls each
-    sample (a path, say), where it calls them anything. groups: (N, 32) uint8, what decides the part that a
-    sample falls into (data/splits.py), where that is not its x. patients: whether groups are patients.
+    x: uint8 (N, C, H, W), or float32 (N, C, H, W) or (N, D); contiguous.
+    y: (N,) int64 raw labels.
+    site: (N,) int64 index into site_names, where the data says who holds it.
+    keys: what the source calls each sample (a path, say), where it calls them anything.
+    groups: (N, 32) uint8, what decides the part that a sample falls into (data/splits.py), where that is not
+    its x.
+    patients: whether groups are patients.
     """
 
     x: Tensor
@@ -55,8 +59,10 @@ class Samples:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """classes: names; a raw label is an index into them. test: the official test split, where there is one.
+    """What a data source delivers: samples, class names and constants for normalisation.
 
+    classes: names; a raw label is an index into them.
+    test: the official test split, where there is one.
     mean, std: (C,) or (D,) float32 constants of (x - mean) / std, after 8-bit images are scaled to 0..1; NaN
     where nobody has said, so that the training part of a simulation decides.
     columns: of a table, feature column -> "numeric", "date" or its categories, as used.

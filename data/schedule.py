@@ -1,4 +1,4 @@
-"""Which classes become known when: the class order and the tasks that cut it.
+"""Which classes each task introduces: the class order, and where it is cut into tasks.
 
 Raw label: index into the source's list of class names. Internal label: position in the class order. Task t,
 counted from 1, owns the internal labels boundaries[t-1] .. boundaries[t] - 1.
@@ -66,7 +66,11 @@ def class_order_hash(classes: Sequence[str], order: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class TaskSchedule:
-    """boundaries: (0, M_1, ..., M_T), strictly increasing. rounds: (R_1, ..., R_T), each at least 1."""
+    """Which classes each task introduces, and how many rounds it has.
+
+    boundaries: (0, M_1, ..., M_T), strictly increasing.
+    rounds: (R_1, ..., R_T), each at least 1.
+    """
 
     boundaries: tuple[int, ...]
     rounds: tuple[int, ...]

@@ -17,15 +17,18 @@ NOTHING = torch.empty(0, dtype=torch.int64)
 
 @dataclass(frozen=True, eq=False)
 class SiteData:
-    """x: all samples, uint8 (N, C, H, W) or float32; simulated sites share it. y: (N,) internal labels.
+    """One site's samples, divided into training, validation and test samples.
 
+    x: all samples, uint8 (N, C, H, W) or float32; simulated sites share it.
+    y: (N,) internal labels.
     train, validation, calibration, test: sorted int64 indices of this site's samples in x and y, disjoint.
     Calibration samples serve the thresholds of prediction sets and nothing else.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
     keyed: by which samples were divided, and are chosen as exemplars.
-    columns: of a table, feature column -> "numeric", "date" or its categories. fill: (D,) what stands for its
-    missing numbers; None: the mean.
-    notes: what a person should know about this data. patients: whether the data says whose each sample is.
+    columns: of a table, feature column -> "numeric", "date" or its categories.
+    fill: (D,) what stands for its missing numbers; None: the mean.
+    notes: what a person should know about this data.
+    patients: whether the data says whose each sample is.
     """
 
     name: str
@@ -68,6 +71,8 @@ class SiteData:
 
         What other patients have decides nothing about it.
         """
+        if len(rows) == 0:
+            return rows
         patients = self.keyed.numbered(rows).numpy()
         contents = KeyedHash(self.keyed.key, content_groups(self.x[rows]))
         order = np.lexsort((contents.values(purpose, np.arange(len(rows))), patients))

@@ -1,4 +1,4 @@
-"""Every kind of data source: who reads it, and which keys of a `data` block mean something to it."""
+"""Every kind of data source: the function that reads it, and the keys of a `data` block that it takes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,12 +15,15 @@ COLLECTED = ("path", "labels", "patient")
 
 @dataclass(frozen=True)
 class SourceKind:
-    """reader: `module:function`, called with the data block, and with `takes` by name.
+    """How one kind of data source is read.
 
-    options: keys that other kinds would ignore. needs: keys without which nothing can be read. collected:
-    somebody's own data, which every site can bring for itself, and in which a class outside the registry is a
-    mistake; other kinds are benchmarks whose classes are known. own_sites: whether the data says who holds
-    each sample: it can, never, always, or where site_column says so.
+    reader: `module:function`, called with the data block, and with `takes` by name.
+    options: keys that other kinds would ignore.
+    needs: keys without which nothing can be read.
+    collected: somebody's own data, which every site can bring for itself, and in which a class outside the
+    registry is a mistake; other kinds are benchmarks whose classes are known.
+    own_sites: whether the data says who holds each sample: it can, never, always, or where site_column says
+    so.
     """
 
     reader: str

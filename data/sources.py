@@ -1,4 +1,4 @@
-"""The one door to every kind of data: reads what an experiment or a site names."""
+"""Reads the data that an experiment or a site names, of whichever kind they are."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Sites in groups that must pool their data to learn what disturbs them.
+"""Generated data: groups of sites whose nuisance directions only the whole group's samples reveal.
 
 Four groups of four sites; the classes of a group, and one class from elsewhere at each site, lie under the
 group's mean and its own nuisance directions, which thirty samples of one site do not reveal.

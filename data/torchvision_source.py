@@ -16,7 +16,10 @@ from perennial.foundation.torchvision_import import torchvision
 
 @dataclass(frozen=True)
 class _Dataset:
-    """mean, std: the constants of its training part that are in common use."""
+    """A standard data set of torchvision.
+
+    mean, std: the constants of its training part that are in common use.
+    """
 
     name: str
     mean: tuple[float, ...]

@@ -43,8 +43,8 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     """Put the experiment, resolved, with the code below apps/name, and build its bundle.
 
     An encoder's file goes along beside the experiment. The same code, experiment and encoder give the same
-    bytes, so the same hash. Raises ConfigError for a bad experiment, or one too large to travel; StateError
-    when apps/name holds another app already.
+    bytes, so the same hash, whatever the run is called. Raises ConfigError for a bad experiment, or one too
+    large to travel; StateError when apps/name holds another app already.
     """
     from perennial.deploy.flower_seam import build_fab_from_disk
 
@@ -59,8 +59,9 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     shutil.copy(Path(perennial.__file__), package / "__init__.py")
     _stage_plugins(resolved, staged)
     (package / "experiments").mkdir()
-    inside = f"experiments/{name}.yaml"
-    resolved = _with_encoder(resolved, package / "experiments" / f"{name}.encoder{TEXT_SUFFIX}")
+    # not the run's name: a second run of the same code and experiment is the same app, approved already
+    inside = f"experiments/{resolved.name}.yaml"
+    resolved = _with_encoder(resolved, package / "experiments" / f"{resolved.name}.encoder{TEXT_SUFFIX}")
     replace_file(package / inside, resolved.to_yaml().encode(), mode=0o644)
     replace_file(staged / "pyproject.toml", _project(inside).encode(), mode=0o644)
     try:

@@ -156,7 +156,7 @@ def require_read_only(flower_home: Path, approvals: Path) -> None:
                 f"{folder}: {user} can write here, so an app that arrives could be unpacked and run. Run the "
                 "SuperNode as another user than root with this folder read-only, as the compose file and the "
                 "systemd unit do, or set connection.any_app: true in site.yaml to run whatever the operator "
-                "sends"
+                "sends, which nothing in that file binds"
             )
 
 

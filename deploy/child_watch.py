@@ -1,4 +1,4 @@
-"""Ending a process with its child: a SuperNode or SuperLink without its SuperExec serves nobody.
+"""Ends a SuperNode or SuperLink when its SuperExec has ended, because without it neither serves anybody.
 
 Flower starts the SuperExec as a child and never looks at it again. Without it no app is started, while the
 parent goes on answering health checks. Here the parent ends too, so that the container or the unit restarts

@@ -32,7 +32,7 @@ from perennial.deploy.signing import make_publisher_key
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import SITE_NAME
-from perennial.foundation.registered import NODES, write_registered
+from perennial.foundation.registered import NODES, RECEIPTS_KEY, write_registered
 from perennial.foundation.tokens import made_token
 from perennial.server.wishes import WISHES
 
@@ -81,7 +81,9 @@ class OperatorFolder:
         self.publisher_key = self.path / "authority" / "publisher.key"
         self.publisher_public = self.path / "authority" / "publisher.pub"
         self.certificates = self.path / "certificates"
+        self.receipts_public = self.certificates / "receipts.pub"
         self.state = self.path / "state"
+        self.receipts_key = self.state / RECEIPTS_KEY
         self.apps = self.path / "apps"
 
     @property
@@ -200,6 +202,7 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     folder = OperatorFolder(path)
     folder.renew_server(days)
     make_publisher_key(folder.publisher_key, folder.publisher_public)
+    make_publisher_key(folder.receipts_key, folder.receipts_public)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
     make_folder(folder.state / "runs" / WISHES)
     made_token(path / PAGES_TOKEN)

@@ -1,4 +1,4 @@
-"""One TLS handshake with the SuperLink, to tell a person what is wrong before Flower retries in silence."""
+"""Tries a TLS handshake with the SuperLink, to say what is wrong before Flower retries in silence."""
 
 import datetime
 import socket

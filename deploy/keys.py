@@ -19,7 +19,9 @@ def make_node_key() -> ec.EllipticCurvePrivateKey:
 
 
 def write_node_key(key: ec.EllipticCurvePrivateKey, path: Path) -> None:
-    """path: the private key in OpenSSH form, for its owner alone; path.pub: the public one.
+    """Make a node's key pair and write it to two files.
+
+    path: the private key in OpenSSH form, for its owner alone; path.pub: the public one.
 
     Raises StateError when path exists: a key that a SuperLink knows is not overwritten by accident.
     """

@@ -65,8 +65,8 @@ def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval
     for kind, words in WORDS.items():
         if times := _times(plan, kind):
             yield f"  {kind}, {times} times: {words}"
-    if told := _told(plan):
-        yield f"  beside each update: {told}"
+    if reported := _reported(plan):
+        yield f"  beside each update: {reported}"
     for words in unmet(policy, plan):
         yield f"this site would refuse it: {words}"
     yield from _changes(experiment, earlier)
@@ -82,7 +82,11 @@ def _data(data: DataConfig) -> str:
 
 
 def _training(experiment: Experiment) -> str:
-    if experiment.model.features is not None:
+    if experiment.model.pretrained is not None:
+        blocks = experiment.model.trained_blocks
+        how = {"all": "all of it learns on", 0: "frozen"}.get(blocks, f"its last {blocks} blocks learn on")
+        maps = f"{map_in_words(experiment.model.pretrained)}; {how}"
+    elif experiment.model.features is not None:
         maps = "; ".join(map_in_words(features) for features in experiment.model.features)
         maps = f"fixed maps, which nobody trains here: {maps}"
         if not experiment.strategy.trains:
@@ -134,16 +138,16 @@ def _times(plan: Plan, kind: str) -> int:
     return sum(plan.most(kind, number) for number in range(1, plan.rounds + 1))
 
 
-def _told(plan: Plan) -> str:
+def _reported(plan: Plan) -> str:
     privacy = plan.experiment.privacy
-    told: list[str] = []
+    reported: list[str] = []
     if not privacy.enabled or privacy.allow_unaccounted_metrics:
-        told = ["number of samples", "training loss", "number of steps", *plan.measurements]
+        reported = ["number of samples", "training loss", "number of steps", *plan.measurements]
     if plan.experiment.learner.means == "global":
-        told.append("at the end of a task, sums of the exemplars' features by class")
+        reported.append("at the end of a task, sums of the exemplars' features by class")
     if "glfc" in plan.strategies:
-        told.append("gradients of SINGLE samples (prototypes)")
-    return ", ".join(told)
+        reported.append("gradients of SINGLE samples (prototypes)")
+    return ", ".join(reported)
 
 
 def _changes(experiment: Experiment, earlier: Approval | None) -> Iterator[str]:

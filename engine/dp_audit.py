@@ -1,4 +1,4 @@
-"""`perennial audit`: the whole way of a record, from file to release, held against the claimed epsilon.
+"""`perennial audit`: compares what canary records prove, from file to release, with the claimed epsilon.
 
 Worst-case data take the place of the experiment's, and a linear model that of its own; loader, split,
 memory, training, release, ledger and server are those of any run. Each class has a feature of its own, so

@@ -1,13 +1,11 @@
 """Four strategies on one experiment, three seeds each: mean and standard deviation of the final accuracy."""
 
-import json
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from perennial.config.run import RunSettings
-from perennial.engine.run import run_in_process
+from perennial import Experiment, run
 
 STRATEGIES = ["fedavg", "scaffold", "fednova", "multi_factor"]
 SEEDS = [1, 2, 3]
@@ -27,20 +25,18 @@ EXPERIMENT = {
 
 def main(folder: Path) -> None:
     """Run every strategy with every seed, and print a table."""
-    path = folder / "compared.yaml"
-    path.write_text(json.dumps(EXPERIMENT))
+    experiment = Experiment.model_validate(EXPERIMENT)
     for strategy in STRATEGIES:
         found = []
         for seed in SEEDS:
-            settings = RunSettings(
-                str(path),
-                overrides=f"strategy={strategy};seed={seed}",
+            result = run(
+                experiment,
+                overrides=[f"strategy={strategy}"],
+                seed=seed,
                 name=f"{strategy}-{seed}",
-                runs=str(folder / "runs"),
+                runs=folder / "runs",
             )
-            accuracy = run_in_process(settings)["final_accuracy"]
-            assert isinstance(accuracy, float)
-            found.append(100 * accuracy)
+            found.append(100 * result.summary["final_accuracy"])
         print(f"{strategy:14s} {statistics.mean(found):5.1f} ± {statistics.stdev(found):.1f}")
 
 

@@ -1,12 +1,10 @@
 """Five sites learn ten digits in five tasks of two classes; replay keeps what was learnt first."""
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 
-from perennial.config.run import RunSettings
-from perennial.engine.run import run_in_process
+from perennial import Experiment, run
 
 EXPERIMENT = {
     "name": "first-run",
@@ -25,18 +23,15 @@ EXPERIMENT = {
 
 def main(folder: Path) -> None:
     """Run the experiment below folder, and print what it learnt and forgot."""
-    path = folder / "first_run.yaml"
-    # YAML is a superset of JSON, so an experiment can be written as either
-    path.write_text(json.dumps(EXPERIMENT))
-    summary = run_in_process(RunSettings(str(path), runs=str(folder / "runs")))
+    # the same keys as in an experiment.yaml, of which run() takes the path as well
+    result = run(Experiment.model_validate(EXPERIMENT), runs=folder / "runs")
 
     print("Accuracy on the classes of each task (columns) after each task (rows), per cent:")
-    matrix = summary["accuracy_matrix"]
-    assert isinstance(matrix, list)
-    for row in matrix:
-        print("  ".join(f"{100 * accuracy:5.1f}" for accuracy in row))
+    for task, row in enumerate(result.accuracy_matrix, start=1):
+        print("  ".join(f"{100 * accuracy:5.1f}" for accuracy in row[:task]))
+    summary = result.summary
     print(f"final accuracy {summary['final_accuracy']:.1%}, forgetting {summary['forgetting']:.1%}")
-    print(f"the report: {folder / 'runs' / 'first-run' / 'report.html'}")
+    print(f"the report: {result.folder / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
 """What noise costs: epsilon is known before a run, accuracy after it."""
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from perennial.config.run import RunSettings
-from perennial.engine.run import run_in_process
+from perennial import Experiment, run
 from perennial.privacy.accountants import make_accountant
 
 ROUNDS, DELTA = 6, 1e-3
@@ -31,14 +29,11 @@ def main(folder: Path) -> None:
             experiment = EXPERIMENT | {"privacy": privacy}
             # every round releases one sum, in which the contribution of one site is hidden
             planned = make_accountant("prv", [(noise, 1.0, ROUNDS)]).epsilon(DELTA)
-        path = folder / "priced.yaml"
-        path.write_text(json.dumps(experiment))
-        settings = RunSettings(str(path), name=f"noise-{noise:g}", runs=str(folder / "runs"))
-        summary: dict[str, Any] = run_in_process(settings)
+        result = run(Experiment.model_validate(experiment), name=f"noise-{noise:g}", runs=folder / "runs")
         cost = f"epsilon {planned:6.2f} at delta {DELTA:g}" if noise else "no protection"
-        print(f"noise multiplier {noise:g}: {cost}, accuracy {summary['final_accuracy']:.1%}")
+        print(f"noise multiplier {noise:g}: {cost}, accuracy {result.summary['final_accuracy']:.1%}")
         if noise:
-            print(f"    the run's own account: {summary['epsilon']['value']:.2f}")
+            print(f"    the run's own account: {result.summary['epsilon']['value']:.2f}")
 
 
 if __name__ == "__main__":

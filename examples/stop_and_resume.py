@@ -1,13 +1,11 @@
 """A run that stops half-way goes on where it was, and ends at the bits of one that never stopped."""
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from perennial.config.run import RunSettings
-from perennial.engine.run import run_in_process
+from perennial import Experiment, run
 
 EXPERIMENT = {
     "name": "stopped",
@@ -27,18 +25,16 @@ def stop_in_round_5(event: dict[str, Any]) -> None:
 
 def main(folder: Path) -> None:
     """Run once without a stop, once with one, and compare the models."""
-    path = folder / "stopped.yaml"
-    path.write_text(json.dumps(EXPERIMENT))
-    whole = run_in_process(RunSettings(str(path), name="whole", runs=str(folder / "runs")))
-    settings = {"name": "halved", "runs": str(folder / "runs")}
+    experiment, runs = Experiment.model_validate(EXPERIMENT), folder / "runs"
+    whole = run(experiment, name="whole", runs=runs)
     try:
-        run_in_process(RunSettings(str(path), **settings), listener=stop_in_round_5)
+        run(experiment, name="halved", runs=runs, listener=stop_in_round_5)
     except KeyboardInterrupt:
         print("stopped in round 5")
-    resumed = run_in_process(RunSettings(str(path), resume="yes", **settings))
-    print("without a stop:", whole["model_sha256"])
-    print("with a stop:   ", resumed["model_sha256"])
-    assert whole["model_sha256"] == resumed["model_sha256"]
+    resumed = run(resume=runs / "halved")
+    print("without a stop:", whole.summary["model_sha256"])
+    print("with a stop:   ", resumed.summary["model_sha256"])
+    assert whole.summary["model_sha256"] == resumed.summary["model_sha256"]
 
 
 if __name__ == "__main__":

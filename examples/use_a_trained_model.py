@@ -1,6 +1,5 @@
-"""Classify samples with model.safetensors alone: class names and input facts are inside the file."""
+"""Classify samples with the model of a finished run, which knows its class names and its inputs."""
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -8,10 +7,7 @@ from pathlib import Path
 import torch
 from sklearn.datasets import load_digits
 
-from perennial.config.run import RunSettings
-from perennial.data.augmentation import to_float
-from perennial.engine.run import run_in_process
-from perennial.models.saved import load_saved
+from perennial import Experiment, load_run, run
 
 EXPERIMENT = {
     "name": "trained",
@@ -24,19 +20,15 @@ EXPERIMENT = {
 
 
 def main(folder: Path) -> None:
-    """Train, forget everything but the file, and classify eight digits."""
-    path = folder / "trained.yaml"
-    path.write_text(json.dumps(EXPERIMENT))
-    run_in_process(RunSettings(str(path), runs=str(folder / "runs")))
+    """Train, keep nothing but the run's folder, and classify eight digits."""
+    run(Experiment.model_validate(EXPERIMENT), runs=folder / "runs")
 
-    saved = load_saved(folder / "runs" / "trained" / "model.safetensors")
+    model = load_run(folder / "runs" / "trained").model
     digits = load_digits()
     pixels = torch.from_numpy(digits.images[:8] * (255 / 16)).round().to(torch.uint8)[:, None]
-    inputs = to_float(pixels, saved.inputs.mean, saved.inputs.std)
-    with torch.no_grad():
-        confidence, label = saved.classifier(inputs).softmax(dim=1).max(dim=1)
+    confidence, label = model.probabilities(pixels).max(dim=1)
     for true, index, sure in zip(digits.target, label.tolist(), confidence.tolist(), strict=False):
-        print(f"a {true} is taken for a {saved.classes[index]} ({sure:.0%})")
+        print(f"a {true} is taken for a {model.classes[index]} ({sure:.0%})")
 
 
 if __name__ == "__main__":

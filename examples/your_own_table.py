@@ -1,15 +1,13 @@
 """Three hospitals with a table: numbers, a category, and a diagnosis that only one of them has seen."""
 
 import csv
-import json
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from perennial.config.run import RunSettings
-from perennial.engine.run import run_in_process
+from perennial import Experiment, run
 
 # mean age, mean marker, the hospitals that have seen it
 DIAGNOSES = {
@@ -66,9 +64,7 @@ def main(folder: Path) -> None:
             "memory": {"per_class": 10},
         },
     }
-    path = folder / "hospitals.yaml"
-    path.write_text(json.dumps(experiment))
-    summary = run_in_process(RunSettings(str(path), runs=str(folder / "runs")))
+    summary = run(Experiment.model_validate(experiment), runs=folder / "runs").summary
     print("sites:", ", ".join(summary["sites"]))
     print("tasks:", summary["tasks"])
     print(f"accuracy over all classes after the last task: {summary['final_accuracy']:.1%}")

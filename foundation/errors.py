@@ -57,6 +57,12 @@ def shown(text: str, longest: int = 200) -> str:
     return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
 
 
+def printable(text: str, longest: int = 1_000) -> str:
+    """What another side sent, for a log, a journal and a terminal: without control characters, and cut."""
+    cut = shown(text, longest)
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
+
+
 def nearest(found: str, allowed: Iterable[str]) -> str:
     """' (did you mean X?)' for a misspelt word, or '' when nothing is close.
 

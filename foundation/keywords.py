@@ -1,4 +1,4 @@
-"""Objects built from the keys of an experiment: the keys are the keywords of a constructor, and checked."""
+"""Builds objects from the keys of an experiment, which are checked against the constructor's keywords."""
 
 import inspect
 from collections.abc import Callable, Mapping

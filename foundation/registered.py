@@ -1,4 +1,4 @@
-"""Which site has which key: the list that `perennial deploy` writes and the server reads."""
+"""The list of sites and their keys, which `perennial deploy` writes and the server reads, and its place."""
 
 import json
 from collections.abc import Mapping
@@ -9,6 +9,8 @@ from perennial.foundation.files import replace_file
 
 NODES = "sites/nodes.json"
 """In the operator's folder, where the operator may write and the server may read."""
+RECEIPTS_KEY = "receipts.key"
+"""In its state folder: the key with which the server signs receipts of sites' ledgers."""
 
 
 def write_registered(path: Path, names: Mapping[str, str]) -> None:

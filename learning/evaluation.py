@@ -16,19 +16,22 @@ from perennial.models.incremental import IncrementalModel
 
 @torch.no_grad()
 def count_correct(
-    predict: Callable[[Tensor], Tensor], data: TrainingSet, num_classes: int
+    predict: Callable[[Tensor], Tensor], data: TrainingSet, num_classes: int, among: Tensor | None = None
 ) -> tuple[list[int], list[int]]:
     """(correct, total) for each class; both have num_classes entries, all 0 for empty data.
 
-    predict: maps inputs (B, ...) to classes (B,).
+    predict: maps inputs (B, ...) to classes (B,). among: (m,) int64, the samples to look at; None: all.
     """
     correct = torch.zeros(num_classes, dtype=torch.int64, device=data.y.device)
-    for start in range(0, len(data), EVALUATION_BATCH):
-        rows = slice(start, start + EVALUATION_BATCH)
+    total = torch.zeros_like(correct)
+    for start in range(0, len(data) if among is None else len(among), EVALUATION_BATCH):
+        batch = slice(start, start + EVALUATION_BATCH)
+        rows = batch if among is None else among[batch]
         labels = data.y[rows]
         hits = predict(data.inputs(rows)) == labels
         correct += torch.bincount(labels[hits], minlength=num_classes)
-    return correct.tolist(), data.counts(num_classes).tolist()
+        total += torch.bincount(labels, minlength=num_classes)
+    return correct.tolist(), total.tolist()
 
 
 def by_head(model: IncrementalModel) -> Callable[[Tensor], Tensor]:
@@ -37,7 +40,11 @@ def by_head(model: IncrementalModel) -> Callable[[Tensor], Tensor]:
 
 
 def head_counts(
-    model: IncrementalModel, data: TrainingSet, num_classes: int, folder: Path | None
+    model: IncrementalModel,
+    data: TrainingSet,
+    num_classes: int,
+    folder: Path | None,
+    among: Tensor | None = None,
 ) -> tuple[list[int], list[int]]:
     """(correct, total) of the head, as count_correct. Fixed maps answer once a sample, whatever the task.
 
@@ -45,9 +52,9 @@ def head_counts(
     """
     model.eval()
     if not isinstance(model.backbone, FixedFeatures) or len(data) == 0:
-        return count_correct(by_head(model), data, num_classes)
+        return count_correct(by_head(model), data, num_classes, among)
     features = bank_of(model.backbone, data, folder).feature_set(model.backbone, data)
-    return count_correct(lambda rows: model.classify(rows).argmax(dim=1), features, num_classes)
+    return count_correct(lambda rows: model.classify(rows).argmax(dim=1), features, num_classes, among)
 
 
 def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor], Tensor]:

@@ -14,6 +14,7 @@ from perennial.learning.classification import Batch, batch_mean, classification
 from perennial.learning.frozen_outputs import FrozenOutputs
 from perennial.learning.losses import distillation, relation_distillation, supervised_contrastive
 from perennial.models.incremental import IncrementalModel
+from perennial.privacy.combinations import coupled_reason
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,12 @@ class Objective:
         return loss + self._extra.term(self._model(drawn), targets).mean()
 
     def require_alone(self) -> None:
-        """As the function of this name, for the terms that are here."""
-        require_alone(self._config, extra=self._extra is not None)
+        """Raises PrivacyError naming each term in which a sample's loss depends on other samples."""
+        terms = coupled_terms(self._config)
+        if self._extra is not None:
+            terms.append("the strategy's own term of the loss")
+        if terms:
+            raise PrivacyError(coupled_reason(terms))
 
     def each(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """(B,) losses of the samples of a batch, for an objective that has passed require_alone."""
@@ -138,21 +143,10 @@ def class_counts(config: LearnerConfig, data: TrainingSet, num_classes: int) -> 
     return counts.clamp(max=1) if config.memory is not None and config.memory.balanced else counts
 
 
-def require_alone(config: LearnerConfig, *, extra: bool = False) -> None:
-    """Raises PrivacyError naming each term in which a sample's loss depends on other samples.
-
-    DP-SGD clips the gradient of one sample, and such a term has none.
-
-    extra: whether the strategy asks for a term of its own.
-    """
+def coupled_terms(config: LearnerConfig) -> list[str]:
+    """Names of the terms in which a sample's loss depends on other samples; DP-SGD can have none of them."""
     found = {
         f"learner.classification {config.classification.name!r}": not classification(config).alone,
         "learner.contrastive": config.contrastive is not None,
-        "the strategy's own term of the loss": extra,
     }
-    if coupled := [name for name, together in found.items() if together]:
-        raise PrivacyError(
-            f"{', '.join(coupled)}: no form of one sample alone, which privacy.mode sample needs; allowed: "
-            "terms whose values follow from each sample by itself, such as classification ce or icarl_bce, "
-            "and distillation"
-        )
+    return [name for name, coupled in found.items() if coupled]

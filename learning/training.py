@@ -25,9 +25,11 @@ from perennial.models.incremental import IncrementalModel
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """update: (P,) float32, vector after minus vector before.
+    """What local training changed, and what it measured.
 
-    loss: mean of the last epoch. classification: the part of it that is the loss over the labels, if known.
+    update: (P,) float32, vector after minus vector before.
+    loss: mean of the last epoch.
+    classification: the part of it that is the loss over the labels, if known.
     """
 
     update: Tensor

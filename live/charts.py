@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from perennial.server.report.markup import Markup, escape
 
-WIDTH, HEIGHT = 640, 220
+WIDTH, HEIGHT = 440, 190
 LEFT, RIGHT, TOP, BOTTOM = 40, 12, 10, 26
 MOST_POINTS = 400
 """Points of one line; longer series are thinned, because a screen has no more columns for them."""

@@ -1,4 +1,4 @@
-"""Training FedDig's encoder as half of an autoencoder, on data that nobody wants hidden.
+"""Trains FedDig's encoder as half of an autoencoder, on public data.
 
 The other half has the layers of the guidance producer, which does the same work later: from features to an
 input. A convolutional autoencoder, as in Hsu et al. 2022 (arXiv 2210.00737).

@@ -1,4 +1,4 @@
-"""Classification by the nearest class mean in place of the head."""
+"""Classifies by the nearest class mean instead of the head."""
 
 import torch
 import torch.nn.functional as F

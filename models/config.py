@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from perennial.foundation.errors import nearest
 from perennial.foundation.plugins import is_target, known
-from perennial.models.feature_maps.config import ExpansionConfig, FeatureMapConfig
+from perennial.models.feature_maps.config import ExpansionConfig, FeatureMapConfig, PretrainedConfig
 
 Norm = Literal["none", "group", "batch"]
 Size = Annotated[int, Field(gt=0, le=65_536)]
@@ -16,8 +16,8 @@ CONVOLUTIONAL = ("small_cnn", "se_cnn", "resnet18", "resnet34", "mobilenet_v2")
 TORCHVISION = ("resnet18", "resnet34", "mobilenet_v2")
 COMPOSITE = ("dual_backbone", "digest_two_branch")
 BACKBONES = ("mlp", *CONVOLUTIONAL)
-NETWORKS = (*BACKBONES, *COMPOSITE, "features")
-"""features: a linear head on fixed maps, which nobody trains."""
+NETWORKS = (*BACKBONES, *COMPOSITE, "features", "pretrained")
+"""features: a linear head on fixed maps, which nobody trains. pretrained: a network that learnt elsewhere."""
 FIRST_CHANNELS = {"se_cnn": 16, "resnet18": 64, "resnet34": 64, "mobilenet_v2": 32}
 """Channels after the first convolution; small_cnn takes them from `channels`."""
 
@@ -40,7 +40,7 @@ def _network(name: str) -> str:
 
 
 def _backbone(name: str) -> str:
-    if name in (*COMPOSITE, "features"):
+    if name in (*COMPOSITE, "features", "pretrained"):
         raise ValueError(f"allowed: {', '.join(known('model', BACKBONES))}, or module:Class")
     return _network(name)
 
@@ -75,6 +75,12 @@ class ModelConfig(BaseModel):
     """features: the maps, side by side."""
     expansion: ExpansionConfig | None = Field(default=None, exclude_if=operator.not_)
     """features: random ReLU features behind the maps."""
+    pretrained: PretrainedConfig | None = Field(default=None, exclude_if=operator.not_)
+    """pretrained: the network and its weights."""
+    trained_blocks: Annotated[int, Field(ge=0)] | Literal["all"] = Field(
+        default="all", exclude_if=lambda value: value == "all"
+    )
+    """pretrained: how many of its last blocks learn on; 0: the head alone. What is frozen never travels."""
     freeze_old_rows: bool = False
     """Keeps the head's rows of earlier tasks at their values while a task is learnt."""
     options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
@@ -110,9 +116,16 @@ class ModelConfig(BaseModel):
     def _maps_of_features(self) -> "ModelConfig":
         if self.name == "features" and self.features is None:
             raise ValueError("key 'features' is missing; allowed: random, patches, pretrained, or several")
-        for key in ("features", "expansion"):
-            if self.name != "features" and getattr(self, key) is not None:
-                raise ValueError(f"key {key!r}: {self.name} does not take it; allowed with name features")
+        if self.name == "pretrained" and self.pretrained is None:
+            raise ValueError("key 'pretrained' is missing; allowed: {network: ...}, as among features")
+        taken = {"features": "features", "expansion": "features", "pretrained": "pretrained"}
+        for key, name in taken.items():
+            if self.name != name and getattr(self, key) is not None:
+                raise ValueError(f"key {key!r}: {self.name} does not take it; allowed with name {name}")
+        if self.name != "pretrained" and self.trained_blocks != "all":
+            raise ValueError(
+                f"key 'trained_blocks': {self.name} does not take it; allowed with name pretrained"
+            )
         return self
 
     @model_validator(mode="after")

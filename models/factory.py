@@ -55,6 +55,21 @@ def build_model(
             dropout=config.dropout,
             freeze_old_rows=config.freeze_old_rows,
         )
+    if config.name == "pretrained":
+        from perennial.models.pretrained_backbone import build_pretrained_backbone
+
+        assert config.pretrained is not None
+        learnt, width = build_pretrained_backbone(
+            config.pretrained, config.trained_blocks, input_shape, constants, with_weights=with_weights
+        )
+        return IncrementalModel(
+            learnt,
+            width,
+            num_classes,
+            stream(seed, "init", "head"),
+            dropout=config.dropout,
+            freeze_old_rows=config.freeze_old_rows,
+        )
     with seeded_initialisation(seed, "backbone"):
         backbone, width = _build_backbone(config, input_shape)
         if config.name == "digest_two_branch":

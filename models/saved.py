@@ -99,8 +99,11 @@ class Confidence:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """model: in evaluation mode. classes: names by label. settings: the experiment, as a mapping.
+    """A model that was read from a file, with all that is needed to use it.
 
+    model: in evaluation mode.
+    classes: names by label.
+    settings: the experiment, as a mapping.
     class_means: (M, d) rows of unit length, zero for a class that nobody had exemplars of; None: by the head.
     confidence: how stated probabilities and prediction sets were calibrated.
     """

@@ -28,9 +28,11 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one sample.
+    """The class that a model predicts for one sample.
 
-    name: of the file, or of the row in it. label: the class's name. confidence: its probability.
+    name: of the file, or of the row in it.
+    label: the class's name.
+    confidence: its probability.
     probabilities: of all classes, scaled where the run fitted a temperature.
     members: the prediction set, most probable first; empty: none of the known classes; None: not calibrated.
     """

@@ -16,8 +16,7 @@ def refuse_false_claims(
     memory_selection: str | None = None,
     memory_displaces: bool = False,
     balanced_replay: bool = False,
-    classification_uses_counts: bool = False,
-    loss_couples_samples: bool = False,
+    coupled_terms: Sequence[str] = (),
     segments: int = 1,
     feature_noise: bool = False,
     normalisation_from_data: bool = False,
@@ -33,8 +32,7 @@ def refuse_false_claims(
     memory_selection: how exemplars are chosen, None without a memory; memory_displaces: its budget counts
     samples, so that one more displaces another; balanced_replay: batches drawn by class.
     normalisation_from_data: inputs are scaled by figures of the training data, such as its mean.
-    classification_uses_counts: the loss has a prior from the site's own class counts.
-    loss_couples_samples: a term compares samples of a batch, as a contrastive one does.
+    coupled_terms: names of the terms of the loss in which a sample's value depends on other samples.
     segments: of a site's data, one a turn; feature_noise: on what a module gives on; both in a ring.
     weights_use_metrics: aggregation weights depend on loss or accuracy that sites report.
     clear_uploads: names of arrays or figures that a reply carries beside the protected update.
@@ -67,9 +65,9 @@ def refuse_false_claims(
     if norm == "batch":
         reasons.append(_batch_norm(privacy))
     if privacy.mode == "sample":
-        reasons += _of_samples(
-            memory_selection, balanced_replay, classification_uses_counts, loss_couples_samples
-        )
+        reasons += _of_samples(memory_selection, balanced_replay)
+        if coupled_terms:
+            reasons.append(coupled_reason(coupled_terms))
         if memory_displaces and memory_selection == "random":
             reasons.append(
                 "with a budget of per_class or fixed_total one more sample displaces another exemplar, so it "
@@ -91,11 +89,18 @@ def _batch_norm(privacy: PrivacyConfig) -> str:
     )
 
 
+def coupled_reason(terms: Sequence[str]) -> str:
+    """Why DP-SGD cannot have these terms of a loss."""
+    return (
+        f"{', '.join(terms)}: a sample's loss depends there on other samples, so clipping one sample's "
+        "gradient does not bound what that sample changes; allowed: terms whose values follow from each "
+        "sample by itself, such as classification ce or icarl_bce, and distillation"
+    )
+
+
 def _of_samples(
     memory_selection: str | None,
     balanced_replay: bool,
-    classification_uses_counts: bool,
-    loss_couples_samples: bool,
 ) -> list[str]:
     reasons = []
     if memory_selection not in (None, "random"):
@@ -108,16 +113,6 @@ def _of_samples(
             "class-balanced batches draw rare classes more often than the sampling rate that the "
             "accountant counts; the real epsilon can be orders of magnitude larger (pytorch/opacus#813); "
             "use memory.balanced: false"
-        )
-    if classification_uses_counts:
-        reasons.append(
-            "the loss takes a prior from the site's class counts, which one sample changes for all others; "
-            "use classification: ce"
-        )
-    if loss_couples_samples:
-        reasons.append(
-            "the contrastive term compares samples with each other, so clipping one sample's gradient "
-            "does not bound what that sample changes; remove learner.contrastive"
         )
     return reasons
 

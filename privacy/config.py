@@ -174,6 +174,11 @@ class PrivacyConfig(BaseModel):
         """Raises ValueError for what one release of sums a task does not have."""
         if self.mode != "sample":
             raise ValueError(f"release: found 'sums' with mode {self.mode}; allowed with mode sample")
+        if self.unit == "patient":
+            raise ValueError(
+                "unit: found 'patient' with release sums, whose noise hides one sample: a patient with k of "
+                "them moves the sums k times as far; allowed unit sample, or release updates"
+            )
         idle = [
             name
             for name in ("clip_norm", "sample_rate", "physical_batch", "bayesian", "adaptive_clipping")

@@ -1,4 +1,4 @@
-"""What a release of digests is charged as, at the site and in what the server says of a run."""
+"""The ledger entries of a release of digests, for the site and for the server's record."""
 
 from typing import Any
 

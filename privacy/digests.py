@@ -25,10 +25,13 @@ EULER = 0.5772156649015329
 
 @dataclass(frozen=True)
 class Digests:
-    """features: (D, ...) float32; labels: (D, M) float32, each row on the simplex.
+    """Mixed features and labels.
 
-    groups: (D, S) int64, rows of the site's samples that each digest mixes; weights: (D, S). Both stay at the
-    site. short_classes: classes with too few samples for a digest of their own.
+    features: (D, ...) float32.
+    labels: (D, M) float32, each row on the simplex.
+    groups: (D, S) int64, rows of the site's samples that each digest mixes.
+    weights: (D, S). Both stay at the site.
+    short_classes: classes with too few samples for a digest of their own.
     """
 
     features: Tensor

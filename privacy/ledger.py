@@ -5,7 +5,8 @@ miss one that was. Lines only get added; each holds the SHA-256 of the line befo
 A head (privacy/ledger_head.py) says how far the ledger went. One is beside the ledger, and a site can have a
 second one elsewhere, on another disk. A ledger that lacks what a head noted was deleted, truncated, changed
 or replaced by an older copy: then nothing may leave. A ledger that goes on after a head is in order, because
-the line is written before the heads. Nobody can notice when the ledger and both heads are put back together.
+the line is written before the heads. Nobody can notice when the ledger and both heads are put back together,
+but the operator, whose receipts (privacy/receipts.py) a site can keep as a third place.
 
 A charge reads the head, what was added since, and a fixed amount of older lines, in turn, so that it costs
 the same at any length.
@@ -45,6 +46,7 @@ from perennial.privacy.ledger_lines import (
     newest_line,
     read_on,
 )
+from perennial.privacy.receipts import ReceiptBook
 
 _LOCK_SECONDS = 60.0
 
@@ -62,13 +64,17 @@ class Limit:
 class Ledger:
     """The file ledger.jsonl in a site's state_dir, mode 0600, safe for several processes at once.
 
-    elsewhere: a file for a second head, which the site chose; None: there is none.
+    elsewhere: a file for a second head, which the site chose; None: there is none. receipts: what the
+    operator has signed of earlier heads, apart from state_dir; None: nothing.
     """
 
-    def __init__(self, state_dir: Path, elsewhere: Path | None = None) -> None:
+    def __init__(
+        self, state_dir: Path, elsewhere: Path | None = None, receipts: ReceiptBook | None = None
+    ) -> None:
         self.path = state_dir / "ledger.jsonl"
         self.beside = state_dir / "ledger.head"
         self.elsewhere = elsewhere
+        self.receipts = receipts
 
     def charge(self, entry: Entry, limit: Limit | None = None) -> None:
         """Record a release; when this returns, the line survives a power cut, and the release may leave.
@@ -117,6 +123,17 @@ class Ledger:
         last = sha256(contents.tail).hexdigest() if contents.counted is not None else contents.head.mark.last
         return sum(contents.totals.values()), last
 
+    def mark(self) -> tuple[Mark, int] | None:
+        """(how far the ledger went, bytes of its newest line), by the head beside it; None without one.
+
+        After a crash it can be a line behind.
+        """
+        try:
+            head = Head.read(self.beside)
+        except StateError:
+            return None
+        return None if head is None or head.mark == Mark() else (head.mark, head.newest)
+
     def note_head(self) -> int:
         """Check the whole ledger and note its head in both places; how many releases it holds.
 
@@ -125,20 +142,30 @@ class Ledger:
         with self._locked() as descriptor:
             for path in self._heads():
                 self._require_noted(descriptor, path, Head.read(path))
+            self._require_receipt(descriptor)
             contents = read_on(descriptor, Head(Mark(), {}), self.path)
             self._note(contents.head)
             return contents.head.releases
 
-    def restart(self) -> tuple[Path, int]:
+    def restart(self, *, although_older: bool = False) -> tuple[Path, int]:
         """Begin a new ledger with what the newest head has counted, for a site that lost the old one.
 
-        Returns where what was left of the old one lies now, and how many releases were carried over. Raises
-        StateError without a head: then nobody knows what was spent.
+        although_older: also when the operator's newest receipt is of a longer ledger than the head's. The
+        receipt then binds no more. Returns where what was left of the old one lies now, and how many releases
+        were carried over. Raises StateError without a head: then nobody knows what was spent.
         """
         found = [head for path in reversed(self._heads()) if (head := Head.read(path)) is not None]
         if not found:
             raise StateError(f"{self.path}: no head was noted, so nothing is known of what was spent")
         head = found[0]  # the one elsewhere, which nobody who can change the ledger can change, comes first
+        receipt = self.receipts.newest() if self.receipts is not None else None
+        if receipt is not None and receipt.lines > head.mark.lines and not although_older:
+            raise StateError(
+                f"{self.path}: the newest head is of line {head.mark.lines}, and the operator's receipt of "
+                f"line {receipt.lines}, so that what was spent in between would be given back. Find a newer "
+                "head or copy; or lower policy.max_epsilon by what was spent, which the operator's reports "
+                "of your runs say, and run this again with --although-older"
+            )
         lost = self.path.with_name(f"{self.path.name}.lost-{datetime.now(UTC):%Y%m%dT%H%M%S}")
         with self._locked() as descriptor:
             os.rename(self.path, lost)
@@ -150,6 +177,8 @@ class Ledger:
             addition.line({CARRIED: listed(head.totals), "time": now}, head.totals)
             self._append(descriptor, addition.data, 0)
             self._note(addition.head)
+        if self.receipts is not None:
+            self.receipts.set_aside()
         return lost, head.releases
 
     def cost(self, delta: float, accountant: AccountantName = "prv", unit: Unit | None = None) -> Cost:
@@ -169,8 +198,10 @@ class Ledger:
 
     @property
     def started(self) -> bool:
-        """Whether there is a ledger, or a head that says that there was one."""
-        return self.path.exists() or any(path.exists() for path in self._heads())
+        """Whether there is a ledger, or a head or receipt that says that there was one."""
+        if self.path.exists() or any(path.exists() for path in self._heads()):
+            return True
+        return self.receipts is not None and self.receipts.newest() is not None
 
     def _totals(self) -> Totals:
         if not self.started:
@@ -212,7 +243,13 @@ class Ledger:
                     "the file was lost, make sure that the ledger is the newest one before you do"
                 )
             self._require_noted(descriptor, self.elsewhere, noted)
+        self._require_receipt(descriptor)
         return contents
+
+    def _require_receipt(self, descriptor: int) -> None:
+        """Raises StateError when the ledger lacks what the operator's newest receipt has witnessed."""
+        if self.receipts is not None and (newest := self.receipts.newest()) is not None:
+            self._require_noted(descriptor, self.receipts.path, newest.head)
 
     def _require_noted(self, descriptor: int, place: Path, head: Head | None) -> None:
         """Raises StateError when the ledger lacks the newest line that a head noted."""

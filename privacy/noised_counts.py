@@ -30,7 +30,11 @@ _BELOW = 1 - 2.0**-40
 
 @dataclass(frozen=True)
 class CountNoise:
-    """multiplier: standard deviation over norm. norm: L2 change of the cells by one unit, in samples."""
+    """The noise on counts of right answers.
+
+    multiplier: standard deviation over norm.
+    norm: L2 change of the cells by one unit, in samples.
+    """
 
     multiplier: float
     norm: float = 1.0

@@ -174,14 +174,16 @@ def describe(
 def _mechanism(privacy: PrivacyConfig, kind: Kind, releases: Sequence[Entry]) -> str:
     if privacy.mode == "none":
         return _MECHANISM["none"]
+    usual, what = ("statistics", "sums") if privacy.release == "sums" else ("update", "updates")
     if privacy.release == "sums":
-        return (
+        said = (
             f"discrete Gaussian noise on each task's sums of features, once; sigma "
             f"{privacy.noise_multiplier:g} times the sqrt 3 by which one sample moves them"
         )
-    said = f"{_MECHANISM[kind]}; sigma {privacy.noise_multiplier:g}, C {privacy.clip_norm:g}"
-    beside = sorted({entry.kind.replace("_", " ") for entry in releases} - {"update"})
-    return f"{said}; beside updates, with noise of their own: {', '.join(beside)}" if beside else said
+    else:
+        said = f"{_MECHANISM[kind]}; sigma {privacy.noise_multiplier:g}, C {privacy.clip_norm:g}"
+    beside = sorted({entry.kind.replace("_", " ") for entry in releases} - {usual})
+    return f"{said}; beside {what}, with noise of their own: {', '.join(beside)}" if beside else said
 
 
 def _warnings(privacy: PrivacyConfig, releases: Sequence[Entry], units: int | None) -> list[str]:

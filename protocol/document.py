@@ -7,7 +7,7 @@ import textwrap
 import typing
 from pathlib import Path
 
-from perennial.protocol import messages, secure_messages
+from perennial.protocol import messages, receipts, secure_messages
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.measurements import MEASUREMENTS
 
@@ -29,6 +29,7 @@ UP = (
     secure_messages.VoteReply,
     secure_messages.OpenReply,
     messages.Refusal,
+    receipts.LedgerHead,
 )
 DOWN = (
     messages.DescribeRequest,
@@ -45,6 +46,7 @@ DOWN = (
     secure_messages.ShareRequest,
     secure_messages.VoteRequest,
     secure_messages.OpenRequest,
+    receipts.LedgerReceipt,
 )
 HEAD = """# What leaves a site
 
@@ -93,7 +95,7 @@ def _field_texts(message: type[WireMessage]) -> dict[str, str]:
     """The string under each field, of the class and of what it inherits from."""
     texts: dict[str, str] = {}
     for cls in reversed(message.__mro__):
-        if cls.__module__ not in (messages.__name__, secure_messages.__name__):
+        if cls.__module__ not in (messages.__name__, secure_messages.__name__, receipts.__name__):
             continue
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
         assert isinstance(tree, ast.ClassDef)

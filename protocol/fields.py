@@ -22,6 +22,9 @@ from perennial.protocol.tensors import Tensors, byte_count, pack, unpack
 _FIELDS = "fields"
 _MESSAGE = "message"
 """Key of the message class in that record; no message may have a field of this name."""
+BESIDE_REPLY, BESIDE_REQUEST = "ledger", "receipt"
+"""Records that may travel beside any message (protocol/receipts.py), and are no fields of it."""
+_NO_FIELDS = (_FIELDS, BESIDE_REPLY, BESIDE_REQUEST)
 _SCALARS = (int, float, str, bool, list)
 
 
@@ -33,6 +36,11 @@ def bounded(low: float, high: float = math.inf, **kwargs: Any) -> Any:
 def matching(holds: Callable[[str], object], allowed: str, **kwargs: Any) -> Any:
     """A dataclass field whose text must pass holds(). allowed: what passes, in words."""
     return dataclasses.field(metadata={"holds": holds, "allowed": allowed}, **kwargs)
+
+
+def at_most(characters: int, **kwargs: Any) -> Any:
+    """A dataclass field of a text that is no longer."""
+    return matching(lambda text: len(text) <= characters, f"{characters} characters at most", **kwargs)
 
 
 def hexadecimal(digits: int, **kwargs: Any) -> Any:
@@ -150,7 +158,7 @@ class WireMessage:
         if found != cls.__name__:
             raise ProtocolError(f"expected a {cls.__name__}, found {found!r}")
         scalars = typing.cast(ConfigRecord, record[_FIELDS])
-        present = [n for n in scalars if n != _MESSAGE] + [n for n in record if n != _FIELDS]
+        present = [n for n in scalars if n != _MESSAGE] + [n for n in record if n not in _NO_FIELDS]
         for name in present:
             if name not in layout:
                 raise ProtocolError(f"{cls.__name__}: unknown field {name!r:.80}{nearest(name, layout)}")

@@ -1,4 +1,4 @@
-"""The numbers that a strategy may ask a site to tell beside its update, and what each of them says.
+"""The measurements that a strategy may ask a site to report beside its update.
 
 Asked for in TrainRequest.settings as {"tell": [names]}, answered in TrainReply.metrics as {name: value}. A
 site under privacy refuses, unless the experiment allows metrics that no accountant covers.

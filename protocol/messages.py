@@ -10,12 +10,14 @@ from typing import Any
 
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.names import SITE_NAME_RULE, is_site_name
-from perennial.protocol.fields import WireMessage, bounded, hexadecimal, matching
+from perennial.protocol.fields import WireMessage, at_most, bounded, hexadecimal, matching
 from perennial.protocol.tensors import Tensors
 
 VERSION = 1
 MAX_TASKS = 10_000
 MAX_CLASSES = 1_000_000
+LONGEST_REASON, LONGEST_SETTINGS, LONGEST_METRICS = 4_000, 2**20, 2**24
+"""Characters. Counts of a million classes fit the last."""
 MAX_EXAMPLES = 100_000_000
 MAX_CHANNELS = 1_000_000
 MAX_LAYERS = 1_000
@@ -84,6 +86,16 @@ class Maskable(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NeedsPrevious(Stamp):
+    """What a request adds whose answer needs the model of the task before."""
+
+    previous: str = hexadecimal(SHA256, default="")
+    """SHA-256 of the global model at the end of the task before (the teacher); '' in task 1."""
+    previous_arrays: Tensors | None = None
+    """That model itself, for a site that is not known to hold it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DescribeRequest(WireMessage):
     """Server to site: who are you?"""
 
@@ -112,23 +124,19 @@ class DescribeReply(WireMessage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainRequest(Maskable):
+class TrainRequest(Maskable, NeedsPrevious):
     """Server to site: train this model on your data of this task."""
 
     message_type = "train"
     arrays: Tensors
     """The global model: every floating tensor that travels."""
-    previous: str = hexadecimal(SHA256, default="")
-    """SHA-256 of the global model at the end of the task before (the teacher); '' in task 1."""
-    previous_arrays: Tensors | None = None
-    """That model itself, for a site that is not known to hold it."""
     progress: float = bounded(0, 1, default=0.0)
     """Share of this task's rounds that are done, for a learning-rate schedule."""
     method: Tensors | None = None
     """What the strategy adds for this site, for instance SCAFFOLD's control variate."""
     clip_norm: float | None = bounded(0, default=None)
     """L2 norm to clip the update to in this round; with adaptive clipping alone."""
-    settings: str = "{}"
+    settings: str = at_most(LONGEST_SETTINGS, default="{}")
     """The strategy's settings for this round, a JSON object."""
     personal: list[str] | None = None
     """Layers of which the site uses and trains its own values; they stay at the site, and the update is
@@ -155,22 +163,18 @@ class TrainReply(Stamp):
     """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
     method: Tensors | None = None
     """What the strategy asked for beside the update; absent under privacy."""
-    metrics: str = "{}"
+    metrics: str = at_most(LONGEST_METRICS, default="{}")
     """Numbers that the strategy asked for, a JSON object, none of them under privacy unless
     privacy.allow_unaccounted_metrics; and `digests`, when the site lends none any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinishTaskRequest(Maskable):
+class FinishTaskRequest(Maskable, NeedsPrevious):
     """Server to site: the task is over; choose exemplars with this model and keep it as the teacher."""
 
     message_type = "train.finish_task"
     arrays: Tensors
     """The global model as the task's last round left it."""
-    previous: str = hexadecimal(SHA256, default="")
-    """SHA-256 of the global model at the end of the task before; '' after task 1."""
-    previous_arrays: Tensors | None = None
-    """That model itself, for a site that is not known to hold it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,20 +190,18 @@ class FinishTaskReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateRequest(Maskable):
+class EvaluateRequest(Maskable, NeedsPrevious):
     """Server to site: measure this model on your held-out samples of all classes seen so far."""
 
     message_type = "evaluate"
     arrays: Tensors
     """The global model to measure."""
-    previous: str = hexadecimal(SHA256, default="")
-    """SHA-256 of the global model at the end of the task before; '' in task 1."""
-    previous_arrays: Tensors | None = None
-    """That model itself, for a site that is not known to hold it."""
     class_means: Tensors | None = None
     """Mean feature of each class over all sites, to classify with; only with learner.means: global."""
     tables: bool = False
     """Whether tables of counts are asked for beside the right answers; a site's policy decides."""
+    validation: bool = False
+    """Count validation samples, by which the server chooses when to stop, and not test samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +251,7 @@ class DigestReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparsityRequest(Stamp):
+class SparsityRequest(NeedsPrevious):
     """Server to site: how often is each channel of this model silent on your samples?"""
 
     message_type = "query.sparsity"
@@ -257,10 +259,6 @@ class SparsityRequest(Stamp):
     """The network whose first ReLU layers are looked at: the global model, or the front of a VGG-11."""
     network: str
     """model or vgg11: what arrays are the tensors of."""
-    previous: str = hexadecimal(SHA256, default="")
-    """SHA-256 of the global model at the end of the task before; '' in task 1."""
-    previous_arrays: Tensors | None = None
-    """That model itself, for a site that is not known to hold it."""
     channels: list[int] = bounded(0, MAX_CHANNELS)
     """Channels to look at, the same in every layer."""
     layers: int = bounded(1, MAX_LAYERS)
@@ -286,7 +284,7 @@ class SparsityReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PersonalModelRequest(Stamp):
+class PersonalModelRequest(NeedsPrevious):
     """Server to site: join these shared layers with your own layers, and keep the result as your model."""
 
     message_type = "train.personal_model"
@@ -295,10 +293,6 @@ class PersonalModelRequest(Stamp):
     from."""
     personal: list[str] | None = None
     """Layers of which the site uses its own values."""
-    previous: str = hexadecimal(SHA256, default="")
-    """SHA-256 of the global model at the end of the task before; '' in task 1."""
-    previous_arrays: Tensors | None = None
-    """That model itself, for a site that is not known to hold it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,9 +387,9 @@ class Refusal(WireMessage):
     message_type = "refusal"
     site: str = matching(is_site_name, SITE_NAME_RULE)
     """The site's name."""
-    kind: str
+    kind: str = at_most(20)
     """policy, privacy, data, state, protocol or error."""
-    reason: str
+    reason: str = at_most(LONGEST_REASON)
     """One sentence for the operator. It names settings and limits, never samples."""
 
 

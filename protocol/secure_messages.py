@@ -28,6 +28,14 @@ def _sealed(**kwargs: object) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OfAttempt(Stamp):
+    """What every message about one attempt at a sum repeats."""
+
+    attempt: int = bounded(1)
+    """Number of the attempt."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class IntroduceRequest(Stamp):
     """Server to site: introduce yourself to the other sites of this task."""
 
@@ -48,15 +56,13 @@ class IntroduceReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShareRequest(Stamp):
+class ShareRequest(OfAttempt):
     """Server to site: make fresh masks for a coming attempt, and share them out among these peers.
 
     It is asked ahead, beside the opening of the attempt before.
     """
 
     message_type = "query.share"
-    attempt: int = bounded(1)
-    """Number of the coming attempt."""
     peers: list[str] = _names()
     """Every site that may take part in it, in ascending order."""
     peer_identities: list[str] = hexadecimal(KEY)
@@ -68,12 +74,10 @@ class ShareRequest(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShareReply(Stamp):
+class ShareReply(OfAttempt):
     """Site to server: a fresh public mask key, and shares sealed for other sites."""
 
     message_type = "query.share"
-    attempt: int = bounded(1)
-    """Number of the attempt."""
     mask: str = hexadecimal(KEY)
     """The public mask key."""
     commitment: str = hexadecimal(SHA256)
@@ -88,15 +92,13 @@ class ShareReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedReply(Stamp):
+class MaskedReply(OfAttempt):
     """Site to server: this site's values for one sum, as integers under masks.
 
     Without the other sites' values they are random numbers; with `secure.masks` false they are in the clear.
     """
 
     message_type = "train"
-    attempt: int = bounded(1)
-    """Number of the attempt."""
     words: Tensors
     """`words`: integers modulo 2^64 or 2^32: the values on the public grid, then the site's weight, and under
     adaptive clipping whether the update was within the clip norm."""
@@ -105,12 +107,10 @@ class MaskedReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VoteRequest(Stamp):
+class VoteRequest(OfAttempt):
     """Server to site: these sites' masked values came; sign that you will open the sum of them only."""
 
     message_type = "query.vote"
-    attempt: int = bounded(1)
-    """Number of the attempt."""
     survivors: list[str] = _names()
     """Sites whose masked values are in the sum, in ascending order."""
     senders: list[str] = _names()
@@ -120,23 +120,19 @@ class VoteRequest(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VoteReply(Stamp):
+class VoteReply(OfAttempt):
     """Site to server: a signature over the survivors. A site signs one set for each attempt."""
 
     message_type = "query.vote"
-    attempt: int = bounded(1)
-    """Number of the attempt."""
     signature: str = hexadecimal(SIGNATURE)
     """Over attempt, roster, model and survivors."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenRequest(Stamp):
+class OpenRequest(OfAttempt):
     """Server to site: enough survivors signed; give out the shares that open the sum."""
 
     message_type = "query.open"
-    attempt: int = bounded(1)
-    """Number of the attempt."""
     survivors: list[str] = _names()
     """Sites whose masked values are in the sum."""
     voters: list[str] = _names()
@@ -146,15 +142,13 @@ class OpenRequest(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenReply(Stamp):
+class OpenReply(OfAttempt):
     """Site to server: shares of the self masks of survivors, and of the mask keys of sites that are gone.
 
     Of one site never both. Shares of one attempt open nothing of any other.
     """
 
     message_type = "query.open"
-    attempt: int = bounded(1)
-    """Number of the attempt."""
     seeds_of: list[str] = _names()
     """Survivors."""
     seeds: list[str] = hexadecimal(SHARE)

@@ -9,15 +9,17 @@ from flwr.serverapp import Grid
 
 from perennial.config.experiment import Experiment
 from perennial.config.run import CohortPlan, RunSettings
-from perennial.foundation.registered import NODES
+from perennial.foundation.registered import NODES, RECEIPTS_KEY
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
 from perennial.models.saved import Inputs
 from perennial.server.curriculum import Curriculum
 from perennial.server.journal import Journal
 from perennial.server.preflight import preflight
+from perennial.server.receipts import ReceiptGrid
 from perennial.server.run_folder import RunFolder, open_run_folder
 from perennial.server.summary import write_results
+from perennial.server.tracking.listen import Tell, trackers
 
 
 @dataclass
@@ -61,7 +63,9 @@ def assemble(
         path, experiment, facts.registry, facts.inputs, bool(settings.resume), cohort.size
     )
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
-    journal = Journal(path, position, listener)
+    done = folder.checkpoint.progress.round if folder.checkpoint else 0
+    told = Tell(listener, trackers(settings.track, path, experiment, first_round=done + 1))
+    journal = Journal(path, position, told)
     journal.write(
         "resumed" if folder.checkpoint else "run_started",
         experiment=experiment.name,
@@ -91,6 +95,8 @@ def assemble(
             "note", text=f"{registered}: missing, so sites' names are taken as their nodes say them"
         )
         registered = None
+    if engine == "grpc" and (path.parents[1] / RECEIPTS_KEY).exists():
+        grid = ReceiptGrid(grid, path.parents[1], registered, lambda text: journal.write("note", text=text))
     curriculum = Curriculum(
         grid,
         experiment,

@@ -17,15 +17,20 @@ from perennial.privacy.clipping import AdaptiveClipping
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
 from perennial.privacy.protection import central_noise_std
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays
 
 # Above this a norm is not that of a clipped update, whatever the order in which its squares were added.
 _TOLERANCE = 1 + 1e-5
 
 
 class CentralPrivacy:
-    """state: a dict of the checkpoint, kept up to date here."""
+    """Noise on the aggregate, made by the server in mode client_central.
+
+    state: a dict of the checkpoint, kept up to date here.
+    """
 
     def __init__(
         self, privacy: PrivacyConfig, strategy: IncrementalStrategy, state: dict[str, Any], seed: int

@@ -56,6 +56,10 @@ class Progress:
     """State of the protection at the server: clip norm and Bayesian accountant, where there are any."""
     secret: str = ""
     """Hexadecimal, drawn where sites hold their own data; never sent. Empty in simulation."""
+    passed: int = 0
+    """Rounds of the schedule that early stopping left out."""
+    stopping: dict[str, Any] = field(default_factory=dict)
+    """State of the rule by which the current task is stopped."""
     bounds: dict[str, Any] = field(default_factory=dict)
     """Medians of the latest rounds, from which bounds on the next one's updates follow."""
     cohort: int = 1

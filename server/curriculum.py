@@ -15,29 +15,20 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.config import charges
-from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
-from perennial.foundation.errors import ProtocolError, StateError
+from perennial.foundation.errors import StateError
 from perennial.learning.batches import TrainingSet
-from perennial.learning.evaluation_tables import MOST_CLASSES
 from perennial.learning.worth import Scores
-from perennial.protocol.messages import (
-    EvaluateRequest,
-    FinishTaskReply,
-    FinishTaskRequest,
-    Stamp,
-)
+from perennial.protocol.messages import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.server.attendance import Attendance
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
-from perennial.server.class_means import check_class_sums, global_means
 from perennial.server.evaluation import Counts, Judge, evaluate_centrally
 from perennial.server.global_model import GlobalModel
 from perennial.server.history import History
 from perennial.server.journal import Journal
-from perennial.server.masked_task_end import opened_class_means
 from perennial.server.metrics import overall_accuracy
 from perennial.server.now import NowFile, WatchedGrid
 from perennial.server.releases import Releases
@@ -45,14 +36,15 @@ from perennial.server.roster import Roster
 from perennial.server.run_folder import RunFolder
 from perennial.server.run_measures import TaskMeasures
 from perennial.server.shared_clipping import SharedClipping
-from perennial.server.site_counts import SiteCounts, ask_for_counts
 from perennial.server.stopped import what_to_try
+from perennial.server.stopping import Stopping
+from perennial.server.task_end import TaskEnd
 from perennial.server.wishes import Wishes
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.previous import PreviousModel
-from perennial.strategies.round.queries import ask
+from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.services import Services
 from perennial.strategies.secure.masked_sums import MaskedSums
@@ -99,7 +91,6 @@ class Curriculum:
             journal.tell,
         )
         self._settings = experiment.model_dump(mode="json")
-        self._exchange = Exchange()
         self._averaging = FedAvg(strategy.max_update_norm)
         self._clock = time.monotonic()
         self._previous = PreviousModel()
@@ -125,11 +116,13 @@ class Curriculum:
         )
         if self.sums is not None and folder.checkpoint is None:
             self.progress.run = self.sums.token(self.progress.run)
+        self._task_end = TaskEnd(self._grid, experiment, self.releases, self.sums, self._note_drop)
         strategy.attach(self._services())
         state = self.progress.privacy
         self.central = CentralPrivacy.of(
             experiment.privacy, strategy, state, experiment.seed
         ) or SharedClipping.of(experiment.privacy, strategy, state)
+        self.stopping = Stopping(experiment.stopping, folder.checkpoint_folder, self.progress.stopping)
         if folder.checkpoint is not None:
             self._restore(folder.checkpoint)
 
@@ -145,9 +138,12 @@ class Curriculum:
             task = self.progress.task
             if self.progress.round_in_task == 0:
                 self._begin_task(task)
-            while self.progress.round_in_task < self._rounds(task):
+            while self.progress.round_in_task < self._rounds(task) and not self.stopping.over:
                 self._wishes.between_rounds(self._grid.look)
                 self._round(task)
+                if self.strategy.task_complete:
+                    break
+            self._choose_model(task)
             self._finish_task(task)
         self.progress.finished = True
         self._save()
@@ -227,6 +223,7 @@ class Curriculum:
         """One round, asked again where nobody served it and sites may come back."""
         started = time.monotonic()
         progress, rounds = self.progress, self.experiment.rounds
+        leads = self._strategy(task) is not self.strategy
         outcome = self._attempt(task)
         for _ in range(rounds.max_skipped - 1 if self.attendance.patient else 0):
             if outcome.participants or not outcome.skipped:
@@ -240,6 +237,8 @@ class Curriculum:
             self.model.arrays = outcome.arrays
         progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if outcome.skipped else 0
         self._update_holders(outcome)
+        if not leads and not outcome.skipped:
+            self._judge_round(progress.round)
         accuracy = None
         if self.experiment.evaluation.every == "round" and (counts := self._central_counts(task)):
             accuracy = overall_accuracy(*counts, self.schedule.boundaries[: task + 1])
@@ -317,27 +316,51 @@ class Curriculum:
             return self._averaging
         return self.strategy
 
+    def _judge_round(self, number: int) -> None:
+        """Ask the sites for counts on their validation samples, where these decide when to stop."""
+        if self.experiment.stopping is None:
+            return
+        end, classes = self._task_end, self.schedule.num_classes(self.progress.task)
+        end.begin(self.progress.run, self.progress.round, self.attendance.available(number), self._asking)
+        counts = end.counts(classes, None, validation=True).together(classes)
+        value = self.stopping.judged(number, counts, self.model.arrays)
+        self.history.sent_beside_rounds(*end.bytes)
+        self.journal.write("validated", task=self.progress.task, round=number, value=value)
+
+    def _choose_model(self, task: int) -> None:
+        """Take the best round's model where the experiment says so; pass over rounds that are left out."""
+        if self.experiment.stopping is None:
+            return
+        progress, planned = self.progress, self._rounds(task)
+        first = progress.round - progress.round_in_task
+        if words := self.stopping.in_words(task, progress.round, first + planned):
+            self.journal.write("note", text=words)
+        if (best := self.stopping.best()) is not None:
+            self.model.arrays = {name: best[name].to(self.model.device) for name in self.model.arrays}
+        # the next task's rounds keep their numbers, by which sites know what they have approved
+        progress.passed += planned - progress.round_in_task
+        progress.round, progress.round_in_task = first + planned, planned
+        self.stopping.next_task()
+
     def _finish_task(self, task: int) -> None:
         """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""
-        progress, exchange = self.progress, self._exchange
-        exchange.bytes_up = exchange.bytes_down = 0
-        if self.sums is not None:
-            self.sums.exchange = exchange
+        progress, end = self.progress, self._task_end
         arrays = self.model.frozen()
         finished = PreviousModel(content_sha256(arrays), arrays)
         sites = self.attendance.available(progress.round)
-        holders, means = self._finished(sites, finished.sha256)
+        end.begin(progress.run, progress.round, sites, self._asking)
+        holders, means = end.finish(finished.sha256, self.model.feature_width)
         self.class_means = means
-        told = self._site_counts(sites, means)
+        reported = end.counts(self.schedule.num_classes(task), means)
         scored = self.measuring.score(self.model.loaded, task, means)
         central = self._central_counts(task, means) if scored is None else (scored.correct, scored.total)
         facts = self.history.task_done(
             self.schedule.boundaries[: task + 1],
             central,
-            told,
-            (exchange.bytes_up, exchange.bytes_down),
+            reported,
+            end.bytes,
         )
-        self.measuring.write(task, scored, told, one_classifier=self.one_classifier)
+        self.measuring.write(task, scored, reported, one_classifier=self.one_classifier)
         save_previous(self.folder.checkpoint_folder, finished.sha256, arrays, progress.previous)
         self._previous = finished
         progress.previous, progress.holders = finished.sha256, holders
@@ -348,75 +371,13 @@ class Curriculum:
             self.journal.write("note", text=f"learning has stopped: {'; '.join(signs)}. To try: {tries}")
         self._save()
 
-    # exchanges other than training
-
-    def _finished(self, sites: Sites, sha256: str) -> tuple[list[str], Tensor | None]:
-        """(sites that now hold the task's model, global class means where the experiment has them)."""
-        if not self.experiment.needs_previous:
-            return [], None
-        if self.sums is not None and self.experiment.learner.means == "global":
-            self._note_class_means(sites)
-            requests = [(s, n, FinishTaskRequest(**self._with_previous(s))) for s, n in sites.items()]
-            deadline, width = self.experiment.rounds.deadline, self.model.feature_width
-            return opened_class_means(
-                self.sums, self._grid, requests, sha256, width, deadline, self._note_drop
-            )
-        replies = self._send_finish(sites, sha256)
-        return list(replies), global_means(replies)
-
-    def _send_finish(self, sites: Sites, sha256: str) -> dict[str, FinishTaskReply]:
-        """Tell the sites that the task is over; returns the replies of those that now hold its model."""
-        learner, privacy = self.experiment.learner, self.experiment.privacy
-        self._note_class_means(sites)
-
-        def check(reply: FinishTaskReply) -> None:
-            if learner.means == "global":
-                check_class_sums(reply, reply.num_classes, self.model.feature_width, privacy.enabled)
-            if reply.model != sha256:
-                raise ProtocolError(f"FinishTaskReply: model: found {reply.model:.12}, expected {sha256:.12}")
-
-        return ask(
-            self._grid,
-            self._exchange,
-            [(site, node, FinishTaskRequest(**self._with_previous(site))) for site, node in sites.items()],
-            FinishTaskReply,
-            self.experiment.rounds.deadline,
-            self._note_drop,
-            check,
-        )
-
-    def _note_class_means(self, sites: Sites) -> None:
-        """Class sums that the sites are about to be asked for are a release of their own."""
-        if self.experiment.learner.means == "global" and self.experiment.privacy.enabled:
-            charge = [charges.class_means(self.experiment, self.progress.run)]
-            self.releases.asked(self.progress.round, sites, charge)
-
     @property
     def one_classifier(self) -> bool:
         """Whether the saved model answers as the one that sites judged: not if each has its own means."""
         return self.experiment.learner.classifier != "nearest_mean" or self.class_means is not None
 
-    def _site_counts(self, sites: Sites, means: Tensor | None) -> SiteCounts:
-        """Counts on the sites' held-out samples, where the experiment asks for them."""
-        experiment = self.experiment
-        if not experiment.evaluation.federated:
-            return SiteCounts({})
-        if experiment.evaluation.noise_multiplier is not None:
-            charge = [charges.evaluation(experiment, self.progress.run)]
-            self.releases.asked(self.progress.round, sites, charge)
-        classes = self.schedule.num_classes(self.progress.task)
-        fields = {
-            "class_means": None if means is None else Tensors(means=means),
-            "tables": asks_for_tables(experiment) and classes <= MOST_CLASSES,
-        }
-        requests = [
-            (site, node, EvaluateRequest(**self._with_previous(site), **fields))
-            for site, node in sites.items()
-        ]
-        return ask_for_counts(experiment, self._grid, self._exchange, requests, self.sums, self._note_drop)
-
-    def _with_previous(self, site: str) -> dict[str, Any]:
-        """Fields that finish-task and evaluate requests share.
+    def _asking(self, site: str) -> dict[str, Any]:
+        """Fields of a request at the end of a task.
 
         The previous model is sent only to a site that does not hold it.
         """
@@ -460,7 +421,7 @@ class Curriculum:
         self.progress.holders = sorted(({*self.progress.holders} | {*outcome.participants}) - failed)
 
     def _record(self, task: int, outcome: RoundOutcome, accuracy: float | None, seconds: float) -> None:
-        self.history.round_done(outcome, accuracy)
+        self.history.round_done(outcome)
         self.journal.write(
             "round",
             task=task,

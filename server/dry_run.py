@@ -1,4 +1,4 @@
-"""Whether an experiment's strategy fits its model and data, found out before anything is begun."""
+"""Tries whether an experiment's strategy fits its model and data, before anything starts."""
 
 from collections.abc import Mapping
 
@@ -10,8 +10,8 @@ from perennial.data.schedule import TaskSchedule
 from perennial.learning.worth import Scores
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.global_model import GlobalModel
-from perennial.strategies.base import TaskStart
 from perennial.strategies.factory import build_strategy
+from perennial.strategies.round.request import TaskStart
 from perennial.strategies.round.services import Counts, Services
 
 Constants = tuple[Tensor, Tensor]

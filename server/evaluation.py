@@ -13,11 +13,12 @@ from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts
 from perennial.learning.scored import Scored, score
 from perennial.learning.worth import Scores
+from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
 
 Counts = tuple[list[int], list[int]]
 """(right answers, samples) of each class."""
-ToldCounts = tuple[list[int], list[int | None]]
+ReportedCounts = tuple[list[int], list[int | None]]
 """The same from sites; samples None: withheld by the site's floor, so that nobody knows their number."""
 
 
@@ -29,10 +30,9 @@ def evaluate_centrally(
     means: (M, d) class means to classify with in place of the head.
     """
     seen = (test.y < num_classes).nonzero().flatten()
-    part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std)
     if means is None:
-        return head_counts(model, part, num_classes, cache_folder() / "features")
-    return count_correct(by_class_means(model.eval(), means), part, num_classes)
+        return head_counts(model, test, num_classes, cache_folder() / "features", seen)
+    return count_correct(by_class_means(model.eval(), means), test, num_classes, seen)
 
 
 def score_centrally(
@@ -53,7 +53,8 @@ class Judge:
     """A model's answers to a fixed draw of at most `samples` test samples of the classes seen so far.
 
     Every class has as many of them as the others, as far as the test set goes. The inputs are converted once,
-    because a model is judged after every turn of a ring. Raises ConfigError when there is no such sample.
+    because a model is judged after every turn of a ring, and so are features that nobody trains. Raises
+    ConfigError when there is no such sample.
     """
 
     def __init__(self, test: TrainingSet, num_classes: int, samples: int, seed: int) -> None:
@@ -74,11 +75,17 @@ class Judge:
             rank[own] = torch.arange(len(own), device=own.device)
         rows = drawn[rank.argsort(stable=True)[:samples]].sort().values
         self._inputs, self._labels = test.inputs(rows), test.y[rows]
+        self._features: Tensor | None = None
 
     @torch.no_grad()
     def __call__(self, model: IncrementalModel) -> Scores:
         """The answers of a model in evaluation mode."""
-        logits = model(self._inputs)
+        if isinstance(model.backbone, FixedFeatures):
+            if self._features is None:
+                self._features = model.features(self._inputs)
+            logits = model.classify(self._features)
+        else:
+            logits = model(self._inputs)
         right = logits.argmax(dim=1) == self._labels
         true = logits.double().softmax(dim=1).gather(1, self._labels[:, None]).squeeze(1)
         return Scores(
@@ -86,13 +93,15 @@ class Judge:
         )
 
 
-def told_counts(correct: Sequence[int], total: Sequence[int], withheld: Sequence[int] | None) -> ToldCounts:
+def reported_counts(
+    correct: Sequence[int], total: Sequence[int], withheld: Sequence[int] | None
+) -> ReportedCounts:
     """A site's answer, with None where it withholds a class."""
     hidden = set(withheld or ())
     return list(correct), [None if label in hidden else samples for label, samples in enumerate(total)]
 
 
-def pooled(counts: Iterable[ToldCounts], num_classes: int) -> ToldCounts:
+def pooled(counts: Iterable[ReportedCounts], num_classes: int) -> ReportedCounts:
     """What the sites told, added up; None for a class that sites withhold and no other site has told."""
     correct, total = [0] * num_classes, [0] * num_classes
     hidden: set[int] = set()

@@ -18,7 +18,10 @@ from perennial.models.incremental import IncrementalModel, complete_state, load_
 
 
 class GlobalModel:
-    """arrays: the travelling tensors, replaced as a whole after each round and never written to."""
+    """The server's model: it grows with the tasks and holds the arrays that travel.
+
+    arrays: the travelling tensors, replaced as a whole after each round and never written to.
+    """
 
     def __init__(
         self,

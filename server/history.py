@@ -7,7 +7,7 @@ from perennial.server.evaluation import Counts
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies, unbalanced
 from perennial.server.site_counts import ALL_SITES, SiteCounts, in_words, possible
 from perennial.server.stopped import signs_of_stopping
-from perennial.strategies.base import RoundOutcome
+from perennial.strategies.round.outcome import RoundOutcome
 
 MEASURED = (
     "central",
@@ -33,8 +33,10 @@ class History:
     def __init__(self, data: dict[str, Any]) -> None:
         self._data = data
         data.setdefault("boundaries", [0])
-        for name in (*MEASURED, "by_round"):
+        for name in MEASURED:
             data.setdefault(name, [])
+        # what each round measured stands in the journal; here it would make checkpoints grow with the rounds
+        data.pop("by_round", None)
         data.setdefault("sites", {})
         data.setdefault("losses", [])
         data.setdefault("stopped", [])
@@ -53,8 +55,8 @@ class History:
         """Counters of one site."""
         return self._data["sites"].setdefault(name, {"samples": 0, "rounds": 0, "rejected": 0, "refused": 0})
 
-    def round_done(self, outcome: RoundOutcome, accuracy: float | None = None) -> None:
-        """Count one round. accuracy: of the model after it, where it was measured."""
+    def round_done(self, outcome: RoundOutcome) -> None:
+        """Count one round."""
         for site, reply in outcome.participants.items():
             counters = self.site(site)
             counters["rounds"] += 1
@@ -66,8 +68,11 @@ class History:
         self._data["bytes_up"] += outcome.bytes_up
         self._data["bytes_down"] += outcome.bytes_down
         self._data["losses"].append(outcome.train_loss)
-        if accuracy is not None:
-            self._data["by_round"].append([accuracy, self._data["bytes_up"] + self._data["bytes_down"]])
+
+    def sent_beside_rounds(self, up: int, down: int) -> None:
+        """Count tensors of queries between rounds; they are shown with those of the ends of tasks."""
+        self._data["task_end_bytes_up"] += up
+        self._data["task_end_bytes_down"] += down
 
     def task_begun(self, boundary: int) -> None:
         """Classes up to boundary are known from now on."""
@@ -113,8 +118,8 @@ class History:
             if site == ALL_SITES:
                 continue
             correct, total = possible(*counts) if federated.std else counts
-            told = sum(samples or 0 for samples in total)
-            self.site(site)["accuracy"] = sum(correct) / told if told else None
+            samples = sum(count or 0 for count in total)
+            self.site(site)["accuracy"] = sum(correct) / samples if samples else None
         return {
             "accuracy": row,
             "average_accuracy": average,

@@ -1,4 +1,4 @@
-"""What the sites tell at the end of a task, under `secure`: sums of counts and of class features."""
+"""The end of a task under `secure`: the server opens sums of counts and of class features."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,7 +36,8 @@ def opened_counts(
     count can be negative. beside: how many other counts there are.
     """
     try:
-        opened = _opened(sums, grid, "evaluation", requests, deadline, note)
+        statistic = "validation" if requests[0][2].validation else "evaluation"
+        opened = _opened(sums, grid, statistic, requests, deadline, note)
         return counts_of(opened.words, requests[0][2].num_classes, noised=noised, beside=beside)
     except (NotEnough, ValueError) as missing:
         note("evaluation", str(missing))

@@ -57,9 +57,9 @@ def task_accuracies(
     accuracies: list[float | None] = []
     sizes = []
     for low, high in pairwise(boundaries):
-        told = [samples for samples in total[low:high] if samples is not None]
-        size = sum(told)
-        accuracies.append(sum(correct[low:high]) / size if size and len(told) == high - low else None)
+        known = [samples for samples in total[low:high] if samples is not None]
+        size = sum(known)
+        accuracies.append(sum(correct[low:high]) / size if size and len(known) == high - low else None)
         sizes.append(size)
     return accuracies, sizes
 

@@ -1,4 +1,4 @@
-"""What an experiment must be before anything starts: one function, for `perennial check` and every run."""
+"""The checks of an experiment before anything starts, by one function for `perennial check` and every run."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,6 @@ from perennial.data.deployed import declared_constants, declared_fill, declared_
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.foundation.errors import ConfigError
-from perennial.learning.objective import require_alone
 from perennial.models.factory import build_model
 from perennial.models.saved import Inputs
 from perennial.server.dry_run import dry_run
@@ -73,8 +72,6 @@ def preflight(experiment: Experiment, device: torch.device) -> Checked:
         rounds=sum(experiment.lead_rounds(task) + rounds for task, rounds in enumerate(schedule.rounds, 1)),
         estimated_constants=facts.estimated_constants,
     )
-    if experiment.privacy.mode == "sample":
-        require_alone(experiment.learner)
     complete = build_model(
         experiment.model,
         facts.inputs.shape,

@@ -1,7 +1,7 @@
 """Refuses a privacy claim that the strategy or the data would make false, and names open channels."""
 
 from perennial.config.experiment import Experiment
-from perennial.config.privacy_claim import check_claim
+from perennial.learning.privacy_claim import check_claim
 from perennial.strategies.base import IncrementalStrategy
 
 
@@ -13,12 +13,12 @@ def check_privacy(
     rounds: of the whole run. estimated_constants: whether inputs are normalised by figures of the training
     data.
     """
-    told = strategy.disclosures()
+    disclosed = strategy.disclosures()
     check_claim(
         experiment,
-        sparsity=told.sparsity,
-        weights_use_metrics=told.weights_use_metrics,
-        clear_uploads=told.clear_uploads,
+        sparsity=disclosed.sparsity,
+        weights_use_metrics=disclosed.weights_use_metrics,
+        clear_uploads=disclosed.clear_uploads,
         normalisation_from_data=estimated_constants,
         planned_rounds=rounds,
     )
@@ -38,6 +38,14 @@ def open_channels(experiment: Experiment) -> tuple[str, ...]:
         channels.append(
             f"a {experiment.privacy.hidden_unit} kept as an exemplar is counted in every later round, "
             "as if it were in all"
+        )
+    capped = [
+        key for key in ("samples_limit", "test_limit") if isinstance(getattr(experiment.data, key), int)
+    ]
+    if capped and experiment.privacy.mode == "sample":
+        channels.append(
+            f"how a simulation's data were cut by data.{' and data.'.join(capped)}, a number: its threshold "
+            "follows how many records there are; a share moves none, and real sites cut nothing"
         )
     if experiment.digests is not None:
         labels = "the labels of the digests, and " if experiment.digests.labels == "public" else ""

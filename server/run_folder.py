@@ -133,9 +133,9 @@ def _require_same_inputs(path: Path, old: dict[str, Any], new: dict[str, Any]) -
     """Raises StateError when data would reach the model in another way than when the run began."""
     changed = [key for key in new if old.get(key) != new[key]]
     if changed:
-        told = "; ".join(f"{key} was {old.get(key)!r:.120} and is {new[key]!r:.120}" for key in changed)
+        changes = "; ".join(f"{key} was {old.get(key)!r:.120} and is {new[key]!r:.120}" for key in changed)
         raise StateError(
-            f"{path}: the data are not read as when the run began: {told}; the model has learnt from the "
+            f"{path}: the data are not read as when the run began: {changes}; the model has learnt from the "
             "first, so restore the data, or write what was found then into data.normalise and data.columns"
         )
 

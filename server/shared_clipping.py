@@ -7,11 +7,15 @@ import math
 from typing import Any, Self
 
 from perennial.privacy.config import AdaptiveClippingConfig, PrivacyConfig
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.outcome import RoundOutcome
 
 
 class SharedClipping:
-    """state: a dict of the checkpoint, kept up to date here. The interface is CentralPrivacy's."""
+    """The clip norm of mode client_shared, which follows the sites' masked answers.
+
+    state: a dict of the checkpoint, kept up to date here. The interface is CentralPrivacy's.
+    """
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from perennial.foundation.streams import stream
 from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
-from perennial.server.evaluation import ToldCounts, pooled, told_counts
+from perennial.server.evaluation import ReportedCounts, pooled, reported_counts
 from perennial.server.masked_task_end import Note, opened_counts
 from perennial.server.site_tables import SiteTables, check_tables, counts_beside
 from perennial.strategies.round.exchange import Exchange
@@ -29,12 +29,14 @@ _Z = 1.96
 
 @dataclass(frozen=True)
 class SiteCounts:
-    """by_site: what each told, or all together as ALL_SITES. std: of the noise on a told cell; 0: none.
+    """Counts of right answers. A cell is the right or the wrong answers of one class.
 
-    tables: what they told beside it. A cell is the right or the wrong answers of one class.
+    by_site: what each site reported, or all together as ALL_SITES.
+    std: of the noise on a reported cell; 0: none.
+    tables: what they reported beside it.
     """
 
-    by_site: Mapping[str, ToldCounts]
+    by_site: Mapping[str, ReportedCounts]
     std: float = 0.0
     tables: SiteTables = field(default_factory=SiteTables)
 
@@ -43,7 +45,7 @@ class SiteCounts:
         """Samples that the sites counted."""
         return sum(samples or 0 for _, total in self.by_site.values() for samples in total)
 
-    def together(self, num_classes: int) -> ToldCounts:
+    def together(self, num_classes: int) -> ReportedCounts:
         """All sites' counts, added up; noise brings none below 0 and no right answers above the samples."""
         correct, total = pooled(self.by_site.values(), num_classes)
         return possible(correct, total) if self.std else (correct, total)
@@ -52,11 +54,11 @@ class SiteCounts:
         """95 % interval of the accuracy over all classes, for the sampling of patients and for the noise.
 
         Without noise Wilson's; with it a normal one, whose variance is that of both. None where nothing was
-        told, or noise may be all that there is.
+        reported, or noise may be all that there is.
         """
         correct, total = self.together(num_classes)
-        samples = sum(told or 0 for told in total)
-        cells = sum(told is not None for _, of_site in self.by_site.values() for told in of_site)
+        samples = sum(reported or 0 for reported in total)
+        cells = sum(reported is not None for _, of_site in self.by_site.values() for reported in of_site)
         drowned = _Z * self.std * math.sqrt(2 * cells)
         if samples <= drowned or None in total:
             return None
@@ -76,10 +78,12 @@ def wilson(share: float, samples: int) -> tuple[float, float]:
     return (middle - half) / scale, (middle + half) / scale
 
 
-def possible(correct: Sequence[int], total: Sequence[int | None]) -> ToldCounts:
+def possible(correct: Sequence[int], total: Sequence[int | None]) -> ReportedCounts:
     """Noised counts, moved to the nearest that can be."""
-    samples = [None if told is None else max(0, told) for told in total]
-    return [min(max(0, right), told or 0) for right, told in zip(correct, samples, strict=True)], samples
+    samples = [None if reported is None else max(0, reported) for reported in total]
+    return [
+        min(max(0, right), reported or 0) for right, reported in zip(correct, samples, strict=True)
+    ], samples
 
 
 def ask_for_counts(
@@ -103,7 +107,7 @@ def ask_for_counts(
         if opened is None:
             return SiteCounts({})
         correct, total, others = opened
-        told = {ALL_SITES: told_counts(correct, total, None)}
+        reported = {ALL_SITES: reported_counts(correct, total, None)}
         tables = SiteTables.of_a_sum(others, first.num_classes, subgroups)
     else:
 
@@ -113,33 +117,37 @@ def ask_for_counts(
             if of_server and noise is not None and not noise.within(reply.correct, reply.total):
                 raise ProtocolError("EvaluateReply: counts of a larger norm than evaluation.clip_counts")
 
-        found: dict[str, ToldCounts] = {}
+        found: dict[str, ReportedCounts] = {}
         for site, reply in answers(grid, exchange, requests, EvaluateReply, deadline, note, check):
             if reply.withheld:
                 note(site, f"withholds the counts of {len(reply.withheld)} classes (its floor)")
-            found[site] = told_counts(reply.correct, reply.total, reply.withheld)
+            found[site] = reported_counts(reply.correct, reply.total, reply.withheld)
             tables.add(site, reply, subgroups)
         # in the order of the requests, whatever order the replies came in
-        told = {site: found[site] for site, _, _ in requests if site in found}
-        tables.by_site = {site: tables.by_site[site] for site in told if site in tables.by_site}
-    if noise is None or not told:
-        return SiteCounts(told, tables=tables)
+        reported = {site: found[site] for site, _, _ in requests if site in found}
+        tables.by_site = {site: tables.by_site[site] for site in reported if site in tables.by_site}
+    if noise is None or not reported:
+        return SiteCounts(reported, tables=tables)
     classes, number = requests[0][2].num_classes, requests[0][2].round
     if of_server:
-        return SiteCounts({ALL_SITES: _noised(told, classes, noise, experiment, number)}, noise.std)
-    if ALL_SITES not in told:
-        return SiteCounts(told, noise.std)
+        return SiteCounts({ALL_SITES: _noised(reported, classes, noise, experiment, number)}, noise.std)
+    if ALL_SITES not in reported:
+        return SiteCounts(reported, noise.std)
     # every site added a part of the noise in client_shared, and the whole of it in the other modes
     honest = experiment.secure.honest if experiment.secure is not None else 0
     shared = experiment.privacy.mode == "client_shared" and honest
-    return SiteCounts(told, noise.std * math.sqrt(len(requests) / (honest if shared else 1)))
+    return SiteCounts(reported, noise.std * math.sqrt(len(requests) / (honest if shared else 1)))
 
 
 def _noised(
-    told: Mapping[str, ToldCounts], classes: int, noise: CountNoise, experiment: Experiment, number: int
-) -> ToldCounts:
+    reported: Mapping[str, ReportedCounts],
+    classes: int,
+    noise: CountNoise,
+    experiment: Experiment,
+    number: int,
+) -> ReportedCounts:
     """The sum of shrunk counts with the server's noise; what no site told stays unknown."""
-    correct, total = pooled(told.values(), classes)
+    correct, total = pooled(reported.values(), classes)
     secure = experiment.privacy.noise_source == "secure"
     source = SecureWords() if secure else SeededWords(stream(experiment.seed, "counts-noise-server", number))
     cells = cells_of(correct, [samples or 0 for samples in total]) * STEPS

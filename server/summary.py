@@ -109,6 +109,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.
     """
     history, schedule = curriculum.history.data, curriculum.schedule
+    by_round = measured_rounds(read_events(curriculum.folder.path))
     matrix, averages = history["central"], history["average"]
     classes = curriculum.registry.classes
     return {
@@ -128,9 +129,9 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "federated_accuracy": history["federated"],
         "federated_interval": history["federated_interval"],
         "federated_noise": history["federated_noise"],
-        "rounds": curriculum.progress.round,
-        "accuracy_by_round": [accuracy for accuracy, _ in history["by_round"]],
-        "bytes_by_round": [sent for _, sent in history["by_round"]],
+        "rounds": curriculum.progress.round - curriculum.progress.passed,
+        "accuracy_by_round": [accuracy for accuracy, _ in by_round],
+        "bytes_by_round": [sent for _, sent in by_round],
         "bytes_up": history["bytes_up"],
         "bytes_down": history["bytes_down"],
         "task_end_bytes_up": history["task_end_bytes_up"],
@@ -156,6 +157,17 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
         "versions": {name: version(name) for name in ("flwr", "torch", "numpy")}
         | {"python": platform.python_version()},
     }
+
+
+def measured_rounds(events: list[dict[str, Any]]) -> list[tuple[float, int]]:
+    """(accuracy, bytes that all rounds had sent by then) of each round after which the model was measured."""
+    found, sent = [], 0
+    for event in events:
+        if event["event"] == "round":
+            sent += event["bytes_up"] + event["bytes_down"]
+            if event["accuracy"] is not None:
+                found.append((event["accuracy"], sent))
+    return found
 
 
 def personal_hashes(folder: Path) -> dict[str, str]:

@@ -5,7 +5,9 @@ taken part. What it does not undo: models that were handed out before, and what 
 tells of what was subtracted.
 """
 
+import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch import Tensor
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import make_folder, replace_file, sole_owner
+from perennial.learning.analytic.files import read_by_task, read_statistics_file, write_statistics
 from perennial.learning.analytic.statistics import Statistics
 from perennial.models.incremental import complete_state
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved, save_model
@@ -24,8 +27,9 @@ from perennial.protocol.tensors import content_sha256
 from perennial.server.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, save_previous
 from perennial.server.run_folder import CHECKPOINT
 from perennial.strategies.analytic import Analytic
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
-from perennial.strategies.statistics.kept import FOLDER, read_kept, write_statistics
+from perennial.strategies.statistics.kept import FOLDER
 
 CERTIFICATES = "certificates"
 NOT_UNDONE = (
@@ -44,6 +48,7 @@ class _Finished:
     folder: Path
     checkpoint: Checkpoint
     experiment: Experiment
+    whole: IncrementalStrategy
     strategy: Analytic
     saved: SavedModel
 
@@ -59,7 +64,8 @@ class _Finished:
                 f"{folder}: secure: the server has sums over sites only, so no site's part can be taken "
                 "out or joined to another run; allowed: a run of strategy analytic without `secure`"
             )
-        strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters).closed_form
+        whole = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+        strategy = whole.closed_form
         if strategy is None:
             raise ConfigError(
                 f"{folder}: strategy {experiment.strategy.name} keeps no sums; allowed: analytic"
@@ -69,9 +75,9 @@ class _Finished:
                 f"{folder}: its sums left with noise; corrected ones need fresh noise and a new charge, and "
                 "the old release remains in the world"
             )
-        strategy.load_state_dict(checkpoint.strategy)
+        whole.load_state_dict(checkpoint.strategy)
         strategy.kept_sums.folder = folder / FOLDER if strategy.keep_sites else None
-        return cls(folder, checkpoint, experiment, strategy, load_saved(folder / GLOBAL_MODEL))
+        return cls(folder, checkpoint, experiment, whole, strategy, load_saved(folder / GLOBAL_MODEL))
 
     @property
     def total(self) -> Statistics:
@@ -101,22 +107,17 @@ def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
         run = _Finished.open(folder)
         sums, strategy = run.strategy.kept_sums, run.strategy
         if site not in strategy.withdrawn:
-            before, given = run.total.sha256, sums.given_by(site)
+            before, contributed = run.total.sha256, sums.contributions_of(site)
             subtracted = sums.take_back(site)
             if not run.total.samples:
                 raise StateError(f"{folder}: {site} is the only site; without it there is no model")
-            gone = [
-                run.saved.classes[label]
-                for label in subtracted.classes
-                if not int(run.total.over(subtracted.classes).counts[label - subtracted.classes.start])
-            ]
             strategy.withdrawn[site] = {
                 "time": datetime.now(UTC).isoformat(timespec="seconds"),
                 "sums_before": before,
                 "sums_after": run.total.sha256,
                 "subtracted": subtracted.sha256,
-                "by_task": {str(task): facts["sha256"] for task, facts in given.items()},
-                "classes_removed": gone,
+                "by_task": {str(task): facts["sha256"] for task, facts in contributed.items()},
+                "classes_removed": _classes_removed(run, subtracted),
             }
         head, used = run.head(shrinkage)
         _commit(run, head)
@@ -134,6 +135,70 @@ def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
         return _write_certificate(folder, f"forget-{site}", content)
 
 
+def write_form(folder: Path, site: str, path: Path) -> Path:
+    """Write what a site needs to know of a finished run to take records back; returns path.
+
+    In it is the key that divided the site's data, which the site does not keep. Raises StateError where the
+    site's sums are in no task.
+    """
+    run = _Finished.open(folder)
+    if not run.strategy.kept_sums.contributions_of(site):
+        raise StateError(f"site {site!r}: its sums are in no task of this run")
+    progress = run.checkpoint.progress
+    content = {"run": progress.run, "experiment": run.experiment.digest, "split_key": progress.split_key}
+    replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
+    return path
+
+
+def forget_group(folder: Path, site: str, group: Path, shrinkage: float | None = None) -> Path:
+    """Take a group of a site's records out of a finished run; otherwise as forget.
+
+    group: what the site wrote with `perennial site withdraw-records`.
+    """
+    with sole_owner(folder, "forget"):
+        run = _Finished.open(folder)
+        sums, strategy = run.strategy.kept_sums, run.strategy
+        by_task, facts = read_by_task(group)
+        expected = {
+            "run": run.checkpoint.progress.run,
+            "experiment": run.experiment.digest,
+            "site": site,
+            "features": _features(run),
+        }
+        for key, value in expected.items():
+            if facts.get(key) != value:
+                raise StateError(f"{group}: {key}: found {facts.get(key)!r:.40}, allowed {value!r:.40}")
+        sha256 = hashlib.sha256(group.read_bytes()).hexdigest()
+        if sha256 not in strategy.groups:
+            before, remaining = run.total.sha256, sums.without_group(site, by_task)
+            subtracted = _added_up(by_task.values())
+            sums.replace(site, remaining)
+            if not run.total.samples:
+                raise StateError(f"{folder}: nothing would be left, and without samples there is no model")
+            strategy.groups[sha256] = {
+                "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                "sums_before": before,
+                "sums_after": run.total.sha256,
+                "subtracted": subtracted.sha256,
+                "by_task": {str(task): part.sha256 for task, part in sorted(by_task.items())},
+                "classes_removed": _classes_removed(run, subtracted),
+            }
+        head, used = run.head(shrinkage)
+        _commit(run, head)
+        sums.keep_again(site, by_task)
+        content = {
+            "kind": "forget_group",
+            "run": run.checkpoint.progress.run,
+            "experiment": run.experiment.digest,
+            "site": site,
+            "group": sha256,
+            **strategy.groups[sha256],
+            **_of_model(head, used),
+            "not_undone": [*NOT_UNDONE, "the group's own sums, which the site has sent for this"],
+        }
+        return _write_certificate(folder, f"forget-{site}-group-{sha256[:12]}", content)
+
+
 def merge(first: Path, second: Path, output: Path) -> Path:
     """Make one model of the sums of two finished runs on disjoint data, in a folder of its own.
 
@@ -149,7 +214,8 @@ def merge(first: Path, second: Path, output: Path) -> Path:
     if one.experiment.strategy != other.experiment.strategy:
         raise ConfigError(f"{second}: its strategy's settings are not those of {first}")
     sites = [
-        sorted({s for given in run.strategy.kept_sums.given.values() for s in given}) for run in (one, other)
+        sorted({s for sites in run.strategy.kept_sums.contributions.values() for s in sites})
+        for run in (one, other)
     ]
     if both := sorted(set(sites[0]) & set(sites[1])):
         raise ConfigError(
@@ -196,7 +262,7 @@ def verify(certificate: Path) -> list[str]:
     files = sorted((folder / FOLDER).glob("*.safetensors"))
     total = None
     for path in files:
-        statistics, facts = read_kept(path)
+        statistics, facts = read_statistics_file(path)
         if kind == "forget" and facts.get("site") == content["site"]:
             raise StateError(f"{path}: sums of {content['site']}, which were withdrawn, are still here")
         total = statistics if total is None else total + statistics
@@ -216,10 +282,28 @@ def verify(certificate: Path) -> list[str]:
         f"the sums of {len(files)} files add up to {after}",
         f"the model is the one that these sums give, {model}",
     ]
+    if kind == "forget_group":
+        held.append(
+            f"some records of {content['site']} are out; their sums had SHA-256 {content['subtracted']}"
+        )
     if kind == "forget":
         held.append(f"nothing of {content['site']} is kept; its sums had SHA-256 {content['subtracted']}")
-        held += [f"not undone: {text}" for text in content["not_undone"]]
-    return held
+    return held + [f"not undone: {text}" for text in content.get("not_undone", ())]
+
+
+def _added_up(parts: Iterable[Statistics]) -> Statistics:
+    total = None
+    for part in parts:
+        total = part if total is None else total + part
+    if total is None:
+        raise StateError("a group of no task; nothing is withdrawn")
+    return total
+
+
+def _classes_removed(run: _Finished, subtracted: Statistics) -> list[str]:
+    """Classes of what was subtracted of which no sample is left."""
+    left = run.total.over(range(len(run.saved.classes))).counts
+    return [run.saved.classes[label] for label in subtracted.classes if not int(left[label])]
 
 
 def _commit(run: _Finished, head: dict[str, Tensor]) -> None:
@@ -229,7 +313,7 @@ def _commit(run: _Finished, head: dict[str, Tensor]) -> None:
     sha256, former = content_sha256(arrays), progress.previous
     save_previous(folder, sha256, arrays, former)
     progress.previous, progress.holders = sha256, []
-    changed = Checkpoint(progress, run.checkpoint.experiment, head, run.strategy.state_dict())
+    changed = Checkpoint(progress, run.checkpoint.experiment, head, run.whole.state_dict())
     # twice, because the file before it is kept, and holds the sums of the withdrawn site
     save_checkpoint(folder, changed)
     save_checkpoint(folder, changed)

@@ -1,1 +1,1 @@
-"""Flower Strategy subclasses: one method a file. registry.py finds them by name."""
+"""Flower Strategy subclasses: one method a file. factory.py finds them by name."""

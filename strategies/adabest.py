@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from perennial.strategies.base import Arrays
 from perennial.strategies.round.corrected import Corrected
+from perennial.strategies.round.request import Arrays
 from perennial.strategies.sums.parameters import is_statistic
 
 

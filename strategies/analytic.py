@@ -19,12 +19,18 @@ from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_w
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import noise_std
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.protocol.messages import Stamp
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.statistics.asking import Asking
+from perennial.strategies.statistics.awaited import Awaited
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
+from perennial.strategies.statistics.versions import keep_version
+from perennial.strategies.valuation.solved import Solved
 
 WITHOUT_ASKING = 1 << 35
 """Bytes of sites' sums that are kept without being asked to."""
@@ -63,6 +69,7 @@ class Analytic(IncrementalStrategy):
         self.keep_sites = keep_sites
         self._services: Services | None = None
         self._features, self._width = "", 0
+        self._awaited, self._complete = Awaited(), False
         self._plain = KeptSums()
         self._balanced: dict[int, KeptSums] = {}
         self._counts: dict[int, dict[str, list[int]]] = {}
@@ -70,6 +77,8 @@ class Analytic(IncrementalStrategy):
         self._facts: list[dict[str, str]] = []
         self.withdrawn: dict[str, dict[str, Any]] = {}
         """Sites whose sums were taken back, and what was said of it; they are asked no more."""
+        self.groups: dict[str, dict[str, Any]] = {}
+        """The same of groups of a site's records, by the SHA-256 of the file that the site gave."""
 
     # the life of a run
 
@@ -83,25 +92,10 @@ class Analytic(IncrementalStrategy):
                 "allowed a number" + ("" if self.head == "gaussian" else ", or gcv")
             )
         if experiment.privacy.enabled:
-            self._check_noised()
+            self.settings.require_noisable()
         self._services = services
         if self.keep_sites and services.folder is not None:
             self._plain.folder = services.folder.parent / FOLDER
-
-    def _check_noised(self) -> None:
-        """Raises ConfigError for what sums with noise do not allow."""
-        if self.head != "ridge":
-            why = (
-                "no bound on how much one sample moves weighted sums has been worked out"
-                if self.head == "balanced_ridge"
-                else "it divides by counts and differences that noise can turn around"
-            )
-            raise ConfigError(f"strategy.head: found {self.head!r} with privacy; {why}; allowed: ridge")
-        if isinstance(self.settings.shrinkage, str) or self.settings.standardise:
-            raise ConfigError(
-                "strategy.shrinkage, standardise: with privacy allowed: a number, which the noise's own size "
-                "exceeds where it must, and false; validation counts would be a release of their own"
-            )
 
     def begin_task(self, task: TaskStart) -> None:
         """Raises ConfigError where the model has no fixed features, or more than can be solved for."""
@@ -141,7 +135,9 @@ class Analytic(IncrementalStrategy):
         noised = self._privacy.enabled
         asking = Asking(grid, self._exchange, request, outcome, self._features, self._width, noised)
         task = request.stamp.task
-        for earlier in range(task, 0, -1):
+        if self._asynchronous:
+            self._collect_what_comes(asking, task)
+        for earlier in () if self._asynchronous else range(task, 0, -1):
             if self.head == "balanced_ridge":
                 self._collect_balanced(asking, earlier)
             else:
@@ -153,8 +149,13 @@ class Analytic(IncrementalStrategy):
         if len(outcome.participants) >= request.quorum:
             try:
                 head = self._solved(asking)
+                tensors = head.tensors()
+                if self._asynchronous and self._services is not None and self._services.folder is not None:
+                    facts = {"task": task, "round": request.stamp.round, "sites": self._sites()}
+                    facts |= outcome.details
+                    keep_version(self._services.folder.parent, request.stamp.round, tensors, facts)
                 outcome.arrays = {
-                    name: tensor.to(request.arrays[name].device) for name, tensor in head.tensors().items()
+                    name: tensor.to(request.arrays[name].device) for name, tensor in tensors.items()
                 }
             except DataError as error:
                 outcome.warnings.append(f"no head: {error}")
@@ -189,7 +190,7 @@ class Analytic(IncrementalStrategy):
             state |= kept.state(f"task-{task}")
         state["balanced"] = sorted(self._balanced)
         state["counts"] = {str(task): counts for task, counts in self._counts.items()}
-        state["withdrawn"] = self.withdrawn
+        state["withdrawn"], state["groups"] = self.withdrawn, self.groups
         state["chosen"] = {str(task): value for task, value in self._chosen.items()}
         return state
 
@@ -199,7 +200,7 @@ class Analytic(IncrementalStrategy):
         for task, kept in self._balanced.items():
             kept.load(f"task-{task}", state)
         self._counts = {int(task): dict(counts) for task, counts in state["counts"].items()}
-        self.withdrawn = dict(state["withdrawn"])
+        self.withdrawn, self.groups = dict(state["withdrawn"]), dict(state.get("groups", {}))
         self._chosen = {int(task): float(value) for task, value in state["chosen"].items()}
 
     # after the run: withdrawal and merging
@@ -207,6 +208,25 @@ class Analytic(IncrementalStrategy):
     @property
     def closed_form(self) -> "Analytic":
         return self
+
+    @property
+    def width(self) -> int:
+        """Features with the constant, from the first task on."""
+        return self._width
+
+    def require_solvable(self) -> None:
+        """Raises ValueError where no coalition's model can be solved for."""
+        if self.head == "balanced_ridge" or not self.keep_sites:
+            found = f"head {self.head!r}, keep_sites {str(self.keep_sites).lower()}"
+            raise ValueError(
+                f"base: found {found}; a coalition's model needs each site's own sums: allowed gaussian and "
+                "ridge, with keep_sites"
+            )
+
+    def game(self, stamp: Stamp) -> Solved:
+        """What each coalition of sites could have made so far, shrunk as the whole is."""
+        shrinkage = self._chosen[stamp.task]
+        return Solved(self.kept_sums, stamp.num_classes, lambda sums: self.settings.solved(sums, shrinkage))
 
     @property
     def kept_sums(self) -> KeptSums:
@@ -256,6 +276,26 @@ class Analytic(IncrementalStrategy):
                 f"the space that these lie in: {', '.join(sorted(few)[:5])}{', ...' if few[5:] else ''}"
             )
 
+    def _collect_what_comes(self, asking: Asking, task: int) -> None:
+        there = [site for site in asking.request.sites if site not in self.withdrawn]
+        missing = [(t, s) for t in range(task, 0, -1) for s in there if not self._plain.has(t, s)]
+        if self._privacy.enabled:
+            for earlier in {t for t, _ in missing}:
+                self._record(asking, [s for t, s in missing if t == earlier], earlier)
+        for of_task, site, statistics in asking.as_they_come(self._awaited, missing, self._classes):
+            # a request that was renewed is answered twice, with the same sums
+            if not self._plain.has(of_task, site) and site not in self.withdrawn:
+                self._plain.add(of_task, site, statistics)
+        self._complete = all(self._plain.has(t, s) for t, s in missing)
+
+    @property
+    def task_complete(self) -> bool:
+        return self._asynchronous and self._complete
+
+    @property
+    def _asynchronous(self) -> bool:
+        return self._services is not None and self._services.experiment.rounds.asynchronous
+
     def _record(self, asking: Asking, sites: list[str], task: int) -> None:
         """What sites are about to charge, on the disk before they are asked; sent again, it costs nothing."""
         assert self._services is not None
@@ -291,10 +331,10 @@ class Analytic(IncrementalStrategy):
         fresh = KeptSums()
         for site, statistics in asking.statistics(list(counts), task, classes, weights):
             fresh.add(task, site, statistics)
-        if fresh.given.get(task, {}).keys() == counts.keys():
+        if fresh.contributions.get(task, {}).keys() == counts.keys():
             self._balanced[task] = fresh
         else:
-            gone = ", ".join(sorted(counts.keys() - fresh.given.get(task, {}).keys())[:5])
+            gone = ", ".join(sorted(counts.keys() - fresh.contributions.get(task, {}).keys())[:5])
             asking.outcome.warnings.append(f"task {task}: {gone} told its counts and sent no sums")
 
     def _kept(self, task: int) -> KeptSums:
@@ -318,7 +358,7 @@ class Analytic(IncrementalStrategy):
     def _sites(self) -> list[str]:
         if self.head == "balanced_ridge":
             return sorted({site for counts in self._counts.values() for site in counts})
-        return sorted({site for sites in self._plain.given.values() for site in sites})
+        return sorted({site for sites in self._plain.contributions.values() for site in sites})
 
     def _classes(self, task: int) -> range:
         assert self._services is not None
@@ -341,7 +381,7 @@ class Analytic(IncrementalStrategy):
             samples = sum(self._samples(site) for site in self._sites())
         if self._privacy.enabled:
             assert self._privacy.noise_multiplier is not None
-            releases = sum(len(sites) for sites in self._plain.given.values())
+            releases = sum(len(sites) for sites in self._plain.contributions.values())
             std = math.sqrt(releases) * noise_std(self._privacy.noise_multiplier, self._width)
             sums = Sums.of_noised(total.over(known), std)
         else:

@@ -6,8 +6,8 @@ and under the curriculum, which calls `begin_task`, `train_round`, `state_dict` 
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from logging import INFO, WARNING, getLogger
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,7 +26,9 @@ from perennial.strategies.ring.turns import TakesTurns
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
-from perennial.strategies.round.previous import PreviousModel
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.part import RoundPart
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.services import Services
 from perennial.strategies.sums.update_file import UpdateFile
@@ -35,96 +37,9 @@ if TYPE_CHECKING:
     from perennial.strategies.analytic import Analytic
     from perennial.strategies.robust_rule import RobustRule
 
-Arrays = Mapping[str, Tensor]
 log = getLogger("flwr").log
 Watch = Callable[[Admitted, Arrays, int], dict[str, Any]]
 """(reply taken into the model, the model that it started from, sweep of a ring or 1) -> JSON-able facts."""
-
-
-@dataclass(frozen=True)
-class TaskStart:
-    """What a strategy learns when a task begins. reference: the grown model's travelling tensors."""
-
-    task: int
-    num_classes: int
-    new_classes: range
-    reference: Arrays
-    sites: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RoundRequest:
-    """One round, as the curriculum orders it. sites: name -> node id of those to ask, in canonical order."""
-
-    stamp: Stamp
-    arrays: Arrays
-    sites: Mapping[str, int]
-    deadline: float
-    quorum: int = 1
-    progress: float = 0.0
-    previous: PreviousModel = PreviousModel()
-    clip_norm: float | None = None
-    """Sent to the sites under adaptive clipping."""
-    resting: frozenset[str] = frozenset()
-    """Sites that are there and are not asked in this round."""
-    known: int = 0
-    """Sites that have taken part in the run so far."""
-
-    @property
-    def most_replies(self) -> int:
-        """A public bound on the updates of this round: late ones and stand-ins come from known sites."""
-        return max(self.known, len(self.sites) + len(self.resting))
-
-
-@dataclass
-class RoundOutcome:
-    """What a round came to. arrays: the new global model, or None when the round was skipped."""
-
-    arrays: dict[str, Tensor] | None = None
-    participants: dict[str, Admitted] = field(default_factory=dict)
-    dropped: list[tuple[str, str]] = field(default_factory=list)
-    refused: list[tuple[str, str]] = field(default_factory=list)
-    absent: list[str] = field(default_factory=list)
-    bytes_up: int = 0
-    bytes_down: int = 0
-    seconds: float = 0.0
-    details: dict[str, Any] = field(default_factory=dict)
-    """What the method has to say about this round, JSON-able; written to the journal with the round."""
-    warnings: list[str] = field(default_factory=list)
-    """Sentences for the operator."""
-
-    @property
-    def skipped(self) -> bool:
-        return self.arrays is None
-
-    @property
-    def train_loss(self) -> float | None:
-        """Mean of the sites' losses, weighted by samples; None when no site reported one."""
-        reported = [
-            (r.train_loss, r.num_examples)
-            for _, r in sorted(self.participants.items())
-            if r.train_loss is not None
-        ]
-        return sum(loss * n for loss, n in reported) / sum(n for _, n in reported) if reported else None
-
-
-@dataclass(frozen=True)
-class RoundPart:
-    """What a strategy hands to one inside it when a round begins.
-
-    reference, outcome: the inner strategy's part of the model and of the outcome; the rest is the round's
-    own.
-    """
-
-    reference: Arrays
-    outcome: RoundOutcome
-    asked: int
-    most_replies: int
-    stamp: Stamp | None
-    names: Mapping[int, str]
-    max_update_norm: float | None
-    bounds: BoundsConfig
-    sums: SumsConfig
 
 
 class MaskedRounds(Protocol):
@@ -234,6 +149,11 @@ class IncrementalStrategy(FlowerFedAvg):
         who served these sites in the task before, where the group goes on from there. Called after attach
         and before begin_task or load_state_dict. Default: nothing is taken over.
         """
+
+    @property
+    def task_complete(self) -> bool:
+        """Whether nothing more can come of the present task, so that its further rounds are left out."""
+        return False
 
     def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         """Exchanges with the sites that are over before the round's requests go out. Default: none.
@@ -431,9 +351,10 @@ class IncrementalStrategy(FlowerFedAvg):
             self.reference, self._stamp, self.max_update_norm, self.staleness, self.bounds.max_samples
         )
         self.begin_round()
-        first = self.running is not None and self.running.waiting
+        # the bounds of a first round follow from its own replies, so these wait until all are there
+        waiting = self.running if self.running is not None and self.running.waiting else None
         held: dict[str, Admitted] = {}
-        updates = UpdateFile(self.reference if first else {})
+        updates = UpdateFile({} if waiting is None else self.reference)
         for message in replies:
             node, asked = message.metadata.src_node_id, self._exchange.asked
             site = asked.get(message.metadata.reply_to_message_id) or self._names.get(node, f"node-{node}")
@@ -444,13 +365,13 @@ class IncrementalStrategy(FlowerFedAvg):
             except Rejected as rejection:
                 outcome.dropped.append((site, str(rejection)))
             else:
-                if first:
+                if waiting is None:
+                    self._take(reply)
+                else:
                     updates.add(site, reply.update)
                     held[site] = replace(reply, update={})
-                else:
-                    self._take(reply)
-        if self.running is not None and first:
-            self.running.see_all(held.values())
+        if waiting is not None:
+            waiting.see_all(held.values())
             for site, update in updates:
                 self._take(replace(held[site], update=Tensors(update)))
         count = self.close_round()

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.streams import stream
-from perennial.strategies.base import IncrementalStrategy, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.robust_rule import Pieces, RobustRule
 from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.request import TaskStart
 from perennial.strategies.round.services import Services
 
 

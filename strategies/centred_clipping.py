@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.strategies.base import TaskStart
 from perennial.strategies.geometric_median import FARTHEST
 from perennial.strategies.robust_rule import (
     Pieces,
@@ -20,6 +19,7 @@ from perennial.strategies.robust_rule import (
     rounded,
     weighted,
 )
+from perennial.strategies.round.request import TaskStart
 from perennial.strategies.sums.parameters import prefixed, unprefixed
 
 
@@ -32,8 +32,8 @@ def clipped_mean(squared: Tensor, radius: float | None, iterations: int) -> Tens
     n = len(squared) - 1
     point = torch.zeros(n + 1, dtype=torch.float64)
     point[-1] = 1.0
-    typical = float(squared[-1, :-1].median().sqrt()) if radius is None else radius
-    squared, origin = drawn_in(squared, n, FARTHEST * typical)
+    median = float(squared[-1, :-1].median().sqrt()) if radius is None else radius
+    squared, origin = drawn_in(squared, n, FARTHEST * median)
     for _ in range(iterations):
         apart = distances_from(point, squared)[:-1]
         ordered = apart.sort().values

@@ -24,7 +24,7 @@ from perennial.models.layers import batch_norm_layers, select_layers
 from perennial.models.sparsity import Combine
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.clusters.aggregation import ClusterAggregation, Model
 from perennial.strategies.clusters.clustering import adjusted_rand, two_directions
 from perennial.strategies.clusters.grouping import Grouping, Rule
@@ -33,6 +33,8 @@ from perennial.strategies.clusters.site_vectors import VectorSettings
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.wrapper import Wrapper
 

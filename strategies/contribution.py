@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -20,8 +21,11 @@ from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.worth import Scores, Utility, Worth, balanced
 from perennial.protocol.measurements import LABEL_COUNTS
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest
+from perennial.strategies.analytic import Analytic
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
 from perennial.strategies.valuation.harm import HarmTest
@@ -35,6 +39,7 @@ from perennial.strategies.valuation.shapley import (
     shares,
 )
 from perennial.strategies.valuation.site_utility import SiteJudge, site_judge
+from perennial.strategies.valuation.solved import leave_one_out, require_affordable, require_closed_form
 from perennial.strategies.valuation.sweeps import checked_counts, sweep_marginals, turn_changes
 from perennial.strategies.wrapper import Wrapper
 
@@ -54,9 +59,9 @@ class Contribution(Wrapper):
 
     estimator: "online" takes a ring's sweeps as they happen for orders of joining; "reconstruct" puts models
     together from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
-    names.
+    names; "solve" solves for each coalition of a closed form (valuation/solved.py).
     utility: what an answer is worth: the probability of the true class, or 1 if it is right. None:
-    probability, or accuracy where the sites measure.
+    probability, or accuracy where the sites measure and of a closed form.
     samples: on how many held-out samples, as many of each class as of the others.
     permutations: orders drawn at most; None: the larger of 30 and three times the sites.
     exact: all coalitions instead.
@@ -71,7 +76,7 @@ class Contribution(Wrapper):
     def __init__(
         self,
         base: IncrementalStrategy,
-        estimator: Literal["online", "reconstruct", "replay"] = "online",
+        estimator: Literal["online", "reconstruct", "replay", "solve"] = "online",
         utility: Utility | None = None,
         samples: int = 200,
         permutations: int | None = None,
@@ -83,7 +88,10 @@ class Contribution(Wrapper):
     ) -> None:
         super().__init__(base)
         self.combines_replies = False
-        if estimator != "reconstruct" and base.turns is None:
+        if estimator == "solve" or base.closed_form is not None:
+            require_closed_form(base, estimator, utility)
+            utility = "accuracy"
+        elif estimator != "reconstruct" and base.turns is None:
             raise ValueError(
                 f"estimator: found {estimator!r} with base {type(base).__name__}; allowed with serial_ring, "
                 "which trains one site after the other; other strategies take 'reconstruct'"
@@ -122,6 +130,7 @@ class Contribution(Wrapper):
         self._flags: dict[str, str] = {}
         self._excluded: list[str] = []
         self._seconds = {"valuing": 0.0, "rounds": 0.0}
+        self._leave_one_out: dict[str, float] = {}
 
     def attach(self, services: Services) -> None:
         """Raises ConfigError where nobody may measure models, or the game is too large to be exact."""
@@ -143,6 +152,14 @@ class Contribution(Wrapper):
         if self.turns is not None and self.estimator == "online":
             first = self._site_judge is not None
             self.turns.weigh_by(self._weigh, first=first, tell=[LABEL_COUNTS] if self.tests_harm else [])
+
+    def begin_task(self, task: TaskStart) -> None:
+        """Raises ConfigError where the coalitions of a closed form would take more than an hour."""
+        super().begin_task(task)
+        if self.closed_form is not None and self._services is not None:
+            players = self._services.experiment.data.sites or len(task.sites)
+            coalitions = 2**players if self._all_coalitions(players) else players * self._orders(players)
+            require_affordable(coalitions + players + 1, self.closed_form.width)
 
     def largest_weight(self) -> float:
         """Raises PrivacyError: what sites have contributed is computed from exact models, and published."""
@@ -175,7 +192,8 @@ class Contribution(Wrapper):
             valuing = clock()
             self._value_round(grid, request, outcome)
             self._flag(outcome)
-            self._roll_back(request, outcome)
+            if self.closed_form is None:
+                self._roll_back(request, outcome)
             self._seconds["valuing"] += clock() - valuing
         if self._excluded:
             outcome.details["excluded"] = list(self._excluded)
@@ -249,6 +267,9 @@ class Contribution(Wrapper):
                     turn["worth"] = balanced(turn["worth"])
             if outcome.details.get("worth") is not None:
                 outcome.details["worth"] = balanced(outcome.details["worth"])
+        elif self.closed_form is not None:
+            if self._valued(request.stamp.round):
+                self._value_sums(self.closed_form, request)
         elif self._valued(request.stamp.round):
             games: list[Reconstructed | Replayed] = []
             if self.estimator == "replay":
@@ -268,13 +289,31 @@ class Contribution(Wrapper):
                 self._rows.append(dict(zip(game.sites, phi.tolist(), strict=True)))
         self._updates = {}
 
+    def _value_sums(self, closed_form: Analytic, request: RoundRequest) -> None:
+        """The game of all tasks so far: older rows tell nothing that this one does not."""
+        game = closed_form.game(request.stamp)
+        like = next(iter(request.arrays.values()))
+        value = cache(
+            game.value(lambda head: balanced(self.worth_of({k: t.to(like.device) for k, t in head.items()})))
+        )
+        phi = self._shapley(len(game.sites), value, request.stamp.round)
+        self._rows = [dict(zip(game.sites, phi.tolist(), strict=True))]
+        self._leave_one_out = dict(zip(game.sites, leave_one_out(len(game.sites), value), strict=True))
+
+    def _all_coalitions(self, players: int) -> bool:
+        solves = self.estimator == "solve" and self.permutations is None
+        return self.exact or (solves and players <= MOST_EXACT)
+
+    def _orders(self, players: int) -> int:
+        return self.permutations or max(30, 3 * players)
+
     def _shapley(self, players: int, value: Value, *ids: int) -> np.ndarray:
-        if self.exact:
+        if self._all_coalitions(players):
             return exact(players, value)
         assert self._services is not None
-        count = self.permutations or max(30, 3 * players)
-        orders = drawn_permutations(players, count, stream(self._services.experiment.seed, "shapley", *ids))
-        return over_permutations(players, value, orders, truncation=1e-3, stop=0.05)
+        count = self._orders(players)
+        drawn = drawn_permutations(players, count, stream(self._services.experiment.seed, "shapley", *ids))
+        return over_permutations(players, value, drawn, truncation=1e-3, stop=0.05)
 
     # who is flagged
 
@@ -325,7 +364,11 @@ class Contribution(Wrapper):
     # what stays, and what is reported
 
     def summary_blocks(self) -> dict[str, Any]:
-        """contribution: site -> share, low, high, flag. valuation: how it was measured and what it cost."""
+        """The blocks on contribution in summary.json.
+
+        contribution: site -> share, low, high, flag.
+        valuation: how it was measured and what it cost.
+        """
         totals: dict[str, float] = defaultdict(float)
         for row in self._rows:
             for site, value in row.items():
@@ -349,6 +392,7 @@ class Contribution(Wrapper):
             "excluded": self._excluded,
             "harm_tested": self.tests_harm,
             "rounds_rolled_back": self._rollback.rounds,
+            **({"leave_one_out": self._leave_one_out} if self.estimator == "solve" else {}),
             "seconds": round(spent["valuing"], 3),
             "share_of_other_work": round(spent["valuing"] / max(spent["rounds"] - spent["valuing"], 1e-9), 4),
         }
@@ -367,6 +411,7 @@ class Contribution(Wrapper):
                 "flags": self._flags,
                 "excluded": self._excluded,
                 "seconds": self._seconds,
+                "leave_one_out": self._leave_one_out,
             },
         }
         return own | super().state_dict()
@@ -381,6 +426,7 @@ class Contribution(Wrapper):
         self._harm.load_state_dict(facts["harm"])
         self._rollback = Rollback(**facts["rollback"])
         self._excluded, self._seconds = facts["excluded"], facts["seconds"]
+        self._leave_one_out = facts.get("leave_one_out", {})
         super().load_state_dict(state)
 
 

@@ -9,8 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.strategies.base import RoundOutcome, RoundRequest
 from perennial.strategies.ring.serial import Serial
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import RoundRequest
 
 
 class CyclicWeightTransfer(Serial):

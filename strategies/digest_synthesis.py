@@ -22,13 +22,15 @@ from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.foundation.streams import stream
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.layers import with_rows
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.digests.lending import DigestLending
 from perennial.strategies.digests.recall import Momentum, Recall
 from perennial.strategies.digests.spread import spread_factor
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.previous import PreviousModel
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.wrapper import Wrapper
 

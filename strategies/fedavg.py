@@ -4,8 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from perennial.strategies.base import Arrays, IncrementalStrategy
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.request import Arrays
 from perennial.strategies.round.services import Services
 from perennial.strategies.secure.masked_round import MaskedRound
 from perennial.strategies.sums.exact_sum import ExactSum

@@ -26,20 +26,21 @@ direction, to one part in a thousand."""
 def weiszfeld(squared: Tensor, iterations: int, smoothing: float) -> Tensor:
     """(n,) coefficients, summing to 1, of the point with the least sum of distances to the rows.
 
-    squared: (n, n) squared distances between rows. smoothing: distances count as at least this part of
-    the typical one, so that a row on the point itself does not divide by 0. Stops early when no coefficient
-    moves by more than 1e-10.
+    squared: (n, n) squared distances between rows.
+    smoothing: distances count as at least this part of the median distance, so that a row on the point
+    itself does not divide by 0.
+    Stops early when no coefficient moves by more than 1e-10.
     """
     middle = int(squared.median(dim=1).values.argmin())
-    typical = float(squared[middle].median().sqrt())
-    if not typical:
+    median = float(squared[middle].median().sqrt())
+    if not median:
         # more than half of the rows are one and the same
         return torch.nn.functional.one_hot(torch.tensor(middle), len(squared)).double()
-    squared, origin = drawn_in(squared, middle, FARTHEST * typical)
+    squared, origin = drawn_in(squared, middle, FARTHEST * median)
     point = torch.full((len(squared),), 1.0 / len(squared), dtype=torch.float64)
     for _ in range(iterations):
         apart = distances_from(point, squared)
-        pull = apart.clamp(min=smoothing * typical).reciprocal()
+        pull = apart.clamp(min=smoothing * median).reciprocal()
         moved = pull / pull.sum()
         still = float((moved - point).abs().max()) <= TOLERANCE
         point = moved

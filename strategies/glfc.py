@@ -22,10 +22,10 @@ from perennial.foundation.streams import stream, torch_seed
 from perennial.models.gradient_encoder import GradientEncoder
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.protocol.messages import TrainRequest
-from perennial.strategies.base import TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.request import TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.sums.parameters import prefixed, unprefixed

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
-from perennial.strategies.base import Arrays, IncrementalStrategy, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.request import Arrays, TaskStart
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.layer_groups import layer_groups, of_each
 from perennial.strategies.sums.softmax_sum import LARGEST, SoftmaxSum
@@ -150,7 +151,10 @@ class LayerAttention(IncrementalStrategy):
         return sum(total.nbytes for total in self._sums.values())
 
     def summary_blocks(self) -> dict[str, Any]:
-        """attention: layer -> site -> weight, mean over the rounds so far; an absent site counts as 0."""
+        """The block on attention in summary.json.
+
+        attention: layer -> site -> weight, mean over the rounds so far; an absent site counts as 0.
+        """
         if not self._rounds:
             return {}
         return {

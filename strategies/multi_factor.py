@@ -5,6 +5,7 @@ undefined, is the timeliness of Xiao, Tang and Lu 2024 (doi 10.1109/TMLCN.2023.3
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -185,7 +186,8 @@ def _told(reply: Admitted, name: str, highest: float, otherwise: float | None = 
     if value is None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 <= value <= highest:
+    # comparisons bear integers that no float can hold, and NaN fails them
+    if not number or not 0 <= value <= min(highest, sys.float_info.max):
         raise Rejected(f"{name}: found {value!r:.20}, allowed a finite number from 0 to {highest:g}")
     return float(value)
 

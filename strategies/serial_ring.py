@@ -26,12 +26,14 @@ from perennial.foundation.streams import stream
 from perennial.models.incremental import travelling
 from perennial.models.relabel import relabel
 from perennial.protocol.tensors import byte_count, unpack
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.ring.chain import Chain, Silent
 from perennial.strategies.ring.cost import RingCost
 from perennial.strategies.ring.hop_log import Hop, RingLog
 from perennial.strategies.ring.turns import TakesTurns, Weigh
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 
 TELLING = 3
@@ -340,7 +342,10 @@ class SerialRing(IncrementalStrategy):
     # what was sent, beside the paper's formulas
 
     def summary_blocks(self) -> dict[str, Any]:
-        """ring: see strategies/ring/cost.py."""
+        """The block on the ring in summary.json.
+
+        ring: see strategies/ring/cost.py.
+        """
         return {"ring": self._cost.block(self.link)}
 
     def state_dict(self) -> dict[str, Any]:

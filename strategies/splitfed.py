@@ -11,9 +11,10 @@ from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.strategies.base import RoundOutcome, RoundRequest
 from perennial.strategies.ring.serial import Serial
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.services import Services
 from perennial.strategies.sums.exact_sum import ExactSum
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import Arrays, TaskStart
 from perennial.strategies.digests.inversion import Inversion
 from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.request import Arrays, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.sums.parameters import prefixed, unprefixed

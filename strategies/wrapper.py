@@ -1,4 +1,4 @@
-"""The base of strategies that hold another one: whatever a wrapper does not change is the inner strategy's.
+"""The base of strategies around another one, to which they forward every hook that they do not change.
 
 A subclass overrides the hooks in which it does something of its own, and calls super() for the rest. A
 wrapper hands the whole round to its base, unless it takes back `train_round` of IncrementalStrategy and folds
@@ -6,33 +6,35 @@ the replies through the base.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.protocol.messages import TrainRequest
-from perennial.strategies.base import (
-    Arrays,
-    IncrementalStrategy,
-    RoundOutcome,
-    RoundPart,
-    RoundRequest,
-    TaskStart,
-)
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.ring.turns import TakesTurns
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.part import RoundPart
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
+
+if TYPE_CHECKING:
+    from perennial.strategies.analytic import Analytic
 
 INSIDE = "base"
 """Where a wrapper's state keeps the state of the strategy inside it."""
 
 
 class Wrapper(IncrementalStrategy):
-    """base: the strategy inside, which does all that this one does not change."""
+    """Base of strategies that work around another one.
+
+    base: the strategy inside, which does all that this one does not change.
+    """
 
     def __init__(self, base: IncrementalStrategy, max_update_norm: float | None = None) -> None:
         super().__init__(max_update_norm=max_update_norm or base.max_update_norm)
@@ -111,6 +113,14 @@ class Wrapper(IncrementalStrategy):
     @property
     def turns(self) -> TakesTurns | None:
         return self.base.turns
+
+    @property
+    def task_complete(self) -> bool:
+        return self.base.task_complete
+
+    @property
+    def closed_form(self) -> "Analytic | None":
+        return self.base.closed_form
 
     def _lend_bounds(self) -> None:
         """What the curriculum has set on this strategy, for a base that makes the round itself."""

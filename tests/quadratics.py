@@ -17,8 +17,9 @@ from perennial.models.flat import FlatParameters
 from perennial.privacy.config import PrivacyConfig
 from perennial.protocol.messages import Stamp, TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import IncrementalStrategy, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.request import TaskStart
 from perennial.strategies.round.services import Services
 
 STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=1, num_classes=1)

@@ -17,7 +17,7 @@ from perennial.learning.worth import Scores
 from perennial.protocol.measurements import asked
 from perennial.protocol.messages import Refusal, Stamp, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import RoundRequest
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.services import Services
 
 Answer = Callable[[TrainRequest], Mapping[str, Tensor] | str | None]

@@ -42,7 +42,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def experiment(**changes: Any) -> dict[str, Any]:
     content = json.loads(json.dumps(EXPERIMENT))
     for key, value in changes.items():
-        if isinstance(value, dict) and isinstance(content.get(key), dict):
+        same = isinstance(value, dict) and isinstance(content.get(key), dict)
+        if same and value.get("name") in (None, content[key].get("name")):
             content[key] |= value
         else:
             content[key] = value

@@ -7,6 +7,7 @@ from torch import Tensor
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import NEVER, Sums, gaussian, gcv, ridge, solve
 from perennial.learning.analytic.statistics import require_width
+from perennial.strategies.statistics.heads import GAMMAS, LAMBDAS
 
 FOUR = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.5]], dtype=torch.float64)
 FIVE = torch.cat([FOUR, torch.tensor([[0.5, 0.25]], dtype=torch.float64)])
@@ -144,3 +145,9 @@ def test_more_features_than_a_processor_solves_for_are_refused() -> None:
     require_width(10_000)
     with pytest.raises(ConfigError, match="10001 values"):
         require_width(10_001)
+
+
+def test_the_shrinkages_that_are_tried_rise_and_fit_their_head() -> None:
+    # the Gaussian head mixes a share with the diagonal; ridge adds a multiple of it
+    assert list(GAMMAS) == sorted(GAMMAS) and GAMMAS[0] > 0 and GAMMAS[-1] < 1
+    assert list(LAMBDAS) == sorted(LAMBDAS) and LAMBDAS[0] > 0

@@ -211,7 +211,7 @@ def test_the_whole_pp_fcil_learner_is_refused_under_dp_sgd_with_every_reason(tmp
     }
     with pytest.raises(PrivacyError) as refusal:
         run_in_process(settings_of(tmp_path, **changes))
-    for reason in ("memory.selection herding", "class counts", "contrastive", "report in the clear"):
+    for reason in ("memory.selection herding", "balanced_softmax", "contrastive", "report in the clear"):
         assert reason in str(refusal.value)
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
 from perennial.learning.worth import Scores, Worth, balanced
-from perennial.strategies.base import Arrays
 from perennial.strategies.contribution import Contribution
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.request import Arrays
 from perennial.strategies.serial_ring import SerialRing
 from perennial.strategies.valuation.coalitions import Reconstructed
 from perennial.strategies.valuation.sweeps import checked_counts

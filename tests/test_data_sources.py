@@ -20,6 +20,7 @@ from perennial.data.config import DataConfig
 from perennial.data.images import conform
 from perennial.data.samples import Source
 from perennial.data.sources import load
+from perennial.data.torchvision_source import _DATASETS
 from perennial.foundation.errors import ConfigError, DataError
 
 BENCHMARKS = Path(__file__).parents[2] / "shared" / "data"
@@ -401,3 +402,11 @@ def test_groups_are_generated_as_described() -> None:
 def test_an_experiment_without_data_says_so_when_data_is_asked_for() -> None:
     with pytest.raises(DataError, match=r"data\.path: missing"):
         read(source="folder", classes=["a", "b"])
+
+
+def test_the_constants_of_the_standard_data_sets_can_be_those_of_their_pixels() -> None:
+    """Pixels lie in 0..1, and so does a mean m; a standard deviation is at most the root of m(1 - m)."""
+    for name, dataset in _DATASETS.items():
+        assert len(dataset.mean) == len(dataset.std) == (3 if name.startswith("cifar") else 1)
+        for mean, std in zip(dataset.mean, dataset.std, strict=True):
+            assert 0 < mean < 1 and 0 < std < (mean * (1 - mean)) ** 0.5, name

@@ -102,9 +102,10 @@ def test_the_same_experiment_is_the_same_app(operator: OperatorFolder, experimen
     assert first.digest == read_hash(first.fab)
     with pytest.raises(StateError, match="holds another experiment"):
         stage_application(experiment, ["seed=2"], "", operator.apps)
+    assert stage_application(experiment, [], "once-more", operator.apps).digest == first.digest
     other = stage_application(experiment, ["seed=2"], "second", operator.apps)
     assert other.digest != first.digest
-    with pytest.raises(StateError, match="submitted: second, small"):
+    with pytest.raises(StateError, match="submitted: once-more, second, small"):
         read_application("third", operator.apps)
 
 

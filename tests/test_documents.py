@@ -33,6 +33,16 @@ def test_every_figure_is_in_the_results(document: Path) -> None:
     assert not unknown, f"not in benchmarks/results: {', '.join(unknown)}"
 
 
+def test_a_page_with_figures_of_old_tables_says_so(document: Path) -> None:
+    """Made before the keyed split: a reader must see it where the figure stands, not in the table alone."""
+    text = document.read_text()
+    results = ROOT / "benchmarks" / "results"
+    old = {path.stem for path in results.glob("*.md") if "**These figures are old:**" in path.read_text()}
+    # tables are named by their words with underscores; other results by a link
+    named = {name for name in old if re.search(rf"\b{name}\b" if "_" in name else rf"results/{name}\.", text)}
+    assert not named or re.search(r"\*\*(These f|F)igures (here )?are old", text), sorted(named)
+
+
 def test_every_command_exists(document: Path) -> None:
     root = typer.main.get_command(app)
     assert isinstance(root, click.Group)

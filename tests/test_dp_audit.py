@@ -1,6 +1,8 @@
 """One run audits the whole way of a record: no floor is above its claim, and the split of old is caught."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from perennial.engine.dp_audit import audit_experiment
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.privacy.attacks.one_run import chance, one_run_audit
+
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 
 
 def experiment(seed: int = 3, **privacy: Any) -> Experiment:
@@ -87,6 +91,18 @@ def test_a_mechanism_without_noise_is_caught() -> None:
     found = audit_experiment(experiment(mode="client_local", noise_multiplier=0.0), canaries=40)
     assert found.claim == math.inf and found.found.epsilon_floor > 1.5
     assert found.found.right == found.found.guesses
+
+
+def test_the_page_says_what_the_recorded_audits_found() -> None:
+    recorded = [json.loads(line) for line in (RESULTS / "dp_audit.jsonl").read_text().splitlines()]
+    page = (RESULTS.parents[1] / "docs" / "privacy.md").read_text()
+    for row in recorded:
+        assert row["epsilon_floor"] <= row["claim"]
+        figures = f"{row['claim']:.1f} | {row['epsilon_floor']:.1f} | {row['right']} of {row['guesses']} |"
+        assert f"| `{row['experiment']}` | {row['mode']} | {row['unit']} | {figures}" in page
+    found = {(row["mode"], row["unit"]) for row in recorded}
+    assert found >= {("sample", "sample"), ("sample", "patient"), ("client_local", "site")}
+    assert found >= {("client_central", "site")}
 
 
 def test_nothing_claimed_is_not_audited() -> None:

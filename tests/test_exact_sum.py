@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perennial.models.sum_grid import FINEST, SumGrid
 from perennial.protocol.tensors import unpack
-from perennial.strategies.sums import exact_kernel, exact_sum
+from perennial.strategies.sums import exact_loops, exact_sum
 from perennial.strategies.sums.exact_sum import ExactSum
 
 COUNTS = SumGrid(updates=8, largest_weight=2.0**20)
@@ -166,7 +166,7 @@ def test_the_compiled_loop_sums_as_the_small_models_do(monkeypatch: pytest.Monke
     plain_mean = mean()
     monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
     monkeypatch.delattr(ExactSum, "_add_in_pieces")
-    monkeypatch.setattr(exact_kernel, "PIECE", 20_000)
+    monkeypatch.setattr(exact_loops, "PIECE", 20_000)
     compiled_mean = mean()
     assert list(compiled_mean) == list(reference)
     for name in reference:
@@ -190,3 +190,26 @@ def test_what_arrives_from_the_wire_can_be_summed_by_the_compiled_loop(
     result.add(arrived, 2.0, arrived.norm)
     assert arrived.norm == pytest.approx(300.0)
     assert torch.equal(result.value()["a"], torch.full((300, 300), 2.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("count", [1, 7, exact_loops.CHUNK - 1, 2 * exact_loops.CHUNK + 5])
+def test_updates_that_come_before_the_loops_are_compiled_are_added_to_the_same_bits(count: int) -> None:
+    from perennial.strategies.sums.exact_kernel import compiled_loops
+
+    compiled = compiled_loops()
+    anchor = exact_sum._ANCHOR_STEPS * COUNTS.step
+    found = []
+    for passes in (exact_loops.NUMPY, compiled):
+        draw = np.random.default_rng(count)
+        steps = np.zeros(count, dtype=np.int64)
+        for weight in (1.0, 37.0, 1 / 3, 1e-9):
+            values = draw.standard_normal(count, dtype=np.float32)
+            values[0] = 0.1
+            passes.add_steps(steps, values, weight, anchor)
+        offset = exact_sum._wrapped(4 * int(np.float64(anchor).view(np.int64)))
+        mean = np.empty(count, dtype=np.float32)
+        passes.add_mean(draw.standard_normal(count, dtype=np.float32), steps, offset, COUNTS.step / 3, mean)
+        found.append((steps, mean))
+    assert np.array_equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1])
+    assert found[0][0].any() and found[0][1].any()

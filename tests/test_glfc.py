@@ -26,9 +26,9 @@ from perennial.models.incremental import IncrementalModel
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.protocol.messages import Stamp, TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import TaskStart
 from perennial.strategies.glfc import Glfc
 from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.request import TaskStart
 from perennial.strategies.round.services import Services
 
 SHAPE = (1, 8, 8)

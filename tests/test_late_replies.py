@@ -23,7 +23,7 @@ from perennial.server.app import serve
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.cyclic_weight_transfer import CyclicWeightTransfer
 from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import ask
+from perennial.strategies.round.queries import ask, describe_error
 
 STAMP: dict[str, Any] = {
     "run": 16 * "a",
@@ -225,3 +225,17 @@ def test_where_all_sites_are_late_the_next_round_waits_for_one_of_them(answers: 
 
 def test_a_chain_goes_on_without_a_site_that_is_late() -> None:
     assert IncrementalStrategy.waits_for_busy_sites and not CyclicWeightTransfer.waits_for_busy_sites
+
+
+@pytest.mark.parametrize(
+    ("reason", "unapproved"),
+    [
+        ("PermissionError: [Errno 13] '/flwr/apps/perennial'", True),
+        ("OSError: Read-only file system: '/flwr/apps/perennial'", True),
+        ("ModuleNotFoundError in '/flwr/apps/perennial'", False),
+        ("PermissionError: [Errno 13] '/var/lib/perennial'", False),
+    ],
+)
+def test_only_an_app_that_cannot_be_unpacked_is_called_unapproved(reason: str, unapproved: bool) -> None:
+    assert ("has not approved" in describe_error(reason)) == unapproved
+    assert (reason in describe_error(reason)) != unapproved

@@ -1,7 +1,15 @@
 """Measures of class-incremental learning, by hand."""
 
-import pytest
+import json
 
+import pytest
+import torch
+
+from perennial.learning.batches import TrainingSet
+from perennial.models.config import ModelConfig
+from perennial.models.factory import build_model
+from perennial.server.evaluation import evaluate_centrally
+from perennial.server.history import History
 from perennial.server.metrics import (
     average_accuracy,
     average_incremental_accuracy,
@@ -12,6 +20,9 @@ from perennial.server.metrics import (
     task_accuracies,
     unbalanced,
 )
+from perennial.server.summary import measured_rounds
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
 
 MATRIX = [[0.9], [0.6, 0.8], [0.5, 0.7, 0.9]]
 
@@ -61,3 +72,33 @@ def test_balanced_accuracy_is_reported_where_one_class_outweighs_another(
     total: list[int | None], expected: bool
 ) -> None:
     assert unbalanced(total) is expected
+
+
+def test_what_rounds_measured_stands_in_the_journal_and_not_in_the_checkpoint() -> None:
+    history = History({"by_round": [[0.5, 10]]})
+    reply = Admitted("a", {}, 1.0, 7)
+    history.round_done(RoundOutcome(participants={"a": reply}, bytes_up=100, bytes_down=200))
+    sizes = []
+    for _ in range(2):
+        history.round_done(RoundOutcome(participants={"a": reply}, bytes_up=100, bytes_down=200))
+        # the losses are those of the latest task alone
+        sizes.append(len(json.dumps(history.data | {"losses": []})))
+    assert len(set(sizes)) == 1
+    events = [
+        {"event": "round", "accuracy": None, "bytes_up": 3, "bytes_down": 4},
+        {"event": "note", "text": "a site failed"},
+        {"event": "round", "accuracy": 0.5, "bytes_up": 3, "bytes_down": 4},
+        {"event": "round", "accuracy": 0.7, "bytes_up": 1, "bytes_down": 1},
+    ]
+    assert measured_rounds(events) == [(0.5, 14), (0.7, 16)]
+
+
+def test_the_server_measures_the_classes_seen_so_far() -> None:
+    model = build_model(ModelConfig.model_validate({"name": "mlp"}), (3,), 4, 1)
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn((50, 3), generator=draw), torch.randint(0, 4, (50,), generator=draw)
+    test = TrainingSet(x, y, torch.zeros(3), torch.ones(3))
+    correct, total = evaluate_centrally(model, test, 2)
+    answers = model(x).argmax(dim=1)
+    assert total == [int((y == label).sum()) for label in (0, 1)]
+    assert correct == [int(((y == label) & (answers == label)).sum()) for label in (0, 1)]

@@ -1,8 +1,12 @@
 """The mutation campaign: a seeded and stratified sample, mutants that change the code, a right interval."""
 
 import ast
+import gc
+import math
 import shutil
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import pytest
 
@@ -10,7 +14,9 @@ pytest.importorskip("cosmic_ray", reason="the dev extra is not installed")
 
 from perennial.benchmarks import mutants
 from perennial.benchmarks.covering_tests import CoveringTests
-from perennial.benchmarks.mutation import page, wilson
+from perennial.benchmarks.mutation import batches
+from perennial.benchmarks.mutation_page import page, tried, wilson
+from perennial.benchmarks.warm_process import Change, replace_functions
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = '''"""A module."""
@@ -73,11 +79,92 @@ def test_the_interval_is_wilsons() -> None:
     assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
 
 
-def test_the_page_states_the_share_and_every_survivor() -> None:
-    found = [
-        {"key": f"data/x.py:{n}:0 core/AddNot#0", "file": "data/x.py", "noticed": n > 0, "tests": 2}
-        for n in range(10)
-    ]
-    text = page(found, {"data/x.py:0:0 core/AddNot#0": "equivalent: both branches are the same"})
-    assert "| data | 10 | 9 | 90.0% |" in text and "| all | 10 | 9 | 90.0% |" in text
-    assert "equivalent: both branches are the same" in text
+def result(number: int, how: str, by: str = "") -> dict[str, Any]:
+    key = f"data/x.py:{number}:0 core/AddNot#0"
+    return {"key": key, "file": "data/x.py", "how": how, "by": by, "tests": 2, "met": 1}
+
+
+def test_the_page_states_the_share_at_first_and_now_and_every_survivor() -> None:
+    lines = [result(n, "failed") for n in range(7)]
+    lines += [result(7, "survived"), result(8, "survived"), result(9, "hung"), result(10, "hung")]
+    lines += [result(6, "survived"), result(6, "failed")]
+    lines += [result(7, "failed", "tests/test_new.py::test_it") | {"added": True}]
+    reasons = {
+        "data/x.py:8:0 core/AddNot#0": "equivalent: both branches are the same",
+        "data/x.py:9:0 core/AddNot#0": "a loop without end",
+    }
+    text = page(tried(lines, reasons), 11, "Made here.")
+    # of two that hang one has been looked at, and counts; the one that a new test notices counts now
+    assert "| all | 11 | 8 | 9 | 81.8% |" in text and "Not finished" not in text
+    assert "| `data/x.py:8:0 core/AddNot#0` | 1 of 2 | equivalent: both branches are the same |" in text
+    assert "| `data/x.py:10:0 core/AddNot#0` | 1 of 2 | not yet looked at |" in text
+    assert "noticed by `tests/test_new.py::test_it`" in text
+    assert "**Not finished: 11 of 20 mutants" in page(tried(lines, reasons), 20, "Made here.")
+
+
+def test_batches_hold_the_tests_in_their_order_within_the_seconds() -> None:
+    names = [str(number) for number in range(60)]
+    tests = CoveringTests({}, dict.fromkeys(names, 1.0))
+    found = [*batches(names, tests, math.inf)]
+    assert [len(batch) for batch in found] == [3, 24, 33]
+    assert [name for batch in found for name in batch] == names
+    assert [len(batch) for batch in batches(names, tests, 3.0)] == [3]
+    assert [len(batch) for batch in batches(names, tests, 10.0)] == [3, 7]
+    # one test that is longer than all the time there is runs all the same
+    assert [*batches(["long"], CoveringTests({}, {"long": 99.0}), 3.0)] == [["long"]]
+
+
+PROGRAM = """
+from functools import cache
+
+LIMIT = 3
+
+def outer(x):
+    def inner(y):
+        return y + 1
+    return inner(x)
+
+@cache
+def cached(x, by=2):
+    return x * by
+
+class Thing:
+    @property
+    def size(self):
+        return [n + 1 for n in range(2)]
+"""
+
+
+def loaded(path: Path) -> tuple[dict[str, Any], dict[str, list[FunctionType]]]:
+    """The program's names, and all of its functions by file."""
+    names: dict[str, Any] = {}
+    exec(compile(PROGRAM, str(path), "exec"), names)
+    code = [found for found in gc.get_objects() if type(found) is FunctionType]
+    return names, {str(path): [one for one in code if one.__code__.co_filename == str(path)]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"),
+    [
+        ("y + 1", "y - 1", (4, 10, [1, 2])),
+        ("x * by", "x + by", (6, 7, [1, 2])),
+        ("n + 1", "n - 1", (6, 10, [-1, 0])),
+    ],
+)
+def test_a_change_inside_a_function_takes_effect_wherever_it_is_referred_to(
+    tmp_path: Path, before: str, after: str, outcome: tuple[int, int, list[int]]
+) -> None:
+    names, functions = loaded(tmp_path / "program.py")
+    thing, outer, cached = names["Thing"](), names["outer"], names["cached"]
+    change = Change(tmp_path / "program.py", PROGRAM, PROGRAM.replace(before, after))
+    assert replace_functions(change, functions)
+    assert (outer(5), cached(5), thing.size) == outcome
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("LIMIT = 3", "LIMIT = 4"), ("by=2", "by=3"), ("@cache\n", "")]
+)
+def test_any_other_change_needs_a_new_import(tmp_path: Path, before: str, after: str) -> None:
+    names, functions = loaded(tmp_path / "program.py")
+    change = Change(tmp_path / "program.py", PROGRAM, PROGRAM.replace(before, after))
+    assert not replace_functions(change, functions) and names["cached"](5) == 10

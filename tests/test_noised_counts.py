@@ -13,7 +13,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perennial.benchmarks.hostile_server import BASE, SAMPLE, Hospital
+from perennial.benchmarks.attacked_hospital import BASE, Hospital, template_policy
+from perennial.benchmarks.hostile_server import SAMPLE, counted_pixels
 from perennial.client.policy import check_evaluation
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
@@ -32,10 +33,12 @@ from perennial.privacy.ledger import Ledger
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
+from perennial.server.privacy_claim import open_channels
 from perennial.server.site_counts import ALL_SITES, SiteCounts, possible, wilson
 from perennial.strategies.round.queries import check_counts
 
 NOISED = {"federated": True, "noise_multiplier": 4.0}
+HEAD = {"name": "analytic", "head": "ridge", "shrinkage": 0.1, "standardise": False}
 OF_SITES = {**NOISED, "clip_counts": 40.0}
 LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 4.0}
 SHARED = {"mode": "client_shared", "clip_norm": 1.0, "noise_multiplier": 2.0, "accountant": "rdp"}
@@ -184,6 +187,19 @@ def test_the_budget_ends_the_questions_and_names_its_key(tmp_path: Path) -> None
     assert len(Ledger(tmp_path / "state").entries()) == answered
 
 
+def test_an_image_pixel_by_pixel_fails_under_noise_at_the_budget(tmp_path: Path) -> None:
+    """The attack that recovers an image from exact counts, at the shipped policy with evaluation answered."""
+    policy = template_policy() | {"answers": ["train", "evaluate"], "min_samples": 1, "max_repeats": 10**6}
+    held_out = {"data": BASE["data"] | {"test_fraction": 0.02}}
+    hospital = Hospital(tmp_path, policy, privacy=SAMPLE, evaluation=NOISED, **held_out)
+    for _ in range(40):  # the first answer must show a class that seems to have one sample
+        outcome = counted_pixels(hospital)
+        assert outcome.recovered == 0
+        if "policy." in hospital.refusal:
+            break
+    assert "policy.max_e" in hospital.refusal
+
+
 def test_the_floor_is_asked_of_noised_counts(tmp_path: Path) -> None:
     """Which exact count is below the floor must not show: a class near it comes and goes."""
     policy = {"answers": ["evaluate"], "min_samples": 6, "max_repeats": 60}
@@ -236,6 +252,7 @@ def test_a_patient_counts_once_whatever_others_have() -> None:
     rows = torch.arange(len(owners))
     chosen = data.one_of_each_patient(rows)
     assert sorted(owners[chosen.numpy()].tolist()) == list(range(30))
+    assert len(data.one_of_each_patient(rows[:0])) == 0
     # without one of them, and in another order of the same rows, the others' choices stay
     without = data.one_of_each_patient(rows[owners != 7].flip(0))
     assert set(chosen.tolist()) - set(without.tolist()) == {i for i in chosen.tolist() if owners[i] == 7}
@@ -315,6 +332,20 @@ def test_every_mode_can_be_measured_at_its_sites(
     assert all(("accuracy" in site) == alone for site in summary["sites"].values())
 
 
+def test_closed_form_sums_are_measured_too_and_the_claim_names_both(tmp_path: Path) -> None:
+    privacy = {"mode": "sample", "release": "sums", "noise_multiplier": 2.0, "noise_source": "seeded"}
+    model = {"name": "features", "features": [{"name": "random", "width": 16}]}
+    path = tmp_path / "experiment.yaml"
+    changes = {"privacy": privacy, "model": model, "strategy": HEAD}
+    content = SMALL | changes | {"evaluation": NOISED, "tasks": {"count": 2, "rounds": 1}}
+    del content["learner"]
+    path.write_text(yaml.safe_dump(content))
+    summary = run_in_process(RunSettings(str(path), runs=str(tmp_path / "runs"), name="run"))
+    assert "beside sums, with noise of their own: evaluation" in summary["epsilon"]["claim"]["mechanism"]
+    kinds = [e.kind for e in Ledger(tmp_path / "runs" / "run" / "sites" / "site-0").entries()]
+    assert sorted(kinds) == ["evaluation", "evaluation", "statistics", "statistics"]
+
+
 def test_large_noise_tells_no_accuracy_and_little_noise_tells_it() -> None:
     told = {"a": ([8, 9], [10, 10]), "b": ([7, 9], [10, 10])}
     exact = SiteCounts(told).interval(2)
@@ -326,6 +357,12 @@ def test_large_noise_tells_no_accuracy_and_little_noise_tells_it() -> None:
     assert some[1] - some[0] > little[1] - little[0]
     assert SiteCounts({ALL_SITES: ([3, 0], [5, None])}, 1.0).interval(2) is None
     assert possible([5, -2, 3], [4, -1, None]) == ([4, 0, 0], [4, 0, None])
+
+
+def test_a_cap_that_counts_records_stands_in_the_claim_and_a_share_does_not() -> None:
+    for limit, named in ((300, True), (0.4, False)):
+        capped = load(SAMPLE, data=BASE["data"] | {"samples_limit": limit})
+        assert any("data.samples_limit, a number" in channel for channel in open_channels(capped)) == named
 
 
 def test_words_of_noised_counts_may_be_negative_and_exact_ones_not() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.learning.analytic.files import read_statistics_file
 from perennial.learning.analytic.solve import Sums, ridge
 from perennial.learning.analytic.statistics import PRODUCT, Collector, Statistics, unpacked
 from perennial.models.feature_maps.ball import GRID, on_grid
@@ -21,7 +22,7 @@ from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.discrete_gaussian import SeededWords
 from perennial.privacy.entries import RECIPIENT, Entry
 from perennial.privacy.noised_sums import STEPS, add_noise_to_sums, noise_std, sensitivity
-from perennial.strategies.statistics.kept import KeptSums, read_kept
+from perennial.strategies.statistics.kept import KeptSums
 from tests.test_analytic_runs import experiment, run
 
 PRIVACY = {"mode": "sample", "release": "sums", "noise_multiplier": 0.5, "noise_source": "seeded"}
@@ -156,7 +157,8 @@ def test_what_left_with_noise_is_sent_again_unchanged(
     twice = {"privacy": PRIVACY | {"noise_source": "secure"}, "tasks": {"count": 1, "rounds": 2}}
     run(tmp_path, "lost", **(NOISED | twice))
     folder = tmp_path / "runs" / "lost"
-    given = [read_kept(path)[0].sha256 for path in sorted((folder / "statistics").glob("*.safetensors"))]
+    files = sorted((folder / "statistics").glob("*.safetensors"))
+    given = [read_statistics_file(path)[0].sha256 for path in files]
     assert given == lost
     for state in (folder / "sites").glob("site-*"):
         assert (state / "ledger.jsonl").read_text().count('"statistics"') == 1

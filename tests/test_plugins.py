@@ -122,7 +122,7 @@ def test_an_app_holds_the_plug_in_that_sites_approve(installed: Path, tmp_path: 
     path = written(tmp_path)
     app = stage_application(path, [], "plugged", tmp_path / "apps")
     assert (app.folder / MODULE / "__init__.py").read_text() == CODE
-    staged = app.folder / "perennial" / "experiments" / "plugged.yaml"
+    staged = app.folder / "perennial" / "experiments" / f"{load_experiment(path).name}.yaml"
     assert f"{MODULE}:Median" in staged.read_text()
     (installed / MODULE / "__init__.py").write_text(CODE + "\n# another version\n")
     other = stage_application(path, [], "other", tmp_path / "apps")

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from perennial.config.experiment import Experiment
 from perennial.foundation.errors import PrivacyError
+from perennial.learning.classification import LOSSES
+from perennial.learning.privacy_claim import check_claim
 from perennial.privacy.combinations import refuse_false_claims
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.entries import Entry
@@ -32,8 +35,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         (SAMPLE, {"memory_selection": "nearest"}, "selection: random"),
         (SAMPLE, {"balanced_replay": True}, "opacus#813"),
         (SAMPLE, {"norm": "batch"}, "no gradient of one sample"),
-        (SAMPLE, {"classification_uses_counts": True}, "classification: ce"),
-        (SAMPLE, {"loss_couples_samples": True}, "learner.contrastive"),
+        (SAMPLE, {"coupled_terms": ["learner.contrastive"]}, "learner.contrastive: a sample's loss depends"),
         (LOCAL, {"norm": "batch"}, "negative"),
         (CENTRAL, {"norm": "batch"}, "negative"),
         (LOCAL, {"weights_use_metrics": True}, "report in the clear"),
@@ -62,7 +64,7 @@ def test_false_claims_are_refused(privacy: PrivacyConfig, changes: dict[str, Any
         (SAMPLE, {"memory_selection": None}),
         (SAMPLE, {"digest": "sample", "sparsity": "sample"}),
         (LOCAL, {"memory_selection": "herding", "balanced_replay": True}),
-        (LOCAL, {"classification_uses_counts": True, "loss_couples_samples": True}),
+        (LOCAL, {"coupled_terms": ["learner.contrastive"]}),
         (LOCAL, {"digest": "site"}),
         (PLANNED, {}),
         (
@@ -185,3 +187,26 @@ def test_a_sample_that_digests_hide_from_replacement_is_claimed_so_at_their_cost
         "one training sample is replaced by another",
     )
     assert "beside updates, with noise of their own: digest" in both.mechanism
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_a_loss_says_itself_whether_dp_sgd_can_have_it(name: str) -> None:
+    learner = {"classification": name, "optimizer": {"lr": 0.1}} | (
+        {"memory": {"selection": "random", "share": 0.5}} if name == "icarl_bce" else {}
+    )
+    experiment = Experiment.model_validate(
+        {
+            "name": "losses",
+            "data": {"source": "digits", "sites": 2},
+            "tasks": {"count": 2, "rounds": 1},
+            "model": {"name": "mlp", "norm": "none"},
+            "learner": learner,
+            "privacy": SAMPLE.model_dump(exclude_unset=True),
+            "evaluation": {"federated": False},
+        }
+    )
+    if LOSSES[name].alone:
+        check_claim(experiment)
+    else:
+        with pytest.raises(PrivacyError, match=f"learner.classification '{name}': a sample's loss depends"):
+            check_claim(experiment)

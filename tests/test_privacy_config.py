@@ -56,6 +56,10 @@ SAMPLE = LOCAL | {"mode": "sample", "sample_rate": 0.1}
         (LOCAL | {"accountant": "moments"}, "accountant"),
         (LOCAL | {"clipnorm": 1.0}, "clipnorm"),
         ({"mode": "local"}, "mode"),
+        (
+            {"mode": "sample", "release": "sums", "noise_multiplier": 1.0, "unit": "patient"},
+            "unit: found 'patient' with release sums",
+        ),
     ],
 )
 def test_what_cannot_be_kept_is_refused(values: dict[str, Any], reason: str) -> None:

@@ -14,11 +14,12 @@ from torch import Tensor
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.krum import krum_scores
 from perennial.strategies.robust_rule import RobustRule, distances_from
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.sums import update_file
 
 HAND = [(1.0, 2.0), (1.2, 1.8), (0.8, 2.2), (1.1, 2.1), (10.0, -10.0)]

@@ -7,16 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.foundation.errors import PolicyRefusal, ProtocolError
-from perennial.privacy.secure.graph import FAILURE, Graph, regular
-from perennial.privacy.secure.keys import fingerprint, new_secret
-from perennial.privacy.secure.masks import add_masks
-from perennial.privacy.secure.parameters import Parameters
-from perennial.privacy.secure.roster import Peer
-from perennial.privacy.secure.server_session import ServerSession
-from perennial.privacy.secure.shamir import PRIME, join, split
-from perennial.privacy.secure.site_session import SiteSession
-from tests.secure_sites import (
+from perennial.benchmarks.secure_sites import (
     RUN,
     Federation,
     attempt_of,
@@ -26,6 +17,15 @@ from tests.secure_sites import (
     subject_of,
     trust_all,
 )
+from perennial.foundation.errors import PolicyRefusal, ProtocolError
+from perennial.privacy.secure.graph import FAILURE, Graph, regular
+from perennial.privacy.secure.keys import fingerprint, new_secret
+from perennial.privacy.secure.masks import add_masks
+from perennial.privacy.secure.parameters import Parameters
+from perennial.privacy.secure.roster import Peer
+from perennial.privacy.secure.server_session import ServerSession
+from perennial.privacy.secure.shamir import PRIME, join, split
+from perennial.privacy.secure.site_session import SiteSession
 
 
 def _all(federation: Federation) -> list[list[str]]:

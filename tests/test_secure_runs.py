@@ -24,8 +24,8 @@ from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import STAMP_FIELDS
 from perennial.server.app import serve
-from perennial.strategies.base import RoundOutcome
 from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.secure.masked_round import MaskedRound
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.secure.store import Opened, SumStore

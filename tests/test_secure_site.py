@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perennial.benchmarks.secure_sites import RUN, Federation, Parameters, attempt_of, subject_of
 from perennial.client.policy import check_digests, check_evaluation, check_secure, check_update
 from perennial.client.secure_state import SecureState, own_fingerprint, own_identity
 from perennial.config.experiment import Experiment
@@ -14,7 +15,6 @@ from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
 from perennial.privacy.secure.masks import Words
-from tests.secure_sites import RUN, Federation, Parameters, attempt_of, subject_of
 
 EXPERIMENT: dict[str, Any] = {
     "name": "demand",

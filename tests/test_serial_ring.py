@@ -12,8 +12,8 @@ from perennial.config.bounds import BoundsConfig
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import byte_count
-from perennial.strategies.base import TaskStart
 from perennial.strategies.ring import hop_log as ring_log
+from perennial.strategies.round.request import TaskStart
 from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.serial_ring import SerialRing, frozen_names, layer_names, perturbed
 

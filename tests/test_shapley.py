@@ -103,7 +103,7 @@ def test_what_is_no_game_is_refused() -> None:
         exact(13, toy)
     with pytest.raises(ValueError, match=r"found \[0, 0, 1\], no permutation"):
         over_permutations(3, toy, [np.array([0, 0, 1])])
-    with pytest.raises(ValueError, match="found no order"):
+    with pytest.raises(ValueError, match="found no permutation"):
         over_permutations(3, toy, [])
 
 

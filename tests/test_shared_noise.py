@@ -123,7 +123,7 @@ def test_rounding_never_makes_a_norm_grow_and_the_sum_comes_back(tmp_path: Path)
 
 
 def test_noise_of_a_site_has_its_share_of_the_variance() -> None:
-    noise = SharedNoise(multiplier=2.0, clip_norm=0.5, honest=9, std=1 << 16)
+    noise = SharedNoise(multiplier=2.0, clip_norm=0.5, honest=9, std=1 << 16, count_multiplier=0.0)
     words = np.zeros(100_001, dtype=np.uint32)
     noise.add(words, SecureWords(), counts_within=False)
     values = words[:-1].view(np.int32) * noise.step
@@ -174,7 +174,7 @@ def test_audit_of_the_sum_stays_below_the_claim_and_notices_missing_noise() -> N
     """An empirical floor for epsilon from the opened sum of one coordinate: three honest parts, one site's
     contribution there or zero. With one site's part left out the floor passes the claim."""
     trials, delta = 250_000, 1e-2
-    noise = SharedNoise(multiplier=1.0, clip_norm=1.0, honest=3, std=1 << 12)
+    noise = SharedNoise(multiplier=1.0, clip_norm=1.0, honest=3, std=1 << 12, count_multiplier=0.0)
     step = round(noise.clip_norm / noise.step)
 
     def floor(parts: int) -> float:

@@ -228,7 +228,7 @@ TURN = {"sweep": 1, "segments": 1, "sizes": "equal", "least": 1}
     [
         ({"learner": LEARNER | {"memory": {"selection": "herding", "per_class": 4}}}, "memory.selection"),
         ({"learner": LEARNER | {"memory": {"selection": "random", "per_class": 4}}}, "memory.share"),
-        ({"learner": LEARNER | {"classification": "balanced_softmax"}}, "class counts"),
+        ({"learner": LEARNER | {"classification": "balanced_softmax"}}, "classification 'balanced_softmax'"),
         ({"learner": LEARNER | {"contrastive": {"weight": 0.1}}}, "contrastive"),
         ({"model": {"name": "small_cnn", "channels": [4, 4], "norm": "batch"}}, "BatchNorm"),
         ({**READS_DIGESTS, "digests": {"per_digest": 4}}, "digest would leave"),

@@ -12,7 +12,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest, Refusal, Stamp
-from perennial.strategies.base import RoundRequest
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.valuation.site_utility import SiteJudge
 
 MODEL = {"w": torch.ones(3)}

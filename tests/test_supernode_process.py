@@ -2,17 +2,22 @@
 
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flwr.app import Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supernode import start_client_internal
 
+from perennial.config.approval import Approval
 from perennial.deploy import supernode_process
-from perennial.deploy.supernode_process import send_whole_replies
+from perennial.deploy.supernode_process import refuse_unapproved_apps, send_whole_replies
+from perennial.engine.grid import set_task_identity
+from perennial.strategies.round.queries import NOT_APPROVED, describe_error
 
 PARTS = [b"first part", b"second part"]
 
@@ -100,3 +105,50 @@ def test_a_reply_whose_author_is_dead_is_given_up(
     state = push(store, tree, sent)
     assert sent == [] and state.deleted
     assert tree.object_id not in store
+
+
+def test_an_app_that_was_not_approved_is_one_sentence_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest, runs = "ab" * 32, iter((7, 7, 8))
+    inserted: list[Message] = []
+    fetched: list[str] = []
+
+    def flowers(*, receive: Any, get_fab: Any, **more: Any) -> int:
+        message, _ = receive()
+        get_fab(digest, message.metadata.run_id)
+        return message.metadata.run_id
+
+    def receive() -> tuple[Message, None]:
+        set_task_identity()
+        message = Message(RecordDict(), 1, "query")
+        message.metadata.__dict__["_run_id"] = next(runs)
+        return message, None
+
+    def get_fab(found: str, run: int) -> str:
+        fetched.append(found)
+        return "fab"
+
+    (tmp_path / "site.yaml").write_text("site: graz\nstate_dir: state\n")
+    monkeypatch.setattr(start_client_internal, "_pull_and_store_message", flowers)
+    monkeypatch.setattr(start_client_internal, "_insert_message", lambda reply, *more: inserted.append(reply))
+    refuse_unapproved_apps(tmp_path / "site.yaml")
+
+    def pull() -> Any:
+        return start_client_internal._pull_and_store_message(
+            state=None,  # pyright: ignore[reportArgumentType]
+            object_store=None,  # pyright: ignore[reportArgumentType]
+            receive=receive,  # pyright: ignore[reportArgumentType]
+            get_fab=get_fab,  # pyright: ignore[reportArgumentType]
+        )  # pyright: ignore[reportCallIssue]
+
+    with caplog.at_level("WARNING", logger="perennial.site"):
+        assert pull() == 7 and pull() == 7
+    assert [describe_error(reply.error.reason or "") for reply in inserted] == [NOT_APPROVED] * 2
+    assert fetched == [] and len(caplog.records) == 1 and digest in caplog.text
+    approval = Approval(
+        app="a", bundle=digest, code="c", file="f", experiment="e", time="t", settings={"name": "skin"}
+    )
+    (tmp_path / "approvals").mkdir()
+    (tmp_path / "approvals" / approval.name).write_text(approval.model_dump_json())
+    assert pull() == 8 and fetched == [digest] and len(inserted) == 2

@@ -15,8 +15,8 @@ from perennial.models.incremental import IncrementalModel
 from perennial.models.sample_generator import NOISE, SampleGenerator
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import TaskStart
 from perennial.strategies.digests.inversion import Inversion
+from perennial.strategies.round.request import TaskStart
 from perennial.strategies.target import Target
 
 STAMP = {

@@ -15,11 +15,13 @@ from perennial.config.bounds import BoundsConfig
 from perennial.config.sums import SumsConfig
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.strategies import base as base_module
-from perennial.strategies.base import IncrementalStrategy, RoundOutcome, RoundPart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import STRATEGIES, build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.robust_rule import RobustRule
 from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.part import RoundPart
 from perennial.strategies.wrapper import Wrapper
 
 ROOT = Path(__file__).parent.parent

@@ -20,6 +20,7 @@ from perennial.benchmarks.peers.environments import FOLDER
 from perennial.benchmarks.peers.page import MARKDOWN, RESULTS, as_markdown, read
 from perennial.benchmarks.peers.prepare import write_task
 from perennial.benchmarks.processes import Ended
+from perennial.benchmarks.table import RESULTS_REVISION
 from perennial.benchmarks.workloads import write_workload
 from perennial.config.experiment import load_experiment
 from perennial.foundation.files import replace_file
@@ -71,6 +72,7 @@ def entry(workload: str, name: str, contestant: Contestant, runs: list[Ended], l
         **{key: round(median(values), 4) for key, values in samples.items()},
         "steps": runs[0].found["steps"],
         "samples": samples,
+        "revision": RESULTS_REVISION,
         "versions": runs[0].found.get("versions") or versions(),
         "machine": machine(),
         "load_before": round(load, 2),

@@ -13,7 +13,11 @@ from perennial.benchmarks.processes import Ended
 
 @dataclass
 class Contestant:
-    """simulator: False for the plain loop, which can run nothing else. slow: takes part in one turn only."""
+    """A simulator that is timed.
+
+    simulator: False for the plain loop, which can run nothing else.
+    slow: takes part in one turn only.
+    """
 
     simulator: bool = True
     slow: bool = False

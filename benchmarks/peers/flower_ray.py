@@ -56,9 +56,9 @@ def total_steps(replies: list[RecordDict], weight: str) -> MetricRecord:
     for reply in replies:
         metrics = reply["metrics"]
         assert isinstance(metrics, MetricRecord)
-        told = metrics["steps"]
-        assert isinstance(told, int)
-        steps += told
+        reported = metrics["steps"]
+        assert isinstance(reported, int)
+        steps += reported
     return MetricRecord({"steps": steps})
 
 
@@ -79,9 +79,9 @@ def serve(grid: Grid, context: Context) -> None:
     seconds = time.perf_counter() - start
     steps = 0
     for metrics in result.train_metrics_clientapp.values():
-        told = metrics["steps"]
-        assert isinstance(told, int)
-        steps += told
+        reported = metrics["steps"]
+        assert isinstance(reported, int)
+        steps += reported
     model.load_state_dict(result.arrays.to_torch_state_dict())
     report(seconds, steps, accuracy(model, task.test), "flwr", "ray", "numpy")
 

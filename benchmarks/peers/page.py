@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from perennial.benchmarks.markdown import age
+
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "peers.jsonl"
 MARKDOWN = RESULTS.with_suffix(".md")
 OURS = "Perennial, "
@@ -26,7 +28,7 @@ def read(path: Path = RESULTS) -> list[dict[str, Any]]:
 
 def as_markdown(entries: Sequence[Mapping[str, Any]]) -> str:
     """One table for each workload, the verdict below, and where it was measured."""
-    lines = [HEAD]
+    lines = [HEAD, *([old, ""] if (old := age(entries)) else [])]
     for workload in sorted({entry["workload"] for entry in entries}):
         mine = [entry for entry in entries if entry["workload"] == workload]
         lines += [

@@ -21,7 +21,11 @@ Samples = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """sites: training samples of each. initial: the first model's tensors, in the order of network()."""
+    """A workload as arrays.
+
+    sites: training samples of each.
+    initial: the first model's tensors, in the order of network().
+    """
 
     rounds: int
     sites_per_round: int

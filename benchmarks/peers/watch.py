@@ -1,4 +1,4 @@
-"""A command from start to exit, with the memory of all processes that it starts."""
+"""Runs a command to its exit and measures the memory of all processes that it starts."""
 
 import os
 import subprocess

@@ -34,8 +34,8 @@ def own_models_of(*sites: str) -> Measure:
     def measured(summary: Mapping[str, Any]) -> float:
         own = summary.get("personalised_accuracy")
         accuracy = {site: facts["accuracy"] for site, facts in summary["sites"].items()}
-        told = [accuracy[site] if own is None else own[site][-1] for site in sites]
-        return sum(told) / len(told)
+        accuracies = [accuracy[site] if own is None else own[site][-1] for site in sites]
+        return sum(accuracies) / len(accuracies)
 
     return measured
 

@@ -1,4 +1,4 @@
-"""FedDig: what stays of absent sites, in the scenarios of its paper and in one that no paper has."""
+"""FedDig: how much the model keeps of absent sites, in the paper's scenarios and in one more."""
 
 import json
 from typing import Any

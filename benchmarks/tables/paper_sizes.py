@@ -1,4 +1,4 @@
-"""FedDig and TriCon-SF at sizes that their papers have, as far as these are told; for a GPU box."""
+"""FedDig and TriCon-SF at the sizes of their papers, as far as these state them; for a machine with a GPU."""
 
 from perennial.benchmarks.table import Row, Table, of
 from perennial.benchmarks.tables.feddig import IMAGE_BRANCH_ONLY, LAST, away

@@ -32,7 +32,10 @@ def _sites(experiment: str) -> list[Row]:
 
 
 def _samples(experiment: str, *batches: str) -> list[Row]:
-    """batches: changes of the row without protection beside its learning rate."""
+    """The rows of one data set, without protection and in mode sample.
+
+    batches: changes of the row without protection beside its learning rate.
+    """
     return [
         Row("no protection", experiment, (*_PLAIN_SGD, *batches)),
         Row("sample, sigma 1", experiment),

@@ -1,4 +1,4 @@
-"""TriCon-SF: a serial ring beside averaging, with equal rounds and with equal work, and who is flagged."""
+"""TriCon-SF: a serial ring against averaging, with equal rounds and with equal work, and flagged sites."""
 
 from collections.abc import Mapping
 from statistics import mean

@@ -46,7 +46,10 @@ class Sums:
 
     @classmethod
     def of(cls, statistics: Statistics, *, samples: int | None = None) -> "Sums":
-        """samples: of weighted statistics, which count each sample w_c times; None for plain ones."""
+        """The sums of some statistics, as float64.
+
+        samples: of weighted statistics, which count each sample w_c times; None for plain ones.
+        """
         unit = 1 if samples is None else WEIGHT
         return cls(
             unpacked(statistics.gram, statistics.width) / unit,

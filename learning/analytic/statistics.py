@@ -123,8 +123,10 @@ class Collector:
         self._added = 0
 
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """features: (n, D - 1) float32 as on_grid gives them. labels: (n,) int64, all among the classes.
+        """Add some samples to the sums.
 
+        features: (n, D - 1) float32 as on_grid gives them.
+        labels: (n,) int64, all among the classes.
         Raises DataError where a feature is none of the grid's, or a row is too long.
         """
         for start in range(0, len(labels), EXACT_SAMPLES):

@@ -1,1 +1,1 @@
-"""Networks that nobody trains here: what they say of a sample is the same at every site and in every task."""
+"""Fixed networks, which give a sample the same features at every site and in every task."""

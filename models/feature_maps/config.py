@@ -1,4 +1,4 @@
-"""The `features` of a model: which fixed maps say what a sample looks like."""
+"""The `features` of a model: the fixed maps that it uses."""
 
 from typing import Annotated, Any, Literal
 
@@ -54,7 +54,7 @@ class PretrainedConfig(_Map):
     for a packaged network, and needed beside a file.
     """
 
-    name: Literal["pretrained"]
+    name: Literal["pretrained"] = "pretrained"
     network: str = "efficientnet_lite0"
     weights: str | None = None
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")

@@ -1,4 +1,4 @@
-"""What a fixed map is known by."""
+"""The hash that identifies a fixed map."""
 
 import hashlib
 from collections.abc import Iterable, Mapping

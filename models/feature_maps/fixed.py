@@ -26,7 +26,10 @@ from perennial.models.feature_maps.random_relu import RandomReLU
 
 
 class FixedFeatures(nn.Module):
-    """maps: networks (B, ...) -> (B, width) over inputs, or over pixels in 0..255 behind `pixels`."""
+    """Fixed networks whose features stand side by side.
+
+    maps: networks (B, ...) -> (B, width) over inputs, or over pixels in 0..255 behind `pixels`.
+    """
 
     def __init__(
         self,

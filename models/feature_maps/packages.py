@@ -1,4 +1,4 @@
-"""Ordinary packages that bring a network's weights, and what is inside."""
+"""Python packages that contain a network's weights, and where these lie in them."""
 
 from dataclasses import dataclass
 

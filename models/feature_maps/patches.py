@@ -33,7 +33,11 @@ MIDDLE = 128.0
 
 @dataclass(frozen=True)
 class Filters:
-    """weight: (K, C, p, p) float32, of centred patches divided by their deviation. offset: (K,)."""
+    """Convolution filters made of whitened image patches.
+
+    weight: (K, C, p, p) float32, of centred patches divided by their deviation.
+    offset: (K,).
+    """
 
     weight: Tensor
     offset: Tensor
@@ -53,9 +57,9 @@ def filters_of(images: Sequence[np.ndarray], count: int, size: int, seed: int) -
     generator = stream(seed, "patches", size)
     channels = images[0].shape[0]
     picked = generator.integers(0, len(images), SAMPLED + count)
-    places = generator.random((SAMPLED + count, 2))
+    corners = generator.random((SAMPLED + count, 2))
     patches = np.empty((SAMPLED + count, channels, size, size))
-    for patch, which, (row, column) in zip(patches, picked, places, strict=True):
+    for patch, which, (row, column) in zip(patches, picked, corners, strict=True):
         image = images[which]
         top = int(row * (image.shape[1] - size + 1))
         left = int(column * (image.shape[2] - size + 1))

@@ -21,20 +21,20 @@ class Pretrained(nn.Module):
     def __init__(self, network: nn.Module, width: int, size: tuple[int, int] | None, name: str) -> None:
         super().__init__()
         self.network, self.width = network, width
-        self._size, self._name = size, name
+        self.size, self._name = size, name
         self.mean = nn.Parameter(torch.zeros(3, 1, 1), requires_grad=False)
         self.std = nn.Parameter(torch.ones(3, 1, 1), requires_grad=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = pixels.expand(-1, 3, -1, -1) if pixels.shape[1] == 1 else pixels
-        if self._size is not None and self._size != tuple(x.shape[2:]):
-            x = F.interpolate(x, size=self._size, mode="bicubic", align_corners=False)
+        if self.size is not None and self.size != tuple(x.shape[2:]):
+            x = F.interpolate(x, size=self.size, mode="bicubic", align_corners=False)
         return self.network((x / 255 - self.mean) / self.std)
 
     @property
     def about(self) -> str:
         """What its tensors do not say."""
-        return f"pretrained {self._name} {self._size}"
+        return f"pretrained {self._name} {self.size}"
 
 
 def build_pretrained(

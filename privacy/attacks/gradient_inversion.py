@@ -20,7 +20,12 @@ from perennial.privacy.attacks.optimisation import search_images, total_variatio
 
 @dataclass(frozen=True)
 class Inversion:
-    """images: (B, C, H, W) in [0, 1], the best of all restarts. labels: (B,). distance: objective reached."""
+    """Images that were reconstructed from a gradient.
+
+    images: (B, C, H, W) in [0, 1], the best of all restarts.
+    labels: (B,).
+    distance: objective reached.
+    """
 
     images: Tensor
     labels: Tensor

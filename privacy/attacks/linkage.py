@@ -1,4 +1,4 @@
-"""Whose model is this? Linking models whose hidden neurons were permuted between hand-overs.
+"""Links models to their sites although hidden neurons were permuted between hand-overs.
 
 A permutation of hidden neurons keeps the function and changes every index, so that models cannot be compared
 weight by weight. Weight matching undoes it: it is obfuscation, not protection.

@@ -17,7 +17,11 @@ _FEWEST_FOR_A_CLASS = 8
 
 @dataclass(frozen=True)
 class AttackStrength:
-    """auc: 0.5 is guessing. tpr_at_1_percent_fpr: 0.01 is guessing; below 100 others no error is allowed."""
+    """How well an attack tells members from others.
+
+    auc: 0.5 is guessing.
+    tpr_at_1_percent_fpr: 0.01 is guessing; below 100 others no error is allowed.
+    """
 
     auc: float
     tpr_at_1_percent_fpr: float

@@ -1,4 +1,4 @@
-"""What the sites of an attempt say of themselves, signed, and what every key and signature is bound to."""
+"""The sites of an attempt with their signed keys, and the run and attempt that these are bound to."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Which of the models that go round a ring came from which, although hidden neurons are renamed on the way.
+"""Links the models of a ring's hand-overs to each other although hidden neurons are renamed on the way.
 
 The ring's turns are taken again from the run's final model. The adversary holds models from before some turns
 and models from after them, in no order: the sites before and after a site in the ring have such a pair.

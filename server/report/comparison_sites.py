@@ -25,9 +25,9 @@ def site_figure(rows: Sequence[Row]) -> Figure | None:
         return None
     suffixes = ["" if has else ", global model" for has in own]
     names = [row.experiment + suffix for row, suffix in zip(rows, suffixes, strict=True)]
-    told = [_by_site(row) for row in rows]
-    sites = sorted({site for spreads in told for site in spreads})
-    lines = [[spreads.get(site, NOTHING) for site in sites] for spreads in told]
+    by_row = [_by_site(row) for row in rows]
+    sites = sorted({site for spreads in by_row for site in spreads})
+    lines = [[spreads.get(site, NOTHING) for site in sites] for spreads in by_row]
     data: list[dict[str, Any]] = [
         {
             "type": "scatter",

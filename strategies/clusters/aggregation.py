@@ -12,18 +12,21 @@ from torch import Tensor
 
 from perennial.models.layers import with_rows
 from perennial.protocol.messages import TrainRequest
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest, TaskStart
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.clusters.grouping import Grouping
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.nested_state import nested, part
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 
 Model = dict[str, Tensor]
 
 
 class ClusterAggregation:
-    """models: cluster -> its shared layers.
+    """Aggregates each cluster's updates with a strategy of its own.
 
+    models: cluster -> its shared layers.
     whole: the base strategy of all sites, before it is attached; those of the clusters have its settings.
     """
 

@@ -1,4 +1,4 @@
-"""Which sites are alike: groups of vectors, the number of groups, and how far vectors have moved.
+"""Clusters vectors of sites, chooses the number of clusters, and measures how far vectors have moved.
 
 Vectors are by site; whatever the order in which they came, they are taken in the order of the sites' names,
 and clusters are numbered by their first site in that order. N sites, k entries, q clusters.

@@ -1,4 +1,4 @@
-"""Who belongs to which cluster, and when that is found out anew."""
+"""Decides which site belongs to which cluster, and when sites are clustered again."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -9,7 +9,6 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.strategies.base import RoundRequest
 from perennial.strategies.clusters.clustering import (
     Labels,
     at_random,
@@ -24,6 +23,7 @@ from perennial.strategies.clusters.clustering import (
 )
 from perennial.strategies.clusters.site_vectors import VectorSettings, ask_vectors, most_varied, of_channels
 from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.services import Services
 
 Rule = Literal["sparsity", "threshold", "random", "fixed"]

@@ -10,9 +10,9 @@ from perennial.foundation.errors import ProtocolError
 from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.messages import PersonalModelReply, PersonalModelRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import RoundRequest
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask, check_possible, check_withheld
+from perennial.strategies.round.request import RoundRequest
 
 
 def complete_personal_models(

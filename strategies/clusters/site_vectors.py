@@ -1,4 +1,4 @@
-"""Asking sites for their sparsity vectors, and believing none that cannot be true."""
+"""Asks sites for their sparsity vectors, and rejects vectors that cannot be true."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from perennial.models.vgg_front import VggFront, read_vgg11, vgg11_front, with_w
 from perennial.privacy.entries import Entry
 from perennial.protocol.messages import SparsityReply, SparsityRequest
 from perennial.protocol.tensors import Tensors, content_sha256
-from perennial.strategies.base import RoundRequest
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.services import Services
 
 GLOBAL = "global"

@@ -1,4 +1,4 @@
-"""Asking sites for their digests: who lends, who declines, and what came of the rest."""
+"""Asks sites for their digests, and records who lends, who declines and who does not answer."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What sites have lent: who is asked for digests, who declines, who takes them back, and what is kept."""
+"""Lending of digests: which sites are asked, which decline or take theirs back, and what is kept."""
 
 import math
 from functools import cached_property
@@ -11,19 +11,21 @@ from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.models.digest_encoders import build_encoder, digest_shape, encoder_hash
 from perennial.privacy.entries import Entry
 from perennial.protocol.messages import DigestReply, Stamp
-from perennial.strategies.base import RoundRequest
 from perennial.strategies.digests.collection import collect
 from perennial.strategies.digests.report import digest_block, published_guarantee
 from perennial.strategies.digests.store import DigestStore, checked
 from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.services import Services
 
 
 class DigestLending:
-    """digests: how the experiment says that they are made. store: those that are kept.
+    """Collects digests from the sites and keeps them for absent ones.
 
-    withdrawals: how often a site has taken its digests back. rounds_stood_in: site -> rounds in which its
-    digests taught in its place.
+    digests: how the experiment says that they are made.
+    store: those that are kept.
+    withdrawals: how often a site has taken its digests back.
+    rounds_stood_in: site -> rounds in which its digests taught in its place.
     """
 
     def __init__(self, services: Services) -> None:

@@ -14,7 +14,7 @@ from torch.optim.sgd import sgd
 
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.flat import FlatParameters
-from perennial.strategies.base import Arrays
+from perennial.strategies.round.request import Arrays
 
 
 class Momentum:

@@ -1,4 +1,4 @@
-"""Digests moved apart again, as far as mixing has drawn them together.
+"""Moves digests apart by as much as mixing has drawn them together.
 
 A digest of S samples of one class has that class's mean, and 1/S of its variance: a model that learns from
 such digests has never seen how far single samples stray, which is what it will be asked about. Moving each

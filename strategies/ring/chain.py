@@ -7,9 +7,9 @@ from flwr.serverapp import Grid
 
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import Arrays, RoundRequest
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.gate import Admitted, Gate
+from perennial.strategies.round.request import Arrays, RoundRequest
 
 SLOWEST_POLL = 0.05
 """Seconds between looks at the grid: every one of the many hops waits for its site alone."""

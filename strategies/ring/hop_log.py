@@ -18,8 +18,8 @@ from perennial.foundation.files import make_folder, replace_file
 from perennial.learning.worth import Worth
 from perennial.protocol.messages import Stamp
 from perennial.protocol.tensors import content_sha256
-from perennial.strategies.base import RoundOutcome
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
 
 FILE = "ring.safetensors"
 SAVE_EVERY = 1.0

@@ -8,10 +8,11 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.protocol.tensors import byte_count
-from perennial.strategies.base import Arrays, RoundOutcome, RoundRequest
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.ring.chain import Chain, Silent
 from perennial.strategies.round.gate import Admitted, Refused, Rejected
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest
 from perennial.strategies.sums.exact_sum import ExactSum
 
 

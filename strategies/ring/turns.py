@@ -9,8 +9,8 @@ from torch import Tensor
 from perennial.learning.worth import Worth
 
 if TYPE_CHECKING:
-    from perennial.strategies.base import RoundRequest
     from perennial.strategies.round.gate import Admitted
+    from perennial.strategies.round.request import RoundRequest
 
 Weigh = Callable[[Mapping[str, Tensor]], Worth | None]
 """From a model to what it is worth on each class; None where nobody could say."""

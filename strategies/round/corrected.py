@@ -11,9 +11,9 @@ from torch import Tensor
 
 from perennial.models.growth import grown
 from perennial.protocol.messages import TrainRequest
-from perennial.strategies.base import Arrays, TaskStart
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.request import Arrays, TaskStart
 from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.sums.parameters import parameter_zeros, prefixed, unprefixed
 

@@ -7,8 +7,9 @@ from perennial.privacy.combinations import ReleaseProtection
 
 @dataclass(frozen=True)
 class Disclosures:
-    """weights_use_metrics: a site's weight depends on loss or accuracy that it reports.
+    """What a method needs from the sites beside the update.
 
+    weights_use_metrics: a site's weight depends on loss or accuracy that it reports.
     clear_uploads: names of arrays or figures that replies carry without noise.
     sparsity: the unit that the release's own noise hides, "none" without a proven guarantee; None when it is
     not sent.

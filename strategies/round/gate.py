@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import Message
 from torch import Tensor
 
-from perennial.foundation.errors import ProtocolError
+from perennial.foundation.errors import ProtocolError, printable
 from perennial.protocol.fields import arrays_of, read_kind
 from perennial.protocol.messages import MAX_EXAMPLES, Refusal, Stamp, TrainReply
 from perennial.protocol.tensors import Tensors, unpack
@@ -75,15 +75,18 @@ class Gate:
     def admit(self, message: Message, site: str) -> Admitted:
         """The reply's content. Raises Rejected or Refused with the reason."""
         if message.has_error():
-            raise Rejected(f"error at the site or on the way: {message.error.reason}")
+            raise Rejected(f"error at the site or on the way: {printable(message.error.reason or 'unknown')}")
         try:
             kind = read_kind(message.content)
             if kind == Refusal.__name__:
                 refusal = Refusal.from_record(message.content)
-                raise Refused(f"{refusal.kind}: {refusal.reason}")
+                raise Refused(printable(f"{refusal.kind}: {refusal.reason}"))
             reply = self._ours(message, site) if kind else self._flower(message, site)
         except (ProtocolError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise Rejected(str(error)) from error
+            raise Rejected(printable(str(error))) from error
+        except Rejected as error:
+            # names of tensors and figures come from the site
+            raise Rejected(printable(str(error))) from error
         if site in self._seen:
             raise Rejected("a second reply in the same round; the first one counts")
         self._seen.add(site)

@@ -1,12 +1,13 @@
-"""Asking sites something other than training: every reply is checked before it is believed."""
+"""Asks sites for something other than training, and checks every reply before it is used."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from flwr.app import Message
 from flwr.serverapp import Grid
 
-from perennial.foundation.errors import ProtocolError
+from perennial.foundation.errors import ProtocolError, printable
 from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import EvaluateReply, Refusal, Stamp, require_same_round
@@ -61,7 +62,7 @@ def answers(
 
     expected: one kind of reply, or as many kinds as there are requests to one site.
     """
-    kinds = {kind.__name__: kind for kind in (expected if isinstance(expected, tuple) else (expected,))}
+    kinds = expected if isinstance(expected, tuple) else (expected,)
     waiting = Counter(site for site, _, _ in requests)
     stamps: dict[str, list[Stamp]] = {}
     for site, _, request in requests:
@@ -71,25 +72,35 @@ def answers(
     for site, message in exchange.run(grid, requests, deadline):
         waiting[site] -= 1
         try:
-            if message.has_error():
-                raise ProtocolError(describe_error(message.error.reason or "unknown"))
-            kind = read_kind(message.content)
-            if kind == Refusal.__name__:
-                refusal = Refusal.from_record(message.content)
-                raise ProtocolError(f"{refusal.kind}: {refusal.reason}")
-            reply = kinds.get(kind, next(iter(kinds.values()))).from_record(message.content)
-            if isinstance(reply, Stamp) and site in stamps:
-                fits = [request for request in stamps[site] if not request.mismatch(reply)]
-                require_same_round((fits or stamps[site])[0], reply)
+            reply = checked(message, kinds, stamps.get(site, ()))
             check(reply)
         except ProtocolError as error:
-            dropped(site, str(error))
+            dropped(site, printable(str(error)))
         else:
             exchange.bytes_up += reply.tensor_bytes
             yield site, reply
     for site, missing in waiting.items():
         if missing:
             dropped(site, f"no answer within {deadline:.0f} s")
+
+
+def checked(message: Message, kinds: Sequence[type[Reply]], requests: Sequence[Stamp]) -> Reply:
+    """What a message says, of one of these kinds and in answer to one of these requests.
+
+    Raises ProtocolError where it is an error, a refusal, of another kind, or stale.
+    """
+    if message.has_error():
+        raise ProtocolError(describe_error(message.error.reason or "unknown"))
+    found = read_kind(message.content)
+    if found == Refusal.__name__:
+        refusal = Refusal.from_record(message.content)
+        raise ProtocolError(f"{refusal.kind}: {refusal.reason}")
+    by_name = {kind.__name__: kind for kind in kinds}
+    reply = by_name.get(found, kinds[0]).from_record(message.content)
+    if isinstance(reply, Stamp) and requests:
+        fits = [request for request in requests if not request.mismatch(reply)]
+        require_same_round((fits or requests)[0], reply)
+    return reply
 
 
 def check_counts(reply: EvaluateReply, noise: CountNoise | None = None) -> None:

@@ -20,7 +20,10 @@ NORMS, SAMPLES, MET = "norms", "samples", "met"
 
 @dataclass
 class RunningBounds:
-    """state: a dict of the checkpoint, kept up to date here: the latest rounds' medians, who met a bound."""
+    """Bounds on updates that follow from the medians of earlier rounds.
+
+    state: a dict of the checkpoint, kept up to date here: the latest rounds' medians, and who met a bound.
+    """
 
     config: BoundsConfig
     state: dict[str, Any]

@@ -37,8 +37,11 @@ class ReleaseRecord(Protocol):
 
 @dataclass(frozen=True)
 class Services:
-    """schedule: tasks and their classes. input_shape: of one sample. device: where the server computes.
+    """What the server lends a strategy.
 
+    schedule: tasks and their classes.
+    input_shape: of one sample.
+    device: where the server computes.
     constants: (mean, std) of inputs, where the server knows them.
     load: the server's model with given travelling arrays in it, in evaluation mode; one model serves all
     calls, so a strategy that trains takes a copy.

@@ -17,8 +17,10 @@ from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import content_sha256
-from perennial.strategies.base import Arrays, IncrementalStrategy, RoundOutcome, RoundRequest
+from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest
 from perennial.strategies.round.services import Judge
 from perennial.strategies.secure.masked_sums import MaskedSums
 
@@ -27,7 +29,11 @@ MOST_HALVINGS = 6
 
 
 class MaskedRound:
-    """sums: of the run. judge: None where the server has no samples."""
+    """Rounds of training in which the server sees only the sum of the updates.
+
+    sums: of the run.
+    judge: None where the server has no samples.
+    """
 
     def __init__(self, sums: MaskedSums, judge: Judge | None = None) -> None:
         self._sums, self._judge = sums, judge

@@ -96,8 +96,8 @@ class MaskedSums:
         except ProtocolError as error:
             raise NotEnough(str(error)) from error
         roster = tuple(member.name for member in session.members)
-        told = tuple(sorted({*models.values()}))
-        opened = Opened(words, tuple(session.survivors), roster, told, session.attempt.number)
+        kept = tuple(sorted({*models.values()}))
+        opened = Opened(words, tuple(session.survivors), roster, kept, session.attempt.number)
         self._store.keep_opened(subject, opened)
         return opened
 

@@ -34,7 +34,10 @@ class Opened:
 
 
 class SumStore:
-    """folder: of this run; None: nothing is kept, and a stopped run starts its round anew."""
+    """Keeps the progress of masked sums on disk.
+
+    folder: of this run; None: nothing is kept, and a stopped run starts its round anew.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = None if folder is None else folder / "secure"

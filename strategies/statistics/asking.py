@@ -1,6 +1,6 @@
-"""Asking sites for their sums, one exchange a task, and for what goes before and after."""
+"""Asks sites for their sums, in one exchange for each task, and for the counts and choices around it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,9 +21,11 @@ from perennial.protocol.messages import (
     StatisticsRequest,
 )
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import RoundOutcome, RoundRequest
 from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.queries import answers, ask
+from perennial.strategies.round.request import RoundRequest
+from perennial.strategies.statistics.awaited import Awaited, Pending
 from perennial.strategies.statistics.checks import check_exact, check_range, read_statistics
 
 Reply = TypeVar("Reply", bound=Stamp)
@@ -50,16 +52,10 @@ class Asking:
         self, sites: Sequence[str], task: int, classes: range, weights: list[int] | None = None
     ) -> Iterator[tuple[str, Statistics]]:
         """(site, its sums of one task's classes) as they come."""
-        message = StatisticsRequest(**self._stamp, of_task=task, features=self.features, weights=weights)
+        message = self._request(task, weights)
 
         def check(reply: StatisticsReply) -> None:
-            if (reply.of_task, reply.features) != (task, self.features):
-                raise ProtocolError("StatisticsReply: of_task, features: not those that were asked for")
-            found = read_statistics(reply.statistics, self.width, classes)
-            if self.noised:
-                check_range(found)
-            else:
-                check_exact(found, weights)
+            self._check(reply, task, classes, weights)
 
         found = self._asked(sites)
         requests = [(site, node, message) for site, node in found.items()]
@@ -68,6 +64,39 @@ class Asking:
         )
         for site, reply in replies:
             yield site, read_statistics(reply.statistics, self.width, classes)
+
+    def as_they_come(
+        self, awaited: Awaited, missing: Iterable[tuple[int, str]], classes_of: Callable[[int], range]
+    ) -> Iterator[tuple[int, str, Statistics]]:
+        """(task, site, its sums of the task's classes) of whatever has come, once something has.
+
+        missing: (task, site) to ask for, where no request is on its way.
+        """
+        for task, site in missing:
+            if not awaited.asked(task, site):
+                node = self.request.sites[site]
+                message = self._request(task, None)
+                awaited.ask(self.grid, self.exchange, site, node, message, self.request.deadline)
+
+        def check(entry: Pending, reply: StatisticsReply) -> None:
+            self._check(reply, entry.request.of_task, classes_of(entry.request.of_task), None)
+
+        deadline = self.request.deadline
+        for site, reply in awaited.arrived(self.grid, self.exchange, deadline, check, self._dropped):
+            task = reply.of_task
+            yield task, site, read_statistics(reply.statistics, self.width, classes_of(task))
+
+    def _request(self, task: int, weights: list[int] | None) -> StatisticsRequest:
+        return StatisticsRequest(**self._stamp, of_task=task, features=self.features, weights=weights)
+
+    def _check(self, reply: StatisticsReply, task: int, classes: range, weights: list[int] | None) -> None:
+        if (reply.of_task, reply.features) != (task, self.features):
+            raise ProtocolError("StatisticsReply: of_task, features: not those that were asked for")
+        found = read_statistics(reply.statistics, self.width, classes)
+        if self.noised:
+            check_range(found)
+        else:
+            check_exact(found, weights)
 
     def class_counts(self, sites: Sequence[str], task: int, classes: range) -> dict[str, list[int]]:
         """site -> its training samples of each of the task's classes."""

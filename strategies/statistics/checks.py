@@ -1,4 +1,4 @@
-"""Whether a site's sums can be true: what the constant feature says must agree with what the others do."""
+"""Checks whether a site's sums can be true: those of the constant feature must agree with the others."""
 
 import torch
 
@@ -41,14 +41,14 @@ def check_exact(found: Statistics, weight: list[int] | None = None) -> None:
     ):
         raise _false("counts", "no multiples of the class weights")
     total = int(counts.sum())
-    diagonal = found.gram[_diagonal_places(found.width)]
+    diagonal = found.gram[_diagonal_indices(found.width)]
     if bool((diagonal < 0).any()) or int(diagonal.double().sum()) > total * PRODUCT:
         raise _false("gram", "a diagonal that samples of length 1 do not have")
     if bool((found.sums.abs() > counts[:, None] * GRID).any()):
         raise _false("sums", "a sum beyond what its samples can reach")
     if not torch.equal(found.sums[:, -1], counts * CONSTANT_STEPS):
         raise _false("sums", "a constant that is not the constant's")
-    last = _diagonal_places(found.width) + torch.arange(found.width - 1, -1, -1)
+    last = _diagonal_indices(found.width) + torch.arange(found.width - 1, -1, -1)
     if not torch.equal(found.gram[last], found.sums.sum(dim=0) * CONSTANT_STEPS):
         raise _false("gram", "products with the constant that are not the sums times it")
 
@@ -60,7 +60,7 @@ def check_range(found: Statistics) -> None:
             raise ProtocolError(f"StatisticsReply: statistics: {name}: found 2^56 steps or more")
 
 
-def _diagonal_places(width: int) -> torch.Tensor:
+def _diagonal_indices(width: int) -> torch.Tensor:
     """Where each row of a packed upper triangle begins."""
     rows = torch.arange(width)
     return rows * width - rows * (rows - 1) // 2

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from perennial.config.analytic import shrinkage_of
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, gaussian, gcv, ridge
 from perennial.strategies.statistics.asking import Asking
@@ -15,20 +16,18 @@ Criterion = Literal["balanced", "plain"]
 GAMMAS = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
 LAMBDAS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 2.0, 4.0)
 """Shrinkages that are tried, where none is given."""
-DEFAULTS: dict[HeadName, float | Literal["validation", "gcv"]] = {
-    "gaussian": 0.1,
-    "ridge": "gcv",
-    "balanced_ridge": "validation",
-}
-"""Cross-validation counts each sample once: of classes of very different size it shrinks far too little."""
 
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """head, shrinkage, criterion, prior, standardise: as Analytic has them. shrinkages: ascending."""
+    """The settings of a head in closed form.
+
+    head, shrinkage, criterion, prior, standardise: as Analytic has them.
+    shrinkages: ascending.
+    """
 
     head: HeadName
-    shrinkage: float | Literal["validation", "gcv"]
+    shrinkage: float | str
     shrinkages: tuple[float, ...]
     criterion: Criterion
     prior: float
@@ -56,8 +55,23 @@ class HeadSettings:
         if not 0 <= prior <= 1:
             raise ValueError(f"prior: found {prior}, allowed 0 to 1")
         tried = shrinkages or (GAMMAS if head == "gaussian" else LAMBDAS)
-        chosen = DEFAULTS[head] if shrinkage is None else shrinkage
+        chosen = shrinkage_of({"head": head, "shrinkage": shrinkage})
         return cls(head, chosen, tuple(sorted(tried)), criterion, prior, standardise)
+
+    def require_noisable(self) -> None:
+        """Raises ConfigError for what sums with noise do not allow."""
+        if self.head != "ridge":
+            why = (
+                "no bound on how much one sample moves weighted sums has been worked out"
+                if self.head == "balanced_ridge"
+                else "it divides by counts and differences that noise can turn around"
+            )
+            raise ConfigError(f"strategy.head: found {self.head!r} with privacy; {why}; allowed: ridge")
+        if isinstance(self.shrinkage, str) or self.standardise:
+            raise ConfigError(
+                "strategy.shrinkage, standardise: with privacy allowed: a number, which the noise's own size "
+                "exceeds where it must, and false; validation counts would be a release of their own"
+            )
 
     def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
         """The head of these sums."""

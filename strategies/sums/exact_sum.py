@@ -8,22 +8,19 @@ So the mean of K updates, sum w u / sum w, is off by at most (step / 2) / (sum w
 over the mean weight. With five sites a step is 2^-28 for weights that are counts of samples, and a mean of
 100 samples gives 1.9e-11; with 5,000 sites it is 2^-18, and 1.9e-8. Weights far below 1 cost accuracy.
 
-A large model's sum runs in a compiled loop, a small one's in PyTorch's operations. The two may round the last
-step of the grid differently; which of them runs depends on the model alone.
+A large model's sum runs in the loops of exact_loops.py, a small one's in PyTorch's operations. The two may
+round the last step of the grid differently; which of them runs depends on the model alone.
 """
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from perennial.models.sum_grid import SumGrid
-
-if TYPE_CHECKING:
-    from perennial.strategies.sums.exact_kernel import Share
+from perennial.strategies.sums.exact_loops import Share, add_rows, begin_compiling, loops, shares
 
 # Adding 1.5 * 2^52 grid steps puts every |value| < 2^51 steps into one binade whose spacing is the grid: the
 # addition itself rounds to the grid, and the integer behind the float's bits counts grid steps from the
@@ -60,6 +57,8 @@ class ExactSum:
         self._compiled = max(model_size, sum(map(len, self._steps))) >= COMPILED_FROM and all(
             tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in like.values()
         )
+        if self._compiled:
+            begin_compiling()
 
     def add(self, update: Mapping[str, Tensor], weight: float, norm: float) -> None:
         """Add weight * update. norm: L2 norm of the update, which bounds each of its values.
@@ -91,8 +90,6 @@ class ExactSum:
         return sum(steps.nbytes for steps in self._steps)
 
     def _add_compiled(self, update: Mapping[str, Tensor], weight: float) -> None:
-        from perennial.strategies.sums.exact_kernel import add_rows, shares
-
         if self._shares is None:
             self._shares = shares([len(steps) for steps in self._steps])
         rows = [_row([update[name] for name in group]).contiguous().numpy() for group in self._groups]
@@ -148,9 +145,7 @@ class ExactSum:
         }
 
     def _added_compiled(self, reference: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-        from perennial.strategies.sums.exact_kernel import add_mean
-
-        offset = self._offset
+        passes, offset = loops(), self._offset
         result: dict[str, Tensor] = {}
         for group, steps in zip(self._groups, self._steps, strict=True):
             parts = steps.split([self._shapes[name].numel() for name in group])
@@ -158,7 +153,7 @@ class ExactSum:
                 if name in reference:
                     before = reference[name].reshape(-1).numpy()
                     result[name] = torch.empty(self._shapes[name])
-                    add_mean(
+                    passes.add_mean(
                         before, part.numpy(), offset, self.grid.step * scale, result[name].view(-1).numpy()
                     )
         return {name: result[name] for name in reference}

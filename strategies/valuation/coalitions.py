@@ -14,10 +14,11 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.protocol.tensors import byte_count
-from perennial.strategies.base import Arrays, RoundOutcome, RoundRequest
 from perennial.strategies.ring.chain import Silent
 from perennial.strategies.ring.turns import TakesTurns
 from perennial.strategies.round.gate import Refused, Rejected
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import Arrays, RoundRequest
 from perennial.strategies.serial_ring import frozen_names, moved
 from perennial.strategies.valuation.shapley import Value
 
@@ -35,7 +36,10 @@ class Reconstructed:
         self._rows: dict[str, tuple[Tensor, float | None]] = {}
 
     def add(self, site: str, update: Arrays, weight: float | None) -> None:
-        """weight: in the mean; None: updates are added as they are."""
+        """Add one site's update to the game.
+
+        weight: in the mean; None: updates are added as they are.
+        """
         row = torch.cat([update[name].reshape(-1) for name in self._start])
         self._rows[site] = row, weight
 

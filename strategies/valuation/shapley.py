@@ -41,19 +41,19 @@ def exact(players: int, value: Value) -> np.ndarray:
 
 
 def over_permutations(
-    players: int, value: Value, orders: Iterable[np.ndarray], truncation: float = 0.0, stop: float = 0.0
+    players: int, value: Value, permutations: Iterable[np.ndarray], truncation: float = 0.0, stop: float = 0.0
 ) -> np.ndarray:
-    """(N,) mean marginal of each player over orders, each a permutation of the players.
+    """(N,) mean marginal of each player over permutations of the players.
 
     truncation: an order is left off, its other players at 0, once |v(all) - v(those before)| is below it.
-    stop: relative change of the values over the last 10 orders below which no more are drawn.
+    stop: relative change of the values over the last 10 permutations below which no more are drawn.
     Raises ValueError for an order that is no permutation, and when there is none.
     """
     known = cache(value)
     everybody = known(frozenset(range(players)))
     total, count = np.zeros(players), 0
     earlier: np.ndarray | None = None
-    for order in orders:
+    for order in permutations:
         if sorted(order.tolist()) != list(range(players)):
             raise ValueError(f"an order of {players} players: found {order.tolist()}, no permutation")
         before, members = known(frozenset()), frozenset[int]()
@@ -71,7 +71,7 @@ def over_permutations(
                 break
             earlier = now
     if not count:
-        raise ValueError("Shapley values over orders: found no order, allowed 1 and more")
+        raise ValueError("Shapley values: found no permutation, allowed 1 and more")
     return total / count
 
 

@@ -8,9 +8,9 @@ from perennial.foundation.errors import ConfigError
 from perennial.learning.worth import Worth
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.base import Arrays, RoundRequest
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask, check_counts
+from perennial.strategies.round.request import Arrays, RoundRequest
 from perennial.strategies.round.services import Services
 
 

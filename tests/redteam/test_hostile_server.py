@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from perennial.benchmarks.attack_table import RESULTS, page
-from perennial.benchmarks.hostile_server import ATTACKS, POLICIES, Hospital, attacked
-from perennial.client.exposure import channels, in_words
+from perennial.benchmarks.attacked_hospital import POLICIES, Hospital, template_policy
+from perennial.benchmarks.hostile_server import ATTACKS, attacked, overrides
+from perennial.client.exposure import ANY_APP, channels, in_words
 from perennial.config.site import SitePolicy
 
 CHANNEL = {
@@ -33,7 +35,7 @@ def test_every_attack_fails_at_the_template(name: str, tmp_path: Path) -> None:
     assert outcome.recovered == 0
     if name != NOISED:
         # the noised update leaves, as it may; all others meet a rule that is named
-        assert outcome.refusal.split(": ")[1].startswith(("policy.", "run config", "lends", "the update for"))
+        assert outcome.refusal.split(": ")[1].startswith(("policy.", "run config", "lends"))
 
 
 @pytest.mark.parametrize("name", ["ring, one sample a segment", "class means, one exemplar a class"])
@@ -94,6 +96,24 @@ def test_site_check_speaks_of_the_policy_and_not_by_heart() -> None:
     assert next(in_words(SitePolicy.model_validate(central))).endswith("YES, by updates")
     named = {"min_samples": 20, "answers": ["digest"], "below_floor": ["digest"]}
     assert next(in_words(SitePolicy.model_validate(named))).endswith("YES, by digests")
+
+
+def test_a_site_that_runs_any_app_gives_everything_and_is_told(tmp_path: Path) -> None:
+    """Without approval the settings come with the run, so that a policy of defaults is all that is left."""
+    private = {"mode": "sample", "clip_norm": 1.0, "noise_multiplier": 1.0, "sample_rate": 0.1}
+    evaluation = {"federated": False}
+    bound = Hospital(tmp_path / "bound", POLICIES["defaults"], privacy=private, evaluation=evaluation)
+    refused = overrides(bound)
+    assert refused.recovered == 0 and "run config" in refused.refusal
+    hospital = Hospital(tmp_path / "any", POLICIES["defaults"], privacy=private, evaluation=evaluation)
+    content = yaml.safe_load(hospital.site_file.read_text())
+    content["connection"] = {"superlink": "host:9092", "any_app": True}
+    hospital.site_file.write_text(yaml.safe_dump(content))
+    assert overrides(hospital).recovered > 0
+    policy = SitePolicy.model_validate(template_policy())
+    first, second, third = [*in_words(policy, any_app=True)][:3]
+    assert first == ANY_APP and "YES, ALL OF THEM" in first
+    assert "Perennial's own code" in second and third == next(in_words(policy))
 
 
 def test_an_experiment_that_was_not_approved_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from perennial.engine.grid import InProcessGrid
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.registered import write_registered
 from perennial.protocol.messages import VERSION, DescribeReply
-from perennial.server.evaluation import pooled, told_counts
+from perennial.server.evaluation import pooled, reported_counts
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
 from perennial.server.roster import Roster
 from perennial.strategies.feddisco import checked_counts
@@ -61,8 +61,8 @@ def test_what_is_withheld_has_no_counts_and_is_a_class() -> None:
 
 
 def test_an_accuracy_that_needs_a_withheld_class_is_not_told() -> None:
-    one = told_counts([9, 0, 0], [10, 0, 0], [1, 2])
-    other = told_counts([8, 6, 0], [10, 10, 0], [2])
+    one = reported_counts([9, 0, 0], [10, 0, 0], [1, 2])
+    other = reported_counts([8, 6, 0], [10, 10, 0], [2])
     correct, total = pooled([one, other], 3)
     assert (correct, total) == ([17, 6, 0], [20, 10, None])
     row, sizes = task_accuracies(correct, total, [0, 2, 3])

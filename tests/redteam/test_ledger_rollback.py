@@ -11,6 +11,7 @@ from threading import Thread
 
 import pytest
 
+from perennial.benchmarks.ledger_length import write_ledger
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.privacy import ledger_lines
 from perennial.privacy.composition import compose
@@ -18,6 +19,7 @@ from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit
 from perennial.privacy.ledger_head import MOST_GUARANTEES, Head, Mark, commitment, with_one_more
 
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 Attack = Callable[[Ledger, bytes], object]
 
 
@@ -290,6 +292,25 @@ def test_a_charge_reads_as_much_of_a_long_ledger_as_of_one_ten_times_as_long(
     assert read_by_a_charge(shorter, monkeypatch) <= most
     assert read_by_a_charge(longer, monkeypatch) <= most
     assert longer.cost(1e-5).releases == 40_001
+
+
+def test_the_recorded_ledgers_cost_as_the_page_says() -> None:
+    """The program's own ledgers are checked line by line; ten million lines are in the recorded result."""
+    rows = json.loads((RESULTS / "ledger_length.json").read_text())["rows"]
+    page = (RESULTS.parents[1] / "docs" / "privacy.md").read_text()
+    assert rows[-1]["lines"] == 10_000_000
+    for row in rows:
+        assert row["most_bytes_read"] <= ledger_lines.CHECKED_EACH_TIME + 4096
+        assert row["releases_after"] == row["lines"] + row["charges"]
+    for row in (rows[0], rows[-1]):
+        assert f"{1000 * row['median_seconds']:.0f} ms in " in page and f"{row['lines']:,}" in page
+
+
+def test_the_measured_ledgers_are_what_charges_would_have_left(tmp_path: Path) -> None:
+    ledger = write_ledger(tmp_path / "state", 300)
+    assert len(ledger.entries()) == 300, "the chain, the totals and the head fit"
+    ledger.charge(update())
+    assert ledger.cost(1e-5, "rdp").releases == 301
 
 
 def test_an_edit_far_back_is_found_within_as_many_charges_as_the_ledger_has_pieces(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""Sites and a server of the protocol's state machines, without a wire: for tests and for the exhaustive
-check of drop-outs."""
+"""Sites and a server of secure aggregation without a wire: for tests and for `secure_dropouts`."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -32,8 +31,10 @@ def trust_all(name: str, identity: str) -> None:
 
 
 class Federation:
-    """Sites with keys of a task. kill: whether each site's session goes over its disk between any two
-    requests."""
+    """Sites with keys of a task.
+
+    kill: whether each site's session goes over its disk between any two requests.
+    """
 
     def __init__(self, sites: int, parameters: Parameters, kill: bool = False) -> None:
         self.names = [f"site-{index:03d}" for index in range(sites)]

@@ -28,6 +28,11 @@ def check_claim(
 
     Raises PrivacyError with every reason.
     """
+    if not experiment.privacy.enabled:
+        return
+    # the losses need PyTorch, which a site without a claim need not import for this
+    from perennial.learning.objective import coupled_terms
+
     learner, memory, digests = experiment.learner, experiment.learner.memory, experiment.digests
     refuse_false_claims(
         experiment.privacy,
@@ -35,9 +40,7 @@ def check_claim(
         memory_selection=memory.selection if memory else None,
         memory_displaces=memory is not None and memory.share is None,
         balanced_replay=memory is not None and memory.balanced,
-        classification_uses_counts=learner.classification.name == "balanced_softmax",
-        loss_couples_samples=learner.contrastive is not None
-        or learner.classification.name == "gradient_compensation",
+        coupled_terms=coupled_terms(learner),
         segments=turn.segments if turn is not None else 1,
         feature_noise=turn is not None and turn.features is not None,
         weights_use_metrics=weights_use_metrics,

@@ -1,0 +1,92 @@
+"""A network that was trained elsewhere as the backbone of a gradient learner: frozen, partly, or fine-tuned.
+
+What is frozen never travels: server and sites read the same weights, which the experiment names by hash.
+Batch normalisation keeps the statistics that it learnt there, because those of a site's own batches mislead
+where sites hold different classes.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from perennial.foundation.errors import ConfigError
+from perennial.models.feature_maps.config import PretrainedConfig
+from perennial.models.feature_maps.pixels import Constants
+from perennial.models.feature_maps.pretrained import build_pretrained
+
+
+class PretrainedBackbone(nn.Module):
+    """(B, C, H, W) normalised inputs -> (B, width). Grey images are shown as grey colours."""
+
+    def __init__(
+        self, network: nn.Module, size: tuple[int, int] | None, scale: Tensor, shift: Tensor
+    ) -> None:
+        """network: (B, 3, H, W) -> (B, width). size: that images are resized to; None keeps theirs.
+
+        scale, shift: (3, 1, 1), from inputs as this project normalises them to what the network reads.
+        """
+        super().__init__()
+        self.network, self._size = network, size
+        self.scale = nn.Parameter(scale, requires_grad=False)
+        self.shift = nn.Parameter(shift, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x) * self.scale + self.shift
+        if self._size is not None and self._size != tuple(x.shape[2:]):
+            x = F.interpolate(x, size=self._size, mode="bicubic", align_corners=False)
+        return self.network(x)
+
+    def train(self, mode: bool = True) -> "PretrainedBackbone":
+        """Training mode but for batch normalisation."""
+        super().train(mode)
+        for module in self.network.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()
+        return self
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """The network's children with parameters, in order, and the blocks in place of a list of them."""
+    parts = []
+    for child in network.children():
+        parts += list(child) if isinstance(child, nn.Sequential | nn.ModuleList) else [child]
+    return [part for part in parts if any(True for _ in part.parameters())]
+
+
+def build_pretrained_backbone(
+    config: PretrainedConfig,
+    trained_blocks: int | str,
+    input_shape: tuple[int, ...],
+    constants: Constants | None,
+    *,
+    with_weights: bool = True,
+) -> tuple[PretrainedBackbone, int]:
+    """The backbone and its width.
+
+    trained_blocks: "all", or how many of the last blocks learn on.
+    constants: mean and std of the inputs; None with with_weights False, where a saved model brings all.
+    Raises ConfigError where the weights are not here, or the network has fewer blocks.
+    """
+    if len(input_shape) != 3:
+        raise ConfigError(
+            f"model.name: found 'pretrained', which reads images (channels, height, width), but the data has "
+            f"shape {input_shape}; allowed for tables: mlp"
+        )
+    fixed, _ = build_pretrained(config, input_shape, with_weights)
+    mean, std = (torch.zeros(1), torch.ones(1)) if constants is None else constants
+    mean, std = mean.float().view(-1, 1, 1), std.float().view(-1, 1, 1)
+    scale = (std / fixed.std).expand(3, 1, 1).clone()
+    shift = ((mean - fixed.mean) / fixed.std).expand(3, 1, 1).clone()
+    network = fixed.network
+    blocks = blocks_of(network)
+    if isinstance(trained_blocks, int) and trained_blocks > len(blocks):
+        raise ConfigError(
+            f"model.trained_blocks: found {trained_blocks}; {config.network} has {len(blocks)} blocks with "
+            "parameters"
+        )
+    network.requires_grad_(trained_blocks == "all")
+    if isinstance(trained_blocks, int):
+        for block in blocks[len(blocks) - trained_blocks :]:
+            block.requires_grad_(True)
+    return PretrainedBackbone(network, fixed.size, scale.detach(), shift.detach()), fixed.width

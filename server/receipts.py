@@ -1,0 +1,133 @@
+"""The operator's receipts: the server signs the head of each site's ledger, and sends the newest one along.
+
+Between the strategies and Flower's grid, so that no strategy knows of it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from perennial.foundation.errors import ProtocolError, StateError
+from perennial.foundation.names import is_site_name
+from perennial.foundation.registered import RECEIPTS_KEY, registered_names
+from perennial.privacy.receipts import Receipt, ReceiptBook
+from perennial.protocol.receipts import LedgerHead, LedgerReceipt
+
+FOLDER = "receipts"
+"""In the operator's state folder, beside the key: the newest receipt of each site."""
+WENT_BACK = "its ledger went back"
+
+
+class ReceiptGrid(Grid):
+    """A grid whose requests carry receipts, and whose replies are asked for heads.
+
+    state: the operator's folder of the key and the receipts. record: the operator's file of nodes and names;
+    None: a node's word is taken. note: told of a ledger that went back, and of heads that are none.
+    """
+
+    def __init__(self, grid: Grid, state: Path, record: Path | None, note: Callable[[str], None]) -> None:
+        self._grid, self._record, self._note = grid, record, note
+        self._folder, self._key = state / FOLDER, _read_key(state / RECEIPTS_KEY)
+        self._names: dict[int, str] = {}
+        self._back: set[str] = set()
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages([self._with_receipt(message) for message in messages])
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self._witnessed(reply) for reply in self._grid.pull_messages(message_ids)]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        sent = [self._with_receipt(message) for message in messages]
+        return [self._witnessed(reply) for reply in self._grid.send_and_receive(sent, timeout=timeout)]
+
+    def _with_receipt(self, message: Message) -> Message:
+        name = self._name(message.metadata.dst_node_id)
+        newest = None if name is None else self._book(name).newest()
+        if newest is not None:
+            message.content = LedgerReceipt(**vars(newest)).beside_copy(message.content)
+        return message
+
+    def _witnessed(self, reply: Message) -> Message:
+        """Sign and keep the head beside a reply. What is none is noted, and the reply counts all the same."""
+        if reply.has_error():
+            return reply
+        node = reply.metadata.src_node_id
+        try:
+            head = LedgerHead.beside(reply.content)
+            if head is None:
+                return reply
+            name = self._name(node, head.site)
+            if name != head.site:
+                raise ProtocolError(f"ledger: found the head of site {head.site!r}, the node is {name!r}")
+        except ProtocolError as error:
+            self._note(f"node {node}: no receipt: {error}")
+            return reply
+        book = self._book(head.site)
+        before = book.newest()
+        receipt = Receipt(**{name: value for name, value in vars(head).items() if name != "aside"})
+        forward = before is None or before.last in head.aside or receipt.lines > before.lines
+        if forward:
+            book.keep(receipt.signed(self._key))
+        elif before is not None and before.last != receipt.last and head.site not in self._back:
+            self._back.add(head.site)
+            self._note(
+                f"site {head.site}: {WENT_BACK} from line {before.lines} to line {receipt.lines}, and the "
+                "hospital did not begin a new one; ask it whether its ledger was lost or put back"
+            )
+        return reply
+
+    def _name(self, node: int, said: str | None = None) -> str | None:
+        """The operator's name of a node, or the one that it said where there is no record."""
+        if self._record is not None:
+            return _known(self._record, node)
+        if said is not None:
+            self._names[node] = said
+        return self._names.get(node)
+
+    def _book(self, name: str) -> ReceiptBook:
+        assert is_site_name(name)
+        return ReceiptBook(self._folder / f"{name}.json")
+
+
+def _known(record: Path, node: int) -> str | None:
+    names: Mapping[str, str] = registered_names(record)
+    name = names.get(str(node))
+    return name if name is not None and is_site_name(name) else None
+
+
+def _read_key(path: Path) -> Ed25519PrivateKey:
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise StateError(f"{path}: the key for receipts cannot be read: {error}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise StateError(f"{path}: found {type(key).__name__}, allowed an Ed25519 key")
+    return key

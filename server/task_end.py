@@ -1,0 +1,118 @@
+"""What the server asks of the sites after a task's last round: exemplars and class means, then counts."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from perennial.config import charges
+from perennial.config.evaluation import asks_for_tables
+from perennial.config.experiment import Experiment
+from perennial.foundation.errors import ProtocolError
+from perennial.learning.evaluation_tables import MOST_CLASSES
+from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
+from perennial.protocol.tensors import Tensors
+from perennial.server.class_means import check_class_sums, global_means
+from perennial.server.masked_task_end import opened_class_means
+from perennial.server.releases import Releases
+from perennial.server.site_counts import SiteCounts, ask_for_counts
+from perennial.strategies.round.exchange import Exchange
+from perennial.strategies.round.queries import ask
+from perennial.strategies.secure.masked_sums import MaskedSums
+
+Request = TypeVar("Request", FinishTaskRequest, EvaluateRequest)
+
+
+class TaskEnd:
+    """The exchanges at the end of each task of a run.
+
+    sums: the masked sums, or None where the server sees each site's reply.
+    note: told (site, reason) of every site whose reply is missing, refused or not valid.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        experiment: Experiment,
+        releases: Releases,
+        sums: MaskedSums | None,
+        note: Callable[[str, str], None],
+    ) -> None:
+        self._grid, self._experiment, self._releases = grid, experiment, releases
+        self._sums, self._note = sums, note
+        self._deadline = experiment.rounds.deadline
+        self._exchange = Exchange()
+        if sums is not None:
+            sums.exchange = self._exchange
+
+    def begin(
+        self, run: str, number: int, sites: Mapping[str, int], fields: Callable[[str], dict[str, Any]]
+    ) -> None:
+        """A task is over.
+
+        number: of its last round.
+        sites: name -> node id of those to ask.
+        fields: from a site to the fields that all requests to it share.
+        """
+        self._run, self._round, self._sites, self._fields = run, number, sites, fields
+        self._exchange.bytes_up = self._exchange.bytes_down = 0
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """(up, down) of the tensors since begin()."""
+        return self._exchange.bytes_up, self._exchange.bytes_down
+
+    def finish(self, sha256: str, width: int) -> tuple[list[str], Tensor | None]:
+        """Tell the sites that the task is over, so that they choose exemplars and freeze its model.
+
+        sha256: of that model.
+        width: of its features.
+        Returns (sites that now hold it, global class means where the experiment has them).
+        """
+        learner, privacy = self._experiment.learner, self._experiment.privacy
+        if not self._experiment.needs_previous:
+            return [], None
+        if learner.means == "global" and privacy.enabled:
+            # the class sums that the sites are about to be asked for are a release of their own
+            charge = [charges.class_means(self._experiment, self._run)]
+            self._releases.asked(self._round, self._sites, charge)
+        requests = self._requests(FinishTaskRequest)
+        if self._sums is not None and learner.means == "global":
+            return opened_class_means(
+                self._sums, self._grid, requests, sha256, width, self._deadline, self._note
+            )
+
+        def check(reply: FinishTaskReply) -> None:
+            if learner.means == "global":
+                check_class_sums(reply, reply.num_classes, width, privacy.enabled)
+            if reply.model != sha256:
+                raise ProtocolError(f"FinishTaskReply: model: found {reply.model:.12}, expected {sha256:.12}")
+
+        replies = ask(
+            self._grid, self._exchange, requests, FinishTaskReply, self._deadline, self._note, check
+        )
+        return list(replies), global_means(replies)
+
+    def counts(self, num_classes: int, means: Tensor | None, *, validation: bool = False) -> SiteCounts:
+        """Counts on the sites' held-out samples, where the experiment asks for them.
+
+        num_classes: M, of the tasks so far.
+        means: (M, d), the global class means, or None.
+        validation: whether a round's model is judged by validation samples; else the task's by test samples.
+        """
+        experiment = self._experiment
+        if not experiment.evaluation.federated:
+            return SiteCounts({})
+        if experiment.evaluation.noise_multiplier is not None:
+            self._releases.asked(self._round, self._sites, [charges.evaluation(experiment, self._run)])
+        requests = self._requests(
+            EvaluateRequest,
+            class_means=None if means is None else Tensors(means=means),
+            tables=asks_for_tables(experiment) and num_classes <= MOST_CLASSES and not validation,
+            validation=validation,
+        )
+        return ask_for_counts(experiment, self._grid, self._exchange, requests, self._sums, self._note)
+
+    def _requests(self, kind: type[Request], **more: Any) -> list[tuple[str, int, Request]]:
+        return [(site, node, kind(**self._fields(site), **more)) for site, node in self._sites.items()]

@@ -1,0 +1,40 @@
+"""What one round came to: the new model, who took part, and what the operator should read about it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from perennial.strategies.round.gate import Admitted
+
+
+@dataclass
+class RoundOutcome:
+    """What a round came to. arrays: the new global model, or None when the round was skipped."""
+
+    arrays: dict[str, Tensor] | None = None
+    participants: dict[str, Admitted] = field(default_factory=dict)
+    dropped: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
+    """What the method has to say about this round, JSON-able; written to the journal with the round."""
+    warnings: list[str] = field(default_factory=list)
+    """Sentences for the operator."""
+
+    @property
+    def skipped(self) -> bool:
+        return self.arrays is None
+
+    @property
+    def train_loss(self) -> float | None:
+        """Mean of the sites' losses, weighted by samples; None when no site reported one."""
+        reported = [
+            (r.train_loss, r.num_examples)
+            for _, r in sorted(self.participants.items())
+            if r.train_loss is not None
+        ]
+        return sum(loss * n for loss, n in reported) / sum(n for _, n in reported) if reported else None

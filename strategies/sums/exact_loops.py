@@ -1,0 +1,126 @@
+"""The passes of `ExactSum` over a large model: ready at once in NumPy, and compiled while sites train.
+
+Compiling takes about a second, and on disk numba would keep what it compiled as pickles, so each process
+compiles anew, in a thread of its own. Updates that arrive before it is done are added in NumPy, in pieces
+that stay in the cache. Both make the same operations on each element, one after the other, so they give the
+same bits; PyTorch's would not, whose multiplication and addition round once together.
+
+Each element belongs to one thread, so the number of threads changes no bit.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perennial.strategies.sums.threads import deal, on_threads
+
+PIECE = 1 << 20
+CHUNK = 1 << 15
+"""Values that NumPy's passes take at a time: 256 KiB in float64."""
+
+Share = list[tuple[int, int, int]]
+"""(row, start, stop) of the pieces that one thread adds."""
+
+
+class Loops(Protocol):
+    """One pass over memory for each step of the sum."""
+
+    def add_steps(self, steps: NDArray[np.int64], values: NDArray[Any], weight: float, anchor: float) -> None:
+        """steps += bits of (weight * values + anchor), element by element; both (N,) and contiguous.
+
+        anchor: as in `ExactSum`; the addition of it rounds to the grid. Integer sums wrap.
+        """
+        ...
+
+    def add_mean(
+        self,
+        reference: NDArray[Any],
+        steps: NDArray[np.int64],
+        offset: int,
+        scale: float,
+        out: NDArray[Any],
+    ) -> None:
+        """out = reference + (steps - offset) * scale, computed in float64; all (N,) and contiguous."""
+        ...
+
+
+class NumPyLoops:
+    """`Loops` in several passes over pieces."""
+
+    def add_steps(self, steps: NDArray[np.int64], values: NDArray[Any], weight: float, anchor: float) -> None:
+        room = np.empty(min(CHUNK, steps.size))
+        for start in range(0, steps.size, CHUNK):
+            total, terms = steps[start : start + CHUNK], room[: steps.size - start]
+            np.multiply(values[start : start + CHUNK], weight, out=terms, dtype=np.float64)
+            terms += anchor
+            total += terms.view(np.int64)
+
+    def add_mean(
+        self,
+        reference: NDArray[Any],
+        steps: NDArray[np.int64],
+        offset: int,
+        scale: float,
+        out: NDArray[Any],
+    ) -> None:
+        for start in range(0, steps.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            mean = (steps[part] - np.int64(offset)).astype(np.float64)
+            mean *= scale
+            mean += reference[part]
+            out[part] = mean
+
+
+NUMPY = NumPyLoops()
+
+
+def begin_compiling() -> None:
+    """Compile the loops in a thread, once in a process: while a round's requests are out, nobody waits."""
+    _compiled()
+
+
+def loops() -> Loops:
+    """The compiled loops if they are ready. Raises what compiling raised."""
+    compiled = _compiled()
+    return compiled.result() if compiled.done() else NUMPY
+
+
+@lru_cache
+def _compiled() -> "Future[Loops]":
+    def compile_loops() -> Loops:
+        from perennial.strategies.sums.exact_kernel import compiled_loops
+
+        return compiled_loops()
+
+    return ThreadPoolExecutor(1, thread_name_prefix="compile-sum").submit(compile_loops)
+
+
+def shares(lengths: Sequence[int]) -> list[Share]:
+    """Rows of these lengths in pieces, dealt out to as many threads as there are cores."""
+    pieces = [
+        (row, start, min(start + PIECE, length))
+        for row, length in enumerate(lengths)
+        for start in range(0, length, PIECE)
+    ]
+    return deal(pieces, lambda piece: piece[2] - piece[1])
+
+
+def add_rows(
+    steps: Sequence[NDArray[np.int64]],
+    values: Sequence[NDArray[Any]],
+    weight: float,
+    anchor: float,
+    dealt: Sequence[Share],
+) -> None:
+    """add_steps of each row, by the threads that dealt names."""
+    passes = loops()
+
+    def add(share: Share) -> None:
+        for row, start, stop in share:
+            passes.add_steps(steps[row][start:stop], values[row][start:stop], weight, anchor)
+
+    on_threads("exact-sum", add, dealt)

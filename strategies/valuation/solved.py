@@ -1,0 +1,99 @@
+"""What a coalition of sites is worth under a closed form: the model that its sums alone give, in one solve.
+
+Nothing is trained and no site is asked, so these are the models that the coalitions would have had, and
+Shapley values and leave-one-out are exact where every coalition is solved for.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from perennial.foundation.errors import ConfigError, DataError
+from perennial.learning.analytic.solve import LinearHead, Sums, solve
+from perennial.learning.analytic.statistics import Statistics
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.statistics.kept import KeptSums
+from perennial.strategies.valuation.shapley import Value
+
+MOST_SECONDS = 3600.0
+PROBE = 512
+"""Features of the solve that is timed for the estimate."""
+IN_MEMORY = 2_000_000_000
+"""Bytes of sites' sums that are held at once; beyond, they are read from the disk for each coalition."""
+
+
+class Solved:
+    """The game of the sums that sites have given so far."""
+
+    def __init__(self, sums: KeptSums, classes: int, head: Callable[[Sums], LinearHead]) -> None:
+        """classes: known so far. head: solves, with the shrinkage of the whole."""
+        self._sums, self._classes, self._head = sums, range(classes), head
+        self.sites = sorted({site for sites in sums.contributions.values() for site in sites})
+        self._held: dict[str, Statistics] = {}
+
+    def value(self, utility: Callable[[dict[str, Tensor]], float]) -> Value:
+        """From players to the utility of their model; 0 where their samples give none."""
+
+        def of(members: frozenset[int]) -> float:
+            total = None
+            for member in sorted(members):
+                own = self._own(self.sites[member])
+                total = own if total is None else total + own
+            if total is None:
+                return 0.0
+            try:
+                return utility(self._head(Sums.of(total)).tensors())
+            except DataError:
+                return 0.0
+
+        return of
+
+    def _own(self, site: str) -> Statistics:
+        if site in self._held:
+            return self._held[site]
+        total = None
+        for task in self._sums.contributions_of(site):
+            kept = self._sums.kept(task, site).over(self._classes)
+            total = kept if total is None else total + kept
+        assert total is not None
+        if len(self._held) * total.gram.nbytes < IN_MEMORY:
+            self._held[site] = total
+        return total
+
+
+def require_closed_form(base: IncrementalStrategy, estimator: str, utility: str | None) -> None:
+    """Raises ValueError where coalitions of this base cannot be solved for, or not be valued so."""
+    closed_form = base.closed_form
+    if closed_form is None or estimator != "solve":
+        raise ValueError(
+            f"estimator: found {estimator!r} with base {type(base).__name__}; 'solve' goes with analytic, "
+            "which sends no updates, and with nothing else"
+        )
+    closed_form.require_solvable()
+    if utility == "probability":
+        raise ValueError("utility: closed-form scores are no probabilities; allowed accuracy")
+
+
+def leave_one_out(players: int, value: Value) -> list[float]:
+    """What the value of all players falls by without each of them."""
+    everybody = frozenset(range(players))
+    whole = value(everybody)
+    return [whole - value(everybody - {player}) for player in range(players)]
+
+
+def require_affordable(solves: int, width: int) -> None:
+    """Raises ConfigError when so many solves of so many features take more than an hour, as estimated.
+
+    The estimate is a timed solve of few features, times the cube of the ratio.
+    """
+    matrix = torch.eye(PROBE, dtype=torch.float64) * 2 + 1 / PROBE
+    start = time.perf_counter()
+    solve(matrix, torch.ones(PROBE, 10, dtype=torch.float64))
+    seconds = solves * (time.perf_counter() - start) * (width / PROBE) ** 3
+    if seconds > MOST_SECONDS:
+        raise ConfigError(
+            f"strategy: contribution by solves: {solves} solves of {width} features would take about "
+            f"{seconds / 3600:.1f} h; allowed an hour: fewer sites, fewer features, or permutations"
+        )

@@ -1,0 +1,135 @@
+"""What a hospital approves is all that runs: its words are those of the run, and its settings bind."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from flwr.app import Context, RecordDict
+from typer.testing import CliRunner
+
+from perennial.benchmarks.attacked_hospital import BASE, SITE, Hospital, template_policy
+from perennial.benchmarks.hostile_server import SAMPLE
+from perennial.cli.main import app as command
+from perennial.client.app import app as client_app
+from perennial.client.identity import identify
+from perennial.client.request_count import RequestCount
+from perennial.config.approval import read_approvals
+from perennial.config.experiment import load_experiment
+from perennial.config.run import RunSettings
+from perennial.config.site import SitePolicy
+from perennial.deploy.approval import approve_installed
+from perennial.deploy.review import asked_in_words
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.foundation.errors import PolicyRefusal
+from perennial.privacy.composition import compose
+from perennial.privacy.ledger import Ledger
+from perennial.protocol.messages import VERSION, DescribeRequest
+from perennial.server.app import serve
+
+MEASURED: dict[str, Any] = {
+    "privacy": SAMPLE | {"noise_multiplier": 2.0},
+    "evaluation": {"noise_multiplier": 8.0},
+    "learner": BASE["learner"] | {"memory": {"selection": "random", "share": 0.5}},
+}
+
+
+def words(hospital: Hospital, policy: SitePolicy | None = None) -> list[str]:
+    return [*asked_in_words(hospital.experiment, policy or hospital.config.policy, None)]
+
+
+def test_the_words_that_are_approved_are_those_of_the_run(tmp_path: Path) -> None:
+    """Epsilon and how often each thing leaves, against the ledger and the count of requests of a run."""
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(BASE | MEASURED))
+    settings = dict(vars(RunSettings(str(path), name="run", runs=str(tmp_path / "runs"), device="cpu")))
+    contexts = site_contexts(BASE["data"]["sites"], settings)
+    policy = template_policy() | {"answers": ["train", "evaluate"], "max_epsilon": 30, "min_samples": 1}
+    for index, (node, context) in enumerate(contexts.items()):
+        folder = tmp_path / f"site-{index}"
+        folder.mkdir()
+        content = {"site": f"site-{index}", "state_dir": "state", "device": "cpu", "policy": policy}
+        (folder / "site.yaml").write_text(yaml.safe_dump(content))
+        approve_installed(path, folder / "approvals")
+        place: Any = {"site": str(folder / "site.yaml")}
+        contexts[node] = Context(1, node, place, context.state, context.run_config)
+    server = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=settings)
+    serve(InProcessGrid(client_app, contexts), server, engine="in-process")
+    text = "\n".join(asked_in_words(load_experiment(path), SitePolicy.model_validate(policy), None))
+    state = tmp_path / SITE / "state"
+    entries = Ledger(state).entries()
+    cost = compose(entries, 1e-5)
+    assert f"epsilon {cost.epsilon:.4g} for one sample at delta 1e-05, {len(entries)} releases" in text
+    asked = dict(re.findall(r"^  (\w+), (\d+) times: ", text, re.MULTILINE))
+    counted = {kind: RequestCount(state).counted(kind) for kind in asked}
+    assert counted == {kind: int(times) for kind, times in asked.items()}
+    assert asked.keys() == {"train", "finish_task", "evaluate"}
+    assert "this site would refuse it" not in text
+
+
+def test_the_words_name_data_tasks_protection_and_what_leaves(tmp_path: Path) -> None:
+    said = "\n".join(words(Hospital(tmp_path, {}, **MEASURED)))
+    for part in (
+        "data: source digits",
+        "task 1: ",
+        "task 2: ",
+        "noise at this site hides each single training sample",
+        "updates of the model, computed from the training samples",
+        "counts of right answers on held-out samples",
+        "no experiment was approved here before",
+    ):
+        assert part in said
+    clear = "\n".join(words(Hospital(tmp_path / "clear", {}, strategy="glfc")))
+    assert "a server can compute samples back from it" in clear and "epsilon infinite" in clear
+    assert "gradients of SINGLE samples (prototypes)" in clear and "training loss" in clear
+
+
+def test_what_the_policy_would_refuse_is_said_before_the_approval(tmp_path: Path) -> None:
+    policy = SitePolicy(max_rounds=3, max_evaluations=0)
+    said = [line for line in words(Hospital(tmp_path, {}), policy) if "would refuse" in line]
+    assert len(said) == 2 and "policy.max_rounds" in said[0] and "policy.max_evaluations" in said[1]
+
+
+def test_the_differences_from_the_last_approval_are_listed_each(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, {}, **MEASURED)
+    (earlier,) = read_approvals(hospital.config.approvals)
+    changed = load_experiment(hospital.file, ["privacy.noise_multiplier=0.1", "learner.epochs=9"])
+    said = [*asked_in_words(changed, hospital.config.policy, earlier)]
+    assert said[-3].endswith("2 settings differ")
+    assert said[-2:] == ["  learner.epochs: 1 -> 9", "  privacy.noise_multiplier: 2.0 -> 0.1"]
+
+
+@pytest.mark.parametrize("key", ["name", "runs", "resume", "device", "threads"])
+def test_a_run_may_choose_these_and_they_change_nothing_here(key: str, tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, {})
+    chosen: Any = {"name": "other", "runs": "/elsewhere", "resume": "yes", "device": "cuda", "threads": 7}
+    settings: Any = {"experiment": str(hospital.file)}
+    place: Any = {"site": str(hospital.site_file)}
+    plain = identify(Context(1, 1, place, RecordDict(), settings))
+    other = identify(Context(1, 1, place, RecordDict(), {**settings, key: chosen[key]}))
+    assert plain == other and (other.device, other.threads) == ("cpu", 1)
+    assert other.state_dir == tmp_path / "state"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("overrides", "seed=1"), ("overrides", '["learner.batch_size=1"]'), ("experiment", "/etc/passwd")],
+)
+def test_nothing_else_of_a_runs_settings_is_taken(key: str, value: str, tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, {})
+    settings: Any = {"experiment": str(hospital.file), key: value}
+    place: Any = {"site": str(hospital.site_file)}
+    with pytest.raises(PolicyRefusal, match=f"run config: {key}: found"):
+        identify(Context(1, 1, place, RecordDict(), settings))
+    hospital.ask(DescribeRequest(version=VERSION, experiment=hospital.experiment.digest), **{key: value})
+    assert f"policy: run config: {key}: found" in hospital.refusal
+    assert not (tmp_path / "state").exists(), "nothing was read or written for it"
+
+
+def test_site_check_and_review_are_commands(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, {})
+    fab = tmp_path / "none.fab"
+    fab.write_bytes(b"no app")
+    done = CliRunner().invoke(command, ["site", "review", str(fab), "--site", str(hospital.site_file)])
+    assert done.exit_code != 0 and "not an app bundle" in f"{done.output}{done.exception}"
