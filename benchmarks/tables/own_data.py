@@ -105,7 +105,7 @@ TABLES = {
             "steps but for the "
             "federated sites' incomplete batches. The learner was chosen on ORL faces, two sets of "
             "`tabular_multiclass.npz`, digits and HAM10000 with seeds 11 and 12 "
-            "([why](../benchmarks/results/learner_choice.md)). Where the federated run is more than 5 points "
+            "(why: `benchmarks/results/learner_choice.md`). Where the federated run is more than 5 points "
             "behind, on Fashion-MNIST and HAM10000, sites hold few or no samples of some classes, and two "
             "local epochs between averages pull them apart; which of the two costs more was not measured."
         ),
