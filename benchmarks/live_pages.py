@@ -8,6 +8,7 @@ from the request until the table of sites is on the screen, of pages that have n
 
 import json
 import multiprocessing
+import os
 import socket
 import statistics
 import tempfile
@@ -183,6 +184,7 @@ def measure() -> dict[str, Any]:
         "event": _figures(alone),
         "event_while_100_sites_a_second_answer": _figures(busy),
         "machine": machine(),
+        "load_average": [round(load, 1) for load in os.getloadavg()],
         "versions": versions(("starlette", "uvicorn", "selenium")),
     }
 

@@ -97,11 +97,16 @@ def _answer(
     return attempt(message, context, act)
 
 
-def attempt(message: Message, context: Context, act: Callable[[Identity], Done]) -> Done | Message:
-    """What act makes for the site that the message is for, or the Refusal that says why it made nothing."""
+def attempt(
+    message: Message, context: Context, act: Callable[[Identity], Done], known: Identity | None = None
+) -> Done | Message:
+    """What act makes for the site that the message is for, or the Refusal that says why it made nothing.
+
+    known: the site, if it has been identified already.
+    """
     site, deployed = "unknown", True
     try:
-        identity = identify(context)
+        identity = known or identify(context)
         site, deployed = identity.name, identity.deployed
         return act(identity)
     except PerennialError as error:

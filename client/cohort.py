@@ -47,7 +47,7 @@ class Waiting:
             self.turn.resume(result.end)
             return self._message(self.turn.reply(result))
 
-        return attempt(self.message, self.context, act)
+        return attempt(self.message, self.context, act, self.turn.site.identity)
 
     def _message(self, reply: TrainReply) -> Message:
         return Message(reply.to_record(), reply_to=self.message)

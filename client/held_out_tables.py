@@ -13,7 +13,7 @@ from perennial.client.class_means import own_class_means
 from perennial.client.floor import withheld
 from perennial.client.held_out import HeldOutCounts, exact_rows, sent_means
 from perennial.client.site import Site
-from perennial.config.evaluation import asks_for_tables
+from perennial.config.evaluation import asks_for_tables, subgroups_of
 from perennial.learning.evaluation_tables import MOST_CLASSES, EvaluationTables
 from perennial.learning.scored import Scored, score
 from perennial.models.incremental import IncrementalModel
@@ -49,8 +49,9 @@ def told_tables(
     scored: of score_held_out(). counts: those that leave with them, which were charged to the ledger.
     """
     told = ~np.isin(scored.label, counts.withheld or [])
-    tables = scored.pick(told).tables()
     policy, classes = site.identity.policy, request.num_classes
+    kept = scored.pick(told)
+    tables = kept.tables(None, _subgroup(site, request, kept, told), subgroups_of(site.experiment))
     validation = site.data.task_indices("validation", 0, classes)
     # without test samples the validation samples are those that are judged
     if len(site.data.test) and len(validation) >= max(1, policy.min_samples):
@@ -72,6 +73,21 @@ def told_tables(
     return ToldTables(tables, uncalibrated)
 
 
+def _subgroup(site: Site, request: EvaluateRequest, kept: Scored, told: np.ndarray) -> np.ndarray | None:
+    """(n,) subgroup of each told sample; -1 too where the floor keeps its class and subgroup here."""
+    if site.data.subgroup is None or not subgroups_of(site.experiment):
+        return None
+    found = site.data.subgroup[exact_rows(site, request).cpu().numpy()][told].copy()
+    groups = subgroups_of(site.experiment)
+    for label in range(request.num_classes):
+        own = kept.label == label
+        # one cell more for the rest: what is missing from a class's total must not give a subgroup away
+        cells = np.bincount(found[own] + 1, minlength=groups + 1).tolist()
+        for cell in withheld(site.identity.policy, "evaluate", cells) if own.any() else ():
+            found[own & (found == cell - 1)] = -1
+    return found
+
+
 def counts_beside(
     site: Site, request: EvaluateRequest, counts: HeldOutCounts, told: ToldTables | None
 ) -> list[int]:
@@ -82,7 +98,11 @@ def counts_beside(
     """
     if not with_tables(site, request):
         return []
-    tables = EvaluationTables.empty(request.num_classes) if told is None else told.tables
+    tables = (
+        EvaluationTables.empty(request.num_classes, subgroups_of(site.experiment))
+        if told is None
+        else told.tables
+    )
     suppressed = told is not None and bool(counts.withheld or told.uncalibrated)
     return [*tables.vector().tolist(), int(told is not None), int(suppressed)]
 

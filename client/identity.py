@@ -1,5 +1,6 @@
 """Finds out which site this process answers for, from its configuration and without reading any data."""
 
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -69,9 +70,12 @@ class Identity:
 
 
 def _experiment(settings: RunSettings) -> Experiment:
-    path = settings.path
     # a run that goes on a second time in one process has another experiment in the same file
-    return _read_experiment(settings, path.stat().st_mtime_ns if path.exists() else 0)
+    try:
+        changed = os.stat(settings.path).st_mtime_ns
+    except OSError:
+        changed = 0
+    return _read_experiment(settings, changed)
 
 
 @lru_cache(maxsize=4)
@@ -91,6 +95,8 @@ def _simulated_names(experiment: Experiment) -> tuple[str, ...]:
 
 _names: dict[str, tuple[str, ...]] = {}
 """Of the latest experiment, by its digest."""
+_simulated: "dict[tuple[RunSettings, int], Identity]" = {}
+"""Of the latest experiment, by partition: made once, because each message asks for it."""
 
 
 @lru_cache(maxsize=4)
@@ -119,13 +125,19 @@ def identify(context: Context) -> Identity:
             'node config: needs site="/path/to/site.yaml" (a real site) or partition-id=K (a simulated one); '
             f"found {sorted(context.node_config) or 'nothing'}"
         )
+    known = _simulated.get((settings, partition))
+    if known is not None and known.experiment is experiment:
+        return known
     names = _simulated_names(experiment)
     if not 0 <= partition < len(names):
         raise PolicyRefusal(
             f"partition-id {partition}: the experiment has {len(names)} sites; this node takes no part"
         )
     run_folder = settings.folder(experiment)
-    return Identity(
+    one = next(iter(_simulated.values()), None)
+    if one is not None and one.experiment is not experiment:
+        _simulated.clear()
+    identity = _simulated[settings, partition] = Identity(
         names[partition],
         experiment,
         SitePolicy(answers=list(ANSWERS), below_floor=["prototypes"]),
@@ -134,3 +146,4 @@ def identify(context: Context) -> Identity:
         settings.threads,
         shared_models=run_folder / "sites" / "models",
     )
+    return identity

@@ -54,6 +54,11 @@ def asks_for_tables(experiment: "Experiment") -> bool:
     return found.federated and found.measures and found.noise_multiplier is None
 
 
+def subgroups_of(experiment: "Experiment") -> int:
+    """How many subgroups the tables tell apart."""
+    return 0 if experiment.data.subgroup is None else len(experiment.data.subgroup.values)
+
+
 def require_calibration(experiment: "Experiment") -> None:
     """Raises ValueError where prediction sets are asked for and nobody could calibrate them."""
     if experiment.evaluation.coverage is None:

@@ -42,7 +42,7 @@ _OPTIONS = (
         "encoding",
         "decimal",
     ),
-    *("unreadable", "arrays", "options", "patient"),
+    *("unreadable", "arrays", "options", "patient", "subgroup"),
 )
 _PARTITION_OF: dict[str, PartitionKind] = {
     "alpha": "dirichlet",
@@ -140,6 +140,16 @@ class PartitionConfig(_Strict):
             if self.kind == _PARTITION_OF[key] and not self._says(key):
                 raise ValueError(f"kind {self.kind!r} needs {key}")
         return self
+
+
+class SubgroupConfig(_Strict):
+    """A column of a table or manifest by which measures are shown apart, for instance sex.
+
+    values: its values that are shown, in this order at every site; samples with another one are in none.
+    """
+
+    column: str
+    values: Names
 
 
 Constants = float | tuple[float, ...] | dict[str, float]
@@ -246,6 +256,7 @@ class DataConfig(_Strict):
     patient: where the data says whose each sample is: the column of a table or manifest, the array of a pack
         or npz file (the one that goes with x), or for images in class folders a regular expression with one
         group, searched in the file's name. All samples of a patient are in one part and at one site.
+    subgroup (csv, manifest): a column by whose values the measures are shown, too; it decides nothing else.
     test_fraction, validation_fraction: of all records, and of those that are left: on average, since a keyed
         hash of each record decides (data/splits.py).
     calibration_fraction: of the records that are left then; they serve the thresholds of prediction sets
@@ -282,6 +293,7 @@ class DataConfig(_Strict):
     )
     arrays: dict[ArrayRole, str] = Field(default_factory=dict)
     patient: str | None = None
+    subgroup: SubgroupConfig | None = Field(default=None, exclude_if=operator.not_)
     sites: int | None = Field(default=None, gt=0, le=MOST_SITES)
     partition: PartitionConfig = PartitionConfig()
     test_fraction: float = Field(default=0.2, ge=0, lt=1)

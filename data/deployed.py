@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from perennial.data.config import DataConfig, PartitionConfig
-from perennial.data.samples import Samples, constants, fill_missing
+from perennial.data.samples import Samples, constants, fill_missing, joined_subgroups
 from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash
@@ -140,6 +140,7 @@ def load_site(
         patients=source.train.patients,
         fill=source.fill,
         calibration=torch.from_numpy(calibration),
+        subgroup=joined_subgroups(parts),
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from perennial.data.config import DataConfig, NormaliseConfig, TasksConfig
 from perennial.data.partition import partition, share_out
 from perennial.data.registry import Registry, build_registry
-from perennial.data.samples import Source, Stored, fill_missing, stored_as
+from perennial.data.samples import Source, Stored, fill_missing, joined_subgroups, stored_as
 from perennial.data.schedule import TaskSchedule
 from perennial.data.site import SiteData
 from perennial.data.sources import load
@@ -137,6 +137,7 @@ class _Builder:
         self.labels = self.y.numpy()
         groups = [part.split_groups() for part in parts]
         self.keyed = KeyedHash(simulation_key(seed), np.concatenate(groups) if self.official else groups[0])
+        self.subgroup = joined_subgroups(parts)
         held = [part.site for part in parts]
         known = [site.numpy() for site in held if site is not None]
         self.site_of = np.concatenate(known) if len(known) == len(parts) else None
@@ -162,6 +163,7 @@ class _Builder:
             patients=self.source.train.patients,
             columns=self.source.columns,
             fill=fill,
+            subgroup=self.subgroup,
         )
         sites = {}
         fraction = self.config.validation_fraction

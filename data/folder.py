@@ -20,7 +20,7 @@ from perennial.data.csv_file import read_csv
 from perennial.data.decoded import decoded
 from perennial.data.images import DICOM_SUFFIXES, ImageReading, is_dicom, read_images
 from perennial.data.labels import class_indices, encode_labels
-from perennial.data.samples import Samples, Source, constants
+from perennial.data.samples import Samples, Source, constants, subgroup_of
 from perennial.data.splits import patient_groups
 from perennial.data.table_columns import MISSING
 from perennial.foundation.errors import DataError, nearest
@@ -58,6 +58,7 @@ class _Listing:
     sites: list[str] = field(default_factory=list)
     is_test: list[bool] = field(default_factory=list)
     patients: list[str] = field(default_factory=list)
+    subgroups: list[str] = field(default_factory=list)
     folders: dict[str, Path] = field(default_factory=dict)
     ignored: list[Path] = field(default_factory=list)
     stray: list[Path] = field(default_factory=list)
@@ -68,7 +69,7 @@ class _Listing:
         """Only the images at these indices, because the others could not be read."""
         if len(rows) == len(self.paths):
             return
-        for name in ("paths", "labels", "sites", "is_test", "patients"):
+        for name in ("paths", "labels", "sites", "is_test", "patients", "subgroups"):
             values = getattr(self, name)
             setattr(self, name, [values[row] for row in rows] if values else values)
 
@@ -126,7 +127,10 @@ def _source(
     groups = None
     if listing.patients:
         groups = patient_groups(listing.patients, lambda row: str(listing.paths[row]))
-    everything = Samples(x, y, site, site_names, keys, groups, patients=groups is not None)
+    if config.subgroup is not None and not listing.subgroups:
+        raise DataError(f"{listing.root}: data.subgroup is a column; class folders have none: use a manifest")
+    subgroup = subgroup_of(listing.subgroups, config)
+    everything = Samples(x, y, site, site_names, keys, groups, groups is not None, subgroup)
     is_test = torch.tensor(listing.is_test)
     train = everything.pick(torch.nonzero(~is_test).squeeze(1)) if is_test.any() else everything
     test = everything.pick(torch.nonzero(is_test).squeeze(1)) if is_test.any() else None
@@ -250,13 +254,15 @@ def _manifest(path: Path, config: DataConfig) -> tuple[_Listing, list[int]]:
     """The images that a manifest names, and the line of each."""
     file, patient = read_csv(path, config.encoding), config.patient
     columns, lines = file.columns, file.lines
-    for name in ("path", "label", *([patient] if patient is not None else [])):
+    apart = config.subgroup.column if config.subgroup is not None else None
+    for name in filter(None, ("path", "label", patient, apart)):
         if name not in columns:
             raise DataError(f"{path}: a manifest needs the column {name!r}{nearest(name, columns)}")
     listing = _Listing(path.parent)
     listing.paths = [path.parent / name for name in columns["path"].tolist()]
     listing.labels = columns["label"].tolist()
     listing.patients = [] if patient is None else columns[patient].tolist()
+    listing.subgroups = [] if apart is None else columns[apart].tolist()
     listing.sites = columns["site"].tolist() if "site" in columns else []
     split = columns.get("split", np.full(len(lines), "train"))
     for name, values in (("site", listing.sites), ("path", columns["path"].tolist())):

@@ -1,5 +1,6 @@
 """What every source delivers: samples with raw labels, and the names and constants that go with them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.config import NormaliseConfig
+from perennial.data.config import DataConfig, NormaliseConfig
 from perennial.data.splits import content_groups
 from perennial.foundation.errors import ConfigError, DataError, nearest
 
@@ -28,6 +29,7 @@ class Samples:
     groups: (N, 32) uint8, what decides the part that a sample falls into (data/splits.py), where that is not
     its x.
     patients: whether groups are patients.
+    subgroup: (N,) int64 index into data.subgroup.values, -1 for another value; None where nobody asks.
     """
 
     x: Tensor
@@ -37,6 +39,7 @@ class Samples:
     keys: tuple[str, ...] | None = None
     groups: np.ndarray | None = None
     patients: bool = False
+    subgroup: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -50,11 +53,26 @@ class Samples:
             site=None if self.site is None else self.site[rows],
             keys=None if self.keys is None else tuple(self.keys[row] for row in rows.tolist()),
             groups=None if self.groups is None else self.groups[rows.numpy()],
+            subgroup=None if self.subgroup is None else self.subgroup[rows.numpy()],
         )
 
     def split_groups(self) -> np.ndarray:
         """(N, 32) uint8: what decides the part that each sample falls into."""
         return content_groups(self.x) if self.groups is None else self.groups
+
+
+def subgroup_of(texts: Sequence[str], config: DataConfig) -> np.ndarray | None:
+    """(N,) index of each text among data.subgroup.values, -1 for another one; None without that key."""
+    if config.subgroup is None:
+        return None
+    index = {value: place for place, value in enumerate(config.subgroup.values)}
+    return np.array([index.get(text.strip(), -1) for text in texts], dtype=np.int64)
+
+
+def joined_subgroups(parts: Sequence[Samples]) -> np.ndarray | None:
+    """(N,) subgroups of parts, one after the other; None where a part has none."""
+    found = [part.subgroup for part in parts if part.subgroup is not None]
+    return np.concatenate(found) if len(found) == len(parts) else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,7 @@ class SiteData:
     fill: (D,) what stands for its missing numbers; None: the mean.
     notes: what a person should know about this data.
     patients: whether the data says whose each sample is.
+    subgroup: (N,) int64 index into data.subgroup.values, -1 for another value; None where nobody asks.
     """
 
     name: str
@@ -45,6 +46,7 @@ class SiteData:
     patients: bool = False
     fill: Tensor | None = None
     calibration: Tensor = NOTHING
+    subgroup: np.ndarray | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ TABLE = (
     *("missing", "imputation", "encoding", "decimal", "unreadable"),
 )
 COLLECTED = ("path", "labels", "patient")
+APART = ("subgroup",)
+"""Of sources that are tables or manifests."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,13 @@ SOURCES: dict[str, SourceKind] = {
     "digits": SourceKind("perennial.data.digits:load_digits", IMAGES, own_sites="never"),
     "folder": SourceKind(
         "perennial.data.folder:load_folder",
-        (*COLLECTED, *IMAGES, *FILES),
+        (*COLLECTED, *IMAGES, *FILES, *APART),
         takes=("cache",),
         collected=True,
     ),
     "csv": SourceKind(
         "perennial.data.table:load_table",
-        (*COLLECTED, *TABLE),
+        (*COLLECTED, *TABLE, *APART),
         collected=True,
         own_sites="by_column",
     ),

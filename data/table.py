@@ -11,7 +11,7 @@ from torch import Tensor
 from perennial.data.config import DataConfig
 from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.labels import encode_labels
-from perennial.data.samples import Samples, Source
+from perennial.data.samples import Samples, Source, subgroup_of
 from perennial.data.splits import patient_groups, text_groups
 from perennial.data.table_columns import (
     MISSING,
@@ -34,7 +34,8 @@ def load_table(config: DataConfig) -> Source:
     file = read_csv(Path(config.path).expanduser(), config.encoding, config.decimal)
     texts = file.columns
     named = (config.label_column, config.site_column, config.patient)
-    for name in filter(None, (*named, *config.column_kinds)):
+    apart = config.subgroup.column if config.subgroup is not None else None
+    for name in filter(None, (*named, apart, *config.column_kinds)):
         if name not in texts:
             raise DataError(
                 f"{file.path}: no column {name!r}{nearest(name, texts)}; found {', '.join(texts)}"
@@ -61,7 +62,10 @@ def load_table(config: DataConfig) -> Source:
             texts[config.patient].tolist(), lambda row: f"{file.where(row)}, {config.patient}"
         )
     patients = config.patient is not None
-    samples = Samples(x, torch.from_numpy(y), site, site_names, groups=groups, patients=patients)
+    subgroup = None if apart is None else subgroup_of(texts[apart].tolist(), config)
+    samples = Samples(
+        x, torch.from_numpy(y), site, site_names, groups=groups, patients=patients, subgroup=subgroup
+    )
     notes = [*file.notes, *_notes_on_dates(columns, config)]
     if bad.named:
         notes.append(f"{left_out}, taken as missing values: {'; '.join(bad.named[:3])}")

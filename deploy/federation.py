@@ -47,6 +47,8 @@ class Federation(BaseModel):
     """deploy.yaml. hosts: names and addresses by which sites reach the SuperLink, the first one in bundles.
 
     control_port: of the Control API, which listens on loopback only: whoever reaches it can start runs.
+    health_host: where the health server listens, which says that the SuperLink serves and nothing else;
+    Kubernetes asks it from outside the container, so that 0.0.0.0 is needed there.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,6 +59,7 @@ class Federation(BaseModel):
     control_port: PositiveInt = Field(default=8000, lt=65536)
     fleet_host: str = "0.0.0.0"
     health_port: PositiveInt = Field(default=9099, lt=65536)
+    health_host: str = "127.0.0.1"
 
 
 class SiteRecord(BaseModel):

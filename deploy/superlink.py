@@ -29,7 +29,7 @@ def superlink_command(folder: OperatorFolder) -> list[str]:
         *("--host", "127.0.0.1", "--port", str(folder.federation.control_port)),
         *("--fleet-api-type", "grpc-rere"),
         *("--fleet-api-address", f"{folder.federation.fleet_host}:{folder.federation.fleet_port}"),
-        *("--health-server-address", folder.health_address),
+        *("--health-server-address", f"{folder.federation.health_host}:{folder.federation.health_port}"),
     ]
 
 

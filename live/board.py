@@ -13,6 +13,8 @@ from perennial.server.report.markup import Markup
 
 POLL = 0.03
 """Seconds between two looks at what is watched: two calls of stat()."""
+REST = 0.1
+"""Seconds after a drawing until the next: browsers keep up, and changes in between come together."""
 KEEP_ALIVE = 10.0
 """Seconds after which a silent stream says that it is still there."""
 RESTED = 30.0
@@ -78,13 +80,13 @@ class Board:
 
     async def _watch(self) -> None:
         while self.watchers or time.monotonic() - self._wanted < RESTED:
-            await self._refresh()
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(REST if await self._refresh() else POLL)
 
-    async def _refresh(self) -> None:
+    async def _refresh(self) -> bool:
+        """Look, and draw where something changed; whether anything was drawn."""
         async with self._drawing:
             if not await asyncio.to_thread(self._look) and time.monotonic() - self._drawn < self._every:
-                return
+                return False
             drawn = await asyncio.to_thread(self._draw)
             self._drawn = time.monotonic()
             newer = {
@@ -97,3 +99,4 @@ class Board:
                 self._panels |= {name: (self.version, content) for name, content in newer.items()}
                 self._changed.set()
                 self._changed = asyncio.Event()
+            return True

@@ -10,12 +10,13 @@ class Exported(nn.Module):
     """(B, *shape) samples -> ((B, M) probabilities, (B,) int64 index of the most probable class).
 
     Samples are 8-bit pixels as numbers from 0 to 255 (uint8) or float32 numbers in the data's own scale. What
-    comes before the network is inside: scaling, standardisation, the mean in place of a missing number (NaN);
+    comes before the network is inside: scaling, standardisation, what stands for a missing number (NaN);
     and what comes after it: temperature and softmax.
     """
 
     mean: Tensor
     std: Tensor
+    fill: Tensor
 
     def __init__(self, saved: SavedModel) -> None:
         super().__init__()
@@ -26,12 +27,13 @@ class Exported(nn.Module):
         shape = (-1, *[1] * (len(inputs.shape) - 1))
         self.register_buffer("mean", inputs.mean.reshape(shape).clone())
         self.register_buffer("std", inputs.std.reshape(shape).clone())
+        self.register_buffer("fill", inputs.filling.reshape(shape).clone())
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.pixels:
             standard = x.to(torch.float32) * (1 / (255 * self.std)) - self.mean / self.std
         else:
-            known = torch.where(x.isnan(), self.mean.expand_as(x), x) if x.ndim == 2 else x
+            known = torch.where(x.isnan(), self.fill.expand_as(x), x) if x.ndim == 2 else x
             standard = (known - self.mean) / self.std
         probabilities = (self.classifier(standard) / self.temperature).softmax(dim=1)
         return probabilities, probabilities.argmax(dim=1)

@@ -11,7 +11,7 @@ from perennial.config.yaml_file import apply_overrides, read_yaml, validate
 from perennial.data.config import DataConfig
 from perennial.data.csv_file import read_csv
 from perennial.data.folder import SUFFIXES
-from perennial.data.samples import Samples, fill_missing, stored_as
+from perennial.data.samples import Samples, fill_missing, joined_subgroups, stored_as
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash
 from perennial.foundation.errors import DataError
@@ -42,7 +42,7 @@ from perennial.server.report.recognition import recognition_parts, recognition_s
 
 OF_THE_RUN = (
     *("labels", "label_column", "patient", "arrays", "dataset"),
-    *("resize", "window", "frame", "missing"),
+    *("resize", "window", "frame", "missing", "subgroup"),
 )
 """Keys that are taken over from the run's own data where they fit the source."""
 
@@ -101,7 +101,10 @@ def judge(saved: SavedModel, config: DataConfig, name: str) -> Measures:
     tables, temperature = scored.tables(), saved.confidence.temperature
     if temperature not in TEMPERATURES:
         temperature = None
-    patients = _patients(parts)
+    patients, groups = _patients(parts), None
+    if config.subgroup is not None and (subgroup := joined_subgroups(parts)) is not None:
+        counted = scored.tables(None, subgroup, len(config.subgroup.values)).subgroups
+        groups = dict(zip(config.subgroup.values, counted, strict=True))
     intervals = None if patients is None else patient_intervals(scored, patients, temperature)
     classes = class_measures(tables, saved.classes, intervals)
     sets = _sets(saved)
@@ -114,6 +117,8 @@ def judge(saved: SavedModel, config: DataConfig, name: str) -> Measures:
         confusion=tables.confusion.tolist(),
         calibration=calibration(tables, intervals, temperature),
         sites=_by_site(parts, scored.label, scored.predicted, saved.classes),
+        subgroup_column="" if config.subgroup is None else config.subgroup.column,
+        subgroups={} if groups is None else part_measures(groups, saved.classes),
         prediction_sets=None if sets is None else judged_sets(tables, sets),
         notes=list(source.notes),
         **whole_measures(tables, classes, intervals),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from torch import Tensor
@@ -24,7 +24,7 @@ from perennial.server.measures.assemble import (
     whole_measures,
 )
 from perennial.server.measures.headline import headline
-from perennial.server.measures.record import Measures, write_measures
+from perennial.server.measures.record import Measures, PartMeasures, write_measures
 from perennial.server.site_counts import SiteCounts
 
 
@@ -96,6 +96,7 @@ def task_measures(
         confusion=tables.confusion.tolist(),
         calibration=calibration(tables, intervals),
         sites=part_measures(sites.tables.by_site, classes),
+        **_by_subgroup(experiment, tables, classes),
         prediction_sets=None
         if coverage is None
         else prediction_sets(tables, classes, coverage, _void(sites, one_classifier)),
@@ -103,6 +104,20 @@ def task_measures(
         **whole_measures(tables, by_class, intervals),
     )
     return found.model_copy(update={"headline": headline(found)})
+
+
+class _Subgroups(TypedDict):
+    subgroup_column: str
+    subgroups: dict[str, PartMeasures]
+
+
+def _by_subgroup(experiment: Experiment, tables: EvaluationTables, classes: list[str]) -> _Subgroups:
+    """What is known of each subgroup, of those sites that told it."""
+    config = experiment.data.subgroup
+    if config is None or not len(tables.subgroups):
+        return _Subgroups(subgroup_column="", subgroups={})
+    parts = {name: tables.subgroups[place] for place, name in enumerate(config.values)}
+    return _Subgroups(subgroup_column=config.column, subgroups=part_measures(parts, classes))
 
 
 def _combined(central: Scored | None, told: EvaluationTables | None) -> EvaluationTables | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from perennial.config.evaluation import count_noise
+from perennial.config.evaluation import count_noise, subgroups_of
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream
@@ -99,7 +99,7 @@ def ask_for_counts(
         return SiteCounts({})
     deadline, noise = experiment.rounds.deadline, count_noise(experiment)
     of_server = experiment.privacy.mode == "client_central"
-    tables, subgroups, first = SiteTables(), 0, requests[0][2]
+    tables, subgroups, first = SiteTables(), subgroups_of(experiment), requests[0][2]
     if sums is not None:
         beside = counts_beside(first.num_classes, subgroups) if first.tables else 0
         noised = noise is not None

@@ -127,7 +127,7 @@ def events_of(address: str, count: int, seconds: float = 10.0) -> list[dict[str,
     return found
 
 
-def until(check: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(check: Callable[[], Any], seconds: float = 60.0) -> Any:
     """What check returns once it is true. Fails after so many seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

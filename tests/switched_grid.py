@@ -44,14 +44,14 @@ class SwitchedGrid(InProcessGrid):
         return [node for node in self._contexts if self.lingering or node not in self.off]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        message = self._queue[0] if self._queue else None
-        if message is None:
+        if not self._queue:
             return []
+        (message,) = self._queue[0]  # no cohorts here, so each is answered by itself
         if message.metadata.dst_node_id in self.off:
-            self._queue.rotate(-1)
             if not self.lingering:
+                self._queue.rotate(-1)
                 return []
-            self._queue.remove(message)
+            self._queue.popleft()
             reply = Message(Error(UNREACHABLE, "node unavailable"), reply_to=message)
             reply.metadata.__dict__["_src_node_id"] = 1
             return [reply]

@@ -14,7 +14,7 @@ from perennial.client.handlers import answer_evaluate
 from perennial.config.experiment import Experiment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
-from perennial.foundation.errors import ProtocolError, StateError
+from perennial.foundation.errors import DataError, ProtocolError, StateError
 from perennial.learning.evaluation_tables import EvaluationTables
 from perennial.models.saved import load_saved
 from perennial.protocol.messages import EvaluateReply, EvaluateRequest
@@ -182,3 +182,62 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     (tmp_path / "measures.json").write_text('{"source": "server"')
     with pytest.raises(StateError, match=r"measures\.json: damaged"):
         read_measures(tmp_path)
+
+
+def patients(path: Path) -> dict[str, Any]:
+    """A table in which the mark tells the class of women and nothing of men; `sex` has a third value, too."""
+    generator = np.random.default_rng(4)
+    rows = ["mark,sex,label"]
+    for index in range(900):
+        label, sex = index % 3, ("f", "m", "x")[0 if index % 2 else 1 if index % 20 else 2]
+        mark = 4 * label if sex == "f" else 0
+        rows.append(f"{mark + generator.normal():.3f},{sex},kind-{label}")
+    path.write_text("\n".join(rows))
+    return {
+        "source": "csv",
+        "path": str(path),
+        "sites": 2,
+        "test_fraction": 0.4,
+        "subgroup": {"column": "sex", "values": ["f", "m"]},
+    }
+
+
+@pytest.mark.parametrize("secure", [None, {"least": 3}])
+def test_a_subgroup_that_is_served_worse_is_shown_first(
+    tmp_path: Path, secure: dict[str, Any] | None
+) -> None:
+    data = patients(tmp_path / "patients.csv") | {"sites": 4}
+    learner = {"optimizer": {"lr": 0.1}, "epochs": 6}
+    tasks, model = {"count": 1, "rounds": 6}, {"name": "mlp", "hidden": [16]}
+    found = measured(tmp_path, data=data, learner=learner, secure=secure, tasks=tasks, model=model)
+    assert found.subgroup_column == "sex" and list(found.subgroups) == ["f", "m"]
+    women, men = found.subgroups["f"], found.subgroups["m"]
+    assert women.accuracy.value is not None and men.accuracy.value is not None
+    assert women.accuracy.value > men.accuracy.value + 0.2
+    assert men.lower and not women.lower
+    assert any("Served worse than the others, beyond chance, by sex: m" in text for text in found.headline)
+    # the third value is in no subgroup
+    assert 0 < women.samples + men.samples < found.samples
+    assert "By sex" in (tmp_path / "runs" / "secure" / "report.html").read_text()
+
+
+def test_a_floor_keeps_small_cells_of_a_subgroup(tmp_path: Path) -> None:
+    data = patients(tmp_path / "patients.csv")
+    tasks, model = {"count": 1, "rounds": 1}, {"name": "mlp", "hidden": [4]}
+    changes = {"data": data, "tasks": tasks, "model": model}
+    _, whole = evaluate(tmp_path / "whole", ["train", "evaluate", "measures"], changes)
+    all_cells = tables_of(whole, 2).subgroups[:, :, 0]
+    least = int(all_cells.min()) + 1
+    _, told = evaluate(tmp_path / "floor", ["train", "evaluate", "measures"], changes, min_samples=least)
+    cells = tables_of(told, 2).subgroups[:, :, 0]
+    assert ((cells == 0) | (cells >= least)).all() and (cells == 0).sum() >= 1
+    check_tables(told, 2, asked=True)
+
+
+def test_a_subgroup_needs_a_column(tmp_path: Path) -> None:
+    data = patients(tmp_path / "patients.csv") | {"subgroup": {"column": "gender", "values": ["f"]}}
+    with pytest.raises(DataError, match="no column 'gender'"):
+        measured(tmp_path, data=data, secure=None)
+    of_digits = SMALL["data"] | {"subgroup": {"column": "a", "values": ["b"]}}
+    with pytest.raises(ValueError, match="subgroup belongs to source folder or csv"):
+        Experiment.model_validate(SMALL | {"data": of_digits})

@@ -37,12 +37,23 @@
     const told = (text) => { link.hidden = !text; if (link.textContent !== text) link.textContent = text; };
     events.onopen = () => { lost = 0; told(""); };
     events.onerror = () => { lost = lost || Date.now(); };
-    events.onmessage = (event) => {
-      for (const [name, html] of Object.entries(JSON.parse(event.data))) {
+    // events that come faster than a slow machine can draw are drawn once, as the newest of them says
+    let waiting = {};
+    let planned = false;
+    const draw = () => {
+      planned = false;
+      const panels = waiting;
+      waiting = {};
+      for (const [name, html] of Object.entries(panels)) {
         const part = document.getElementById(name);
         if (part) replace(part, html);
       }
       tick();
+    };
+    events.onmessage = (event) => {
+      Object.assign(waiting, JSON.parse(event.data));
+      if (!planned) setTimeout(draw, 0);
+      planned = true;
     };
     setInterval(() => {
       if (lost && Date.now() - lost > 3000) {
