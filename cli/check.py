@@ -11,6 +11,7 @@ from rich.console import Console
 
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig
+from perennial.config.secure import SecureConfig
 from perennial.config.site import Answer, SiteConfig, SitePolicy, load_site_config
 from perennial.config.yaml_file import read_yaml
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError
@@ -71,6 +72,9 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         rounds = experiment.lead_rounds(task) + schedule.rounds[task - 1]
         console.print(f"  task {task}: {names} ({rounds} rounds)")
     closed_form = checked.strategy.closed_form
+    if experiment.secure is not None:
+        closed_form = None
+        console.print(f"  {_sums(experiment.secure, facts.sites, shared_noise=experiment.privacy.shared)}")
     if closed_form is not None and (kept := closed_form.kept_bytes(checked.width + 1, schedule)):
         console.print(
             f"  keep_sites: sums of {kept / 1e6:,.1f} MB a site stay on the server's disk, "
@@ -90,6 +94,17 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         if (expected := expect(experiment)) is not None:
             console.print(expected.in_words())
     console.print("ok")
+
+
+def _sums(secure: SecureConfig, sites: int, *, shared_noise: bool) -> str:
+    """What the server sees of a run under `secure`."""
+    if not secure.masks:
+        return "secure: masks false, so the server sees each site's integers; for comparisons only"
+    needed = secure.parameters(shared_noise=shared_noise).survivors_needed(sites)
+    return (
+        f"secure: the server sees sums of at least {needed} of {sites} sites, unless more than "
+        f"{secure.assumed_colluders} of them work with it"
+    )
 
 
 def _as_yaml(learner: LearnerConfig) -> list[str]:
@@ -143,12 +158,22 @@ def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[str]:
     """What the experiment asks of every site and this one would refuse, by its settings alone."""
     from perennial.client.door import unmet
     from perennial.client.plan import Plan
-    from perennial.client.policy import check_answer, check_digests, check_evaluation, check_update
+    from perennial.client.policy import (
+        check_answer,
+        check_digests,
+        check_evaluation,
+        check_statistics,
+        check_update,
+    )
     from perennial.server.continuation import registry_of
 
     for words in unmet(policy, Plan(experiment, registry_of(experiment))):
         yield f"would refuse the experiment: {words}"
-    asked: dict[Answer, Callable[[], None]] = {"train": lambda: check_update(policy, experiment)}
+    asked: dict[Answer, Callable[[], None]] = {}
+    if experiment.strategy.trains:
+        asked["train"] = lambda: check_update(policy, experiment)
+    else:
+        asked["statistics"] = lambda: check_statistics(policy, experiment)
     if experiment.evaluation.federated:
         asked["evaluate"] = lambda: check_evaluation(policy, experiment)
     digests = experiment.digests

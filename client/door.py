@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from perennial.client.plan import Plan
+from perennial.client.policy import check_secure
 from perennial.client.request_count import RequestCount
 from perennial.client.site import Site
 from perennial.client.time_limit import time_limit
@@ -96,7 +97,11 @@ def check_bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> Non
 
 
 def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:
-    """The bounds of a policy that an experiment as a whole does not keep, in words."""
+    """What a policy demands that an experiment as a whole does not keep, in words."""
+    try:
+        check_secure(policy, plan.experiment, plan.experiment.data.sites)
+    except PolicyRefusal as refusal:
+        yield str(refusal)
     yield from (str(bound) for bound in bounds(policy, plan.experiment, plan.rounds) if not bound.holds)
     if plan.evaluations() > policy.max_evaluations:
         yield (

@@ -76,6 +76,21 @@ def _budget(policy: SitePolicy) -> str | None:
     return None
 
 
+def _masked(policy: SitePolicy, name: str) -> Channel | None:
+    """A channel in which values leave as a part of masked sums only; None where they may leave alone."""
+    if not policy.require_secure and policy.require_privacy not in ("client_shared", "sample_shared"):
+        return None
+    if not policy.peers:
+        why = "policy.peers pins nobody, so a hostile server can make up the other sites of a masked sum"
+        return Channel(name, True, why)
+    return Channel(
+        name,
+        False,
+        f"policy.require_secure, least_sites {policy.least_sites}: a sum of {name} with those of pinned "
+        "peers, as long as no more of them than the experiment assumes work with the server",
+    )
+
+
 def _closed(policy: SitePolicy, name: str, answer: Answer) -> Channel | None:
     """The channel if the site does not answer, or sends nothing in the clear; None where it is open."""
     if shut := _shut(policy, name, answer):
@@ -92,16 +107,8 @@ def _updates(policy: SitePolicy) -> Channel:
         return Channel(
             name, True, "mode client_central cuts an update and sends it without noise to the server"
         )
-    if policy.require_secure or policy.require_privacy == "client_shared":
-        if not policy.peers:
-            why = "policy.peers pins nobody, so a hostile server can make up the other sites of a masked sum"
-            return Channel(name, True, why)
-        return Channel(
-            name,
-            False,
-            f"policy.require_secure, least_sites {policy.least_sites}: a sum of updates with those of pinned "
-            "peers, as long as no more of them than the experiment assumes work with the server",
-        )
+    if masked := _masked(policy, name):
+        return masked
     if policy.require_privacy != "none":
         return Channel(name, False, f"{_budget(policy)}, with noise from this site")
     if policy.max_epsilon is not None:
@@ -178,8 +185,12 @@ def _prototypes(policy: SitePolicy) -> Channel:
 
 def _statistics(policy: SitePolicy) -> Channel:
     name = "sums of features"
-    if closed := _closed(policy, name, "statistics"):
-        return closed
+    if shut := _shut(policy, name, "statistics"):
+        return shut
+    if masked := _masked(policy, name):
+        return masked
+    if budget := _budget(policy):
+        return Channel(name, False, budget)
     return Channel(
         name,
         True,

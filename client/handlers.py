@@ -37,7 +37,7 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply | MaskedReply:
         site,
         request,
         "update",
-        request.arrays,
+        content_sha256(request.arrays),
         lambda: update_words(site, request, TrainingTurn.open(site, request).taken()),
     )
 
@@ -62,7 +62,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
                 site,
                 request,
                 "class_sums",
-                request.arrays,
+                content_sha256(request.arrays),
                 lambda: class_sum_words(release_class_sums(site, request, model, kept)),
                 kept=sha256,
             )
@@ -95,7 +95,7 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
 
     if is_secure(site, request):
         statistic = "validation" if request.validation else "evaluation"
-        return masked_reply(site, request, statistic, request.arrays, words)
+        return masked_reply(site, request, statistic, content_sha256(request.arrays), words)
     counts, tables = told()
     if tables is None:
         return EvaluateReply(**request.stamp_fields, **vars(counts))

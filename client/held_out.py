@@ -121,12 +121,15 @@ def _protected(
 ) -> Integers:
     """(2 M,) cells in steps, as they may leave under the experiment's mode.
 
-    The server adds the noise in client_central, and the sites together do in client_shared.
+    The server adds the noise in client_central, and the sites together do in client_shared and sample_shared.
     """
     privacy, secure = site.experiment.privacy, site.experiment.secure
     cells = cells_of(correct, total)
     if privacy.mode == "sample":
         return cells * STEPS + noise.draw(len(cells), _source(site, request))
+    if privacy.mode == "sample_shared":
+        assert secure is not None
+        return cells * STEPS + noise.share(len(cells), secure.honest, _source(site, request))
     cells = noise.shrunk(cells)
     if privacy.mode == "client_local":
         return cells + noise.draw(len(cells), _source(site, request))

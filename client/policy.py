@@ -78,6 +78,7 @@ def check_sparsity(policy: SitePolicy, experiment: Experiment, *, noised: bool) 
 def check_statistics(policy: SitePolicy, experiment: Experiment) -> None:
     """Whether sums of features may leave; errors as check_update()."""
     check_claim(experiment)
+    check_secure(policy, experiment)
     privacy = experiment.privacy
     why = (
         "sums of features leave with the experiment's noise"
@@ -147,6 +148,13 @@ def check_secure(policy: SitePolicy, experiment: Experiment, sites: int | None =
         )
 
 
+STRONGER: dict[Demand, tuple[Demand, ...]] = {
+    "patient": ("sample", "sample_shared"),
+    "sample": ("sample_shared",),
+}
+"""What else a protection serves: it hides as much, and more or from more."""
+
+
 @dataclass(frozen=True)
 class _Protection:
     """What hides a release. kind: in the words of policy.require_privacy. why: what makes it so."""
@@ -157,7 +165,7 @@ class _Protection:
 
 
 def _demand(policy: SitePolicy, found: _Protection) -> None:
-    serves = ("none", found.kind, *(["sample"] if found.kind == "patient" else []))
+    serves = {"none", found.kind, *STRONGER.get(found.kind, ())}
     if policy.require_privacy not in serves:
         raise PolicyRefusal(
             f"policy.require_privacy: this site demands {policy.require_privacy!r}; {found.why}"

@@ -28,10 +28,11 @@ from perennial.protocol.secure_messages import (
 def secure_state(identity: Identity, request: Stamp) -> tuple[SecureConfig, SecureState]:
     """The experiment's setting and this site's state.
 
-    Raises PolicyRefusal when the site does not train or demands more than the setting, and ProtocolError when
-    the experiment has no such setting or is another one.
+    Raises PolicyRefusal when the site does not take part or demands more than the setting, and ProtocolError
+    when the experiment has no such setting or is another one.
     """
-    check_answer(identity.policy, "train")
+    trains = identity.experiment.strategy.trains
+    check_answer(identity.policy, "train" if trains else "statistics")
     secure = identity.experiment.secure
     if secure is None or request.experiment != identity.experiment.digest:
         raise ProtocolError("secure: this site's experiment has no secure aggregation, or is another one")
@@ -62,7 +63,7 @@ def answer_share(identity: Identity, request: ShareRequest) -> ShareReply:
     session = state.session(request.attempt)
     if session is None:
         state.check_new(request.attempt)
-        shared = identity.experiment.privacy.mode == "client_shared"
+        shared = identity.experiment.privacy.shared
         session = SiteSession.prepare(
             identity.name,
             Attempt(request.run, request.task, request.attempt),
@@ -104,7 +105,7 @@ def answer_open(identity: Identity, request: OpenRequest) -> OpenReply:
     session = _session(state, request.attempt)
     opening = session.open(request.survivors, _by_name(request.voters, request.votes))
     assert session.subject is not None
-    state.note_opened(session.subject.statistic, session.subject.model)
+    state.note_opened(session.subject.statistic, session.closes)
     return OpenReply(
         **request.stamp_fields,
         attempt=request.attempt,

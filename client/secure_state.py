@@ -9,7 +9,7 @@ that were sent.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,19 +144,24 @@ class SecureState:
 
     # what was opened
 
-    def check_closed(self, statistic: str, model: str) -> None:
-        """Raises PolicyRefusal when this site has helped to open its value for this model and statistic."""
-        require(
-            [statistic, model] not in self._opened(),
-            f"this site's {statistic} for model {model:.12} was opened in a sum; it goes into no other one",
-        )
+    def check_closed(self, statistic: str, closes: Sequence[str]) -> None:
+        """Raises PolicyRefusal when this site has helped to open its value of one of these.
 
-    def note_opened(self, statistic: str, model: str) -> None:
+        closes: what the value tells of, such as a model's SHA-256.
+        """
+        opened = self._opened()
+        for about in closes:
+            require(
+                [statistic, about] not in opened,
+                f"this site's {statistic} for {about:.12} was opened in a sum; it goes into no other one",
+            )
+
+    def note_opened(self, statistic: str, closes: Sequence[str]) -> None:
         """Remember it, before the shares leave."""
         opened = self._opened()
-        if [statistic, model] not in opened:
+        if new := [[statistic, about] for about in closes if [statistic, about] not in opened]:
             path = self._state_dir / "secure" / OPENED
-            replace_file(path, json.dumps([*opened, [statistic, model]]).encode())
+            replace_file(path, json.dumps([*opened, *new]).encode())
 
     def _opened(self) -> list[list[str]]:
         path = self._state_dir / "secure" / OPENED

@@ -13,7 +13,7 @@ from perennial.protocol.messages import TrainReply, TrainRequest
 
 
 def update_words(site: Site, request: TrainRequest, reply: TrainReply) -> Words:
-    """The words of what train_once() would have sent in the clear, with this site's share of the noise.
+    """The words of what would have left in the clear, with this site's share of the noise.
 
     The gate of the server does not see single updates, so the site keeps the bounds itself: the largest norm
     of the sums, and the most samples that count.

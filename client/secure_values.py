@@ -1,6 +1,6 @@
 """Masks a site's values for a sum, once for each attempt, and stores them before they leave."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.roster import Member, Subject
 from perennial.protocol.messages import Maskable
 from perennial.protocol.secure_messages import MaskedReply
-from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.protocol.tensors import Tensors
 
 SIGNED = {np.dtype(np.uint64): np.int64, np.dtype(np.uint32): np.int32}
 """What words travel as: the wire's types are signed."""
@@ -38,32 +38,39 @@ def masked_reply(
     site: Site,
     request: Maskable,
     statistic: str,
-    model: Tensors,
+    about: str,
     words: Callable[[], Words],
+    *,
+    closes: Sequence[str] = (),
     kept: str = "",
 ) -> MaskedReply:
     """The reply with this site's words under masks.
 
-    statistic: what they are. model: what they are about. words: makes them, (N,) uint64 or uint32; not called
-    when this attempt was answered before, for then the same masked words leave again. kept: hash of the model
-    that the site keeps as the teacher. Raises PolicyRefusal when the roster is too small for the site, the
+    It is the one way of integers of any kind into a masked sum; the server's is MaskedSums.collect().
+
+    statistic: what they are, one word. about: SHA-256 of what they are about. words: makes them, (N,) uint64
+    or uint32; not called when this attempt was answered before, for then the same masked words leave again.
+    closes: what else tells the same of the site, by any words: once this sum is opened, it goes into no
+    other one, and before that it must be in none; () stands for `about`. kept: hash of the model that the
+    site keeps as the teacher. Raises PolicyRefusal when the roster is too small for the site, the
     value was opened before, or the attempt is over.
     """
     secure, state = secure_state(site.identity, request)
     assert request.attempt is not None
     number, roster = request.attempt, request.roster or []
     check_secure(site.identity.policy, site.experiment, sites=len(roster))
-    subject = Subject(request.round, statistic, content_sha256(model))
+    subject = Subject(request.round, statistic, about)
     session = state.session(number)
     if session is None or session.attempt.task != request.task:
         raise ProtocolError(f"secure: this site has prepared no masks for attempt {number}")
     session.enrol(subject, _members(request))
+    session.closes = list(closes) or [about]
     if session.stage == "prepared" and state.has_sent(number):
         # killed between the two writes below
         session.stage = "masked"
     if session.stage == "prepared":
         state.check_new(number)
-        state.check_closed(statistic, subject.model)
+        state.check_closed(statistic, session.closes)
         values = np.ascontiguousarray(words())
         if secure.masks:
             session.mask(values)

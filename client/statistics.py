@@ -4,7 +4,9 @@ The maps are the same at every site and nothing here trains, so the site answers
 there; what it answers does not depend on when.
 """
 
+import json
 import logging
+from hashlib import sha256
 
 import torch
 from torch import Tensor
@@ -12,16 +14,19 @@ from torch import Tensor
 from perennial.client.floor import check_floor, withheld
 from perennial.client.policy import check_answer, check_evaluation, check_statistics
 from perennial.client.release import charge, charge_entry
+from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.site import Site
 from perennial.config import charges
+from perennial.config.secure_words import integer_words, share_of_noise, statistics_subject
 from perennial.config.site import Release
-from perennial.foundation.errors import PrivacyError, ProtocolError
+from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError
 from perennial.foundation.streams import stream
-from perennial.learning.analytic.statistics import PRODUCT, Collector, Statistics, weighted
+from perennial.learning.analytic.statistics import MOST_STEPS, PRODUCT, Collector, Statistics, weighted
 from perennial.learning.feature_bank import bank_of
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
 from perennial.privacy.noised_sums import add_noise_to_sums
+from perennial.privacy.secure.masks import Words
 from perennial.protocol.messages import (
     ClassCountsReply,
     ClassCountsRequest,
@@ -31,13 +36,16 @@ from perennial.protocol.messages import (
     StatisticsReply,
     StatisticsRequest,
 )
-from perennial.protocol.tensors import Tensors
+from perennial.protocol.secure_messages import MaskedReply
+from perennial.protocol.tensors import Tensors, content_sha256
 
 log = logging.getLogger("perennial.site")
 
 
-def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
-    """The sums of one task. Classes below the policy's floor are in none of them.
+def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply | MaskedReply:
+    """The sums of one task; under `secure` as a part of a masked sum.
+
+    Classes below the policy's floor are in none of them.
 
     Raises PolicyRefusal where sums may not leave, or all classes are below the floor.
     """
@@ -52,8 +60,38 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
         raise ProtocolError(
             f"StatisticsRequest: weights: found {len(weights)}, expected {len(classes)}, one a class"
         )
+    if not is_secure(site, request):
+        return _reply(request, _told(site, request, backbone, classes))
+    about = statistics_subject(request.features, request.class_order, request.of_task, weights)
+    return masked_reply(
+        site,
+        request,
+        "statistics",
+        about,
+        lambda: _words(request, _told(site, request, backbone, classes)),
+        # other runs may divide the same classes into other tasks
+        closes=[_of_class(request.features, site.process.registry.classes[label]) for label in classes],
+    )
+
+
+def _of_class(features: str, name: str) -> str:
+    return sha256(json.dumps([features, name]).encode()).hexdigest()
+
+
+def _words(request: StatisticsRequest, told: Tensors) -> Words:
+    """Words of a site's sums. Raises PolicyRefusal where they could leave the range of the words."""
+    diagonal = int(told["gram"].abs().max())
+    if diagonal * (request.sum_updates or 1) >= MOST_STEPS:
+        raise PolicyRefusal(
+            f"secure: sums of {request.sum_updates} sites as large as this one's do not fit 64-bit words"
+        )
+    return integer_words(told["gram"], told["sums"], told["counts"])
+
+
+def _told(site: Site, request: StatisticsRequest, backbone: FixedFeatures, classes: range) -> Tensors:
+    """The sums as they may leave, charged to the ledger."""
     if (sent := _sent_before(site, request)) is not None:
-        return _reply(request, sent)
+        return sent
     # under noise, which classes are left out would tell of their samples
     noised = site.experiment.privacy.enabled
     counts = training_counts(site, classes) if noised else _reported_counts(site, classes, "statistics")
@@ -65,9 +103,7 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
             backbone.width,
         )
     shown = [label for label, count in zip(classes, counts, strict=True) if count]
-    sums = summed(site, backbone, classes, shown, weights)
-    tensors = _released(site, request, sums)
-    return _reply(request, tensors)
+    return _released(site, request, summed(site, backbone, classes, shown, request.weights))
 
 
 def _reply(request: StatisticsRequest, tensors: Tensors) -> StatisticsReply:
@@ -88,9 +124,8 @@ def _released(site: Site, request: StatisticsRequest, sums: Statistics) -> Tenso
     secure = privacy.noise_source == "secure"
     seeded = stream(site.experiment.seed, "sums-noise", site.name, request.of_task)
     source = SecureWords() if secure else SeededWords(seeded)
-    gram, rows, counts = add_noise_to_sums(
-        sums.gram, sums.sums, sums.counts, PRODUCT, privacy.noise_multiplier, source
-    )
+    multiplier = share_of_noise(site.experiment, privacy.noise_multiplier)
+    gram, rows, counts = add_noise_to_sums(sums.gram, sums.sums, sums.counts, PRODUCT, multiplier, source)
     charge_entry(site, charges.sums(site.experiment, request.run, request.of_task))
     noised = Tensors(gram=gram, sums=rows, counts=counts)
     state.put(name, 0, noised, {"features": request.features})
@@ -168,12 +203,14 @@ def answer_class_counts(site: Site, request: ClassCountsRequest) -> ClassCountsR
     check_answer(policy, "statistics")
     check_statistics(policy, site.experiment)
     site.check_experiment(request)
+    if site.experiment.secure is not None:
+        raise ProtocolError("ClassCountsRequest: this experiment has `secure`; counts leave in masked sums")
     counts = _reported_counts(site, _classes(site, request), "class_counts")
     _charge(site, request, "class_counts")
     return ClassCountsReply(**request.stamp_fields, of_task=request.of_task, counts=counts)
 
 
-def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHeadsReply:
+def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHeadsReply | MaskedReply:
     """Right answers of several heads on the site's validation samples of the classes seen so far."""
     policy = site.identity.policy
     check_answer(policy, "evaluate")
@@ -186,6 +223,23 @@ def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHea
     expected = {"weight": (count, known, backbone.width), "bias": (count, known)}
     if found != expected or not count:
         raise ProtocolError(f"CompareHeadsRequest: heads: found {found}, expected {expected}")
+    if is_secure(site, request):
+        return masked_reply(
+            site,
+            request,
+            "compare_heads",
+            content_sha256(heads),
+            lambda: integer_words(*_right_answers(site, request, backbone, count)),
+        )
+    correct, total = _right_answers(site, request, backbone, count)
+    return CompareHeadsReply(**request.stamp_fields, correct=correct.flatten().tolist(), total=total.tolist())
+
+
+def _right_answers(
+    site: Site, request: CompareHeadsRequest, backbone: FixedFeatures, count: int
+) -> tuple[Tensor, Tensor]:
+    """(right answers of each head (K, C), samples (C,)) as they may leave, charged. count: K."""
+    policy, known, heads = site.identity.policy, request.num_classes, request.heads
     data = site.samples(site.data.task_indices("validation", 0, known))
     correct = torch.zeros(count, known, dtype=torch.int64)
     if len(data):
@@ -201,7 +255,7 @@ def answer_compare_heads(site: Site, request: CompareHeadsRequest) -> CompareHea
         check_floor(policy, "compare_heads", 0)
     correct[:, stay], total[stay] = 0, 0
     charge(site, request.run, of_update=False)
-    return CompareHeadsReply(**request.stamp_fields, correct=correct.flatten().tolist(), total=total.tolist())
+    return correct, total
 
 
 def _maps(site: Site, features: str) -> FixedFeatures:

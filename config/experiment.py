@@ -210,7 +210,8 @@ class Experiment(BaseModel):
         if privacy.enabled and not self.strategy.trains and privacy.release != "sums":
             raise ValueError(
                 f"privacy: found mode {privacy.mode!r} with release 'updates', and strategy "
-                f"{self.strategy.name} sends sums of features; allowed: mode sample, release sums"
+                f"{self.strategy.name} sends sums of features; allowed: mode sample or sample_shared, "
+                "release sums"
             )
         if privacy.release == "sums" and self.strategy.trains:
             raise ValueError(
@@ -230,7 +231,7 @@ class Experiment(BaseModel):
     def _sums_can_be_masked(self) -> "Experiment":
         if self.secure is not None:
             refuse_what_needs_single_updates(self)
-        if self.privacy.mode == "client_shared":
+        if self.privacy.shared:
             require_shared_noise(self)
         return self
 

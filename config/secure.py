@@ -6,10 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from perennial.privacy.secure.parameters import Parameters
 
-STRATEGIES = ("fedavg", "uniform_mean")
+STRATEGIES = ("fedavg", "uniform_mean", "analytic")
 """Strategies whose aggregate is one sum with weights that each site knows by itself."""
 _NEEDS = {
-    "analytic": "its statistics are not sent as masked sums yet",
     "layer_attention": "attention over layers compares single updates",
     "multi_factor": "its weights compare what single sites report",
     "contribution": "the value of a site is found out from its own update",
@@ -60,6 +59,11 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
         raise ValueError(
             f"secure: not with strategy {name!r}, because {why}; allowed: {', '.join(STRATEGIES)}"
         )
+    if name == "analytic" and experiment.strategy.parameters.get("head") == "balanced_ridge":
+        raise ValueError(
+            "secure: not with strategy.head 'balanced_ridge', because it asks a site for its sums again when "
+            "the others' counts change, and a site's sums go into one opened sum; allowed: gaussian, ridge"
+        )
     if experiment.digests is not None:
         raise ValueError("secure: not with digests, which single sites lend in the clear; remove one of them")
     if experiment.pretraining is not None:
@@ -79,7 +83,7 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
     secure: SecureConfig = experiment.secure
     sites = experiment.data.sites
     if sites is not None:
-        needed = secure.parameters(shared_noise=privacy.mode == "client_shared").survivors_needed(sites)
+        needed = secure.parameters(shared_noise=privacy.shared).survivors_needed(sites)
         if sites < needed:
             raise ValueError(
                 f"secure: data.sites is {sites}, and a sum needs {needed} with assumed_colluders "
@@ -93,15 +97,16 @@ def require_shared_noise(experiment: Any) -> None:
     They cannot without masked sums, or when nobody says how many honest sites every opened sum has.
     """
     secure: SecureConfig | None = experiment.secure
+    mode = experiment.privacy.mode
     if secure is None or secure.quorum is None or secure.honest < 2:
         raise ValueError(
-            "privacy.mode client_shared: needs `secure` with a quorum of at least assumed_colluders + 2, for "
-            "the noise of one site hides nothing by itself"
+            f"privacy.mode {mode}: needs `secure` with a quorum of at least assumed_colluders + 2, for the "
+            "noise of one site hides nothing by itself"
         )
     if not secure.masks and experiment.privacy.noise_source != "seeded":
         raise ValueError(
-            "secure.masks: false with privacy.mode client_shared would show the server each site's update "
-            "under a share of the noise; allowed with privacy.noise_source 'seeded', which is for tests"
+            f"secure.masks: false with privacy.mode {mode} would show the server each site's values under a "
+            "share of the noise; allowed with privacy.noise_source 'seeded', which is for tests"
         )
     if experiment.rounds.fraction != 1.0:
-        raise ValueError("rounds.fraction: mode client_shared asks every site in every round; allowed 1.0")
+        raise ValueError(f"rounds.fraction: mode {mode} asks every site in every round; allowed 1.0")

@@ -3,8 +3,11 @@
 Both sides of the wire use it. Statistics beside updates are 64-bit words.
 """
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -117,6 +120,40 @@ class UpdateWords:
         return total, int(signed[sum(sizes)]), within
 
 
+def integer_words(*tensors: Tensor) -> Words:
+    """(N,) words of integer tensors of any shapes, one after the other.
+
+    With integers_of() on the other side, any integers can go through a masked sum; docs/architecture.md says
+    how.
+    """
+    return torch.cat([tensor.to(torch.int64).cpu().reshape(-1) for tensor in tensors]).numpy().view(np.uint64)
+
+
+def integers_of(words: Words, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """int64 tensors of these shapes, of a sum of integer_words(). Raises ValueError for another number."""
+    sizes = [math.prod(shape) for shape in shapes]
+    if len(words) != sum(sizes):
+        raise ValueError(f"words: found {len(words)}, expected {sum(sizes)}")
+    parts = torch.from_numpy(words.view(np.int64).copy()).split(sizes)
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def share_of_noise(experiment: Experiment, multiplier: float) -> float:
+    """The noise multiplier of one site's part of the noise on sums of features, which is all of it if none
+    is shared."""
+    if not experiment.privacy.shared or experiment.secure is None:
+        return multiplier
+    return multiplier / math.sqrt(experiment.secure.honest)
+
+
+def statistics_subject(features: str, class_order: str, task: int, weights: Sequence[int] | None) -> str:
+    """What sums of features of one task are about, as SHA-256.
+
+    features, class_order: SHA-256 of the maps and of the order of the classes.
+    """
+    return sha256(json.dumps([features, class_order, task, weights]).encode()).hexdigest()
+
+
 def count_words(correct: Sequence[int], total: Sequence[int], beside: Sequence[int] = ()) -> Words:
     """(2 M + n,) words of exact counts of each class, and of n more counts."""
     return np.array([*correct, *total, *beside], dtype=np.uint64)
@@ -148,15 +185,10 @@ def counts_of(
 
 def class_sum_words(sums: Mapping[str, Tensor]) -> Words:
     """(M d + M,) words of `sums` (M, d) and `counts` (M,)."""
-    features = sums["sums"].double().cpu().div(CLASS_SUM_STEP).round().to(torch.int64).reshape(-1)
-    counts = sums["counts"].cpu().round().to(torch.int64)
-    return torch.cat([features, counts]).numpy().view(np.uint64)
+    return integer_words(sums["sums"].double().cpu().div(CLASS_SUM_STEP).round(), sums["counts"].round())
 
 
 def class_sums_of(words: Words, classes: int, width: int) -> tuple[Tensor, Tensor]:
     """((M, d) float64, (M,) int64) of opened words. Raises ValueError when there are not as many."""
-    signed = torch.from_numpy(words.view(np.int64).copy())
-    if len(signed) != classes * (width + 1):
-        raise ValueError(f"words: found {len(signed)}, expected {classes * (width + 1)}")
-    sums = signed[: classes * width].to(torch.float64).mul_(CLASS_SUM_STEP).view(classes, width)
-    return sums, signed[classes * width :]
+    sums, counts = integers_of(words, (classes, width), (classes,))
+    return sums.to(torch.float64).mul_(CLASS_SUM_STEP), counts

@@ -47,7 +47,8 @@ class SitePolicy(BaseModel):
     only where they are named here."""
     require_privacy: Demand = "none"
     """What must hide everything that leaves: this one, since they hide different units from different
-    adversaries. patient: mode sample with unit patient, which serves where sample is demanded, too."""
+    adversaries. patient: mode sample with unit patient, which serves where sample is demanded,
+    too; both serve where sample_shared is."""
     max_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Lifetime budget of this site, over all runs; None: no budget, which require_privacy other than none
     forbids."""
@@ -101,7 +102,9 @@ class SitePolicy(BaseModel):
         """
         if self.require_privacy == "none":
             return None
-        return self.require_privacy if self.require_privacy in ("sample", "patient") else "site"
+        if self.require_privacy in ("sample", "sample_shared"):
+            return "sample"
+        return "patient" if self.require_privacy == "patient" else "site"
 
 
 class StateLimits(BaseModel):

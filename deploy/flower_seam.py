@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from flwr.app.message import make_message as make_message
     from flwr.cli.build import build_fab_from_disk as build_fab_from_disk
     from flwr.cli.install import install_from_fab as install_from_fab
+    from flwr.client.mod import secaggplus_mod as secaggplus_mod
     from flwr.common.constant import ErrorCode as ErrorCode
-    from flwr.common.secure_aggregation.quantization import dequantize as dequantize
-    from flwr.common.secure_aggregation.quantization import quantize as quantize
-    from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen as pseudo_rand_gen
     from flwr.common.serde import message_from_proto as message_from_proto
     from flwr.common.serde import message_to_proto as message_to_proto
     from flwr.common.serde import recorddict_from_proto as recorddict_from_proto
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
     from flwr.common.serde_utils import metadata_from_proto as metadata_from_proto
     from flwr.common.serde_utils import metadata_to_proto as metadata_to_proto
     from flwr.proto.message_pb2 import Message as ProtoMessage
+    from flwr.server import LegacyContext as LegacyContext
+    from flwr.server.workflow import SecAggPlusWorkflow as SecAggPlusWorkflow
     from flwr.supercore import sql_mixin as sql_mixin
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree as iterate_object_tree
     from flwr.supercore.object_store import ObjectStore as ObjectStore
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from flwr.supernode import start_client_internal as start_client_internal
     from flwr.supernode.cli import flower_supernode as flower_supernode
 
+    legacy_types: ModuleType
+    recorddict_compat: ModuleType
     superlink_module: ModuleType
 
 
@@ -57,21 +59,15 @@ class Private:
 _SERDE = "worker processes of the in-process engine exchange Flower's own serialised messages"
 _PUBLIC_SERDE = "a public serialisation of Message"
 
-_YARDSTICK = "a benchmark times Flower's own SecAgg+ beside ours"
+_YARDSTICK = "a benchmark runs Flower's own SecAgg+ beside ours"
+_GOES = "nothing: the row goes"
 
 PRIVATE = {
-    "quantize": Private(
-        "flwr.common.secure_aggregation.quantization", "quantize", _YARDSTICK, "nothing: the row goes"
-    ),
-    "dequantize": Private(
-        "flwr.common.secure_aggregation.quantization", "dequantize", _YARDSTICK, "nothing: the row goes"
-    ),
-    "pseudo_rand_gen": Private(
-        "flwr.common.secure_aggregation.secaggplus_utils",
-        "pseudo_rand_gen",
-        _YARDSTICK,
-        "nothing: the row goes",
-    ),
+    "secaggplus_mod": Private("flwr.client.mod", "secaggplus_mod", _YARDSTICK, _GOES),
+    "SecAggPlusWorkflow": Private("flwr.server.workflow", "SecAggPlusWorkflow", _YARDSTICK, _GOES),
+    "LegacyContext": Private("flwr.server", "LegacyContext", _YARDSTICK, _GOES),
+    "recorddict_compat": Private("flwr.compat.common.recorddict_compat", "", _YARDSTICK, _GOES),
+    "legacy_types": Private("flwr.common", "", _YARDSTICK, _GOES),
     "TaskIdentity": Private(
         "flwr.supercore.task_identity",
         "TaskIdentity",

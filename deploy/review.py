@@ -38,6 +38,8 @@ PROTECTED = {
     "client_central": "the update is cut to clip_norm here; the SERVER adds the noise and is trusted to",
     "client_shared": "noise that all sites share hides this site's whole data from the server and from as "
     "many sites as secure.assumed_colluders says",
+    "sample_shared": "noise that all sites share on sums of features hides each single training sample from "
+    "the server and from as many sites as secure.assumed_colluders says",
     "sample": "noise at this site hides each single training sample from the server",
 }
 

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Mode = Literal["none", "client_local", "client_central", "client_shared", "sample"]
+Mode = Literal["none", "client_local", "client_central", "client_shared", "sample", "sample_shared"]
 Unit = Literal["site", "patient", "sample"]
 """Whose presence a guarantee hides, the largest first."""
 AccountantName = Literal["rdp", "prv"]
@@ -48,9 +48,11 @@ class PrivacyConfig(BaseModel):
     "client_central" clips at the site and the trusted server noises the sum once (adversary: whoever receives
     the model); "client_shared" clips at the site, where each adds a share of the noise, and the server sees
     the sum alone (adversary: the server, with the sites that may collude with it); "sample" is DP-SGD inside
-    the site (unit: one training sample).
+    the site (unit: one training sample); "sample_shared" hides one training sample in sums of features, to
+    which each site adds a share of the noise (adversary: as in client_shared).
     release: mode sample: what hides a sample: noise on each step of training, or on the sums of its features
     (strategy analytic), of which one a task is released; sums need no clip_norm and no sample_rate.
+    sample_shared has sums alone.
     noise_multiplier: standard deviation of the noise divided by clip_norm. It has no default, because it is
     the guarantee. 0 is allowed for measurements and is reported as an infinite epsilon.
     noise_source: "seeded" repeats the noise from the experiment's seed. It is for tests and protects nothing.
@@ -114,8 +116,8 @@ class PrivacyConfig(BaseModel):
             if idle or self.ghost or self.unit is not None:
                 raise ValueError(
                     f"mode is none, yet {', '.join(idle) or ('ghost' if self.ghost else 'unit')} is set, "
-                    "which would protect nothing; choose client_local, client_central, client_shared or "
-                    "sample, or remove it"
+                    "which would protect nothing; choose client_local, client_central, client_shared, "
+                    "sample or sample_shared, or remove it"
                 )
             return self
         if self.noise_multiplier is None:
@@ -126,6 +128,11 @@ class PrivacyConfig(BaseModel):
         if self.release == "sums":
             self._of_sums()
             return self
+        if self.mode == "sample_shared":
+            raise ValueError(
+                "release: found 'updates' with mode sample_shared, whose noise is on sums of features; "
+                "allowed: sums"
+            )
         if self.clip_norm is None:
             raise ValueError(f"clip_norm is missing: mode {self.mode} bounds one contribution by it")
         if self.mode == "sample" and self.sample_rate is None:
@@ -147,7 +154,7 @@ class PrivacyConfig(BaseModel):
             )
         if self.unit == "patient" and self.bayesian is not None and self.bayesian.enabled:
             raise ValueError("bayesian accounting samples single records, and unit is patient; choose one")
-        if self.mode == "client_shared":
+        if self.shared:
             self._shared()
         if self.bayesian is not None and self.bayesian.enabled and not self.noise_multiplier:
             raise ValueError("bayesian accounting needs noise: noise_multiplier is 0")
@@ -172,8 +179,10 @@ class PrivacyConfig(BaseModel):
 
     def _of_sums(self) -> None:
         """Raises ValueError for what one release of sums a task does not have."""
-        if self.mode != "sample":
-            raise ValueError(f"release: found 'sums' with mode {self.mode}; allowed with mode sample")
+        if self.mode not in ("sample", "sample_shared"):
+            raise ValueError(
+                f"release: found 'sums' with mode {self.mode}; allowed with modes sample and sample_shared"
+            )
         if self.unit == "patient":
             raise ValueError(
                 "unit: found 'patient' with release sums, whose noise hides one sample: a patient with k of "
@@ -194,13 +203,18 @@ class PrivacyConfig(BaseModel):
         """Raises ValueError for what a discrete share of the noise cannot have."""
         if self.accountant != "rdp":
             raise ValueError(
-                f"accountant: found {self.accountant!r} with mode client_shared; allowed 'rdp', because a "
+                f"accountant: found {self.accountant!r} with mode {self.mode}; allowed 'rdp', because a "
                 "sum of discrete Gaussians has a proof by Renyi orders and none by privacy loss variables"
             )
         if not self.noise_multiplier:
-            raise ValueError("noise_multiplier is 0; mode client_shared takes a number above 0")
+            raise ValueError(f"noise_multiplier is 0; mode {self.mode} takes a number above 0")
         if self.bayesian is not None and self.bayesian.enabled:
             raise ValueError("bayesian accounting reads single updates; not with mode client_shared")
+
+    @property
+    def shared(self) -> bool:
+        """Whether each site adds a share of the noise to a masked sum."""
+        return self.mode in ("client_shared", "sample_shared")
 
     @property
     def enabled(self) -> bool:
@@ -217,4 +231,4 @@ class PrivacyConfig(BaseModel):
         """Whose presence the guarantee hides; None without protection."""
         if self.mode == "none":
             return None
-        return (self.unit or "sample") if self.mode == "sample" else "site"
+        return (self.unit or "sample") if self.mode in ("sample", "sample_shared") else "site"

@@ -65,13 +65,13 @@ def effective_multiplier(mode: Mode, noise_multiplier: float) -> float:
     client_local hides the replacement of one site's whole data: two clipped updates lie up to 2 * clip_norm
     apart, so the multiplier counts half, without amplification (the server sees who takes part).
     client_central and sample
-    hide one addition or removal: the multiplier counts in full. client_shared hides the same;
-    what its discrete noise costs beyond a Gaussian is counted (privacy/shared_noise_cost.py).
+    hide one addition or removal: the multiplier counts in full. client_shared and sample_shared hide the
+    same; what their discrete noise costs beyond a Gaussian is counted (privacy/shared_noise_cost.py).
     Raises PrivacyError for mode none, which has no guarantee to account.
     """
     if mode == "none":
         raise PrivacyError("mode none protects nothing, so there is no multiplier to account")
-    if mode == "client_shared":
+    if mode in ("client_shared", "sample_shared"):
         # no scale below 4 steps is chosen, and no federation is larger than this
         return shared_multiplier(noise_multiplier, LEAST_STD, MOST_SITES)
     return noise_multiplier / 2 if mode == "client_local" else noise_multiplier

@@ -18,6 +18,7 @@ _UNIT: dict[Kind, str] = {
     "client_central": "one site: its whole contribution",
     "client_shared": "one site: its whole contribution",
     "sample": "one training sample of one site",
+    "sample_shared": "one training sample of one site",
     "patient": "one patient of one site: all of the patient's training samples there",
 }
 _ADVERSARY: dict[Kind, str] = {
@@ -27,6 +28,8 @@ _ADVERSARY: dict[Kind, str] = {
     "client_shared": "the server and up to secure.assumed_colluders sites together, and whoever receives the "
     "model",
     "sample": "the server, and whoever receives the model",
+    "sample_shared": "the server and up to secure.assumed_colluders sites together, and whoever receives the "
+    "model",
     "patient": "the server, and whoever receives the model",
 }
 _RELATION: dict[Kind, str] = {
@@ -35,6 +38,7 @@ _RELATION: dict[Kind, str] = {
     "client_central": "the contribution of one site is present, or zero in its place",
     "client_shared": "the contribution of one site is present, or zero in its place",
     "sample": "one training sample is added or removed",
+    "sample_shared": "one training sample is added or removed",
     "patient": "one patient is added or removed, with all samples",
 }
 _MECHANISM: dict[Kind, str] = {
@@ -46,6 +50,9 @@ _MECHANISM: dict[Kind, str] = {
     "adds a discrete Gaussian of variance (sigma C)^2 / m, m being the honest sites of every opened sum, and "
     "the server sees the sum alone (docs/secure_aggregation.md)",
     "sample": "DP-SGD: each sample's gradient clipped to L2 norm C, N(0, (sigma C)^2) on the sum of a batch",
+    "sample_shared": "discrete Gaussian noise on each task's sums of features, once; each site adds a share "
+    "of variance 1 / m of it, m being the honest sites of every opened sum, and the server sees the sum "
+    "alone (docs/secure_aggregation.md)",
     "patient": "DP-SGD over patients: patients are drawn, the sum of a patient's gradients is clipped to L2 "
     "norm C, N(0, (sigma C)^2) on the sum of a batch",
 }
@@ -60,6 +67,7 @@ BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
     "client_central": "one typical site is replaced by another",
     "client_shared": "none",
     "sample": "one training sample, drawn like the others, is added or removed",
+    "sample_shared": "none",
 }
 """The neighbours of the Bayesian figure: typical ones, where the headline's are the worst."""
 _NOT_COVERED: dict[Kind, tuple[str, ...]] = {
@@ -79,6 +87,12 @@ _NOT_COVERED: dict[Kind, tuple[str, ...]] = {
     "sample": (
         "a person with many samples: k samples cost about k times the epsilon",
         "whether a site has enough samples of a task to take part at all",
+    ),
+    "sample_shared": (
+        "a person with many samples: k samples cost about k times the epsilon",
+        "whether a site has enough samples of a task to take part at all",
+        "a server that invents sites, unless the peers' keys are pinned in each site.yaml",
+        "more colluding sites than assumed: each one takes its share of the noise with it",
     ),
     "patient": (
         "a patient with records at several sites: their epsilons add up",
@@ -176,8 +190,9 @@ def _mechanism(privacy: PrivacyConfig, kind: Kind, releases: Sequence[Entry]) ->
         return _MECHANISM["none"]
     usual, what = ("statistics", "sums") if privacy.release == "sums" else ("update", "updates")
     if privacy.release == "sums":
+        once = "discrete Gaussian noise on each task's sums of features, once"
         said = (
-            f"discrete Gaussian noise on each task's sums of features, once; sigma "
+            f"{_MECHANISM[kind] if privacy.shared else once}; sigma "
             f"{privacy.noise_multiplier:g} times the sqrt 3 by which one sample moves them"
         )
     else:

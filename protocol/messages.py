@@ -310,7 +310,7 @@ class PersonalModelReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatisticsRequest(Stamp):
+class StatisticsRequest(Maskable):
     """Server to site: add up the features of your training samples of one task's classes."""
 
     message_type = "query.statistics"
@@ -359,7 +359,7 @@ class ClassCountsReply(Stamp):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareHeadsRequest(Stamp):
+class CompareHeadsRequest(Maskable):
     """Server to site: measure these heads on your validation samples of all classes seen so far."""
 
     message_type = "query.compare_heads"

@@ -100,8 +100,9 @@ class MaskedReply(OfAttempt):
 
     message_type = "train"
     words: Tensors
-    """`words`: integers modulo 2^64 or 2^32: the values on the public grid, then the site's weight, and under
-    adaptive clipping whether the update was within the clip norm."""
+    """`words`: integers modulo 2^64 or 2^32. Of an update: the values on the public grid, then the site's
+    weight, and under adaptive clipping whether the update was within the clip norm. Of anything else: what
+    the reply without masks has, one integer after the other."""
     model: str = hexadecimal(SHA256, default="")
     """At the end of a task, SHA-256 of the model that the site now keeps as the teacher."""
 

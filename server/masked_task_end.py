@@ -1,8 +1,7 @@
 """The end of a task under `secure`: the server opens sums of counts and of class features."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -13,7 +12,6 @@ from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest, Mask
 from perennial.protocol.tensors import content_sha256
 from perennial.server.class_means import unit_means
 from perennial.strategies.secure.masked_sums import MaskedSums
-from perennial.strategies.secure.store import Opened
 
 Request = TypeVar("Request", bound=Maskable)
 Requests = Sequence[tuple[str, int, Request]]
@@ -37,7 +35,7 @@ def opened_counts(
     """
     try:
         statistic = "validation" if requests[0][2].validation else "evaluation"
-        opened = _opened(sums, grid, statistic, requests, deadline, note)
+        opened = sums.collect(grid, statistic, _about(requests), requests, deadline, note)
         return counts_of(opened.words, requests[0][2].num_classes, noised=noised, beside=beside)
     except (NotEnough, ValueError) as missing:
         note("evaluation", str(missing))
@@ -58,7 +56,7 @@ def opened_class_means(
     Nobody and None, with a note, when no sum was opened. width: d.
     """
     try:
-        opened = _opened(sums, grid, "class_sums", requests, deadline, note)
+        opened = sums.collect(grid, "class_sums", _about(requests), requests, deadline, note)
         sums_and_counts = class_sums_of(opened.words, requests[0][2].num_classes, width)
     except (NotEnough, ValueError) as missing:
         note("class sums", str(missing))
@@ -67,21 +65,6 @@ def opened_class_means(
     return holders, unit_means(*sums_and_counts)
 
 
-def _opened(
-    sums: MaskedSums,
-    grid: Grid,
-    statistic: str,
-    requests: Sequence[tuple[str, int, Any]],
-    deadline: float,
-    note: Note,
-) -> Opened:
-    if not requests:
-        raise NotEnough("no site is there")
-    first = requests[0][2]
-
-    def with_roster(fields: dict[str, Any]) -> list[tuple[str, int, Any]]:
-        return [(site, node, replace(request, **fields)) for site, node, request in requests]
-
-    sites = {site: node for site, node, _ in requests}
-    model = content_sha256(first.arrays)
-    return sums.sum(grid, first, statistic, model, sites, deadline, with_roster, note)
+def _about(requests: Sequence[tuple[str, int, EvaluateRequest | FinishTaskRequest]]) -> str:
+    """The model that the sites are asked about."""
+    return content_sha256(requests[0][2].arrays) if requests else ""

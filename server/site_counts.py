@@ -133,9 +133,9 @@ def ask_for_counts(
         return SiteCounts({ALL_SITES: _noised(reported, classes, noise, experiment, number)}, noise.std)
     if ALL_SITES not in reported:
         return SiteCounts(reported, noise.std)
-    # every site added a part of the noise in client_shared, and the whole of it in the other modes
+    # every site added a part of the noise where it is shared, and the whole of it in the other modes
     honest = experiment.secure.honest if experiment.secure is not None else 0
-    shared = experiment.privacy.mode == "client_shared" and honest
+    shared = experiment.privacy.shared and honest
     return SiteCounts(reported, noise.std * math.sqrt(len(requests) / (honest if shared else 1)))
 
 

@@ -6,12 +6,15 @@ in one place, whatever the number of sites, the skew, the order of tasks, absenc
 """
 
 import math
+import operator
 import time
+from functools import reduce
 from typing import Any
 
 from flwr.serverapp import Grid
 
 from perennial.config import charges
+from perennial.config.secure_words import share_of_noise
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums
@@ -25,6 +28,7 @@ from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
+from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.statistics.asking import Asking
 from perennial.strategies.statistics.awaited import Awaited
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
@@ -94,7 +98,7 @@ class Analytic(IncrementalStrategy):
         if experiment.privacy.enabled:
             self.settings.require_noisable()
         self._services = services
-        if self.keep_sites and services.folder is not None:
+        if self.keep_sites and services.folder is not None and services.sums is None:
             self._plain.folder = services.folder.parent / FOLDER
 
     def begin_task(self, task: TaskStart) -> None:
@@ -123,7 +127,7 @@ class Analytic(IncrementalStrategy):
 
         width: features with the constant.
         """
-        if not self.keep_sites:
+        if not self.keep_sites or self._masked is not None:
             return 0
         return sum(sums_bytes(width, len(schedule.classes_of(t))) for t in range(1, schedule.count + 1))
 
@@ -133,18 +137,19 @@ class Analytic(IncrementalStrategy):
         self.outcome = outcome = RoundOutcome()
         self._exchange.bytes_up = self._exchange.bytes_down = 0
         noised = self._privacy.enabled
-        asking = Asking(grid, self._exchange, request, outcome, self._features, self._width, noised)
+        features, width = self._features, self._width
+        asking = Asking(grid, self._exchange, request, outcome, features, width, noised, self._masked)
         task = request.stamp.task
         if self._asynchronous:
             self._collect_what_comes(asking, task)
-        for earlier in () if self._asynchronous else range(task, 0, -1):
+        for earlier in () if self._asynchronous else asking.in_order(range(task, 0, -1)):
             if self.head == "balanced_ridge":
                 self._collect_balanced(asking, earlier)
             else:
                 self._collect(asking, earlier)
         for site in request.sites:
             if self._kept(task).has(task, site):
-                samples = 1 if noised else max(1, self._samples(site))
+                samples = 1 if noised or self._masked else max(1, self._samples(site))
                 outcome.participants[site] = Admitted(site, {}, 0.0, samples)
         if len(outcome.participants) >= request.quorum:
             try:
@@ -174,13 +179,11 @@ class Analytic(IncrementalStrategy):
                 "maps": self._facts,
                 "features": self._features,
                 "width": self._width,
-                "samples": None
-                if self._privacy.enabled
-                else sum(self._samples(site) for site in self._sites()),
+                "samples": None if self._privacy.enabled else self._samples_of_all,
                 "sums_sha256": None if total is None else total.sha256,
                 "shrinkage": {str(task): value for task, value in sorted(self._chosen.items())},
                 "message_bytes": sums_bytes(self._width, self._task_classes()),
-                "withdrawable": self.keep_sites and self.head != "balanced_ridge",
+                "withdrawable": self.keep_sites and self.head != "balanced_ridge" and self._masked is None,
             }
         }
 
@@ -266,10 +269,10 @@ class Analytic(IncrementalStrategy):
         if self._privacy.enabled:
             self._record(asking, missing, task)
         few = []
-        for site, statistics in asking.statistics(missing, task, self._classes(task)):
-            self._plain.add(task, site, statistics)
+        for sites, statistics in asking.of_sites(missing, task, self._classes(task)):
+            self._plain.add(task, sites, statistics)
             if 0 < statistics.samples < self._width and not asking.noised:
-                few.append(site)
+                few.append(" with ".join(sites))
         if few:
             asking.outcome.warnings.append(
                 f"task {task}: without noise, sums over fewer samples than the {self._width} features tell "
@@ -285,7 +288,7 @@ class Analytic(IncrementalStrategy):
         for of_task, site, statistics in asking.as_they_come(self._awaited, missing, self._classes):
             # a request that was renewed is answered twice, with the same sums
             if not self._plain.has(of_task, site) and site not in self.withdrawn:
-                self._plain.add(of_task, site, statistics)
+                self._plain.add(of_task, [site], statistics)
         self._complete = all(self._plain.has(t, s) for t, s in missing)
 
     @property
@@ -303,6 +306,10 @@ class Analytic(IncrementalStrategy):
         entry = charges.sums(self._services.experiment, stamp.run, task)
         if self._services.releases is not None:
             self._services.releases.asked(stamp.round, sites, [entry], once=f"statistics {task}")
+
+    @property
+    def _masked(self) -> MaskedSums | None:
+        return None if self._services is None else self._services.sums
 
     @property
     def _privacy(self) -> PrivacyConfig:
@@ -330,7 +337,7 @@ class Analytic(IncrementalStrategy):
         weights = [round(WEIGHT / total) if total else 0 for total in totals]
         fresh = KeptSums()
         for site, statistics in asking.statistics(list(counts), task, classes, weights):
-            fresh.add(task, site, statistics)
+            fresh.add(task, [site], statistics)
         if fresh.contributions.get(task, {}).keys() == counts.keys():
             self._balanced[task] = fresh
         else:
@@ -344,16 +351,18 @@ class Analytic(IncrementalStrategy):
         if self.head != "balanced_ridge":
             return self._plain.total
         totals = [kept.total for _, kept in sorted(self._balanced.items()) if kept.total is not None]
-        total = totals[0] if totals else None
-        for other in totals[1:]:
-            assert total is not None
-            total = total + other
-        return total
+        return reduce(operator.add, totals) if totals else None
 
     def _samples(self, site: str) -> int:
         if self.head == "balanced_ridge":
             return sum(sum(counts.get(site, ())) for counts in self._counts.values())
         return self._plain.samples(site)
+
+    @property
+    def _samples_of_all(self) -> int:
+        if self.head == "balanced_ridge":
+            return sum(self._samples(site) for site in self._sites())
+        return 0 if self._plain.total is None else self._plain.total.samples
 
     def _sites(self) -> list[str]:
         if self.head == "balanced_ridge":
@@ -376,13 +385,12 @@ class Analytic(IncrementalStrategy):
         if total is None:
             raise DataError("no site has sent sums yet")
         known = range(asking.request.stamp.num_classes)
-        samples = None
-        if self.head == "balanced_ridge":
-            samples = sum(self._samples(site) for site in self._sites())
+        samples = self._samples_of_all if self.head == "balanced_ridge" else None
         if self._privacy.enabled:
-            assert self._privacy.noise_multiplier is not None
+            assert self._services is not None and self._privacy.noise_multiplier is not None
             releases = sum(len(sites) for sites in self._plain.contributions.values())
-            std = math.sqrt(releases) * noise_std(self._privacy.noise_multiplier, self._width)
+            multiplier = share_of_noise(self._services.experiment, self._privacy.noise_multiplier)
+            std = math.sqrt(releases) * noise_std(multiplier, self._width)
             sums = Sums.of_noised(total.over(known), std)
         else:
             sums = Sums.of(total.over(known), samples=samples)

@@ -56,7 +56,7 @@ def kept(folder: Path) -> tuple[KeptSums, torch.Tensor, torch.Tensor]:
         collector = Collector(6, range(3))
         rows = (y == k) & (torch.arange(90) < 60)
         collector.add(features[rows], y[rows])
-        sums.add(1, site, collector.finish())
+        sums.add(1, [site], collector.finish())
     return sums, features[60:], y[60:]
 
 

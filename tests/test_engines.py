@@ -3,6 +3,7 @@ with TLS and node keys, see test_deployment.py."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from perennial.benchmarks.flower_simulation import FlowerSimulation
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 
-EXPERIMENT = {
+EXPERIMENT: dict[str, Any] = {
     "name": "engines",
     "data": {"source": "digits", "sites": 2, "samples_limit": 300, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 2},
@@ -24,15 +25,28 @@ EXPERIMENT = {
     },
 }
 
+MASKED = EXPERIMENT | {"data": EXPERIMENT["data"] | {"sites": 3}, "secure": {"assumed_colluders": 1}}
+MASKED_STATISTICS: dict[str, Any] = {
+    **{key: MASKED[key] for key in ("name", "data", "secure")},
+    "tasks": {"count": 2, "rounds": 1},
+    "model": {"name": "features", "features": [{"name": "random", "width": 60}]},
+    "strategy": {"name": "analytic", "head": "ridge"},
+}
+
 
 @pytest.mark.slow
-def test_ray_gives_the_bits_of_the_in_process_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [EXPERIMENT, MASKED, MASKED_STATISTICS], ids=["clear", "masked", "masked statistics"]
+)
+def test_ray_gives_the_bits_of_the_in_process_engine(tmp_path: Path, content: dict[str, Any]) -> None:
     experiment = tmp_path / "experiment.yaml"
-    experiment.write_text(yaml.safe_dump(EXPERIMENT))
+    experiment.write_text(yaml.safe_dump(content))
     here = run_in_process(RunSettings(str(experiment), runs=str(tmp_path / "here")))
     summary = tmp_path / "there" / "engines" / "summary.json"
     with FlowerSimulation(tmp_path / "simulation") as simulation:
-        run = simulation.run(2, {"experiment": str(experiment), "runs": str(tmp_path / "there")})
+        run = simulation.run(
+            content["data"]["sites"], {"experiment": str(experiment), "runs": str(tmp_path / "there")}
+        )
         assert summary.exists(), run.output + simulation.log()
     there = json.loads(summary.read_text())
     assert there["engine"] == "ray"

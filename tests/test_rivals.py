@@ -275,8 +275,24 @@ def test_lost_replies_do_not_move_where_the_run_ends(
     assert played.point == pytest.approx(2.0, abs=1e-4)
 
 
-def test_a_site_rolls_back_what_it_stored_for_lost_rounds(tmp_path: Path) -> None:
-    strategy = FedDyn(alpha=1.0)
+@pytest.mark.parametrize("losses", [{2: "b"}, {1: "a", 5: "b"}, {2: "b", 3: "b", 4: "b"}])
+def test_a_lost_reply_costs_adabest_what_an_absence_costs(losses: dict[int, str], tmp_path: Path) -> None:
+    """Its vectors decay over the rounds that a site missed, so that its end is not the optimum of any loss.
+
+    A site that kept what it stored for a lost reply would be elsewhere in every later round.
+    """
+    points: dict[str, list[float]] = {"lost": [], "away": []}
+    for how, found in points.items():
+        played = federation(AdaBest(mu=0.5, beta=0.2), tmp_path / how, ONE_TWO, lr=0.4)
+        for number in range(1, 41):
+            missing = losses.get(number, "")
+            there = "".join(name for name in OPTIMA if how == "lost" or name not in missing)
+            found.append(played.play(there, lost=missing))
+    assert points["lost"] == points["away"]
+
+
+@pytest.mark.parametrize("strategy", [FedDyn(alpha=1.0), AdaBest()], ids=["feddyn", "adabest"])
+def test_a_site_rolls_back_what_it_stored_for_lost_rounds(strategy: FedDyn | AdaBest, tmp_path: Path) -> None:
     played = federation(strategy, tmp_path)
     played.play()
     kept = SiteState(tmp_path / "b", "b")
@@ -286,7 +302,7 @@ def test_a_site_rolls_back_what_it_stored_for_lost_rounds(tmp_path: Path) -> Non
     assert strategy.folded == {"a": 6, "b": 1}
     after = kept.get("correction", before=2)
     assert folded is not None and after is not None and torch.equal(folded[0]["w"], after[0]["w"])
-    restarted = FedDyn(alpha=1.0)
+    restarted = type(strategy)()
     restarted.load_state_dict(strategy.state_dict())
     assert restarted.folded == strategy.folded
 

@@ -23,17 +23,35 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
+STATISTICS: dict[str, Any] = {
+    **{key: EXPERIMENT[key] for key in ("name", "data", "rounds", "secure")},
+    "tasks": {"count": 2, "rounds": 1},
+    "model": {"name": "features", "features": [{"name": "random", "width": 60}]},
+    "strategy": {"name": "analytic", "head": "ridge"},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_deployed_masked_sums_come_to_the_bits_of_clear_ones_in_process() -> None:
+@pytest.mark.parametrize(
+    ("content", "opened"),
+    [
+        (EXPERIMENT, ["update", "update", "evaluation"]),
+        (STATISTICS, [*["statistics"] * 5, "evaluation"] * 2),
+    ],
+    ids=["updates", "statistics"],
+)
+def test_deployed_masked_sums_come_to_the_bits_of_clear_ones_in_process(
+    content: dict[str, Any], opened: list[str]
+) -> None:
     with Deployment(SITES) as deployment:
         deployment.init()
-        clear = EXPERIMENT["secure"] | {"masks": False}
+        clear = content["secure"] | {"masks": False}
         path = deployment.folder / "clear.yaml"
-        path.write_text(yaml.safe_dump(EXPERIMENT | {"secure": clear}))
+        path.write_text(yaml.safe_dump(content | {"secure": clear}))
         here = run_in_process(RunSettings(str(path), runs=str(deployment.folder / "here")))
         experiment = deployment.folder / "experiment.yaml"
-        experiment.write_text(yaml.safe_dump(EXPERIMENT))
+        experiment.write_text(yaml.safe_dump(content))
         deployment.start_superlink()
         fab, digest = deployment.deploy("stage", experiment).split()[-2:]
         peers = {}
@@ -43,6 +61,7 @@ def test_deployed_masked_sums_come_to_the_bits_of_clear_ones_in_process() -> Non
             peers[name] = said.split()[1]
         for name in SITES:
             policy = {"require_secure": True, "least_sites": 3, "assumed_colluders": 1, "peers": peers}
+            policy["answers"] = ["train", "evaluate", "statistics"]
             deployment.edit_site(name, data=None, policy=policy)
             deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
             deployment.deploy("register", name)
@@ -57,4 +76,4 @@ def test_deployed_masked_sums_come_to_the_bits_of_clear_ones_in_process() -> Non
         for name in SITES:
             kept = deployment.folder / name / "state" / "secure" / "opened.json"
             statistics = [statistic for statistic, _ in json.loads(kept.read_text())]
-            assert statistics == ["update", "update", "evaluation"]
+            assert statistics == opened

@@ -1,6 +1,6 @@
 """The state machines of secure aggregation: right sums, named ends, and refusals."""
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -19,10 +19,10 @@ from perennial.benchmarks.secure_sites import (
 )
 from perennial.foundation.errors import PolicyRefusal, ProtocolError
 from perennial.privacy.secure.graph import FAILURE, Graph, regular
-from perennial.privacy.secure.keys import fingerprint, new_secret
-from perennial.privacy.secure.masks import add_masks
+from perennial.privacy.secure.keys import agree, derive, fingerprint, new_secret
+from perennial.privacy.secure.masks import Words, add_masks
 from perennial.privacy.secure.parameters import Parameters
-from perennial.privacy.secure.roster import Peer
+from perennial.privacy.secure.roster import Peer, peers_hash, roster_hash
 from perennial.privacy.secure.server_session import ServerSession
 from perennial.privacy.secure.shamir import PRIME, join, split
 from perennial.privacy.secure.site_session import SiteSession
@@ -303,6 +303,54 @@ def test_view_of_colluders_and_server_does_not_depend_on_a_value():
     for cells in counts.values():
         # 99.99 % of chi-square with 15 degrees of freedom lies below 42.6
         assert ((cells - expected) ** 2 / expected).sum() < 42.6
+
+
+def _residual_of(victim: str, federation: Federation, others: list[str], value: int, number: int) -> Words:
+    """What is left of a site's masked words once everything is off that the server and `others` know.
+
+    That are the pair masks with them, and the self mask, whose seed every opening gives out.
+    """
+    attempt = attempt_of(number)
+    sessions = federation.prepared(attempt)
+    members = [session.member for session in sessions.values()]
+    session = sessions[victim]
+    session.enrol(subject_of(), members)
+    words = np.full(64, value, np.uint32)
+    session.mask(words)
+    digest = roster_hash(peers_hash(attempt, federation.peers), subject_of(), members)
+    own_mask = derive(bytes.fromhex(session.seed), attempt.bound("self mask", victim, digest))
+    add_masks(words, [own_mask], subtract=True)
+    for other in others:
+        pair = sorted((victim, other))
+        secret = bytes.fromhex(sessions[other].mask_secret)
+        mask = agree(secret, session.member.mask, attempt.bound("pair mask", *pair, digest))
+        add_masks(words, [mask], subtract=victim == pair[0])
+    return words
+
+
+def _uniform(cells: np.ndarray) -> bool:
+    """Chi-square over 16 cells: 99.99 % of it with 15 degrees of freedom lies below 42.6."""
+    expected = cells.sum() / 16
+    return bool(((cells - expected) ** 2 / expected).sum() < 42.6)
+
+
+@pytest.mark.parametrize(("sites", "colluders"), [(3, 1), (4, 2), (5, 3)])
+def test_after_the_opening_any_colluders_and_the_server_see_a_site_s_value_uniform(
+    sites: int, colluders: int
+):
+    """Whatever the value, low bits of what is left of its words are uniform as long as one other site is
+    honest; with all others dishonest the same measurement reads the value off."""
+    federation = Federation(sites, Parameters(colluders))
+    victim, *others = federation.names
+    for chosen in combinations(others, colluders):
+        for value in (0, 7):
+            cells = np.zeros(16)
+            for number in range(1, 9):
+                found = _residual_of(victim, federation, list(chosen), value, number) & 15
+                cells += np.bincount(found, minlength=16)
+            assert _uniform(cells)
+    alone = _residual_of(victim, federation, others, 7, 1)
+    assert (alone == 7).all() and not _uniform(np.bincount(alone & 15, minlength=16))
 
 
 def test_masks_are_the_streams_of_their_seeds():

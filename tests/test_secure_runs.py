@@ -19,6 +19,7 @@ from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.learning.worth import Scores
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import read_kind
@@ -86,17 +87,21 @@ def gone(message: Message) -> Message:
 
 def serve_with(folder: Path, fault: Fault, after: bool = False, resume: bool = False, **changes: Any) -> Any:
     """A run of the small experiment over a faulty grid; (summary, grid)."""
-    path = write(folder, **changes)
-    settings = RunSettings(path, runs=str(folder / "runs"), resume="yes" if resume else "")
+    return serve_file(Path(write(folder, **changes)), fault, after, resume)
+
+
+def serve_file(path: Path, fault: Fault, after: bool = False, resume: bool = False) -> Any:
+    """A run of an experiment over a faulty grid, beside its file; (summary, grid)."""
+    settings = RunSettings(str(path), runs=str(path.parent / "runs"), resume="yes" if resume else "")
     config = dict(vars(settings))
-    sites = load_experiment(Path(path)).data.sites or 0
+    sites = load_experiment(path).data.sites or 0
     grid = FaultyGrid(site_contexts(sites, config), fault, after)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
     return serve(grid, context, engine="in-process", listener=None), grid
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "runs" / "secure" / "events.jsonl").read_text().splitlines()
+def events(folder: Path, name: str = "secure") -> list[dict[str, Any]]:
+    lines = (folder / "runs" / name / "events.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -233,13 +238,13 @@ def test_server_that_is_killed_in_any_phase_goes_on_to_the_same_bits(
         return None
 
     with pytest.raises(Killed):
-        _serve_dying(tmp_path / "a", fault, after)
+        serve_dying(Path(write(tmp_path / "a")), fault, after)
     resumed, _ = serve_with(tmp_path / "a", lambda *_: None, resume=True)
     assert resumed["model_sha256"] == whole["model_sha256"]
 
 
-def _serve_dying(folder: Path, fault: Fault, after: bool) -> None:
-    """As serve_with; Killed ends the server, as it would not if the app had raised it."""
+def serve_dying(path: Path, fault: Fault, after: bool) -> None:
+    """As serve_file; Killed ends the server, as it would not if the app had raised it."""
 
     class Dying(FaultyGrid):
         def pull_messages(self, message_ids: Any) -> Any:
@@ -249,9 +254,7 @@ def _serve_dying(folder: Path, fault: Fault, after: bool) -> None:
                     raise Killed
             return replies
 
-    path = write(folder)
-    settings = RunSettings(path, runs=str(folder / "runs"))
-    config = dict(vars(settings))
+    config = dict(vars(RunSettings(str(path), runs=str(path.parent / "runs"))))
     grid = Dying(site_contexts(4, config), fault, after)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
     serve(grid, context, engine="in-process", listener=None)
@@ -334,9 +337,10 @@ def test_site_of_a_masked_run_answers_no_request_in_the_clear(
 def test_update_that_costs_accuracy_is_halved_and_named(tmp_path: Path) -> None:
     experiment = load_experiment(Path(write(tmp_path, secure={"least": 3, "largest_drop": 0.1})))
 
-    def judge(arrays: Any, samples: int) -> tuple[float, float]:
-        """Worse by the distance from 0."""
-        return 0.9 - abs(float(arrays["w"])) / 10, 0.0
+    def judge(arrays: Any, samples: int) -> Scores:
+        """Of 100 samples of one class, 90 right at 0 and 10 fewer for each step away from it."""
+        right = np.arange(100) < 90 - 10 * abs(float(arrays["w"]))
+        return Scores(1, np.zeros(100, dtype=np.int64), right, right.astype(np.float64))
 
     outcome = RoundOutcome()
     rounds = MaskedRound(MaskedSums(experiment, None), judge)

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from perennial.benchmarks.secure_sites import RUN, Federation, Parameters, attempt_of, subject_of
+from perennial.cli.check import check_command
 from perennial.client.policy import check_digests, check_evaluation, check_secure, check_update
 from perennial.client.secure_state import SecureState, own_fingerprint, own_identity
 from perennial.config.experiment import Experiment
@@ -81,12 +83,12 @@ def test_peers_are_pinned_or_kept_as_first_met(tmp_path: Path) -> None:
 
 
 def test_value_is_opened_once_in_a_site_s_life(tmp_path: Path) -> None:
-    state(tmp_path).note_opened("update", "m" * 64)
+    state(tmp_path).note_opened("update", ["m" * 64, "k" * 64])
     another_run = state(tmp_path, run="b" * 16)
     with pytest.raises(PolicyRefusal, match="goes into no other one"):
-        another_run.check_closed("update", "m" * 64)
-    another_run.check_closed("evaluation", "m" * 64)
-    another_run.check_closed("update", "n" * 64)
+        another_run.check_closed("update", ["o" * 64, "k" * 64])
+    another_run.check_closed("evaluation", ["m" * 64])
+    another_run.check_closed("update", ["n" * 64])
 
 
 def test_attempts_only_go_forward_and_old_secrets_are_deleted(tmp_path: Path) -> None:
@@ -112,3 +114,25 @@ def test_attempts_only_go_forward_and_old_secrets_are_deleted(tmp_path: Path) ->
     keeper.check_new(3)
     modes = {path.stat().st_mode & 0o777 for path in keeper.folder.iterdir()}
     assert modes == {0o600}
+
+
+def test_check_names_the_rule_that_an_experiment_breaks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, site = tmp_path / "experiment.yaml", tmp_path / "site.yaml"
+    content = {"site": "a", "state_dir": "state", "device": "cpu"}
+
+    def said(policy: dict[str, Any], **changes: Any) -> str:
+        settings = experiment(**changes).model_dump(mode="json", exclude_unset=True)
+        asked.write_text(yaml.safe_dump(settings))
+        site.write_text(yaml.safe_dump(content | {"policy": policy}))
+        check_command(site, asked)
+        return capsys.readouterr().out
+
+    demands = {"require_secure": True, "least_sites": 4, "assumed_colluders": 1}
+    assert "would refuse the experiment: policy.require_secure" in said(demands)
+    assert "policy.least_sites: this site demands 4" in said(demands, secure={"least": 3})
+    few = said(demands, secure={"least": 4, "assumed_colluders": 0})
+    assert "policy.assumed_colluders: this site demands 1; the experiment has 0" in few
+    enough = said(demands, secure={"least": 4, "assumed_colluders": 1})
+    assert "refuse" not in enough

@@ -79,6 +79,8 @@ class SiteSession:
     """By neighbour in the roster, and this site: shares of (mask key, seed)."""
     subject: Subject | None = None
     members: list[Member] = field(default_factory=list)
+    closes: list[str] = field(default_factory=list)
+    """What this site's value tells of; opened, it goes into no other sum."""
     survivors: list[str] = field(default_factory=list)
     vote: str = ""
     stage: Stage = "prepared"

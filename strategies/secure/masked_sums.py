@@ -5,7 +5,8 @@ at all. Once sites have been asked for shares, no other attempt at that sum is m
 for again, in the next round if need be.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from perennial.privacy.secure.roster import Attempt, Member, Peer, Subject
 from perennial.privacy.secure.server_session import NotEnough, ServerSession
 from perennial.privacy.secure.site_session import Advert, Opening
 from perennial.protocol.fields import WireMessage
-from perennial.protocol.messages import Stamp
+from perennial.protocol.messages import Maskable, Stamp
 from perennial.protocol.secure_messages import (
     IntroduceReply,
     IntroduceRequest,
@@ -40,6 +41,8 @@ Note = Callable[[str, str], None]
 """(site, reason) of a site that is not in the sum, or did not help to open it."""
 Requests = Callable[[dict[str, Any]], list[tuple[str, int, WireMessage]]]
 """Fields of a Maskable -> requests, for the sites of the roster."""
+ONCE = ("statistics",)
+"""What a site gives once in its life, so that an opening that failed must not be given up for another sum."""
 UNSIGNED = {np.dtype(np.int64): np.uint64, np.dtype(np.int32): np.uint32}
 
 
@@ -49,8 +52,7 @@ class MaskedSums:
     def __init__(self, experiment: Experiment, folder: Path | None) -> None:
         assert experiment.secure is not None
         self.experiment, self.settings = experiment, experiment.secure
-        shared = experiment.privacy.mode == "client_shared"
-        self.parameters = experiment.secure.parameters(shared_noise=shared)
+        self.parameters = experiment.secure.parameters(shared_noise=experiment.privacy.shared)
         self.exchange = Exchange()
         self._store = SumStore(folder)
         self._peers: dict[str, Peer] = {}
@@ -64,6 +66,41 @@ class MaskedSums:
         sum that was begun, and make no other one.
         """
         return self._store.token(drawn)
+
+    def collect(
+        self,
+        grid: Grid,
+        statistic: str,
+        about: str,
+        requests: Sequence[tuple[str, int, Maskable]],
+        deadline: float,
+        note: Note,
+    ) -> Opened:
+        """The sum of what sites answer to requests that differ by site in nothing that the sum is about.
+
+        It is the one entry for integers of any kind; config/secure_words.py makes words of them, and
+        client/secure_values.py sends them.
+
+        statistic: what the integers are, one word. about: SHA-256 of what they are about; the site computes
+        the same. requests: (site, node id, request) each. Raises NotEnough as sum() does.
+        """
+        if not requests:
+            raise NotEnough("no site is there")
+
+        def with_roster(fields: dict[str, Any]) -> list[tuple[str, int, WireMessage]]:
+            return [(site, node, replace(request, **fields)) for site, node, request in requests]
+
+        sites = {site: node for site, node, _ in requests}
+        return self.sum(grid, requests[0][2], statistic, about, sites, deadline, with_roster, note)
+
+    def opened_before(self, statistic: str, about: str) -> list[Opened]:
+        """Sums that were opened and are kept, oldest first; of cohorts of sites that share none."""
+        return self._store.all_opened(statistic, about)
+
+    @property
+    def pending(self) -> Subject | None:
+        """The sum of which sites were asked for shares, and too few came to open it."""
+        return self._store.pending
 
     def sum(
         self,
@@ -82,8 +119,13 @@ class MaskedSums:
         deadline: seconds for each exchange. Raises NotEnough, saying what is missing, when nothing is opened.
         """
         subject = Subject(stamp.round, statistic, model)
-        if (done := self._store.opened(subject)) is not None:
-            return done
+        for done in reversed(self._store.all_opened(statistic, model)):
+            # another cohort's sum may be about the same
+            if set(done.survivors) & sites.keys():
+                return done
+        waiting = self.pending
+        if waiting is not None and waiting.statistic in ONCE and waiting.model != model:
+            raise NotEnough(f"the {waiting.statistic} of round {waiting.round} wait to be opened first")
         session = self._store.found(subject)
         models: dict[str, str] = {}
         if session is None or not self._goes_on(session, subject, sites):
@@ -127,12 +169,13 @@ class MaskedSums:
     ) -> ServerSession:
         """A new attempt with the masks that were made ahead.
 
-        Fresh masks are made if a site that is here now was missing then.
+        Fresh masks are made if a site that is here now was missing then, or so few of those that shared the
+        masks are here that they could not open the sum.
         """
         here = {name: node for name, node in sites.items() if not self.exchange.busy(name)}
         if self._task != stamp.task:
             self._task, self._peers, self._ahead = stamp.task, {}, None
-        if self._ahead is None or not set(here) <= self._ahead[2].keys():
+        if self._ahead is None or not self._serves(here):
             self._introduce(grid, stamp, here, deadline, note)
             known = {name: node for name, node in here.items() if name in self._peers}
             if len(known) < (needed := self.parameters.survivors_needed(len(known))):
@@ -146,6 +189,12 @@ class MaskedSums:
         session.enrol(adverts, list(here))
         self._store.keep(session)
         return session
+
+    def _serves(self, here: Sites) -> bool:
+        """Whether the masks that were made ahead will do for a sum over these sites."""
+        assert self._ahead is not None
+        _, peers, adverts = self._ahead
+        return here.keys() <= adverts.keys() and len(here) >= self.parameters.survivors_needed(len(peers))
 
     def _introduce(self, grid: Grid, stamp: Stamp, sites: Sites, deadline: float, note: Note) -> None:
         fields = IntroduceRequest(**stamp.stamp_fields)
@@ -253,7 +302,8 @@ class MaskedSums:
         )
         asked: list[tuple[str, int, WireMessage]] = [(name, node, fields) for name, node in here.items()]
         ahead = {name: node for name, node in here.items() if name in self._peers}
-        if session.attempt.task == self._task and len(ahead) >= self.parameters.survivors_needed(len(ahead)):
+        same_task = session.attempt.task == self._task == stamp.task
+        if same_task and len(ahead) >= self.parameters.survivors_needed(len(ahead)):
             asked += self._share_requests(stamp, ahead)
         shares: dict[str, ShareReply] = {}
         for name, reply in answers(grid, self.exchange, asked, (OpenReply, ShareReply), deadline, note):

@@ -18,7 +18,7 @@ from perennial.privacy.secure.roster import Subject
 from perennial.privacy.secure.server_session import ServerSession
 
 KEPT = 4
-"""Opened sums: those of the last rounds and of a task's end."""
+"""Opened sums that are kept at least: those of the last rounds and of a task's end."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,16 @@ class SumStore:
             session.total = _read_words(self._folder / "total.bin")
         return session
 
+    @property
+    def pending(self) -> Subject | None:
+        """What the sum in progress is about, if shares of it were asked for and it is not opened."""
+        values = self._read("session", None)
+        if values is None or not values["opening"]:
+            return None
+        subject = Subject(**values["subject"])
+        done = [found.attempt for found in self.all_opened(subject.statistic, subject.model)]
+        return None if values["attempt"]["number"] in done else subject
+
     def keep_opened(self, subject: Subject, opened: Opened) -> None:
         """Write an opened sum, and forget those that are too old to be asked for again."""
         if self._folder is None:
@@ -93,22 +103,25 @@ class SumStore:
             "roster": opened.roster,
             "models": opened.models,
             "attempt": opened.attempt,
+            "round": subject.round,
         }
         self._write(name, facts)
         for path in sorted(self._folder.glob("opened-*.json"))[:-KEPT]:
-            path.unlink()
-            path.with_suffix(".bin").unlink(missing_ok=True)
+            # a checkpoint is at most one round old
+            if json.loads(path.read_bytes())["round"] < subject.round - 1:
+                path.unlink()
+                path.with_suffix(".bin").unlink(missing_ok=True)
 
-    def opened(self, subject: Subject) -> Opened | None:
-        """A sum that was opened before."""
-        paths = [] if self._folder is None else sorted(self._folder.glob("opened-*.json"))
-        for path in reversed(paths):
+    def all_opened(self, statistic: str, model: str) -> list[Opened]:
+        """Sums of this that were opened before, oldest first; of different sites when there are several."""
+        found = []
+        for path in [] if self._folder is None else sorted(self._folder.glob("opened-*.json")):
             facts = json.loads(path.read_bytes())
-            if (facts["statistic"], facts["model"]) == (subject.statistic, subject.model):
+            if (facts["statistic"], facts["model"]) == (statistic, model):
                 words = _read_words(path.with_suffix(".bin"))
                 names = (tuple(facts[key]) for key in ("survivors", "roster", "models"))
-                return Opened(words, *names, attempt=facts["attempt"])
-        return None
+                found.append(Opened(words, *names, attempt=facts["attempt"]))
+        return found
 
     def _read(self, name: str, default: Any) -> Any:
         path = None if self._folder is None else self._folder / f"{name}.json"

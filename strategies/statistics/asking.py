@@ -8,9 +8,11 @@ import torch
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.foundation.errors import ProtocolError
+from perennial.config.secure_words import integers_of, statistics_subject
+from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.analytic.solve import LinearHead
 from perennial.learning.analytic.statistics import Statistics
+from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.messages import (
     ClassCountsReply,
     ClassCountsRequest,
@@ -20,11 +22,13 @@ from perennial.protocol.messages import (
     StatisticsReply,
     StatisticsRequest,
 )
-from perennial.protocol.tensors import Tensors
+from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.queries import answers, ask
 from perennial.strategies.round.request import RoundRequest
+from perennial.strategies.secure.masked_sums import MaskedSums
+from perennial.strategies.secure.store import Opened
 from perennial.strategies.statistics.awaited import Awaited, Pending
 from perennial.strategies.statistics.checks import check_exact, check_range, read_statistics
 
@@ -46,6 +50,8 @@ class Asking:
     width: int
     noised: bool = False
     """Whether sums come with noise, so that they need not be those of any samples."""
+    masked: MaskedSums | None = None
+    """Through which everything is asked under `secure`."""
     failed: set[str] = field(default_factory=set)
 
     def statistics(
@@ -64,6 +70,74 @@ class Asking:
         )
         for site, reply in replies:
             yield site, read_statistics(reply.statistics, self.width, classes)
+
+    def __post_init__(self) -> None:
+        if self.masked is not None:
+            self.masked.exchange = self.exchange
+
+    def of_sites(
+        self, sites: Sequence[str], task: int, classes: range
+    ) -> Iterator[tuple[Sequence[str], Statistics]]:
+        """(sites, the sum of their sums of one task's classes): of one site each, or under masks of cohorts.
+
+        When a cohort's sum is not opened, the round's warnings say why.
+        """
+        if self.masked is None:
+            yield from (([site], found) for site, found in self.statistics(sites, task, classes))
+            return
+        try:
+            yield from ((opened.survivors, found) for opened, found in self.cohort(sites, task, classes))
+        except NotEnough as reason:
+            self.outcome.warnings.append(f"task {task}: {reason}")
+
+    def in_order(self, tasks: Iterable[int]) -> list[int]:
+        """The tasks, first the one whose sum sites were asked to open and did not; it cannot be made anew."""
+        pending = None if self.masked is None else self.masked.pending
+        if pending is None:
+            return list(tasks)
+        return sorted(tasks, key=lambda task: self._about(task) != pending.model)
+
+    def _about(self, task: int) -> str:
+        return statistics_subject(self.features, self.request.stamp.class_order, task, None)
+
+    def cohort(self, sites: Sequence[str], task: int, classes: range) -> Iterator[tuple[Opened, Statistics]]:
+        """Masked sums of one task's classes over cohorts of sites that share none.
+
+        Those that were opened before come first, then one over the sites that are in none of these.
+        Raises NotEnough when that one is not opened.
+        """
+        assert self.masked is not None
+        about = self._about(task)
+        left = dict.fromkeys(sites)
+        for opened in self.masked.opened_before("statistics", about):
+            if left.keys() & set(opened.survivors):
+                left = {site: None for site in left if site not in opened.survivors}
+                yield opened, self._of_cohort(opened, classes)
+        here = self._asked(list(left))
+        needed = self.masked.parameters.survivors_needed(len(here))
+        if len(here) < needed:
+            if here:
+                raise NotEnough(f"{', '.join(here)} wait for others: a sum takes {needed} sites")
+            return
+        message = StatisticsRequest(**self._stamp, of_task=task, features=self.features)
+        requests = [(site, node, message) for site, node in here.items()]
+        deadline = self.request.deadline
+        opened = self.masked.collect(self.grid, "statistics", about, requests, deadline, self._dropped)
+        yield opened, self._of_cohort(opened, classes)
+
+    def _of_cohort(self, opened: Opened, classes: range) -> Statistics:
+        """Raises NotEnough for a sum that no samples have."""
+        width, count = self.width, len(classes)
+        try:
+            gram, sums, counts = integers_of(
+                opened.words, (width * (width + 1) // 2,), (count, width), (count,)
+            )
+            found = Statistics(gram, sums, counts, classes)
+            if not self.noised:
+                check_exact(found, sites=len(opened.survivors))
+        except (ProtocolError, ValueError) as error:
+            raise NotEnough(f"the opened sum is not used: {error}") from error
+        return found
 
     def as_they_come(
         self, awaited: Awaited, missing: Iterable[tuple[int, str]], classes_of: Callable[[int], range]
@@ -112,7 +186,8 @@ class Asking:
     def right_answers(self, heads: Sequence[LinearHead]) -> tuple[Tensor, Tensor]:
         """Right answers of each head for each class (K, C), and samples of each class (C,).
 
-        They are of all sites that answer, on their validation samples.
+        They are of all sites that answer, on their validation samples. Raises DataError where masks allow
+        no sum of them.
         """
         known = self.request.stamp.num_classes
         tensors = [head.tensors() for head in heads]
@@ -124,6 +199,9 @@ class Asking:
                 bias=torch.stack([tensor["head.bias"] for tensor in tensors]),
             ),
         )
+
+        if self.masked is not None:
+            return self._masked_answers(message, len(heads))
 
         def check(reply: CompareHeadsReply) -> None:
             if len(reply.total) != known or len(reply.correct) != known * len(heads):
@@ -137,6 +215,21 @@ class Asking:
         for reply in found.values():
             correct += torch.tensor(reply.correct).view(len(heads), known)
             total += torch.tensor(reply.total)
+        return correct, total
+
+    def _masked_answers(self, message: CompareHeadsRequest, heads: int) -> tuple[Tensor, Tensor]:
+        assert self.masked is not None
+        known = message.num_classes
+        sites = self._asked(list(self.request.sites))
+        requests = [(site, node, message) for site, node in sites.items()]
+        about, deadline = content_sha256(message.heads), self.request.deadline
+        try:
+            opened = self.masked.collect(self.grid, "compare_heads", about, requests, deadline, self._dropped)
+            correct, total = integers_of(opened.words, (heads, known), (known,))
+            if bool((correct > total).any()) or bool((correct < 0).any()):
+                raise ValueError("more right answers than samples, or fewer than none")
+        except (NotEnough, ValueError) as missing:
+            raise DataError(f"strategy.shrinkage: no sum of right answers: {missing}") from missing
         return correct, total
 
     @property

@@ -27,13 +27,14 @@ def read_statistics(tensors: Tensors, width: int, classes: range) -> Statistics:
     return Statistics(gram, sums, counts, classes)
 
 
-def check_exact(found: Statistics, weight: list[int] | None = None) -> None:
+def check_exact(found: Statistics, weight: list[int] | None = None, sites: int = 1) -> None:
     """Raises ProtocolError when no samples have these sums; for sums without noise.
 
+    sites: whose sums they are, added up.
     weight: of each class, in class-balanced statistics, whose counts are weighted too.
     """
     counts = found.counts
-    most = MAX_EXAMPLES if weight is None else MAX_EXAMPLES * max(weight, default=0)
+    most = sites * MAX_EXAMPLES * (1 if weight is None else max(weight, default=0))
     if bool((counts < 0).any()) or bool((counts > most).any()):
         raise _false("counts", "below 0 or beyond what a site can hold")
     if weight is not None and any(

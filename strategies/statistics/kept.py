@@ -1,6 +1,6 @@
 """The sums of a run: one exact total, and what each site gave, so that it can be taken back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ class KeptSums:
     """The sums of features that a run holds.
 
     total: over all sites and tasks; None before the first.
-    contributions: task -> site -> {sha256, samples}.
+    contributions: task -> site -> {sha256, samples}; of sites that gave theirs together under masks, sha256
+    is of the sum and samples is 0.
     folder: where each site's own sums are kept; None: nowhere.
     """
 
@@ -29,13 +30,18 @@ class KeptSums:
     def has(self, task: int, site: str) -> bool:
         return site in self.contributions.get(task, {})
 
-    def add(self, task: int, site: str, statistics: Statistics) -> None:
-        """Take in one site's sums of one task, once."""
-        if self.folder is not None:
-            write_statistics(self.folder / file_name(task, site), statistics, {"site": site, "task": task})
+    def add(self, task: int, sites: Sequence[str], statistics: Statistics) -> None:
+        """Take in sums of one task, once.
+
+        sites: one, or those that gave theirs together under masks; nobody knows one's part then.
+        """
+        alone = len(sites) == 1
+        if self.folder is not None and alone:
+            facts = {"site": sites[0], "task": task}
+            write_statistics(self.folder / file_name(task, sites[0]), statistics, facts)
         self.total = statistics if self.total is None else self.total + statistics
-        facts = {"sha256": statistics.sha256, "samples": statistics.samples}
-        self.contributions.setdefault(task, {})[site] = facts
+        facts = {"sha256": statistics.sha256, "samples": statistics.samples if alone else 0}
+        self.contributions.setdefault(task, {}).update(dict.fromkeys(sites, facts))
 
     def take_back(self, site: str) -> Statistics:
         """Subtract everything that a site gave, and forget that it did; returns what was subtracted.
