@@ -29,7 +29,9 @@ class InProcessGrid(Grid):
         self._client = client
         self._contexts = contexts
         self._cohorts = cohorts
-        self._queue: deque[list[Message]] = deque()
+        self._queue: deque[Message] = deque()
+        self._together: dict[str, list[Message]] = {}
+        """The messages of a cohort, which stand in the queue one behind the other, by the id of the first."""
         self._numbers = count(1)
         self._run: Run | None = None
         set_task_identity()
@@ -59,7 +61,10 @@ class InProcessGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
         ids = [self._number(message) for message in messages]
-        self._queue.extend(self._cut(messages))
+        self._queue.extend(messages)
+        for cohort in self._cut(messages):
+            if len(cohort) > 1:
+                self._together[cohort[0].metadata.message_id] = cohort
         return ids
 
     def _cut(self, messages: list[Message]) -> list[list[Message]]:
@@ -75,7 +80,11 @@ class InProcessGrid(Grid):
         """Run the oldest waiting message, or its cohort, and return the replies; [] when none is waiting."""
         if not self._queue:
             return []
-        return answered(self._client, self._cohorts, self._queue.popleft(), self._contexts)
+        message = self._queue.popleft()
+        cohort = self._together.pop(message.metadata.message_id, [message])
+        for _ in cohort[1:]:
+            self._queue.popleft()
+        return answered(self._client, self._cohorts, cohort, self._contexts)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
