@@ -94,7 +94,7 @@ def _entries(model: type[BaseModel]) -> tuple[str, list[tuple[list[str], str]]]:
     """(what stands before the first key, [(keys, what they are)]) of a docstring."""
     text = " ".join((inspect.getdoc(model) or "").split())
     keys = "|".join(sorted(model.model_fields, key=len, reverse=True)) or "(?!)"
-    pattern = rf"(?:^|(?<=[.;] ))((?:{keys})(?:, (?:{keys}))*)(?: \([a-z]+\))?: "
+    pattern = rf"(?:^|(?<=[.;] ))((?:{keys})(?:, (?:{keys}))*)(?: \([a-z, ]+\))?: "
     pieces = re.split(pattern, text)
     pairs = zip(pieces[1::2], pieces[2::2], strict=True)
     return pieces[0].strip(), [(names.split(", "), words.strip()) for names, words in pairs]

@@ -17,35 +17,35 @@ from perennial.learning.evaluation import by_head, count_correct
 from perennial.learning.training import train
 from perennial.models.factory import build_model
 from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel
 
 TIMED_BATCHES = 2
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """steps: of all sites and rounds. seconds: without what a strategy adds. memory: bytes."""
+    """work: in words, what was counted and timed. seconds: without what a strategy adds. memory: bytes.
 
-    steps: int
-    step_seconds: float
+    steps: of the optimiser, of all sites and rounds.
+    """
+
+    work: str
     seconds: float
     memory: int
+    steps: int = 0
 
     def in_words(self) -> str:
         """One line."""
         about = f"{self.seconds / 60:.0f} min" if self.seconds >= 90 else f"{max(1, self.seconds):.0f} s"
-        return (
-            f"expected here in one process: about {about} ({self.steps:,} steps of "
-            f"{1000 * self.step_seconds:.1f} ms, and measuring) and {self.memory / 1e9:.1f} GB of memory"
-        )
+        memory = f"{self.memory / 1e9:.1f} GB of memory"
+        return f"expected here in one process: about {about} ({self.work}) and {memory}"
 
 
 def expect(experiment: Experiment) -> Expectation | None:
-    """Train two batches of the largest site and measure some test samples, on the processor.
+    """Train two batches of the largest site and measure some of its samples, on the processor.
 
-    None where nothing is trained by gradients, or no site has a sample to train on.
+    With fixed features, map one batch of samples instead. None where no site has two samples to train on.
     """
-    if not experiment.strategy.trains:
-        return None
     federation = simulated_federation(experiment)
     learner, registry = experiment.learner, federation.registry
     largest = max(federation.sites.values(), key=lambda site: len(site.train))
@@ -57,6 +57,8 @@ def expect(experiment: Experiment) -> Expectation | None:
     constants = federation.mean, federation.std
     model = build_model(experiment.model, shape, len(registry.classes), seed, experiment.encoder, constants)
     data = TrainingSet(largest.x[rows], largest.y[rows], *constants)
+    if not experiment.strategy.trains:
+        return _of_features(model, data, len(largest.y))
     flat = FlatParameters(model)
     once = learner.model_copy(update={"epochs": 1, "distillation": None})
     if learner.classification.needs_previous:
@@ -78,7 +80,19 @@ def expect(experiment: Experiment) -> Expectation | None:
     measuring = (time.perf_counter() - started) / len(rows)
     steps = sum(_steps(experiment, federation, site) for site in federation.sites.values())
     total = min(seconds) * steps + measuring * _measured(experiment, federation)
-    return Expectation(steps, min(seconds), total, _peak_memory())
+    work = f"{steps:,} steps of {1000 * min(seconds):.1f} ms, and measuring"
+    return Expectation(work, total, _peak_memory(), steps)
+
+
+@torch.no_grad()
+def _of_features(model: IncrementalModel, data: TrainingSet, samples: int) -> Expectation:
+    """Each sample is mapped once; the sums and the solution are small beside that."""
+    started = time.perf_counter()
+    model.eval().features(data.inputs(slice(None)))
+    each = (time.perf_counter() - started) / len(data)
+    sums = 3 * 8 * model.feature_width**2
+    work = f"{samples:,} samples mapped once, {1000 * each:.1f} ms each, and the solution"
+    return Expectation(work, each * samples, _peak_memory() + sums)
 
 
 def _steps(experiment: Experiment, federation: Federation, site: SiteData) -> int:

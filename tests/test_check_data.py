@@ -77,6 +77,16 @@ def test_an_expectation_counts_the_steps_that_a_run_takes(tmp_path: Path) -> Non
     assert expected.steps == steps
 
 
+def test_an_expectation_of_fixed_features_counts_samples(tmp_path: Path) -> None:
+    closed = table(
+        tmp_path,
+        strategy="analytic",
+        model={"name": "features", "features": [{"name": "random", "width": 50}]},
+    )
+    expected = expect(load_experiment(closed))
+    assert expected is not None and "60 samples mapped once" in expected.in_words()
+
+
 def test_without_a_learner_there_is_a_default(tmp_path: Path) -> None:
     assert load_experiment(table(tmp_path)).learner == DEFAULT_LEARNER
     private = table(

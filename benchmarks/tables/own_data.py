@@ -20,12 +20,12 @@ DATA: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int]] = {
         {"name": "small_cnn", "norm": "group"},
         5,
     ),
-    "Fashion-MNIST, 3,000 images": (
+    "Fashion-MNIST, 1,000 images": (
         {
             **{"source": "pack", "path": f"{SHARED}/fashion_mnist.webp.zip", "sites": 5},
-            **{"partition": DIRICHLET, "samples_limit": 3000, "test_limit": 1000},
+            **{"partition": DIRICHLET, "samples_limit": 1000, "test_limit": 1000},
         },
-        {"count": 5, "rounds": 6},
+        {"count": 5, "rounds": 4},
         {"name": "small_cnn", "norm": "group"},
         5,
     ),
@@ -95,7 +95,8 @@ TABLES = {
     "own_data": Table(
         "Own data: the default learner, federated beside the same network trained on the pooled data",
         _rows(),
-        seeds=(1, 2, 3),
+        seeds=(1, 2),
+        pending="The processors were shared with other work, and the runs that are missing take hours there.",
         measures=MEASURES,
         note=(
             "No key of the learner is given. Pooled: one site that holds everything, as many "
@@ -104,7 +105,9 @@ TABLES = {
             "steps but for the "
             "federated sites' incomplete batches. The learner was chosen on ORL faces, two sets of "
             "`tabular_multiclass.npz`, digits and HAM10000 with seeds 11 and 12 "
-            "([why](../benchmarks/results/learner_choice.md))."
+            "(why: `benchmarks/results/learner_choice.md`). Where the federated run is more than 5 points "
+            "behind, on Fashion-MNIST and HAM10000, sites hold few or no samples of some classes, and two "
+            "local epochs between averages pull them apart; which of the two costs more was not measured."
         ),
     )
 }
