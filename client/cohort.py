@@ -34,8 +34,13 @@ class Waiting:
     def kind(self) -> tuple[object, ...]:
         """Those of one kind can train in one pass."""
         turn = self.turn
-        own = id(self) if self.member is None else self.member.kind
-        return id(turn.model), id(turn.teacher), turn.request.task, turn.request.progress, own
+        own = self.name if self.member is None else self.member.kind
+        return turn.model, turn.teacher, turn.request.task, turn.request.progress, own
+
+    @property
+    def name(self) -> str:
+        """Tells this turn from the others."""
+        return self.message.metadata.message_id
 
     def reply(self, result: MemberResult | None) -> Message:
         """The site's reply to its result; None: it trains alone first."""
@@ -60,11 +65,11 @@ def answer_together(messages: Sequence[Message], contexts: Sequence[Context]) ->
     """
     opened = [_open(message, context) for message, context in zip(messages, contexts, strict=True)]
     waiting = [each for each in opened if isinstance(each, Waiting)]
-    results: dict[int, MemberResult | None] = {}
+    results: dict[str, MemberResult | None] = {}
     for group in _by_kind(waiting):
         for each, result in zip(group, _trained(group), strict=True):
-            results[id(each)] = result
-    return [each.reply(results[id(each)]) if isinstance(each, Waiting) else each for each in opened]
+            results[each.name] = result
+    return [each.reply(results[each.name]) if isinstance(each, Waiting) else each for each in opened]
 
 
 def _open(message: Message, context: Context) -> Waiting | Message:

@@ -126,7 +126,7 @@ def identify(context: Context) -> Identity:
             f"found {sorted(context.node_config) or 'nothing'}"
         )
     known = _simulated.get((settings, partition))
-    if known is not None and known.experiment is experiment:
+    if known is not None and known.experiment == experiment:
         return known
     names = _simulated_names(experiment)
     if not 0 <= partition < len(names):
@@ -135,7 +135,7 @@ def identify(context: Context) -> Identity:
         )
     run_folder = settings.folder(experiment)
     one = next(iter(_simulated.values()), None)
-    if one is not None and one.experiment is not experiment:
+    if one is not None and one.experiment != experiment:
         _simulated.clear()
     identity = _simulated[settings, partition] = Identity(
         names[partition],

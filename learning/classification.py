@@ -95,17 +95,17 @@ class BalancedSoftmax(Loss):
         self.scale, self.sign = scale, sign
 
     def begin(self, counts: Tensor) -> None:
-        self._prior = log_prior(counts, self.scale, self.sign)
+        self.prior = log_prior(counts, self.scale, self.sign)
 
     @classmethod
     def of_rows(cls, losses: "Sequence[BalancedSoftmax]", owners: Tensor) -> Loss:
         """Each sample has the prior of its site."""
         together = copy(losses[0])
-        together._prior = torch.stack([loss._prior for loss in losses])[owners]
+        together.prior = torch.stack([loss.prior for loss in losses])[owners]
         return together
 
     def __call__(self, batch: Batch) -> Tensor:
-        return balanced_softmax(batch.logits, batch.labels, self._prior)
+        return balanced_softmax(batch.logits, batch.labels, self.prior)
 
 
 class CurrentSoftmax(Loss):

@@ -191,7 +191,7 @@ def _stacked(module: nn.Module, name: str, sites: StackedParameters) -> nn.Modul
     clone = copy.copy(module)
     children = {
         key: child if child is None else _stacked(child, f"{name}.{key}".lstrip("."), sites)
-        for key, child in module._modules.items()
+        for key, child in vars(module)["_modules"].items()
     }
     vars(clone)["_modules"] = children
     if hasattr(clone, "join"):

@@ -223,7 +223,7 @@ class Curriculum:
         """One round, asked again where nobody served it and sites may come back."""
         started = time.monotonic()
         progress, rounds = self.progress, self.experiment.rounds
-        leads = self._strategy(task) is not self.strategy
+        leads = progress.round_in_task < self.experiment.lead_rounds(task)
         outcome = self._attempt(task)
         for _ in range(rounds.max_skipped - 1 if self.attendance.patient else 0):
             if outcome.participants or not outcome.skipped:

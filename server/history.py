@@ -110,7 +110,7 @@ class History:
         if signs:
             self._data["stopped"].append({"task": len(boundaries) - 1, "signs": signs})
         self._data["federated"].append(average_accuracy(at_sites, site_sizes))
-        self._data["federated_interval"].append(interval)
+        self._data["federated_interval"].append(None if interval is None else list(interval))
         self._data["federated_noise"].append(federated.std or None)
         self._data["task_end_bytes_up"] += sent[0]
         self._data["task_end_bytes_down"] += sent[1]

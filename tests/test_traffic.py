@@ -11,7 +11,7 @@ from flwr.app import Context, Message, RecordDict
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
-from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
+from perennial.protocol.messages import EvaluateReply, EvaluateRequest, FinishTaskReply, FinishTaskRequest
 from perennial.server.app import serve
 
 EXPERIMENT = {
@@ -45,8 +45,9 @@ class Meter(InProcessGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         arrived = list(super().pull_messages(message_ids))
         for reply in arrived:
-            if reply.metadata.message_type == FinishTaskRequest.message_type:
-                self.up += FinishTaskReply.from_record(reply.content).tensor_bytes
+            for asked, kind in ((FinishTaskRequest, FinishTaskReply), (EvaluateRequest, EvaluateReply)):
+                if reply.metadata.message_type == asked.message_type:
+                    self.up += kind.from_record(reply.content).tensor_bytes
         return arrived
 
 

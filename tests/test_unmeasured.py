@@ -10,6 +10,7 @@ from perennial.cli.run import run_command
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.server.history import History
+from perennial.server.site_counts import SiteCounts
 from tests.run_folders import Page
 
 EXPERIMENT = {
@@ -60,8 +61,8 @@ def test_a_measured_run_has_its_charts_and_no_word_of_holes(tmp_path: Path) -> N
 
 def test_an_evaluation_that_no_site_answers_leaves_a_hole() -> None:
     history = History({})
-    history.task_done([0, 1], None, {"north": ([9], [10])})
-    facts = history.task_done([0, 1, 2], None, {})
+    history.task_done([0, 1], None, SiteCounts({"north": ([9], [10])}))
+    facts = history.task_done([0, 1, 2], None, SiteCounts({}))
     assert facts["accuracy"] == history.data["central"][1] == [None, None]
     assert facts["average_accuracy"] is None
     assert history.data["average"] == history.data["federated"] == [0.9, None]
@@ -69,9 +70,9 @@ def test_an_evaluation_that_no_site_answers_leaves_a_hole() -> None:
 
 def test_an_average_keeps_the_weights_of_its_own_evaluation() -> None:
     history = History({})
-    history.task_done([0, 1], None, {"north": ([10], [100])})
-    facts = history.task_done([0, 1, 2], None, {"north": ([60, 80], [100, 100])})
+    history.task_done([0, 1], None, SiteCounts({"north": ([10], [100])}))
+    facts = history.task_done([0, 1, 2], None, SiteCounts({"north": ([60, 80], [100, 100])}))
     assert facts["average_accuracy"] == pytest.approx(0.7)
-    history.task_done([0, 1, 2, 3], None, {"north": ([5, 63, 90], [10, 90, 100])})
+    history.task_done([0, 1, 2, 3], None, SiteCounts({"north": ([5, 63, 90], [10, 90, 100])}))
     for averages in (history.data["average"], history.data["federated"]):
         assert averages == pytest.approx([0.1, 0.7, 158 / 200])
