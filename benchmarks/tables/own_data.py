@@ -99,10 +99,11 @@ TABLES = {
         pending="The processors were shared with other work, and the runs that are missing take hours there.",
         measures=MEASURES,
         note=(
-            "No key of the learner is given; `benchmarks/results/learner_choice.md` says how its default was "
-            "chosen. Pooled: one site that holds everything, as many exemplars of a class, epochs and rounds, so "
-            "as many optimiser steps but for incomplete batches. Where the federated run is over 5 points behind, "
-            "sites hold few or no samples of some classes; why it costs so much was not taken apart."
+            "No key of the learner is given; `benchmarks/results/learner_choice.md` says how its "
+            "default was chosen. Pooled: one site that holds everything, as many exemplars of a "
+            "class, epochs and rounds, so as many optimiser steps but for incomplete batches. Where "
+            "the federated run is over 5 points behind, sites hold few or no samples of some classes; "
+            "why it costs so much was not taken apart."
         ),
     )
 }
