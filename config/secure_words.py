@@ -139,8 +139,7 @@ def integers_of(words: Words, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def share_of_noise(experiment: Experiment, multiplier: float) -> float:
-    """The noise multiplier of one site's part of the noise on sums of features, which is all of it if none
-    is shared."""
+    """Noise multiplier of one site's part of the noise on sums of features: all of it if none is shared."""
     if not experiment.privacy.shared or experiment.secure is None:
         return multiplier
     return multiplier / math.sqrt(experiment.secure.honest)

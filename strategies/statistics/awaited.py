@@ -37,8 +37,11 @@ class Pending:
 
 @dataclass
 class Awaited:
-    """Requests that no reply has come to yet, by message id. They are not part of a checkpoint: a server that
-    was resumed asks again, and a site sends the same sums again."""
+    """Requests that no reply has come to yet, by message id.
+
+    They are not part of a checkpoint: a server that was resumed asks again, and a site sends the same sums
+    again.
+    """
 
     pending: dict[str, Pending] = field(default_factory=dict)
 
