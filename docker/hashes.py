@@ -10,6 +10,7 @@ wheels differ between machine types. Nothing is installed; pip resolves, and say
 
 import json
 import platform
+import re
 import subprocess
 import sys
 import tomllib
@@ -28,26 +29,34 @@ TOOLS = {"build": ["setuptools>=77"], "sbom": ["cyclonedx-bom==7.5.0"]}
 
 
 def requirements(extras: list[str], local: str) -> list[str]:
-    """What pyproject.toml asks for, with torch's build named: `===` keeps pip from taking another one."""
+    """What pyproject.toml asks for, with torch's build named: `===` keeps pip from taking another one.
+
+    The version of torch is the one of constraints.txt.
+    """
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     wanted = project["dependencies"] + [
         line for name in extras for line in project["optional-dependencies"][name]
     ]
-    (torch,) = [line for line in wanted if line.startswith("torch==")]
-    return [f"{line.replace('==', '===')}{local}" if line == torch else line for line in wanted]
+    (torch,) = [line for line in constraints() if line.startswith("torch==")]
+    others = [line for line in wanted if not re.match(r"torch\W", line)]
+    return [f"{torch.replace('==', '===')}{local}", *others]
+
+
+def constraints() -> list[str]:
+    """The lines of constraints.txt."""
+    return (ROOT / "constraints.txt").read_text().splitlines()
 
 
 def resolve(wanted: list[str]) -> list[str]:
     """One line for each distribution that pip would install, in the order of their names."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    constraints = [line for line in lines if not line.startswith("torch==")]
+    others = [line for line in constraints() if not line.startswith("torch==")]
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"),
             *("--only-binary", ":all:", "--report", "-", "--constraint", "/dev/stdin", *wanted),
         ],
-        input="\n".join(constraints),
+        input="\n".join(others),
         capture_output=True,
         text=True,
         check=False,
