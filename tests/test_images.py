@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -163,3 +164,15 @@ def test_every_image_lists_what_is_in_it_after_the_last_installation(target: str
     assert listed is not None
     installed, sbom = listed[1].index("pip install"), listed[1].index("cyclonedx-py environment")
     assert installed < sbom and "--output-file /opt/perennial/sbom.json" in listed[1]
+
+
+def test_the_wheels_stage_gets_every_folder_that_the_wheel_is_built_from() -> None:
+    """.dockerignore lets nothing through that it does not name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = {folder.split("/")[0] for folder in project["tool"]["setuptools"]["package-dir"].values()}
+    allowed = {
+        line.removeprefix("!")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line[:1] == "!"
+    }
+    assert folders <= allowed, f"name in .dockerignore: {sorted(folders - allowed)}"
