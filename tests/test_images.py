@@ -170,9 +170,6 @@ def test_the_wheels_stage_gets_every_folder_that_the_wheel_is_built_from() -> No
     """.dockerignore lets nothing through that it does not name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     folders = {folder.split("/")[0] for folder in project["tool"]["setuptools"]["package-dir"].values()}
-    allowed = {
-        line.removeprefix("!")
-        for line in (ROOT / ".dockerignore").read_text().splitlines()
-        if line[:1] == "!"
-    }
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
     assert folders <= allowed, f"name in .dockerignore: {sorted(folders - allowed)}"
