@@ -46,7 +46,7 @@ class SwitchedGrid(InProcessGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         if not self._queue:
             return []
-        (message,) = self._queue[0]  # no cohorts here, so each is answered by itself
+        message = self._queue[0]  # no cohorts here, so each is answered by itself
         if message.metadata.dst_node_id in self.off:
             if not self.lingering:
                 self._queue.rotate(-1)

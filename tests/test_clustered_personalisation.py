@@ -34,7 +34,9 @@ def test_personal_layers_never_leave_and_clusters_share_the_rest(tmp_path: Path)
         "PersonalModelReply",
         "EvaluateReply",
     }
-    assert {name for record in kinds.values() for name in record.array_records} == {"update", "vector"}
+    # tables are counts of answers on held-out samples
+    arrays = {name for record in kinds.values() for name in record.array_records}
+    assert arrays == {"update", "vector", "tables"}
     models = {site: done.own(site) for site in labels}
     for site, model in models.items():
         cluster = done.cluster(labels[site])

@@ -205,7 +205,10 @@ def test_what_noise_does_not_cover_is_refused(tmp_path: Path, changes: dict[str,
 
 def test_settings_of_noised_sums_are_checked() -> None:
     for privacy, message in (
-        ({"mode": "client_local", "release": "sums", "noise_multiplier": 1.0}, "allowed with mode sample"),
+        (
+            {"mode": "client_local", "release": "sums", "noise_multiplier": 1.0},
+            "allowed with modes sample and sample_shared",
+        ),
         (PRIVACY | {"clip_norm": 1.0}, "leave it out"),
         (PRIVACY | {"sample_rate": 0.1}, "leave it out"),
         ({"mode": "sample", "release": "sums"}, "noise_multiplier is missing"),
