@@ -29,7 +29,7 @@ EXPERIMENT: dict[str, Any] = {
 }
 KILLED = """
 import os, sys
-from perennial.client import handlers
+from perennial.client import training_turn
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.strategies.round.gate import Gate
@@ -42,7 +42,7 @@ def at_last(where):
     if window == where and seen[where] == int(at):
         os.kill(os.getpid(), 9)
 
-check, admit = handlers.check_reply, Gate.admit
+check, admit = training_turn.check_reply, Gate.admit
 
 def checked(site, reply):
     at_last("site")
@@ -53,7 +53,7 @@ def admitted(gate, *message):
     at_last("server")
     return admit(gate, *message)
 
-handlers.check_reply, Gate.admit = checked, admitted
+training_turn.check_reply, Gate.admit = checked, admitted
 run_in_process(RunSettings(experiment, runs=runs))
 """
 

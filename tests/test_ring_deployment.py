@@ -26,7 +26,7 @@ EXPERIMENT: dict[str, Any] = {
     "evaluation": {"federated": False},
     "strategy": {
         "name": "contribution",
-        "utility": "neg_loss",
+        "utility": "probability",
         "base": {"name": "serial_ring", "segments": HOPS // len(SITES), "init_noise_std": 0.01},
     },
 }
