@@ -203,9 +203,10 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     write_issued(authority, path / "authority" / "ca.crt", path / "authority" / "ca.key")
     _write_federation(path, federation)
     folder = OperatorFolder(path)
-    folder.renew_server(days)
     make_publisher_key(folder.publisher_key, folder.publisher_public)
     make_publisher_key(folder.receipts_key, folder.receipts_public)
+    # last, because it gives the certificates to the user of the containers: then root itself may not write there
+    folder.renew_server(days)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
     make_folder(folder.state / "runs" / WISHES)
     made_token(path / PAGES_TOKEN)
