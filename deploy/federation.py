@@ -205,7 +205,7 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     folder = OperatorFolder(path)
     make_publisher_key(folder.publisher_key, folder.publisher_public)
     make_publisher_key(folder.receipts_key, folder.receipts_public)
-    # last, because it gives the certificates to the user of the containers: then root itself may not write there
+    # last, because it gives the certificates to the user of the containers; root may not write there then
     folder.renew_server(days)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
     make_folder(folder.state / "runs" / WISHES)
