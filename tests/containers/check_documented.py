@@ -139,7 +139,7 @@ def test_the_page_leads_from_nothing_to_a_finished_round(folder: Path) -> None:
         assert EXPERIMENT["name"] in operator.next("perennial deploy status")
         operator.next("perennial deploy logs")
         assert wait_for_rounds(federation / "state" / "runs" / EXPERIMENT["name"] / "events.jsonl", 4) == 4
-        # the hospital's live page is tried by tests/test_live_browser.py, without a container
+        # the hospital's live page is tried by tests/test_live_site.py, without a container
         hospital.skip("--profile page")
         assert not operator.left and not hospital.left
     finally:
