@@ -243,17 +243,18 @@ class Contribution(Wrapper):
             weight = self.weight(reply) if self.turns is None else None
             self._updates.setdefault(sweep, Reconstructed(before)).add(reply.site, reply.update, weight)
         null = reply.norm <= self._least_norm
-        self._harm.add_norm(reply.site, reply.scaled)
         if self.turns is None:
-            self._count_null(reply.site, null)
+            self._count_update(reply.site, null, reply.scaled)
+        # of a ring's turns these are kept with its hops, so that a stop inside a round loses none
+        facts = {"null": null, "scaled": reply.scaled}
         if not self.tests_harm:
-            return {"null": null}
-        return {"null": null, "held": checked_counts(reply.metrics.get(LABEL_COUNTS))}
+            return facts
+        return facts | {"held": checked_counts(reply.metrics.get(LABEL_COUNTS))}
 
     def _value_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         turns = [turn for turn in outcome.details.get("turns", []) if turn["kind"] == "taken"]
         for turn in turns:
-            self._count_null(turn["site"], turn["null"])
+            self._count_update(turn["site"], turn["null"], turn["scaled"])
         if self.estimator == "online":
             assert self.turns is not None
             changes = list(turn_changes(turns, outcome.details.get("worth"), self.turns.weighed))
@@ -317,7 +318,8 @@ class Contribution(Wrapper):
 
     # who is flagged
 
-    def _count_null(self, site: str, null: bool) -> None:
+    def _count_update(self, site: str, null: bool, scaled: bool) -> None:
+        self._harm.add_norm(site, scaled)
         counts = self._null.setdefault(site, [0, 0])
         counts[0] += null
         counts[1] += 1

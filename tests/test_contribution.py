@@ -11,12 +11,14 @@ import torch
 from ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, services
 from torch import Tensor
 
+from perennial.config.bounds import BoundsConfig
 from perennial.foundation.errors import ConfigError
 from perennial.learning.worth import Scores, Worth, balanced
 from perennial.strategies.contribution import Contribution
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.request import Arrays
+from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.serial_ring import SerialRing
 from perennial.strategies.valuation.coalitions import Reconstructed
 from perennial.strategies.valuation.sweeps import checked_counts
@@ -150,7 +152,7 @@ def test_under_privacy_nobody_is_asked_for_label_counts_and_nobody_is_accused() 
 
 
 def test_counts_that_are_none_accuse_nobody() -> None:
-    for value in ("many", [1, "2"], [True], {"0": 3}, None):
+    for value in ("many", [1, "2"], [True], {"0": 3}, None, [-1, 5], [10**400], [2.5]):
         assert checked_counts(value) == []
     assert checked_counts([3, None, 0]) == [3, None, 0]
 
@@ -290,3 +292,14 @@ def test_a_server_without_samples_and_games_too_large_are_refused() -> None:
     many = services(data={"source": "digits", "sites": 13})
     with pytest.raises(ConfigError, match="exact: found 13 sites, allowed at most 12"):
         Contribution(FedAvg(), estimator="reconstruct", exact=True).attach(many)
+
+
+def test_turns_that_a_ring_took_back_say_nothing_of_a_sites_norms() -> None:
+    """Norms are counted with the hops that were taken, which outlive a stop inside a round."""
+    strategy = valued()
+    strategy.base.running = strategy.running = RunningBounds(BoundsConfig(), {})
+    grid = ScriptedGrid({"a": adds(1000.0), "b": adds(1.0), "c": adds(1.0), "d": adds(90.0)})
+    strategy.train_round(grid, request(grid))
+    tests = strategy.state_dict()["contribution"]["harm"]
+    assert {site for site, counted in tests.items() if "norm" in counted} == {"d"}
+    assert tests["d"]["norm"] == [1, 1]

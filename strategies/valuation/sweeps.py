@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from perennial.learning.worth import Worth, balanced, difference
+from perennial.protocol.messages import MAX_EXAMPLES
 
 
 def turn_changes(
@@ -32,6 +33,8 @@ def sweep_marginals(
 
 def checked_counts(value: Any) -> list[int | None]:
     """A site's label counts, None for a class that it withholds; nothing for what are no counts."""
-    if isinstance(value, list) and all(count is None or type(count) is int for count in value):
+    if isinstance(value, list) and all(
+        count is None or (type(count) is int and 0 <= count <= MAX_EXAMPLES) for count in value
+    ):
         return value
     return []
