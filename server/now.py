@@ -13,12 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import Refusal
+from perennial.server.forwarding_grid import ForwardingGrid
 from perennial.strategies.round.queries import describe_error
 
 NOW = "now.jsonl"
@@ -58,7 +59,7 @@ class NowFile:
             self._descriptor = -1
 
 
-class WatchedGrid(Grid):
+class WatchedGrid(ForwardingGrid):
     """A grid that notes in now.jsonl who was asked, who has answered and who is connected.
 
     names: site name by node id, as far as it is known. while_waiting: called with every look for replies.
@@ -73,7 +74,7 @@ class WatchedGrid(Grid):
         while_waiting: Callable[[], None],
         tell: Callable[..., None],
     ) -> None:
-        self._grid = grid
+        super().__init__(grid)
         self._now = now
         self._names = names
         self._while_waiting = while_waiting
@@ -134,28 +135,6 @@ class WatchedGrid(Grid):
                 fault, refused = _fault_of(reply)
                 self._now.write("answered", site=site, fault=fault, refused=refused)
             yield reply
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        return self._grid.send_and_receive(messages, timeout=timeout)
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
 
 
 def _fault_of(reply: Message) -> tuple[str, bool]:

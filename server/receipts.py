@@ -5,11 +5,10 @@ Between the strategies and Flower's grid, so that no strategy knows of it.
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from perennial.foundation.errors import ProtocolError, StateError
@@ -17,13 +16,14 @@ from perennial.foundation.names import is_site_name
 from perennial.foundation.registered import RECEIPTS_KEY, registered_names
 from perennial.privacy.receipts import Receipt, ReceiptBook
 from perennial.protocol.receipts import LedgerHead, LedgerReceipt
+from perennial.server.forwarding_grid import ForwardingGrid
 
 FOLDER = "receipts"
 """In the operator's state folder, beside the key: the newest receipt of each site."""
 WENT_BACK = "its ledger went back"
 
 
-class ReceiptGrid(Grid):
+class ReceiptGrid(ForwardingGrid):
     """A grid whose requests carry receipts, and whose replies are asked for heads.
 
     state: the operator's folder of the key and the receipts. record: the operator's file of nodes and names;
@@ -31,30 +31,11 @@ class ReceiptGrid(Grid):
     """
 
     def __init__(self, grid: Grid, state: Path, record: Path | None, note: Callable[[str], None]) -> None:
-        self._grid, self._record, self._note = grid, record, note
+        super().__init__(grid)
+        self._record, self._note = record, note
         self._folder, self._key = state / FOLDER, _read_key(state / RECEIPTS_KEY)
         self._names: dict[int, str] = {}
         self._back: set[str] = set()
-
-    def set_run(self, run: Any) -> None:
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         return self._grid.push_messages([self._with_receipt(message) for message in messages])
