@@ -37,7 +37,7 @@ from perennial.engine import workers
 
 if __name__ == "__main__":
     grid = workers.WorkerGrid
-    workers.WorkerGrid = lambda answer, contexts, count, method: grid(answer, contexts, count, "spawn")
+    workers.WorkerGrid = lambda *asked: grid(*asked[:3], "spawn", *asked[4:])
     print(run("experiment.yaml", runs="spawned", workers=2, device="cpu").summary["model_sha256"])
 """
 
