@@ -30,7 +30,7 @@ from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
 from perennial.learning.precision import autocast, use_products_of
 from perennial.learning.steps import Steps, prepare_gpu
-from perennial.protocol.messages import NeedsPrevious, Stamp
+from perennial.protocol.stamp import NeedsPrevious, Stamp
 from perennial.protocol.tensors import content_sha256
 
 HELD_MODELS = 2

@@ -4,6 +4,8 @@ P: elements of all travelling tensors. T: elements of those that are trained, T 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +41,7 @@ class FlatParameters:
         check_state(self.shapes, tensors)
         self._sizes = [tensor.numel() for tensor in tensors.values()]
         self._last = {key for key, shape in self.shapes.items() if channels_last and len(shape) == 4}
+        self._starts = dict(zip(self.keys, accumulate(self._sizes, initial=0), strict=False))
         self.vector = torch.cat([self._row(key, tensor) for key, tensor in tensors.items()])
         self._model = model
         parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -50,7 +53,7 @@ class FlatParameters:
         views = self.views(self.vector)
         for name, view in views.items():
             homes[name].data = view
-        self._homes = {name: view.data_ptr() for name, view in views.items()}
+        self._homes = [(name, attrgetter(name), view.data_ptr()) for name, view in views.items()]
         gradients = self.gradient.split(self._sizes[: len(parameters)])
         for part, (key, parameter) in zip(gradients, parameters.items(), strict=True):
             parameter.grad = self._view(key, part)
@@ -81,24 +84,6 @@ class FlatParameters:
         """The same vectors (K, P) or (K, T) as this model's lie: the inverse of row_major."""
         return self._rearranged(rows, (0, 2, 3, 1), tuple)
 
-    def _rearranged(
-        self, rows: Tensor, order: Sequence[int], stored: Callable[[torch.Size], tuple[int, ...]]
-    ) -> Tensor:
-        if not self._last:
-            return rows
-        keys = self.keys if rows.shape[1] == len(self.vector) else self.trainable_keys
-        parts = rows.split(self._sizes[: len(keys)], dim=1)
-        dims = 0, *(place + 1 for place in order)
-        return torch.cat(
-            [
-                part.view(len(rows), *stored(self.shapes[key])).permute(dims).reshape(len(rows), -1)
-                if key in self._last
-                else part
-                for key, part in zip(keys, parts, strict=True)
-            ],
-            dim=1,
-        )
-
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """A new vector (P,) on this model's device with the named tensors.
 
@@ -113,9 +98,8 @@ class FlatParameters:
         model is unchanged.
         """
         parts = self._rows(tensors)
-        current = travelling(self._model)
-        for key, home in self._homes.items():
-            if key not in current or current[key].data_ptr() != home:
+        for key, current, home in self._homes:
+            if current(self._model).data_ptr() != home:
                 raise StateError(
                     f"tensor {key!r}: no longer lives in this vector; build FlatParameters after moving, "
                     "converting or growing the model"
@@ -139,12 +123,12 @@ class FlatParameters:
 
         Raises StateError naming a tensor that the model does not have.
         """
-        starts = dict(zip(self.keys, torch.tensor([0, *self._sizes[:-1]]).cumsum(0).tolist(), strict=True))
         held = []
         for key in keys:
-            if key not in starts:
+            if key not in self._starts:
                 raise StateError(f"tensor {key!r} is to be held, but the model has no such tensor")
-            held.append(slice(starts[key], starts[key] + self.shapes[key].numel()))
+            start = self._starts[key]
+            held.append(slice(start, start + self.shapes[key].numel()))
         self._held = tuple(held)
 
     def keep_held(self, before: Tensor) -> None:
@@ -171,11 +155,28 @@ class FlatParameters:
             return row.view(shape)
         return row.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
 
+    def _rearranged(
+        self, rows: Tensor, order: Sequence[int], stored: Callable[[torch.Size], tuple[int, ...]]
+    ) -> Tensor:
+        if not self._last:
+            return rows
+        keys = self.keys if rows.shape[1] == len(self.vector) else self.trainable_keys
+        parts = rows.split(self._sizes[: len(keys)], dim=1)
+        dims = 0, *(place + 1 for place in order)
+        return torch.cat(
+            [
+                part.view(len(rows), *stored(self.shapes[key])).permute(dims).reshape(len(rows), -1)
+                if key in self._last
+                else part
+                for key, part in zip(keys, parts, strict=True)
+            ],
+            dim=1,
+        )
+
     def _frozen_slices(self, rows: int) -> tuple[slice, ...]:
         """Where the first rows of the head's weight and bias lie in the vector."""
         if not rows:
             return ()
-        starts = dict(zip(self.keys, torch.tensor([0, *self._sizes[:-1]]).cumsum(0).tolist(), strict=True))
         width = self.shapes["head.weight"][1]
-        weight, bias = starts["head.weight"], starts["head.bias"]
+        weight, bias = self._starts["head.weight"], self._starts["head.bias"]
         return slice(weight, weight + rows * width), slice(bias, bias + rows)

@@ -5,19 +5,23 @@ recorded and replayed, bfloat16 through group norms, weights with their channels
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perennial.config.learner import LearnerConfig
+from perennial.config.run import RunSettings
 from perennial.data.augmentation import augment, draw_moves, moved
 from perennial.data.config import AugmentationConfig
+from perennial.engine.run import run_in_process
 from perennial.engine.workers import WorkerGrid
 from perennial.foundation.errors import ConfigError
 from perennial.learning import device, losses, private_training
@@ -401,3 +405,36 @@ def test_each_worker_keeps_to_its_device() -> None:
         grid.close()
     assert list(replies.values()).count("cuda:0") == 2
     assert list(replies.values()).count("cuda:1") == 1
+
+
+def test_a_run_with_channels_last_is_the_same_over_workers(tmp_path: Path) -> None:
+    data = {"source": "digits", "sites": 2, "samples_limit": 120, "partition": {"kind": "iid"}}
+    settings = {
+        "name": "last",
+        "seed": 3,
+        "data": data,
+        "tasks": {"count": 2, "rounds": 1},
+        "model": {"name": "small_cnn", "norm": "group"},
+        "strategy": "scaffold",
+        "learner": {
+            "epochs": 1,
+            "optimizer": {"lr": 0.05},
+            "distillation": {},
+            "memory": {"per_class": 2},
+            "channels_last": True,
+            "precision": "bfloat16",
+        },
+    }
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    found = [
+        run_in_process(RunSettings(str(path), runs=str(tmp_path / str(workers)), device="cpu"), workers)
+        for workers in (1, 2)
+    ]
+    assert found[0]["model_sha256"] == found[1]["model_sha256"]
+
+
+def test_a_run_names_what_its_device_cannot_do(tmp_path: Path) -> None:
+    quick = Path(__file__).parents[1] / "experiments" / "quickstart.yaml"
+    with pytest.raises(ConfigError, match="gpu: found 'graphs' on device cpu"):
+        run_in_process(RunSettings(str(quick), runs=str(tmp_path), device="cpu", gpu="graphs"))
