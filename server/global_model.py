@@ -70,7 +70,10 @@ class GlobalModel:
 
     def frozen(self) -> dict[str, Tensor]:
         """Every tensor of the model, its frozen parts too: the previous model of the next task."""
-        return {name: tensor.detach().clone() for name, tensor in complete_state(self.loaded()).items()}
+        return {
+            name: tensor.detach().clone(memory_format=torch.contiguous_format)
+            for name, tensor in complete_state(self.loaded()).items()
+        }
 
     def loaded(self) -> IncrementalModel:
         """The model holding the arrays, in evaluation mode."""
@@ -99,4 +102,7 @@ class GlobalModel:
     def _adopt(self, model: IncrementalModel) -> None:
         self._model = model
         self._flat = FlatParameters(model, self._experiment.learner.channels_last)
-        self.arrays = {name: tensor.detach().clone() for name, tensor in travelling(model).items()}
+        self.arrays = {
+            name: tensor.detach().clone(memory_format=torch.contiguous_format)
+            for name, tensor in travelling(model).items()
+        }
