@@ -56,6 +56,7 @@ def _group_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    own = [part if part is None else part.to(input.dtype) for part in (weight, bias)]
+    scale = None if weight is None else weight.to(input.dtype)
+    shift = None if bias is None else bias.to(input.dtype)
     with torch.autocast(input.device.type, enabled=False):
-        return F.group_norm(input, num_groups, *own, eps)
+        return F.group_norm(input, num_groups, scale, shift, eps)

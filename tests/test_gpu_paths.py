@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -132,7 +132,7 @@ def trained(
 ) -> TrainingResult:
     model = small() if model is None else model
     flat = FlatParameters(model, config.channels_last)
-    options = {"augmentation": PLAIN} | changes
+    options: dict[str, Any] = {"augmentation": PLAIN} | changes
     return train(config, model, flat, data, np.random.default_rng(1), steps=steps, **options)
 
 
@@ -266,10 +266,10 @@ def test_group_norm_takes_bfloat16_as_it_comes() -> None:
 
 
 def test_products_are_exact_unless_the_learner_says_otherwise() -> None:
-    found = []
+    found, cudnn = [], cast(Any, torch.backends.cudnn)
     for precision in ("tf32", "bfloat16", "float32"):
         use_products_of(learner(precision=precision))
-        found.append((torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision))
+        found.append((torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision))
     assert found == [("tf32", "tf32"), ("ieee", "ieee"), ("ieee", "ieee")]
 
 
