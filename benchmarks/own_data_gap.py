@@ -85,9 +85,9 @@ def page() -> str:
     lines = [
         "# Why federated training is behind pooled training on the clinics of HAM10000",
         "",
-        "32 pixels, 2,000 images, the default learner and the small network of the table *own data*, on seeds",
-        "that it does not use. Made by `python -m perennial.benchmarks.own_data_gap`. Mean and standard",
-        "deviation over seeds, in per cent.",
+        "32 pixels, 2,000 images, the default learner and the small network of the table *own data*, on",
+        "seeds that it does not use. Made by `python -m perennial.benchmarks.own_data_gap`. Mean and",
+        "standard deviation over seeds, in per cent.",
         "",
         "| | final accuracy | final balanced accuracy | seeds |",
         "| --- | --- | --- | --- |",

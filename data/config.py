@@ -259,8 +259,8 @@ class DataConfig(_Strict):
     arrays (npz): role -> name of the array in the file, where it is not the role's own.
     patient: where the data says whose each sample is: the column of a table or manifest, the array of a pack
         or npz file (the one that goes with x), or for images in class folders a regular expression with one
-        group, searched in the file's name, or PatientID, the element of DICOM files of which a keyed hash alone
-        is kept. All samples of a patient are in one part and at one site.
+        group, searched in the file's name, or PatientID, the element of DICOM files, of which no more than a
+        keyed hash is kept. All samples of a patient are in one part and at one site.
     subgroup (csv, manifest): a column by whose values the measures are shown, too; it decides nothing else.
     test_fraction, validation_fraction: of all records, and of those that are left: on average, since a keyed
         hash of each record decides (data/splits.py).

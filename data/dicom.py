@@ -1,8 +1,8 @@
 """DICOM files: their pixels as 8-bit arrays, and nothing else of what they say but whose they are, if asked.
 
 Only the elements that pixels need are read (TAGS), so that no name or date of a patient is ever in memory,
-and the number of a patient only where data.patient asks for it; errors name the file and what kind of thing is
-and never quote an element.
+and the number of a patient only where data.patient asks for it; errors name the file and what kind of thing
+is wrong, and never quote an element.
 """
 
 import warnings

@@ -339,11 +339,13 @@ def _parts(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:
         parts.items(), key=lambda part: (part[1].accuracy.value is None, part[1].accuracy.value or 0)
     )
     rows = [_part_row(name, each) for name, each in ranked[:MOST_ROWS]]
-    columns = [kind, "samples", "called rightly", "balanced accuracy", "recognised least"]
-    numbers = table(columns, rows, "lrrrl", title)
+    columns = [kind, "samples", "called rightly", "if as elsewhere", "balanced accuracy", "recognised least"]
+    numbers = table(columns, rows, "lrrrrl", title)
     note = (
-        "The lowest first. A mark stands where the share is lower than that of all others by more than "
-        "chance explains, with all rows of this table taken together at 95 %."
+        "The lowest first. If as elsewhere: the share that would be right if each class were recognised as "
+        "often as in the other rows, so that a row with many samples of a difficult class is not blamed for "
+        "them. A mark stands where samples of the same class are called rightly less often than elsewhere by "
+        "more than chance explains, with all rows of this table taken together at 95 %."
     )
     if len(ranked) > MOST_ROWS:
         note += f" These are {MOST_ROWS} of {len(ranked):,}; measures.json has all of them."
@@ -357,6 +359,7 @@ def _part_row(name: str, part: PartMeasures) -> Sequence[object]:
         shown,
         f"{part.samples:,}",
         bar(_figure(part.accuracy), part.accuracy.value or 0.0),
+        percent(part.expected, 0),
         percent(part.balanced_accuracy, 0),
         weakest,
     ]
