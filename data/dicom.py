@@ -151,7 +151,8 @@ def _first(value: Any) -> float | None:
 
 def _decoded(dataset: "Dataset", index: int) -> np.ndarray:
     """The pixels of one frame, decompressed; colours are RGB. Raises ValueError saying why they cannot be."""
-    from pydicom.pixels import get_decoder, pixel_array
+    from pydicom.pixels.decoders.base import get_decoder
+    from pydicom.pixels.utils import pixel_array
 
     syntax = getattr(getattr(dataset, "file_meta", None), "TransferSyntaxUID", None)
     if syntax is None:
