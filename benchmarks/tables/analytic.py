@@ -116,8 +116,9 @@ TABLES = {
         note=(
             "5 sites; the upper rows have 2 tasks and samples dealt evenly, as `dp_sample_digits` has. Unit: "
             "one sample, added or removed; delta 0.00001, by RDP, DP-SGD's by PRV. With one noise in all, "
-            "sums are masked, one site may collude with the server, and the noise of four of five sites hides a "
-            "sample: the sum has 5/4 of the variance. The noise on sums is seeded, so that these rows repeat."
+            "sums are masked, one site may collude with the server, and the noise of four of five sites "
+            "hides a sample: the sum has 5/4 of the variance. The noise on sums is seeded, so that these "
+            "rows repeat."
         ),
     ),
     "analytic_ham10000": Table(
@@ -154,8 +155,8 @@ TABLES = {
         scale="paper",
         note=(
             "Sums of up to 8,481 features. The clinics' validation images choose the shrinkage for each "
-            "task. A clinic alone has its own training images and is judged on the test images of all; a class that "
-            "it has no image of is never predicted. Lite0 was trained on ImageNet."
+            "task. A clinic alone has its own training images and is judged on the test images of all; a "
+            "class that it has no image of is never predicted. Lite0 was trained on ImageNet."
         ),
         pending="Some of its runs are still to be made.",
     ),
