@@ -74,7 +74,7 @@ class PretrainedConfig(Block):
         return self
 
 
-class ModelMapConfig(_Map):
+class ModelMapConfig(Block):
     """What the network of a finished run of this project sees in a sample, before its classifier.
 
     file: the run's model.safetensors. sha256, layout: of that file, and of the network in it; both are
