@@ -301,7 +301,9 @@ class Curriculum:
         if self.central is not None:
             self.central.finish_round(outcome, number)
         if self.experiment.privacy.enabled and charge:
-            self.releases.refused(number, [site for site, _ in outcome.refused], charge)
+            # a site whose disk failed may have charged its ledger before
+            said_no = [site for site, reason in outcome.refused if not reason.startswith("state:")]
+            self.releases.refused(number, said_no, charge)
         outcome.absent += [site for site in self.history.known_sites if site not in (*sites, *outcome.absent)]
         if strategy.running is not None and not outcome.skipped:
             strategy.running.round_done(outcome.participants.values())
