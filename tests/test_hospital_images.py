@@ -119,11 +119,12 @@ def write_compressed(path: Path, pixels: np.ndarray, syntax: str, frame: bytes, 
     write_dicom(path, pixels, **elements)
     import pydicom
     from pydicom.encaps import encapsulate
+    from pydicom.uid import UID
 
     dataset = pydicom.dcmread(path)
     dataset.PixelData = encapsulate([frame])
     dataset["PixelData"].VR = "OB"
-    dataset.file_meta.TransferSyntaxUID = pydicom.uid.UID(syntax)
+    dataset.file_meta.TransferSyntaxUID = UID(syntax)
     dataset.save_as(path, enforce_file_format=True)
     return path
 
@@ -138,9 +139,10 @@ def test_files_compressed_by_rle_are_read(tmp_path: Path) -> None:
     path = write_dicom(tmp_path / "a" / "1.dcm", RAMP, **CT)
     plain = read(tmp_path, color="gray").train.x
     import pydicom
+    from pydicom.uid import RLELossless
 
     dataset = pydicom.dcmread(path)
-    dataset.compress(pydicom.uid.RLELossless)
+    dataset.compress(RLELossless)
     dataset.save_as(path, enforce_file_format=True)
     assert torch.equal(read(tmp_path, color="gray").train.x, plain)
 
@@ -202,7 +204,7 @@ def test_what_cannot_be_decompressed_names_the_syntax_and_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pydicom", reason="the extra dicom is not installed")
-    from pydicom.pixels.decoders import JPEGLosslessSV1Decoder
+    from pydicom.pixels.decoders.base import JPEGLosslessSV1Decoder
 
     write_compressed(tmp_path / "a" / "1.dcm", SHADES, JPEG_LOSSLESS, b"nothing that a decoder knows")
     with monkeypatch.context() as without:
