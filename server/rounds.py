@@ -134,7 +134,9 @@ class Rounds:
         if self.central is not None:
             self.central.finish_round(outcome, number)
         if experiment.privacy.enabled and charge:
-            self._releases.refused(number, [site for site, _ in outcome.refused], charge)
+            # a site whose disk failed may have charged its ledger before
+            said_no = [site for site, reason in outcome.refused if not reason.startswith("state:")]
+            self._releases.refused(number, said_no, charge)
         known = self._history.known_sites
         outcome.absent += [site for site in known if site not in (*sites, *outcome.absent)]
         if strategy.running is not None and not outcome.skipped:
