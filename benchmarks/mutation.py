@@ -54,7 +54,7 @@ def make_map(
     if not TREE.exists():
         copy_tree(TREE)
     put_back()
-    measured = files or sorted(f"tests/{path.name}" for path in (TREE / "tests").glob("test_*.py"))
+    measured = files or sorted(str(path.relative_to(TREE)) for path in (TREE / "tests").rglob("test_*.py"))
     measure(WarmProcess(TREE, ROOT), MAP, measured)
 
 
