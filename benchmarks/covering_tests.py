@@ -4,7 +4,7 @@ import contextlib
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -48,7 +48,19 @@ class CoveringTests:
         """
         here = self.lines.get(file, {})
         lines = here if first == 0 else map(str, range(first, line + 1))
-        tests = {test for other in lines for test in here.get(other, [])}
+        return self._in_order({test for other in lines for test in here.get(other, [])})
+
+    def of_importers(self, file: str, root: Path) -> list[str]:
+        """Tests of the files that import a file, in the order of `of`: for one that has no functions."""
+        name = f"perennial.{file.removesuffix('.py').replace('/', '.')}"
+        importers = (
+            other
+            for other in self.lines
+            if (root / other).exists() and f"from {name} import" in (root / other).read_text()
+        )
+        return self._in_order({test for other in importers for test in self.of(other, 0, 0)})
+
+    def _in_order(self, tests: Iterable[str]) -> list[str]:
         return sorted(tests, key=lambda test: (self._line_counts[test] * self.seconds.get(test, 1.0), test))
 
     def replace(self, file: str, lines: Lines, seconds: dict[str, float]) -> None:

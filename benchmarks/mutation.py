@@ -144,6 +144,8 @@ def try_mutant(
     met: so many of the tests that run its line it has survived before.
     """
     chosen = tests.of(mutant.file, mutant.statement, mutant.line)
+    if not chosen and mutant.statement == 0:
+        chosen = tests.of_importers(mutant.file, TREE)
     started = time.monotonic()
     verdict = Verdict("survived" if chosen else "uncovered")
     with changed(mutant) as change:

@@ -76,6 +76,14 @@ def test_the_likeliest_tests_come_first() -> None:
     assert tests.of("a.py", 9, 9) == ["new", "slow"]
 
 
+def test_a_file_without_functions_is_held_by_the_tests_of_those_that_import_it(tree: Path) -> None:
+    (tree / "learning" / "user.py").write_text("from perennial.learning.names import Names")
+    lines = {"learning/user.py": {"3": ["of user"]}, "learning/small.py": {"7": ["of another"]}}
+    tests = CoveringTests(lines, {})
+    assert tests.of("learning/names.py", 0, 3) == []
+    assert tests.of_importers("learning/names.py", tree) == ["of user"]
+
+
 COVERED = """
 def of_test(x):
     return x + 1
