@@ -161,10 +161,12 @@ class LearnerConfig(FiniteBlock):
     means: Literal["site", "global"] = "site"
     """nearest_mean: whose exemplars make the class means; global sends their sums to the server."""
     correction: Annotated[Correction, BeforeValidator(name_only)] | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: autocast of the forward pass; parameters and updates stay float32."""
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """Of products in training and evaluation. tf32: GPUs round what goes into them to 10 bits; processors
+    compute float32. bfloat16: autocast of the forward pass, up to the logits. Parameters, logits, losses and
+    updates are float32 under each."""
     channels_last: bool = False
-    """Memory layout that convolutions of GPUs prefer."""
+    """Memory layout that convolutions of GPUs prefer, of images and weights."""
 
     @model_validator(mode="before")
     @classmethod
