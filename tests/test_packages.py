@@ -100,4 +100,4 @@ def test_the_wheel_has_every_folder_of_the_rooms() -> None:
     folders = {path.parent.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
     names = {".".join(("perennial", *folder.parts)) for folder in folders - {Path("perennial")}}
     assert {"perennial", *names} == {*setuptools["packages"]} - {"perennial.experiments"}
-    assert {*setuptools["package-dir"]} == {*names, "perennial.experiments"}
+    assert {*setuptools["package-dir"]} == {"perennial", *names, "perennial.experiments"}
