@@ -63,8 +63,8 @@ def _two_decimals(file: CsvFile, name: str, present: np.ndarray) -> str:
     example = next(text for text in present.tolist() if other in text)
     return (
         f"{file.path}: column {name!r} holds numbers with a {said[other]} such as {example!r}, where the "
-        f"file's decimal sign is the {said[file.decimal]}; write them alike, set data.decimal if all columns have a "
-        f"{said[other]}, or say what the column is in data.column_kinds: category or ignore"
+        f"file's decimal sign is the {said[file.decimal]}; write them alike, set data.decimal if all columns "
+        f"have a {said[other]}, or say what the column is in data.column_kinds: category or ignore"
     )
 
 

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,37 @@ def test_init_proposes_a_window_a_patient_and_padding(tmp_path: Path) -> None:
     call("init", str(tmp_path / "x"), "--output", str(tmp_path / "out"))
     data = load_experiment(tmp_path / "out" / "experiment.yaml").data
     assert (data.window, data.resize, data.color) == ((0, 2047), "pad", "gray")
+
+
+def table(folder: Path, columns: dict[str, Sequence[object]], separator: str = ",") -> Path:
+    rows = zip(*columns.values(), strict=True)
+    text = "\n".join(separator.join(map(str, row)) for row in [tuple(columns), *rows])
+    (folder / "table.csv").write_text(text + "\n")
+    return folder / "table.csv"
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ([0, 1], False),
+        ([0, 1, 2], True),
+        ([*range(11, 21)], True),
+        ([*range(11)], False),
+        ([1, 2, 21], False),
+        ([-1, 0, 1], False),
+        ([1, 2, 2.5], False),
+    ],
+)
+def test_few_small_whole_numbers_are_taken_for_codes(tmp_path: Path, values: list[float], code: bool) -> None:
+    cells = [values[row % len(values)] for row in range(40)]
+    path = table(tmp_path, {"grade": cells, "label": ["a", "b"] * 20})
+    assert survey(path).codes == (("grade",) if code else ())
+
+
+def test_decimal_commas_are_numbers_and_no_codes(tmp_path: Path) -> None:
+    path = table(tmp_path, {"dose": ["1,5", "2,5", "3,5", "1,5"], "label": ["a", "b"] * 2}, ";")
+    found = survey(path)
+    assert found.columns == {"dose": "numeric"} and found.codes == ()
 
 
 def test_init_looks_at_a_list_and_at_arrays(tmp_path: Path) -> None:
