@@ -49,7 +49,7 @@ def _bounded_memory(path: Path, gigabytes: float) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         raise ConfigError(
-            f"{path}: what it describes needs more than {gigabytes:g} GiB of memory to check; allowed more "
+            f"{path}: what it describes needs more than {gigabytes:g} GiB of memory to check; allow more "
             "with --memory, if you trust the file"
         ) from None
     finally:

@@ -117,6 +117,6 @@ def audit_command(path: Path, overrides: list[str], canaries: int, others: int, 
             file.write(json.dumps(line) + "\n")
     if not audit.holds:
         raise PrivacyError(
-            f"the floor {found.epsilon_floor:.4g} is above the claim {audit.claim:.4g}: something that is "
-            "not accounted moves the release"
+            f"the floor {found.epsilon_floor:.4g} is above the claim {audit.claim:.4g}: the release "
+            "depends on something that no accountant covers"
         )

@@ -88,7 +88,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(caplog: pytest.LogCaptureFixt
             tell({"event": kind})
     assert heard == ["round", "note"]
     assert [record.message for record in caplog.records] == [
-        "track: function failed and is told no more: no space left"
+        "track: function failed and gets no more events: no space left"
     ]
 
 
