@@ -32,7 +32,7 @@ def run(
     name: Annotated[str, typer.Option(help="of the run folder; default: the experiment's name")] = "",
     runs: Annotated[Path, typer.Option(help="folder of run folders")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=1, help="processes that the sites are spread over")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; workers share all GPUs")] = "auto",
     resume: Annotated[
         Path | None, typer.Option(help="run folder to go on with; with a longer class list too")
     ] = None,
@@ -42,11 +42,14 @@ def run(
     track: Annotated[
         str, typer.Option(help="tensorboard, mlflow, or both: who else is told the run's figures")
     ] = "",
+    gpu: Annotated[
+        str, typer.Option(help="graphs, benchmark, or both with a comma between: what makes a GPU faster")
+    ] = "",
 ) -> None:
     """Run an experiment in the in-process engine."""
     from perennial.cli.run import run_command
 
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, track)
+    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, track, gpu)
 
 
 @app.command()

@@ -106,6 +106,7 @@ def _trained(group: Sequence[Waiting]) -> Sequence[MemberResult | None]:
             augmentation=experiment.data.augmentation,
             progress=turn.request.progress,
             first_class=turn.site.task_range(turn.request).start,
+            steps=turn.site.steps(),
         )
     except Exception as error:
         # one site's fault must not cost the others their round: alone, the site at fault fails by itself

@@ -20,6 +20,7 @@ from perennial.config.evaluation import count_noise
 from perennial.config.secure_words import cell_words
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
+from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation import by_class_means, count_correct, head_counts
 from perennial.learning.scored import Scored
 from perennial.models.incremental import IncrementalModel
@@ -88,6 +89,14 @@ def _counted(
     """Exact right answers and samples of each class, of the samples that count."""
     model.eval()
     data = site.samples(_rows(site, request, noise))
+    with site.measuring():
+        return _right(site, request, model, data)
+
+
+def _right(
+    site: Site, request: Stamp, model: IncrementalModel, data: TrainingSet
+) -> tuple[Sequence[int], Sequence[int]]:
+    """By the head, or by class means where the experiment or the request has some."""
     if isinstance(request, EvaluateRequest) and request.validation:
         # exemplars of this task's classes are chosen when it ends, so that only the head can be judged
         return head_counts(model, data, request.num_classes, site.feature_folder)
@@ -148,9 +157,13 @@ def _source(site: Site, request: Stamp) -> WordSource:
 
 
 def sent_means(model: IncrementalModel, tensors: Tensors) -> Tensor:
-    """(M, d) class means of a request. Raises ProtocolError when they are of another model."""
-    expected = (model.num_classes, model.feature_width)
-    if set(tensors) != {"means"} or tuple(tensors["means"].shape) != expected:
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        raise ProtocolError(f"EvaluateRequest: class_means: found {found}, expected means {expected}")
-    return tensors["means"]
+    """(M, d) class means of a request, or (M, d + 1) rows of a Gaussian head.
+
+    Raises ProtocolError when they are of another model.
+    """
+    classes, width = model.num_classes, model.feature_width
+    allowed = {"means": (classes, width), "gaussian": (classes, width + 1)}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if len(found) != 1 or not found.items() <= allowed.items():
+        raise ProtocolError(f"EvaluateRequest: class_means: found {found}, expected one of {allowed}")
+    return next(iter(tensors.values()))

@@ -110,4 +110,5 @@ def counts_beside(
 def _score(site: Site, request: EvaluateRequest, model: IncrementalModel, rows: Tensor) -> Scored:
     sent = request.class_means
     means = own_class_means(site, request, model) if sent is None else sent_means(model, sent)
-    return score(model, site.samples(rows), means, site.feature_folder)
+    with site.measuring():
+        return score(model, site.samples(rows), means, site.feature_folder)

@@ -85,12 +85,13 @@ def _worker_grid(
     import torch
 
     from perennial.engine.workers import WorkerGrid
-    from perennial.learning.device import choose_device
+    from perennial.learning.device import choose_device, worker_devices
 
     torch.set_num_threads(settings.threads)
     simulated_federation(experiment)
     method = "spawn" if choose_device(settings.device).type == "cuda" else "fork"
-    return WorkerGrid(answer, contexts, workers, method, cohorts)
+    devices = worker_devices(settings.device) if method == "spawn" else []
+    return WorkerGrid(answer, contexts, workers, method, cohorts, devices)
 
 
 def resumed_settings(

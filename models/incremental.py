@@ -67,7 +67,12 @@ class IncrementalModel(nn.Module):
         return self.backbone(x)
 
     def classify(self, features: Tensor) -> Tensor:
-        return self.head(features if self.dropout is None else self.dropout(features))
+        features = features if self.dropout is None else self.dropout(features)
+        if not torch.is_autocast_enabled(features.device.type):
+            return self.head(features)
+        # in bfloat16 many logits would be equal, and the first of them, an old class, would be the answer
+        with torch.autocast(features.device.type, enabled=False):
+            return self.head(features.float())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classify(self.features(x))

@@ -27,7 +27,7 @@ def evaluate_centrally(
 ) -> Counts:
     """Counts on the test samples of the classes seen so far. test: samples of all classes, in any order.
 
-    means: (M, d) class means to classify with in place of the head.
+    means: (M, d) class means, or (M, d + 1) rows of a Gaussian head, to classify with in place of the head.
     """
     seen = (test.y < num_classes).nonzero().flatten()
     if means is None:
@@ -40,7 +40,7 @@ def score_centrally(
 ) -> Scored:
     """The test samples of the classes seen so far under a model; arguments as of evaluate_centrally."""
     seen = (test.y < num_classes).nonzero().flatten()
-    part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std)
+    part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std, channels_last=test.channels_last)
     return score(model, part, means, cache_folder() / "features")
 
 

@@ -155,6 +155,11 @@ PIXELS = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
             {},
             "site_names: 'w' is listed more than once",
         ),
+        (
+            {"x": X, "y": np.array([0, 7, 9]), "classes": np.array(["a", "b"])},
+            {},
+            r"y\[1\]: 7 is no index into 2 names",
+        ),
         ({"x": X, "y": np.array([b"n\xe6vus", b"b", b"c"])}, {}, r"y: b'n\\xe6vus' is not text in UTF-8"),
         (
             {"x": PIXELS, "y": Y, "x_test": PIXELS[:, None] / 255, "y_test": Y},
