@@ -174,6 +174,8 @@ def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[str]:
         asked["train"] = lambda: check_update(policy, experiment)
     else:
         asked["statistics"] = lambda: check_statistics(policy, experiment)
+    if experiment.learner.classifier == "gaussian":
+        asked["statistics"] = lambda: check_statistics(policy, experiment)
     if experiment.evaluation.federated:
         asked["evaluate"] = lambda: check_evaluation(policy, experiment)
     digests = experiment.digests

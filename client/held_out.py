@@ -157,9 +157,13 @@ def _source(site: Site, request: Stamp) -> WordSource:
 
 
 def sent_means(model: IncrementalModel, tensors: Tensors) -> Tensor:
-    """(M, d) class means of a request. Raises ProtocolError when they are of another model."""
-    expected = (model.num_classes, model.feature_width)
-    if set(tensors) != {"means"} or tuple(tensors["means"].shape) != expected:
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        raise ProtocolError(f"EvaluateRequest: class_means: found {found}, expected means {expected}")
-    return tensors["means"]
+    """(M, d) class means of a request, or (M, d + 1) rows of a Gaussian head.
+
+    Raises ProtocolError when they are of another model.
+    """
+    classes, width = model.num_classes, model.feature_width
+    allowed = {"means": (classes, width), "gaussian": (classes, width + 1)}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if len(found) != 1 or not found.items() <= allowed.items():
+        raise ProtocolError(f"EvaluateRequest: class_means: found {found}, expected one of {allowed}")
+    return next(iter(tensors.values()))

@@ -118,6 +118,9 @@ class FinishTaskReply(Stamp):
     class_sums: Tensors | None = None
     """Sums of the exemplars' unit features and their number, by class; only with learner.means: global,
     protected as the experiment says."""
+    statistics: Tensors | None = None
+    """Sums over the features of this task's samples and the exemplars, as in StatisticsReply; only with
+    learner.classifier: gaussian."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +131,9 @@ class EvaluateRequest(Maskable, NeedsPrevious):
     arrays: Tensors
     """The global model to measure."""
     class_means: Tensors | None = None
-    """Mean feature of each class over all sites, to classify with; only with learner.means: global."""
+    """What to classify with instead of the head: `means`, the mean feature of each class over all sites, with
+    learner.means: global; `gaussian`, a row of weights and a bias for each class, with learner.classifier:
+    gaussian."""
     tables: bool = False
     """Whether tables of counts are asked for beside the right answers; a site's policy decides."""
     validation: bool = False

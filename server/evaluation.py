@@ -27,7 +27,7 @@ def evaluate_centrally(
 ) -> Counts:
     """Counts on the test samples of the classes seen so far. test: samples of all classes, in any order.
 
-    means: (M, d) class means to classify with in place of the head.
+    means: (M, d) class means, or (M, d + 1) rows of a Gaussian head, to classify with in place of the head.
     """
     seen = (test.y < num_classes).nonzero().flatten()
     if means is None:
