@@ -7,6 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import hypergeom
 
 from perennial.benchmarks.secure_sites import (
     RUN,
@@ -249,6 +250,20 @@ def test_parameters_leave_an_honest_site_between_any_two_openings():
         Parameters(colluders=2).check_roster(3)
     assert Parameters(colluders=1, honest=7).survivors_needed(10) == 8
     assert Parameters(least=5).survivors_needed(6) == 5
+
+
+@pytest.mark.parametrize(
+    ("sites", "colluders", "survivors"), [(300, 10, 290), (200, 3, 180), (1000, 50, 950)]
+)
+def test_the_failure_of_a_graph_is_the_sum_of_three_hypergeometric_tails(
+    sites: int, colluders: int, survivors: int
+) -> None:
+    degree, among, failure = regular(sites, colluders, survivors)
+    gone, others = sites - survivors, sites - 1
+    follower = hypergeom(others, colluders + gone, degree // 2).sf(degree // 2 - 1)
+    caught = hypergeom(others, colluders, degree).sf(among)
+    starved = hypergeom(others, gone, degree).sf(degree - Parameters(among).threshold(degree + 1))
+    assert failure == pytest.approx(sites * (follower + caught + starved), rel=1e-6)
 
 
 def test_sites_beyond_a_hundred_share_masks_with_some():
