@@ -20,6 +20,7 @@ from perennial.protocol.messages import PersonalModelReply, PersonalModelRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.analytic import Analytic
 from perennial.strategies.own_heads import OwnHeads
+from perennial.strategies.statistics.heads import Criterion
 from tests.test_analytic_runs import own_cache, run, sums_of  # noqa: F401
 from tests.test_site_demands import entries, hospital, stamp
 
@@ -59,7 +60,8 @@ def _parts(sums: Sums, head: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_counts_of_validation_choose_and_ties_go_to_the_head_of_all() -> None:
-    for criterion, expected in (("balanced", 2), ("plain", 1)):
+    cases: tuple[tuple[Criterion, int], ...] = (("balanced", 2), ("plain", 1))
+    for criterion, expected in cases:
         strategy = OwnHeads(Analytic("ridge", 0.01, criterion=criterion), (1.0, 3.0))
         assert strategy.kappas == (0.0, 1.0, 3.0)
         correct, total = torch.tensor([[2, 0, 0], [9, 0, 0], [5, 1, 0]]), torch.tensor([10, 1, 0])
