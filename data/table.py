@@ -59,7 +59,9 @@ def load_table(config: DataConfig) -> Source:
         groups = _groups(texts, columns)
     else:
         groups = patient_groups(
-            texts[config.patient].tolist(), lambda row: f"{file.where(row)}, {config.patient}"
+            texts[config.patient].tolist(),
+            lambda row: f"{file.where(row)}, {config.patient}",
+            (*MISSING, *config.missing),
         )
     patients = config.patient is not None
     subgroup = None if apart is None else subgroup_of(texts[apart].tolist(), config)
