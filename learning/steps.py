@@ -1,4 +1,4 @@
-"""How the steps of a turn are carried out: each as it comes, or as a CUDA graph that was recorded from one.
+"""Carries out the steps of a turn: each by itself, or as replays of one recorded CUDA graph.
 
 A step of a small network is hundreds of kernels, each started from Python: the GPU waits for the processor.
 A graph starts all of them in one call. It runs the same kernels in the same order, on the memory in which it

@@ -1,7 +1,7 @@
-"""Telling somebody when a run needs them: one webhook call for each thing that begins.
+"""Notices to a person when a run needs somebody: one webhook call for each cause.
 
 A notice goes out when a run finishes, stalls, or ends early, when a site refuses, and when a budget is nearly
-spent; once while the cause lasts. The address may carry a secret, so it is read from a file and never shown.
+spent; once while the cause lasts. The address may hold a secret, so it is read from a file and never shown.
 """
 
 import json
@@ -57,7 +57,7 @@ class Notices:
         threading.Thread(target=self._deliver, name="notices", daemon=True).start()
 
     def take(self, state: RunState, spending: Spending) -> None:
-        """Look at a run, and tell of what has begun since the last look."""
+        """Look at a run, and send a notice of every cause that has begun since the last look."""
         found = {
             f"{warned.kind}: {warned.text}" if warned.kind == "refused" else warned.kind: warned.text
             for warned in warnings_of(state)

@@ -35,7 +35,7 @@ from perennial.strategies.statistics.checks import check_exact, check_range, rea
 Reply = TypeVar("Reply", bound=Stamp)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Asking:
     """One round's questions. A site that failed to answer one is asked no other in this round.
 
