@@ -54,7 +54,7 @@ def make_map(
     if not TREE.exists():
         copy_tree(TREE)
     put_back()
-    measured = files or sorted(f"tests/{path.name}" for path in (TREE / "tests").glob("test_*.py"))
+    measured = files or sorted(str(path.relative_to(TREE)) for path in (TREE / "tests").rglob("test_*.py"))
     measure(WarmProcess(TREE, ROOT), MAP, measured)
 
 
@@ -144,6 +144,8 @@ def try_mutant(
     met: so many of the tests that run its line it has survived before.
     """
     chosen = tests.of(mutant.file, mutant.statement, mutant.line)
+    if not chosen and mutant.statement == 0:
+        chosen = tests.of_importers(mutant.file, TREE)
     started = time.monotonic()
     verdict = Verdict("survived" if chosen else "uncovered")
     with changed(mutant) as change:

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
-from perennial.client.receipts import take_receipt, tell_head
+from perennial.client.receipts import attach_head, take_receipt
 from perennial.config.run import RunSettings
 from perennial.foundation.errors import (
     ConfigError,
@@ -31,8 +31,6 @@ from perennial.foundation.errors import (
 )
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
-    LONGEST_REASON,
-    VERSION,
     ClassCountsRequest,
     CompareHeadsRequest,
     DescribeReply,
@@ -43,11 +41,11 @@ from perennial.protocol.messages import (
     PersonalModelRequest,
     Refusal,
     SparsityRequest,
-    Stamp,
     StatisticsRequest,
     TrainRequest,
 )
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
+from perennial.protocol.stamp import LONGEST_REASON, VERSION, Stamp
 
 app = ClientApp()
 log = logging.getLogger("perennial.site")
@@ -92,7 +90,7 @@ def _answer(
         request = expected.from_record(message.content)
         with _watched(identity, request, context):
             record = handle(identity, request).to_record()
-            tell_head(identity, record)
+            attach_head(identity, record)
             return Message(record, reply_to=message)
 
     return attempt(message, context, act)
@@ -101,7 +99,7 @@ def _answer(
 def attempt(
     message: Message, context: Context, act: Callable[[Identity], Done], known: Identity | None = None
 ) -> Done | Message:
-    """What act makes for the site that the message is for, or the Refusal that says why it made nothing.
+    """The reply that act makes for the message's site, or a Refusal with the reason why it made none.
 
     known: the site, if it has been identified already.
     """
@@ -124,7 +122,7 @@ def attempt(
 def _watched(identity: Identity, request: WireMessage, context: Context) -> Iterator[None]:
     """A deployed site notes what it was asked, and answers only what its hospital agrees to now.
 
-    Its name it says always: the operator then knows who pauses.
+    It always answers with its name, so that the operator knows which site pauses.
     """
     if not identity.deployed or isinstance(request, DescribeRequest):
         yield

@@ -11,7 +11,8 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from perennial.client.site import Site
-from perennial.config.learner import Part
+from perennial.foundation.block import FiniteBlock
+from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream, torch_seed
 from perennial.learning.losses import distillation
@@ -19,7 +20,7 @@ from perennial.learning.objective import Term
 from perennial.protocol.messages import TrainRequest
 
 
-class DataFreeDistillationSettings(Part):
+class DataFreeDistillationSettings(FiniteBlock):
     """`rehearsal` of a request's settings."""
 
     weight: float = Field(gt=0, le=1e4)
@@ -38,7 +39,8 @@ class DataFreeDistillation:
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """(inputs, logits to imitate) of the next random batch."""
-        rows = torch.randint(len(self.x), (self.batch_size,), generator=self.generator).to(self.x.device)
+        drawn = torch.randint(len(self.x), (self.batch_size,), generator=self.generator)
+        rows = to_device(drawn, self.x.device)
         return self.x[rows], self.logits[rows]
 
     def term(self, logits: Tensor, targets: Tensor) -> Term:

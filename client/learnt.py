@@ -14,7 +14,7 @@ from torch import Tensor
 from perennial.client.site import Site
 from perennial.client.state import read_safetensors
 from perennial.foundation.files import make_folder, replace_file
-from perennial.protocol.messages import Stamp
+from perennial.protocol.stamp import Stamp
 
 FOLDER = "learnt"
 VALUES = "values"
@@ -22,8 +22,10 @@ VALUES = "values"
 
 def note_learnt(site: Site, stamp: Stamp, rows: Tensor) -> None:
     """Write down the records that a site trains on in a task. rows: their indices in its data."""
+    if not site.experiment.data.kind.collected:
+        return
     path = _folder(site.state(stamp.run).folder) / f"task-{stamp.task:05d}.safetensors"
-    if path.exists() or not site.experiment.data.kind.collected:
+    if path.exists():
         return
     from safetensors.torch import save
 

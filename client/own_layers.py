@@ -24,6 +24,8 @@ def with_own_layers(
     own rows and takes the new ones from those received. Raises ProtocolError when a name is not in arrays,
     StateError when the kept layer is of another network.
     """
+    if not names:
+        return Tensors(arrays)
     unknown = sorted(set(names) - arrays.keys())
     if unknown:
         raise ProtocolError(f"personal: found {unknown[0]!r}, which is no tensor of the model received")
@@ -51,4 +53,4 @@ def has_own_layers(site: Site, run: str, before_round: int) -> bool:
 
 def shared_update(update: Mapping[str, Tensor], own: Sequence[str]) -> Tensors:
     """The part of an update that may leave the site."""
-    return Tensors({name: tensor for name, tensor in update.items() if name not in own})
+    return Tensors({name: tensor.contiguous() for name, tensor in update.items() if name not in own})

@@ -12,7 +12,6 @@ from perennial.config.secure import SecureConfig
 from perennial.foundation.errors import ProtocolError
 from perennial.privacy.secure.roster import Attempt, Peer, require
 from perennial.privacy.secure.site_session import SiteSession
-from perennial.protocol.messages import Stamp
 from perennial.protocol.secure_messages import (
     IntroduceReply,
     IntroduceRequest,
@@ -23,6 +22,7 @@ from perennial.protocol.secure_messages import (
     VoteReply,
     VoteRequest,
 )
+from perennial.protocol.stamp import Stamp
 
 
 def secure_state(identity: Identity, request: Stamp) -> tuple[SecureConfig, SecureState]:
@@ -105,7 +105,7 @@ def answer_open(identity: Identity, request: OpenRequest) -> OpenReply:
     session = _session(state, request.attempt)
     opening = session.open(request.survivors, _by_name(request.voters, request.votes))
     assert session.subject is not None
-    state.note_opened(session.subject.statistic, session.closes)
+    state.note_opened(session.attempt, session.subject.statistic, session.closes)
     return OpenReply(
         **request.stamp_fields,
         attempt=request.attempt,

@@ -48,7 +48,7 @@ class SiteModels:
             model = self._built(num_classes)
             model.begin_task(tensors)
             self._model = self._placed(model)
-            self._flat = FlatParameters(self._model)
+            self._flat = FlatParameters(self._model, self.experiment.learner.channels_last)
             self._previous_in_model = sha256
         assert self._flat is not None
         try:

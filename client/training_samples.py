@@ -12,14 +12,14 @@ from perennial.client.site import Site
 from perennial.foundation.errors import DataError
 from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel
-from perennial.protocol.messages import Stamp
+from perennial.protocol.stamp import Stamp
 
 Previous = tuple[str, dict[str, Tensor]] | None
 """(hash, tensors) of the model of the task before."""
 
 
 def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
-    """Places of the samples to train on in this task, new ones first, and how many of them are exemplars.
+    """Indices of the samples to train on in this task, new ones first, and how many of them are exemplars.
 
     In a run that goes on, new records of earlier classes count among the exemplars.
 

@@ -15,6 +15,7 @@ from perennial.config.analytic import shrinkage_of
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.evaluation import EvaluationConfig, require_calibration, require_covered_counts
+from perennial.config.finished_runs import locate_runs
 from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
@@ -22,12 +23,18 @@ from perennial.config.secure import SecureConfig, refuse_what_needs_single_updat
 from perennial.config.stopping import StoppingConfig, require_validation
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
-from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.config import DataConfig
+from perennial.data.tasks_config import TasksConfig
+from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, nearest
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.privacy.config import PrivacyConfig
 
-ON_DISK: Any = {"data": {"path"}, "digests": {"encoder": {"file"}}}
+ON_DISK: Any = {
+    "data": {"path"},
+    "digests": {"encoder": {"file"}},
+    "model": {"features": {"__all__": {"file"}}},
+}
 """Settings that say where something lies on a disk, and nothing about what it is."""
 
 
@@ -59,10 +66,9 @@ class StrategySpec(BaseModel):
         return dict(self.model_extra or {})
 
 
-class RoundsConfig(BaseModel):
+class RoundsConfig(Block):
     """Who takes part in a round, and how long the server waits."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the connected sites that is asked in each round."""
     quorum: int = Field(default=1, ge=1)
@@ -80,10 +86,9 @@ class RoundsConfig(BaseModel):
     """Skipped rounds in a row after which the run stops with an error (it can be resumed)."""
 
 
-class AbsenceConfig(BaseModel):
+class AbsenceConfig(Block):
     """One stretch of rounds in which a site does not answer; for simulation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     site: str
     first_round: int = Field(ge=1)
     last_round: int | None = Field(default=None, ge=1)
@@ -101,19 +106,17 @@ class AbsenceConfig(BaseModel):
 AdversaryKind = Literal["free_rider", "label_flip"]
 
 
-class AdversaryConfig(BaseModel):
+class AdversaryConfig(Block):
     """A site that cheats in every round; for simulation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     site: str
     kind: AdversaryKind
     """free_rider: returns the model as it came. label_flip: trains with every class called another one."""
 
 
-class Experiment(BaseModel):
+class Experiment(Block):
     """One experiment. Build it with load_experiment."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     seed: int = Field(default=1, ge=0)
     data: DataConfig
@@ -133,8 +136,8 @@ class Experiment(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     stopping: StoppingConfig | None = Field(default=None, exclude_if=operator.not_)
     """Ends tasks early by sites' validation and keeps the best model; None: all rounds, the last model."""
-    absence: list[AbsenceConfig] = []
-    adversaries: list[AdversaryConfig] = []
+    absence: list[AbsenceConfig] = Field(default_factory=list)
+    adversaries: list[AdversaryConfig] = Field(default_factory=list)
     plugins: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)
     """Other people's methods in this experiment: `module:Class` -> SHA-256 of its source, written down when
     the experiment is read."""
@@ -213,6 +216,12 @@ class Experiment(BaseModel):
                 f"{self.strategy.name} sends sums of features; allowed: mode sample or sample_shared, "
                 "release sums"
             )
+        if privacy.release == "sums" and any(map_.name == "model" for map_ in self.model.features or ()):
+            raise ValueError(
+                "privacy.release: found 'sums' with a map of a finished run, which learnt from samples: one "
+                "release hides a sample only behind a map that no private data shaped; allowed: random, "
+                "patches, pretrained"
+            )
         if privacy.release == "sums" and self.strategy.trains:
             raise ValueError(
                 f"privacy.release: found 'sums', and strategy {self.strategy.name} sends updates; allowed "
@@ -281,6 +290,17 @@ class Experiment(BaseModel):
             raise ValueError(
                 f"learner.means: found 'global' with privacy.mode {self.privacy.mode!r}, under which no "
                 "accountant covers what a site would send; allowed with none and client_local"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sums_of_learnt_features_are_in_the_clear(self) -> "Experiment":
+        if self.learner.classifier == "gaussian" and (self.privacy.enabled or self.secure is not None):
+            found = "secure" if self.secure is not None else f"privacy.mode {self.privacy.mode!r}"
+            raise ValueError(
+                f"learner.classifier: found 'gaussian' with {found}; sums of features that learn on are "
+                "neither noised nor masked: a sample would be in a release of each task; allowed: head, or "
+                "strategy analytic"
             )
         return self
 
@@ -358,8 +378,8 @@ class Experiment(BaseModel):
 def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | None = None) -> Experiment:
     """The experiment in a YAML file, with overrides (KEY=VALUE) and seed applied.
 
-    Relative paths, of data and of an encoder, are relative to the file's folder when they exist there, else
-    to the working folder.
+    Relative paths, of data, of an encoder and of a finished run, are relative to the file's folder when
+    they exist there, else to the working folder.
     Raises ConfigError naming the file, each faulty key, what was found and what is allowed.
     """
     content = apply_overrides(read_yaml(path), overrides or [])
@@ -367,6 +387,7 @@ def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | 
         content["seed"] = seed
     _locate_data(content.get("data"), path.parent)
     locate_encoder(content.get("digests"), path.parent)
+    locate_runs(content.get("model"), path.parent)
     return validate(Experiment, content, str(path))
 
 

@@ -4,22 +4,17 @@ import operator
 import sys
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from perennial.config.yaml_file import name_only
 from perennial.foundation import plugins
+from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import ConfigError, nearest
 
 CLASSIFICATIONS = ("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation")
 
 
-class Part(BaseModel):
-    """Base of a named part; unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Optimizer(Part):
+class Optimizer(FiniteBlock):
     """Local optimiser; its state is fresh in every round, because momentum from another model misleads."""
 
     name: Literal["sgd", "adam"] = "sgd"
@@ -43,7 +38,7 @@ def _classification(name: str) -> str:
     return name
 
 
-class Classification(Part):
+class Classification(FiniteBlock):
     """The loss over the labels."""
 
     name: Annotated[str, AfterValidator(_classification)] = "ce"
@@ -76,7 +71,7 @@ class Classification(Part):
         )
 
 
-class Distillation(Part):
+class Distillation(FiniteBlock):
     """Keeps the logits of old classes close to those of the previous task's global model.
 
     Li and Hoiem 2016 (arXiv 1606.09282).
@@ -90,7 +85,7 @@ class Distillation(Part):
     """all_classes: GLFC's; the target holds the label too, and the softmax is over all classes."""
 
 
-class Contrastive(Part):
+class Contrastive(FiniteBlock):
     """Supervised contrastive term over the features of a batch (Khosla et al. 2020, arXiv 2004.11362)."""
 
     weight: float = Field(default=0.1, gt=0)
@@ -99,7 +94,7 @@ class Contrastive(Part):
     """out: mean over positives outside the logarithm; in: inside, as printed in PP-FCIL."""
 
 
-class Memory(Part):
+class Memory(FiniteBlock):
     """Exemplars that a site keeps of classes it has seen; exactly one budget."""
 
     selection: Literal["herding", "nearest", "random"] = "herding"
@@ -144,7 +139,7 @@ class Memory(Part):
             )
 
 
-class Correction(Part):
+class Correction(FiniteBlock):
     """A term that pulls local training towards the global model."""
 
     name: Literal["fedprox"]
@@ -152,7 +147,7 @@ class Correction(Part):
     """Li et al. 2020 (arXiv 1812.06127): adds mu/2 times the squared distance to the model received."""
 
 
-class LearnerConfig(Part):
+class LearnerConfig(FiniteBlock):
     """The local learner. A published method is a choice of these parts."""
 
     epochs: int = Field(default=1, ge=1)
@@ -162,14 +157,20 @@ class LearnerConfig(Part):
     distillation: Distillation | None = None
     contrastive: Contrastive | None = None
     memory: Memory | None = None
-    classifier: Literal["head", "nearest_mean"] = "head"
+    classifier: Literal["head", "nearest_mean", "gaussian"] = "head"
+    """gaussian: linear discriminants of the features that were learnt, solved for at the end of each task
+    from the sites' exact sums over new samples and exemplars; policies answer it with `statistics`."""
+    shrinkage: float = Field(default=0.1, gt=0, le=1, exclude_if=(0.1).__eq__)
+    """gaussian: of the covariance towards its diagonal."""
     means: Literal["site", "global"] = "site"
     """nearest_mean: whose exemplars make the class means; global sends their sums to the server."""
     correction: Annotated[Correction, BeforeValidator(name_only)] | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: autocast of the forward pass; parameters and updates stay float32."""
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """Of products in training and evaluation. tf32: GPUs round what goes into them to 10 bits; processors
+    compute float32. bfloat16: autocast of the forward pass, up to the logits. Parameters, logits, losses and
+    updates are float32 under each."""
     channels_last: bool = False
-    """Memory layout that convolutions of GPUs prefer."""
+    """Memory layout that convolutions of GPUs prefer, of images and weights."""
 
     @model_validator(mode="before")
     @classmethod
@@ -186,6 +187,12 @@ class LearnerConfig(Part):
     def _parts_fit_the_memory(self) -> "LearnerConfig":
         if self.classifier == "nearest_mean" and self.memory is None:
             raise ValueError("classifier nearest_mean classifies by exemplars; it needs `memory`")
+        if self.classifier == "gaussian" and self.memory is None:
+            raise ValueError(
+                "classifier gaussian knows earlier classes by their exemplars; it needs `memory`"
+            )
+        if self.classifier != "gaussian" and self.shrinkage != type(self).model_fields["shrinkage"].default:
+            raise ValueError(f"shrinkage: found {self.shrinkage}, allowed with classifier gaussian")
         if self.classification.name == "current_softmax" and self.memory is not None:
             raise ValueError(
                 "classification current_softmax has no place for exemplars of earlier classes; "
@@ -194,6 +201,11 @@ class LearnerConfig(Part):
         if self.means == "global" and self.classifier != "nearest_mean":
             raise ValueError("means: found 'global', allowed with classifier nearest_mean")
         return self
+
+    @property
+    def rows_name(self) -> str:
+        """What the rows that classify instead of the head are called on the wire."""
+        return "gaussian" if self.classifier == "gaussian" else "means"
 
     @property
     def needs_previous(self) -> bool:

@@ -28,6 +28,7 @@ class RunSettings:
     runs: the folder that holds the run folders.
     resume: 'yes' to continue the run folder of that name, otherwise ''.
     device: auto, cpu, cuda or cuda:N.
+    gpu: graphs, benchmark, or both with a comma between: what makes a GPU faster (learning/steps.py).
     threads: processor threads of each process.
     track: tensorboard, mlflow, or both with a comma between: who else is told the run's figures.
     """
@@ -40,6 +41,7 @@ class RunSettings:
     device: str = "auto"
     threads: int = 1
     track: str = ""
+    gpu: str = ""
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> "RunSettings":

@@ -2,13 +2,15 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from perennial.foundation.block import Block
 from perennial.privacy.secure.parameters import Parameters
 
 STRATEGIES = ("fedavg", "uniform_mean", "analytic")
 """Strategies whose aggregate is one sum with weights that each site knows by itself."""
 _NEEDS = {
+    "own_heads": "a site's own head takes its own sums",
     "layer_attention": "attention over layers compares single updates",
     "multi_factor": "its weights compare what single sites report",
     "contribution": "the value of a site is found out from its own update",
@@ -21,7 +23,7 @@ _NEEDS = {
 }
 
 
-class SecureConfig(BaseModel):
+class SecureConfig(Block):
     """The server learns sums over sites, and no site's own values; see docs/secure_aggregation.md.
 
     masks: false sends the same integers without masks, to compare a run with. least: sites in a sum.
@@ -30,7 +32,6 @@ class SecureConfig(BaseModel):
     server's own samples may fall in one round before the round's update is halved; null: by any amount.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     masks: bool = True
     least: int = Field(default=3, ge=2)
     assumed_colluders: int = Field(default=0, ge=0)

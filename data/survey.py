@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from perennial.data.config import DICOM_PATIENT
 from perennial.data.csv_file import CsvFile, read_csv
-from perennial.data.folder import SUFFIXES
+from perennial.data.folder import SUFFIXES, files_inside
 from perennial.data.images import is_dicom
 from perennial.data.table_columns import absent, discover
 from perennial.foundation.errors import DataError
@@ -121,6 +122,8 @@ def _folder(root: Path, patient: str | None) -> Survey:
     if len(samples) > MOST_CLASSES:
         raise DataError(f"{root}: {len(samples)} folders that would be classes; expected <class>/<image>")
     names = [path.name for path in files]
+    if patient is None and _dicom_patients(files):
+        patient = DICOM_PATIENT
     guess = patient or _patient_pattern(names, len(samples))
     return _with_images(
         files,
@@ -145,12 +148,12 @@ def _are_sites(top: set[str], below: dict[str, set[str]]) -> bool:
 
 
 def _images(root: Path) -> Iterable[Path]:
-    for place, folders, files in os.walk(root, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            path = Path(place, name)
-            if not name.startswith(".") and (path.suffix.lower() in SUFFIXES or is_dicom(path)):
-                yield path
+    def passed(_: object) -> None:
+        """What cannot be read or goes round in circles is for `check` to name."""
+
+    for path in files_inside(root, passed, passed):
+        if path.suffix.lower() in SUFFIXES or is_dicom(path):
+            yield path
 
 
 def _patient_pattern(names: Sequence[str], classes: int) -> str | None:
@@ -163,6 +166,23 @@ def _patient_pattern(names: Sequence[str], classes: int) -> str | None:
     return None
 
 
+def _dicom_patients(files: Sequence[Path]) -> bool:
+    """Whether all are DICOM files, and those looked at say whose they are and are not all of one patient."""
+    if not all(map(is_dicom, files)):
+        return False
+    from perennial.data.dicom import read_patient
+
+    try:
+        return len({read_patient(path) for path in _looked_at(files)}) > 1
+    except DataError:
+        return False
+
+
+def _looked_at(files: Sequence[Path]) -> Sequence[Path]:
+    """Files from all over, at most MOST_LOOKED_AT."""
+    return files[:: max(1, len(files) // MOST_LOOKED_AT)][:MOST_LOOKED_AT]
+
+
 def _with_images(files: Sequence[Path], found: Survey) -> Survey:
     """The survey with what some of the images are."""
     from dataclasses import replace
@@ -170,7 +190,7 @@ def _with_images(files: Sequence[Path], found: Survey) -> Survey:
     from PIL import Image
 
     sizes, modes, deepest = list[tuple[int, int]](), Counter[str](), 0
-    for path in files[:: max(1, len(files) // MOST_LOOKED_AT)][:MOST_LOOKED_AT]:
+    for path in _looked_at(files):
         if is_dicom(path):
             modes["dicom"] += 1
             continue
@@ -222,11 +242,17 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
     for name in (label, site, patient):
         if name is not None and name not in file.columns:
             raise DataError(f"{file.path}: no column {name!r}; found {', '.join(file.columns)}")
-    samples = Counter(file.columns[label].tolist())
+    labels = file.columns[label]
+    samples = Counter(labels[~absent(labels)].tolist())
     if len(samples) > MOST_CLASSES:
         raise DataError(f"{file.path}: column {label!r} has {len(samples)} values, too many for classes")
     columns: dict[str, Any] = {}
     codes, ignored, notes = [], [], list(file.notes)
+    if unlabelled := np.flatnonzero(absent(labels)).tolist():
+        notes.append(
+            f"{file.where(unlabelled[0])}: no class in column {label!r}, nor in {len(unlabelled) - 1} other "
+            "rows; a run needs one in every row: fill them in, or take these rows out"
+        )
     for name in (name for name in file.columns if name not in (label, site, patient)):
         texts = file.columns[name]
         present = texts[~absent(texts)]

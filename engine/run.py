@@ -1,4 +1,4 @@
-"""Running an experiment on this machine: the ServerApp's main over an in-process grid."""
+"""Runs an experiment on this machine: the ServerApp's main over an in-process grid."""
 
 import os
 from collections.abc import Sequence
@@ -30,6 +30,8 @@ def run_in_process(
     cohort: sites that train in one pass, which changes the last bits of the result; auto: what suits the
     experiment. None: 1, or as the run that is resumed began.
     """
+    # what answers a request is imported here: not in the first round, and not once in each worker
+    import perennial.client.handlers  # noqa: F401
     from perennial.server.app import serve
 
     set_task_identity()
@@ -82,14 +84,14 @@ def _worker_grid(
     # imported and read before the processes fork, so that they share it
     import torch
 
-    import perennial.client.handlers  # noqa: F401
     from perennial.engine.workers import WorkerGrid
-    from perennial.learning.device import choose_device
+    from perennial.learning.device import choose_device, worker_devices
 
     torch.set_num_threads(settings.threads)
     simulated_federation(experiment)
     method = "spawn" if choose_device(settings.device).type == "cuda" else "fork"
-    return WorkerGrid(answer, contexts, workers, method, cohorts)
+    devices = worker_devices(settings.device) if method == "spawn" else []
+    return WorkerGrid(answer, contexts, workers, method, cohorts, devices)
 
 
 def resumed_settings(

@@ -1,98 +1,29 @@
-"""Every message between the server and a site. What is not in this file does not leave a site.
+"""Every message between the server and a site, except those of secure aggregation and of receipts.
 
-Each message is stamped with the experiment, task, round and class order it belongs to, so that both sides
-refuse what is stale or foreign. Units: bytes and losses are plain numbers; labels are positions in the class
-order.
+These are in secure_messages.py and receipts.py; what is in none of the three files does not leave a site.
+Units: bytes and losses are plain numbers; labels are positions in the class order.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-from perennial.foundation.errors import ProtocolError
 from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 from perennial.protocol.fields import WireMessage, at_most, bounded, hexadecimal, matching
+from perennial.protocol.stamp import (
+    CLASS_WEIGHT,
+    LONGEST_METRICS,
+    LONGEST_REASON,
+    LONGEST_SETTINGS,
+    MAX_CHANNELS,
+    MAX_CLASSES,
+    MAX_EXAMPLES,
+    MAX_LAYERS,
+    MAX_TASKS,
+    SHA256,
+    Maskable,
+    NeedsPrevious,
+    Stamp,
+)
 from perennial.protocol.tensors import Tensors
-
-VERSION = 1
-MAX_TASKS = 10_000
-MAX_CLASSES = 1_000_000
-LONGEST_REASON, LONGEST_SETTINGS, LONGEST_METRICS = 4_000, 2**20, 2**24
-"""Characters. Counts of a million classes fit the last."""
-MAX_EXAMPLES = 100_000_000
-MAX_CHANNELS = 1_000_000
-MAX_LAYERS = 1_000
-CLASS_WEIGHT = 1 << 20
-"""The largest weight of a class in class-balanced statistics: that of a class with one sample."""
-RUN_TOKEN = 16
-SPLIT_KEY = 64
-SHA256 = 64
-KEY = 64
-SIGNATURE = 128
-"""Hexadecimal digits. A run's token and a model's hash name files at the site, so nothing else may stand
-there."""
-STAMP_FIELDS = ("run", "experiment", "class_order", "split_key", "task", "round", "num_classes")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stamp(WireMessage):
-    """What every request and reply about training repeats: run, experiment, task and round."""
-
-    run: str = hexadecimal(RUN_TOKEN)
-    """Token of the run, drawn when it was first started; a resumed run keeps it."""
-    experiment: str = hexadecimal(SHA256)
-    """SHA-256 of the experiment's resolved settings."""
-    class_order: str = hexadecimal(SHA256)
-    """SHA-256 of the class names in the order of the registry."""
-    split_key: str = hexadecimal(SPLIT_KEY, default="")
-    """Key of the run by which sites with data of their own divide them into training, validation and test
-    samples; drawn when the run was first started. Simulated sites take one that follows from the seed."""
-    task: int = bounded(1, MAX_TASKS)
-    """Task that the message belongs to, from 1."""
-    round: int = bounded(0)
-    """Round since the start of the run, from 1; 0 outside training."""
-    num_classes: int = bounded(1, MAX_CLASSES)
-    """Classes known in this task: rows of the classifier."""
-
-    def mismatch(self, other: "Stamp") -> str:
-        """The first field in which another stamp differs, with both values; '' if none does."""
-        theirs = other.stamp_fields
-        for name, value in self.stamp_fields.items():
-            if theirs[name] != value:
-                return f"{name}: found {theirs[name]!r:.20}, expected {value!r:.20}"
-        return ""
-
-    @property
-    def stamp_fields(self) -> dict[str, Any]:
-        """The stamp's fields, to build another message of the same round."""
-        return {name: getattr(self, name) for name in STAMP_FIELDS}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Maskable(Stamp):
-    """What a request adds when its answer is one part of a masked sum; all of it absent otherwise."""
-
-    attempt: int | None = bounded(1, default=None)
-    """Number of the attempt at this sum; it grows over the run, and no site takes part in one twice."""
-    roster: list[str] | None = matching(is_site_name, SITE_NAME_RULE, default=None)
-    """Sites that send masked values in this attempt, in ascending order."""
-    roster_masks: list[str] | None = hexadecimal(KEY, default=None)
-    """The fresh public mask key of each."""
-    roster_commitments: list[str] | None = hexadecimal(SHA256, default=None)
-    """Of each site's seed of its self mask, a hash that tells nothing of it."""
-    roster_signatures: list[str] | None = hexadecimal(SIGNATURE, default=None)
-    """Each site's signature over its two values, the attempt and its peers."""
-    sum_updates: int | None = bounded(1, default=None)
-    """Sites that the grid of this sum has room for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NeedsPrevious(Stamp):
-    """What a request adds whose answer needs the model of the task before."""
-
-    previous: str = hexadecimal(SHA256, default="")
-    """SHA-256 of the global model at the end of the task before (the teacher); '' in task 1."""
-    previous_arrays: Tensors | None = None
-    """That model itself, for a site that is not known to hold it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +70,8 @@ class TrainRequest(Maskable, NeedsPrevious):
     settings: str = at_most(LONGEST_SETTINGS, default="{}")
     """The strategy's settings for this round, a JSON object."""
     personal: list[str] | None = None
-    """Layers of which the site uses and trains its own values; they stay at the site, and the update is
-    without them."""
+    """Layers of which the site uses and trains its own values; they stay at the site and are not part of the
+    update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +118,9 @@ class FinishTaskReply(Stamp):
     class_sums: Tensors | None = None
     """Sums of the exemplars' unit features and their number, by class; only with learner.means: global,
     protected as the experiment says."""
+    statistics: Tensors | None = None
+    """Sums over the features of this task's samples and the exemplars, as in StatisticsReply; only with
+    learner.classifier: gaussian."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +131,9 @@ class EvaluateRequest(Maskable, NeedsPrevious):
     arrays: Tensors
     """The global model to measure."""
     class_means: Tensors | None = None
-    """Mean feature of each class over all sites, to classify with; only with learner.means: global."""
+    """What to classify with instead of the head: `means`, the mean feature of each class over all sites, with
+    learner.means: global; `gaussian`, a row of weights and a bias for each class, with learner.classifier:
+    gaussian."""
     tables: bool = False
     """Whether tables of counts are asked for beside the right answers; a site's policy decides."""
     validation: bool = False
@@ -244,7 +180,7 @@ class DigestReply(Stamp):
     encoder: str = hexadecimal(SHA256)
     """SHA-256 of the encoder that made them."""
     samples_per_digest: int = bounded(1, MAX_EXAMPLES)
-    """Samples mixed in one digest, so that their number can be told."""
+    """Samples mixed in one digest, from which the server knows how many samples the digests stand for."""
     digests: Tensors | None = None
     """`features`, one row for each digest, and `labels`, the share of each class in it; absent from a site
     that lends none, and the server then forgets what it has."""
@@ -262,13 +198,13 @@ class SparsityRequest(NeedsPrevious):
     channels: list[int] = bounded(0, MAX_CHANNELS)
     """Channels to look at, the same in every layer."""
     layers: int = bounded(1, MAX_LAYERS)
-    """So many first ReLU calls of the network."""
+    """Number of ReLU calls to measure, from the network's first on."""
     combine: str
     """average, concatenate or last: how the layers become one vector."""
     epsilon: float | None = bounded(0, default=None)
-    """Of the Gaussian noise that the site adds, for one of its samples replaced; absent: no noise."""
+    """Epsilon of the Gaussian noise that the site adds, for one of its samples replaced; absent: no noise."""
     delta: float | None = bounded(0, 1, default=None)
-    """Of that noise."""
+    """Delta of that noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +251,7 @@ class StatisticsRequest(Maskable):
 
     message_type = "query.statistics"
     of_task: int = bounded(1, MAX_TASKS)
-    """The task whose classes are meant: this one, or an earlier one that the site was away for."""
+    """The task whose classes are meant: this one, or an earlier one in which the site was away."""
     features: str = hexadecimal(SHA256)
     """SHA-256 of the fixed feature maps; a site with others refuses."""
     weights: list[int] | None = bounded(0, CLASS_WEIGHT, default=None)
@@ -334,8 +270,8 @@ class StatisticsReply(Stamp):
     """SHA-256 of the feature maps that were used."""
     statistics: Tensors
     """`gram`: the sum of products of every two features; `sums`: of the features of each class; `counts`: of
-    samples of each class. Integers. Without noise, sums over fewer samples than features tell the space that
-    these lie in, and features of images can be turned back into pictures."""
+    samples of each class. Integers. Without noise, sums over fewer samples than features reveal the space in
+    which these lie, and features of images can be turned back into pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,13 +327,3 @@ class Refusal(WireMessage):
     """policy, privacy, data, state, protocol or error."""
     reason: str = at_most(LONGEST_REASON)
     """One sentence for the operator. It names settings and limits, never samples."""
-
-
-def require_same_round(expected: Stamp, found: Stamp) -> None:
-    """Check that `found` has the experiment, task, round and class order of `expected`.
-
-    Raises ProtocolError naming the first field that differs.
-    """
-    difference = expected.mismatch(found)
-    if difference:
-        raise ProtocolError(f"{type(found).__name__}: stale or foreign message: {difference}")

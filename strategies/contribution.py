@@ -1,8 +1,8 @@
-"""What each site's updates have added: Shapley values of any strategy, and which sites add nothing or harm.
+"""The contribution of each site's updates, as Shapley values, and which sites add nothing or do harm.
 
 Yan et al. 2025 (TriCon-SF, arXiv 2506.16723), equations 10 to 12. The paper leaves open what a coalition of a
-serial method is worth; three readings are offered, and docs/methods/tricon_sf.md says what each one costs and
-assumes. A model is worth the mean over the classes of what it is worth on each, from 0 to 1.
+serial method is worth; we offer three readings, and docs/methods/tricon_sf.md says what each one costs and
+assumes. The worth of a model is the mean over the classes of its utility on each, from 0 to 1.
 """
 
 import math
@@ -28,25 +28,19 @@ from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
-from perennial.strategies.valuation.harm import HarmTest
+from perennial.strategies.valuation.flags import Flags
 from perennial.strategies.valuation.rollback import Rollback
-from perennial.strategies.valuation.shapley import (
-    MOST_EXACT,
-    Value,
-    drawn_permutations,
-    exact,
-    over_permutations,
-    shares,
-)
+from perennial.strategies.valuation.sampling import Sampling
+from perennial.strategies.valuation.shapley import MOST_EXACT, Value, shares
 from perennial.strategies.valuation.site_utility import SiteJudge, site_judge
 from perennial.strategies.valuation.solved import leave_one_out, require_affordable, require_closed_form
 from perennial.strategies.valuation.sweeps import checked_counts, sweep_marginals, turn_changes
 from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic
-"""What the cost of a valuation is stated in."""
+"""Seconds, in which the cost of a valuation is stated."""
 NULL_UPDATE = 1e-8
-"""Norm of an update as a share of the model's, below which a site has returned what it was sent."""
+"""Norm of an update as a share of the model's, below which the update counts as zero."""
 
 
 class Contribution(Wrapper):
@@ -57,17 +51,17 @@ class Contribution(Wrapper):
     (valuation/harm.py); that takes its label counts, so "online" and no privacy. If the server has samples, a
     round after which the model is worth less than chance explains is rolled back (valuation/rollback.py).
 
-    estimator: "online" takes a ring's sweeps as they happen for orders of joining; "reconstruct" puts models
-    together from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
+    estimator: "online" takes each sweep of a ring as one permutation of the sites; "reconstruct" builds
+    models from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
     names; "solve" solves for each coalition of a closed form (valuation/solved.py).
-    utility: what an answer is worth: the probability of the true class, or 1 if it is right. None:
-    probability, or accuracy where the sites measure and of a closed form.
-    samples: on how many held-out samples, as many of each class as of the others.
-    permutations: orders drawn at most; None: the larger of 30 and three times the sites.
-    exact: all coalitions instead.
-    every: one of so many rounds, or with "online" sweeps, is valued, drawn in secret.
+    utility: the worth of an answer: the probability of the true class, or 1 if it is right. None:
+    probability, or accuracy if the sites measure or the model is a closed form.
+    samples: number of held-out samples, as many of each class as of the others.
+    permutations: most permutations drawn; None: the larger of 30 and three times the sites.
+    exact: value all coalitions instead.
+    every: value one of so many rounds, or with "online" sweeps, drawn in secret.
     false_alarm: probability that an honest site is ever flagged for harm.
-    least_sweeps: turns after which a site that only ever returned what it was sent is flagged.
+    least_sweeps: updates after which a site whose every update was zero is flagged.
     on_flag: "exclude" no longer asks flagged sites.
     """
 
@@ -115,31 +109,29 @@ class Contribution(Wrapper):
                 "of wrongly flagged sites has been measured (docs/robustness.md)"
             )
         self.estimator, self.samples = estimator, samples
-
         self._asked_utility = utility
         self.utility: Utility = utility or "probability"
-        self.permutations, self.exact, self.every = permutations, exact, every
-        self.least_sweeps, self.on_flag = least_sweeps, on_flag
-        self._harm = HarmTest(false_alarm)
+        self.sampling = Sampling(exact, permutations, cheap=estimator == "solve")
+        self.every = every
+        self.on_flag = on_flag
+        self._flags = Flags(false_alarm, least_sweeps)
         self._rollback = Rollback()
         self._services: Services | None = None
         self._site_judge: SiteJudge | None = None
         self._rows: list[dict[str, float]] = []
         self._updates: dict[int, Reconstructed] = {}
-        self._null: dict[str, list[int]] = {}
-        self._flags: dict[str, str] = {}
         self._excluded: list[str] = []
         self._seconds = {"valuing": 0.0, "rounds": 0.0}
         self._leave_one_out: dict[str, float] = {}
 
     def attach(self, services: Services) -> None:
-        """Raises ConfigError where nobody may measure models, or the game is too large to be exact."""
+        """Raises ConfigError if nobody may measure models, or the game is too large to be exact."""
         if services.judge is None:
             if self._asked_utility is None:
                 self.utility = "accuracy"
             self._site_judge = site_judge(services, self.estimator, self.utility)
         sites = services.experiment.data.sites or 0
-        if self.exact and sites > MOST_EXACT:
+        if self.sampling.exact and sites > MOST_EXACT:
             raise ConfigError(f"strategy.exact: found {sites} sites, allowed at most {MOST_EXACT}")
         if self.estimator == "replay" and services.experiment.privacy.mode != "none":
             raise ConfigError(
@@ -150,21 +142,20 @@ class Contribution(Wrapper):
         super().attach(services)
         self.watchers.append(self._watch)
         if self.turns is not None and self.estimator == "online":
-            first = self._site_judge is not None
-            self.turns.weigh_by(self._weigh, first=first, tell=[LABEL_COUNTS] if self.tests_harm else [])
+            first, reported = self._site_judge is not None, [LABEL_COUNTS] if self.tests_harm else []
+            self.turns.weigh_by(self._weigh, first=first, measurements=reported)
 
     def begin_task(self, task: TaskStart) -> None:
         """Raises ConfigError where the coalitions of a closed form would take more than an hour."""
         super().begin_task(task)
         if self.closed_form is not None and self._services is not None:
             players = self._services.experiment.data.sites or len(task.sites)
-            coalitions = 2**players if self._all_coalitions(players) else players * self._orders(players)
-            require_affordable(coalitions + players + 1, self.closed_form.width)
+            require_affordable(self.sampling.coalitions(players) + players + 1, self.closed_form.width)
 
     def largest_weight(self) -> float:
         """Raises PrivacyError: what sites have contributed is computed from exact models, and published."""
         raise PrivacyError(
-            "strategy: contribution tells what models are worth before the server's noise; privacy.mode "
+            "strategy: contribution publishes what models are worth before the server's noise; privacy.mode "
             "client_central goes with fedavg"
         )
 
@@ -187,11 +178,13 @@ class Contribution(Wrapper):
         request = replace(request, sites=sites)
         self._round = grid, request
         outcome = super().train_round(grid, request)
-        self._tell_measuring(outcome)
+        self._count_measuring(outcome)
         if not outcome.skipped:
             valuing = clock()
             self._value_round(grid, request, outcome)
-            self._flag(outcome)
+            outcome.warnings += self._flags.update(self._all_classes(), self._excluded)
+            if self.on_flag == "exclude":
+                self._excluded = sorted(self._flags.flags)
             if self.closed_form is None:
                 self._roll_back(request, outcome)
             self._seconds["valuing"] += clock() - valuing
@@ -213,7 +206,7 @@ class Contribution(Wrapper):
         drawn = stream(self._services.secret_seed, "valued-sweeps", block).integers(self.every)
         return place == int(drawn)
 
-    # what is worth what
+    # the worth of a model
 
     def worth_of(self, arrays: Arrays) -> Worth:
         """(M,) utility on the held-out samples of each class."""
@@ -230,8 +223,8 @@ class Contribution(Wrapper):
         self._seconds["valuing"] += clock() - start
         return worth
 
-    def _tell_measuring(self, outcome: RoundOutcome) -> None:
-        """What the sites' measuring has sent, and who has not measured."""
+    def _count_measuring(self, outcome: RoundOutcome) -> None:
+        """Add the bytes that the sites' measuring took, and a warning for each site that did not measure."""
         if self._site_judge is not None:
             outcome.bytes_down += self._site_judge.sent
             outcome.warnings += [f"site {site}: {why}" for site, why in self._site_judge.failed.items()]
@@ -244,7 +237,7 @@ class Contribution(Wrapper):
             self._updates.setdefault(sweep, Reconstructed(before)).add(reply.site, reply.update, weight)
         null = reply.norm <= self._least_norm
         if self.turns is None:
-            self._count_update(reply.site, null, reply.scaled)
+            self._flags.add_update(reply.site, zero=null, scaled=reply.scaled)
         # of a ring's turns these are kept with its hops, so that a stop inside a round loses none
         facts = {"null": null, "scaled": reply.scaled}
         if not self.tests_harm:
@@ -254,13 +247,13 @@ class Contribution(Wrapper):
     def _value_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         turns = [turn for turn in outcome.details.get("turns", []) if turn["kind"] == "taken"]
         for turn in turns:
-            self._count_update(turn["site"], turn["null"], turn["scaled"])
+            self._flags.add_update(turn["site"], zero=turn["null"], scaled=turn["scaled"])
         if self.estimator == "online":
             assert self.turns is not None
             changes = list(turn_changes(turns, outcome.details.get("worth"), self.turns.weighed))
             self._rows += sweep_marginals(changes)
             for turn, change in changes:
-                self._harm.add(turn["site"], turn.get("held", ()), change)
+                self._flags.add_turn(turn["site"], turn.get("held", ()), change)
             for turn in turns:
                 # of each class for the tests; the journal gets what the model was worth
                 turn.pop("held", None)
@@ -291,7 +284,7 @@ class Contribution(Wrapper):
         self._updates = {}
 
     def _value_sums(self, closed_form: Analytic, request: RoundRequest) -> None:
-        """The game of all tasks so far: older rows tell nothing that this one does not."""
+        """Value the game of all tasks so far, which replaces the values of earlier rounds."""
         game = closed_form.game(request.stamp)
         like = next(iter(request.arrays.values()))
         value = cache(
@@ -301,53 +294,25 @@ class Contribution(Wrapper):
         self._rows = [dict(zip(game.sites, phi.tolist(), strict=True))]
         self._leave_one_out = dict(zip(game.sites, leave_one_out(len(game.sites), value), strict=True))
 
-    def _all_coalitions(self, players: int) -> bool:
-        solves = self.estimator == "solve" and self.permutations is None
-        return self.exact or (solves and players <= MOST_EXACT)
-
-    def _orders(self, players: int) -> int:
-        return self.permutations or max(30, 3 * players)
-
     def _shapley(self, players: int, value: Value, *ids: int) -> np.ndarray:
-        if self._all_coalitions(players):
-            return exact(players, value)
         assert self._services is not None
-        count = self._orders(players)
-        drawn = drawn_permutations(players, count, stream(self._services.experiment.seed, "shapley", *ids))
-        return over_permutations(players, value, drawn, truncation=1e-3, stop=0.05)
+        generator = stream(self._services.experiment.seed, "shapley", *ids)
+        return self.sampling.values(players, value, generator)
 
-    # who is flagged
-
-    def _count_update(self, site: str, null: bool, scaled: bool) -> None:
-        self._harm.add_norm(site, scaled)
-        counts = self._null.setdefault(site, [0, 0])
-        counts[0] += null
-        counts[1] += 1
+    # after a round
 
     def _shares(self) -> dict[str, tuple[float, float, float]]:
         """site -> (share, low, high) of the run so far."""
         sites = sorted({site for row in self._rows for site in row})
         if not sites:
             return {}
-        assert self._services is not None
         marginals = np.array([[row.get(site, 0.0) for site in sites] for row in self._rows])
         found = np.stack(shares(marginals), axis=1).tolist()
         return {site: (share, low, high) for site, (share, low, high) in zip(sites, found, strict=True)}
 
-    def _flag(self, outcome: RoundOutcome) -> None:
+    def _all_classes(self) -> int:
         assert self._services is not None
-        found = self._harm.accused(self._services.schedule.num_classes(self._services.schedule.count))
-        flags = {site: self._flags[site] for site in self._excluded}
-        flags |= {site: accusation.flag for site, accusation in found.items()}
-        for site, (null, turns) in self._null.items():
-            if turns >= self.least_sweeps and null == turns:
-                flags[site] = "null update"
-        for site in sorted(flags.keys() - self._flags.keys()):
-            why = found[site].why if site in found else "every update it sent was zero"
-            outcome.warnings.append(f"site {site}: flagged ({flags[site]}): {why}")
-        self._flags = flags
-        if self.on_flag == "exclude":
-            self._excluded = sorted(flags)
+        return self._services.schedule.num_classes(self._services.schedule.count)
 
     def _roll_back(self, request: RoundRequest, outcome: RoundOutcome) -> None:
         """Keep the model that the round began with where the new one is worth too little."""
@@ -380,7 +345,7 @@ class Contribution(Wrapper):
                 "share": share,
                 "low": low if math.isfinite(low) else None,
                 "high": high if math.isfinite(high) else None,
-                "flag": self._flags.get(site),
+                "flag": self._flags.flags.get(site),
                 "value": totals[site],
             }
             for site, (share, low, high) in self._shares().items()
@@ -407,10 +372,8 @@ class Contribution(Wrapper):
             "contribution_rows": torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(sites)),
             "contribution": {
                 "sites": sites,
-                "null": self._null,
-                "harm": self._harm.state_dict(),
+                **self._flags.state_dict(),
                 "rollback": self._rollback.state_dict(),
-                "flags": self._flags,
                 "excluded": self._excluded,
                 "seconds": self._seconds,
                 "leave_one_out": self._leave_one_out,
@@ -424,8 +387,7 @@ class Contribution(Wrapper):
             {site: value for site, value in zip(facts["sites"], row, strict=True) if not math.isnan(value)}
             for row in state["contribution_rows"].tolist()
         ]
-        self._null, self._flags = facts["null"], facts["flags"]
-        self._harm.load_state_dict(facts["harm"])
+        self._flags.load_state_dict(facts)
         self._rollback = Rollback(**facts["rollback"])
         self._excluded, self._seconds = facts["excluded"], facts["seconds"]
         self._leave_one_out = facts.get("leave_one_out", {})

@@ -48,7 +48,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:
     program = (
         "import sys; from perennial.data import augmentation, federation, folder, npz, pack, table;"
-        "from perennial.data.config import DataConfig, TasksConfig;"
+        "from perennial.data.config import DataConfig; from perennial.data.tasks_config import TasksConfig;"
         "federation.build(DataConfig(source='digits', sites=3), TasksConfig(count=5, rounds=1), 1);"
         "heavy = {'sklearn', 'torchvision', 'PIL', 'pandas', 'scipy', 'flwr'} & set(sys.modules);"
         "assert not heavy, heavy"
@@ -154,6 +154,11 @@ PIXELS = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
             {"x": X, "y": Y, "site": Y, "site_names": np.array(["w", "g", "w"])},
             {},
             "site_names: 'w' is listed more than once",
+        ),
+        (
+            {"x": X, "y": np.array([0, 7, 9]), "classes": np.array(["a", "b"])},
+            {},
+            r"y\[1\]: 7 is no index into 2 names",
         ),
         ({"x": X, "y": np.array([b"n\xe6vus", b"b", b"c"])}, {}, r"y: b'n\\xe6vus' is not text in UTF-8"),
         (

@@ -10,7 +10,7 @@ import pytest
 from perennial.deploy.approval import approve_installed
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAVY = ("opacus", "plotly", "ray", "scipy", "sklearn.datasets", "sympy", "torch._dynamo", "torchvision")
+HEAVY = ("opacus", "ray", "scipy", "sklearn.datasets", "sympy", "torch._dynamo", "torchvision")
 MESSAGE = """
 import sys
 from flwr.app import Context, Message, RecordDict
@@ -20,7 +20,8 @@ config = {"experiment": sys.argv[1], "runs": sys.argv[2], "device": "cpu"}
 context = Context(1, 1, {"site": sys.argv[3]}, RecordDict(), config)
 """
 DESCRIBE = """
-from perennial.protocol.messages import VERSION, DescribeRequest
+from perennial.protocol.messages import DescribeRequest
+from perennial.protocol.stamp import VERSION
 from perennial.client.app import app
 request = DescribeRequest(version=VERSION, experiment="e" * 64).to_record()
 """

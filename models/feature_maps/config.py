@@ -2,16 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from perennial.foundation.block import Block
 from perennial.models.feature_maps.packages import PACKAGES
 
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class _Map(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def as_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -19,7 +16,7 @@ def as_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return (size, size) if isinstance(size, int) else size
 
 
-class RandomMapConfig(_Map):
+class RandomMapConfig(Block):
     """ReLU of a random projection of the input, drawn from a public seed."""
 
     name: Literal["random"]
@@ -27,8 +24,8 @@ class RandomMapConfig(_Map):
     seed: int = Field(default=0, ge=0)
 
 
-class PatchesConfig(_Map):
-    """Whitened patches as filters, averaged over a coarse grid; nobody's training.
+class PatchesConfig(Block):
+    """Whitened patches as filters, averaged over a coarse grid; nothing is trained.
 
     image_size: what larger images are averaged down to first; null keeps theirs.
 
@@ -45,7 +42,7 @@ class PatchesConfig(_Map):
     seed: int = Field(default=0, ge=0)
 
 
-class PretrainedConfig(_Map):
+class PretrainedConfig(Block):
     """A network that was trained elsewhere, cut before its classifier.
 
     network: one whose weights a package brings, or any of timm's. weights: a file of safetensors with timm's
@@ -77,29 +74,56 @@ class PretrainedConfig(_Map):
         return self
 
 
+class ModelMapConfig(Block):
+    """What the network of a finished run of this project sees in a sample, before its classifier.
+
+    file: the run's model.safetensors. sha256, layout: of that file, and of the network in it; both are
+    written down when the experiment is read, so that they are part of what sites agree to.
+    """
+
+    name: Literal["model"]
+    file: str | None = None
+    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    layout: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _file_is_known(self) -> "ModelMapConfig":
+        if self.sha256 is None or self.layout is None:
+            raise ValueError("file is missing: a map of the name 'model' needs a run's model.safetensors")
+        return self
+
+
 def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
 FeatureMapConfig = Annotated[
-    Annotated[RandomMapConfig | PatchesConfig | PretrainedConfig, Field(discriminator="name")],
+    Annotated[
+        RandomMapConfig | PatchesConfig | PretrainedConfig | ModelMapConfig, Field(discriminator="name")
+    ],
     BeforeValidator(_named),
 ]
 
 
-def map_in_words(config: "RandomMapConfig | PatchesConfig | PretrainedConfig") -> str:
-    """What a map is and where its values come from, for who has to allow it."""
+def map_in_words(config: FeatureMapConfig) -> str:
+    """What a map is and where its values come from, for the person who has to approve it."""
     if isinstance(config, RandomMapConfig):
         return f"a random projection of the public seed {config.seed}"
     if isinstance(config, PatchesConfig):
         return f"patches of two public photographs (CC BY 2.0), of the public seed {config.seed}"
+    if isinstance(config, ModelMapConfig):
+        assert config.layout is not None
+        name = config.layout["name"]
+        return (
+            f"the network of the finished run {name!r}, which learnt from its sites; SHA-256 {config.sha256}"
+        )
     package = PACKAGES.get(config.network)
     licence = package.licence if package is not None else config.licence or "not stated"
     sha256 = package.checkpoint if package is not None else config.sha256
     return f"{config.network}, trained elsewhere; licence {licence}, weights SHA-256 {sha256}"
 
 
-class ExpansionConfig(_Map):
+class ExpansionConfig(Block):
     """ReLU of a random projection of the joined features (RanPAC, arXiv 2307.02251).
 
     width: of the projection. keep: the features themselves beside it. seed: public.

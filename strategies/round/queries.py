@@ -10,7 +10,8 @@ from flwr.serverapp import Grid
 from perennial.foundation.errors import ProtocolError, printable
 from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.fields import WireMessage, read_kind
-from perennial.protocol.messages import EvaluateReply, Refusal, Stamp, require_same_round
+from perennial.protocol.messages import EvaluateReply, Refusal
+from perennial.protocol.stamp import Stamp, require_same_round
 from perennial.strategies.round.exchange import Exchange
 
 Reply = TypeVar("Reply", bound=WireMessage)
@@ -20,7 +21,7 @@ NOT_APPROVED = "this site has not approved the app of this run"
 
 
 def describe_error(reason: str) -> str:
-    """What Flower says of a message that no ClientApp answered, for the operator.
+    """Flower's reason why no ClientApp answered a message, for the operator.
 
     A site runs approved apps only: the folder that apps are unpacked to is read-only (deploy/approval.py).
     """

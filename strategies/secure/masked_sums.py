@@ -20,7 +20,6 @@ from perennial.privacy.secure.roster import Attempt, Member, Peer, Subject
 from perennial.privacy.secure.server_session import NotEnough, ServerSession
 from perennial.privacy.secure.site_session import Advert, Opening
 from perennial.protocol.fields import WireMessage
-from perennial.protocol.messages import Maskable, Stamp
 from perennial.protocol.secure_messages import (
     IntroduceReply,
     IntroduceRequest,
@@ -32,6 +31,7 @@ from perennial.protocol.secure_messages import (
     VoteReply,
     VoteRequest,
 )
+from perennial.protocol.stamp import Maskable, Stamp
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import answers, ask
 from perennial.strategies.secure.store import Opened, SumStore
@@ -43,6 +43,8 @@ Requests = Callable[[dict[str, Any]], list[tuple[str, int, WireMessage]]]
 """Fields of a Maskable -> requests, for the sites of the roster."""
 ONCE = ("statistics",)
 """What a site gives once in its life, so that an opening that failed must not be given up for another sum."""
+AFTER_VALUES = "after its masked values:"
+"""Begins the reason of a site that did not vote or gave no shares."""
 UNSIGNED = {np.dtype(np.int64): np.uint64, np.dtype(np.int32): np.uint32}
 
 
@@ -133,8 +135,13 @@ class MaskedSums:
         if not session.closed:
             models = self._collect(grid, session, sites, deadline, requests, note)
         here = {name: sites[name] for name in session.survivors if name in sites}
+
+        def afterwards(site: str, reason: str) -> None:
+            """What left before is out, and was charged for: such a site did not refuse to take part."""
+            note(site, reason if reason.startswith("no answer") else f"{AFTER_VALUES} {reason}")
+
         try:
-            words = self._unmasked(grid, stamp, session, here, deadline, note)
+            words = self._unmasked(grid, stamp, session, here, deadline, afterwards)
         except ProtocolError as error:
             raise NotEnough(str(error)) from error
         roster = tuple(member.name for member in session.members)

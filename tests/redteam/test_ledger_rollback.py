@@ -42,6 +42,13 @@ LIMIT = Limit(epsilon=compose([update()] * 4, 1e-5, "rdp").epsilon, delta=1e-5, 
 """Four releases and no more."""
 
 
+def test_a_commitment_is_the_one_that_earlier_versions_wrote() -> None:
+    """Ledgers on disks hold commitments; another order of the same totals would break every chain."""
+    assert commitment({update(noise=9.0): 3, update(): 2, update("s"): 1}) == (
+        "a52646ebec48f51c8a1ce5ed741ec09a20ce70236cd776436a852b94fb0f7115"
+    )
+
+
 def spent(folder: Path, *, elsewhere: bool = True) -> tuple[Ledger, bytes]:
     """A site that has spent its budget, and its ledger as it was after two releases."""
     second = folder / "other-disk" / "head" if elsewhere else None
