@@ -94,7 +94,7 @@ def test_a_key_is_refused_beyond_its_limits(name: str, key: str, value: Any) -> 
 
 
 def test_multi_factor_needs_one_factor_at_least() -> None:
-    none = dict.fromkeys(("alpha", "beta", "gamma", "delta"), 0.0)
+    none: dict[str, Any] = dict.fromkeys(("alpha", "beta", "gamma", "delta"), 0.0)
     for name in none:
         built("multi_factor", none | {name: 0.1})
     with pytest.raises(ConfigError, match="not all 0"):
