@@ -4,6 +4,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import hypergeom
@@ -375,6 +376,15 @@ def test_masks_are_the_streams_of_their_seeds():
     add_masks(vector, [b"2" * 32], subtract=True)
     add_masks(vector, [b"1" * 32], subtract=True)
     assert np.array_equal(vector, np.arange(100_000, dtype=np.uint64))
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_mask_is_aes_256_in_counter_mode_over_its_whole_length(dtype: type):
+    """Beside the plain counter mode of the cipher, over several pieces and an end within a block."""
+    vector: Words = np.zeros(150_001, dtype=dtype)
+    add_masks(vector, [b"k" * 32])
+    counter = Cipher(algorithms.AES(b"k" * 32), modes.CTR(bytes(15) + b"\x02")).encryptor()
+    assert vector.tobytes() == counter.update(bytes(vector.nbytes))
 
 
 def test_fingerprints_can_be_read_aloud():
