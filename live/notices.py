@@ -21,7 +21,7 @@ from perennial.live.spending import Spending
 from perennial.live.warnings import warnings_of
 
 log = logging.getLogger("perennial.live")
-TOLD = ("silent", "ended", "refused", "pause", "late", "disk", "offline")
+SENT = ("silent", "ended", "refused", "pause", "late", "disk", "offline")
 """Kinds of warnings that go out; the others wait until somebody looks."""
 ATTEMPTS, SECONDS = 3, 10.0
 NEARLY = 0.8
@@ -52,7 +52,7 @@ class Notices:
     def __init__(self, send: Send, budget: float | None = None) -> None:
         self._send = send
         self._budget = budget
-        self._told: dict[str, set[str]] = {}
+        self._sent: dict[str, set[str]] = {}
         self._queue: queue.Queue[dict[str, Any]] = queue.Queue(WAITING)
         threading.Thread(target=self._deliver, name="notices", daemon=True).start()
 
@@ -61,7 +61,7 @@ class Notices:
         found = {
             f"{warned.kind}: {warned.text}" if warned.kind == "refused" else warned.kind: warned.text
             for warned in warnings_of(state)
-            if warned.kind in TOLD
+            if warned.kind in SENT
         }
         if state.status == "finished":
             found["finished"] = "The run is finished."
@@ -71,8 +71,8 @@ class Notices:
                     found[f"budget of {site}"] = (
                         f"{site} has spent up to epsilon {epsilon:.3g} of {self._budget:g} in this run."
                     )
-        before = self._told.get(state.name)
-        self._told[state.name] = set(found)
+        before = self._sent.get(state.name)
+        self._sent[state.name] = set(found)
         if before is None and state.status == "finished":
             return  # it was over before anybody watched
         for key in found.keys() - (before or set()):
