@@ -3,20 +3,23 @@
 import hashlib
 import json
 import multiprocessing
+import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from perennial.benchmarks.environment import machine, versions
 from perennial.benchmarks.table import RESULTS, RESULTS_REVISION, Row, Table
 from perennial.config.experiment import ON_DISK, Experiment
 from perennial.config.run import RunSettings
+from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import replace_file
 
 Result = dict[str, Any]
+Machines = Literal["here", "ray"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,15 @@ class Job:
     seed: int
     settings: str
     digest: str
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run, and where it was made."""
+
+    summary: dict[str, Any]
+    versions: dict[str, str]
+    machine: str
 
 
 def settings_hash(experiment: Experiment, attack: str | None = None) -> str:
@@ -94,10 +106,12 @@ def run_table(
     workers: int = 1,
     device: str = "auto",
     results: Path = RESULTS,
+    on: Machines = "here",
 ) -> list[Result]:
     """Run what is missing, and write the result file and the Markdown page; returns all of the table's runs.
 
-    workers: runs at the same time, each in a process of its own. A stop loses the runs in progress only.
+    workers: runs at the same time, each in a process of its own. on: this machine, or a Ray cluster, which
+    decides by itself how many there are. A stop loses the runs in progress only.
     """
     from perennial.benchmarks.markdown import markdown
 
@@ -105,8 +119,9 @@ def run_table(
     results.mkdir(parents=True, exist_ok=True)
     done = finished(table, path)
     planned = jobs(table)
-    for job, summary in _summaries([job for job in planned if job not in done], workers, device):
-        done[job] = _result(table, job, summary, device)
+    missing = [job for job in planned if job not in done]
+    for job, run in _runs(missing, workers, device, on):
+        done[job] = _result(table, job, run)
         with path.open("a") as file:
             file.write(json.dumps(done[job]) + "\n")
         say(f"{name}: {job.row.label}, seed {job.seed}: {done[job]['measures']}")
@@ -117,7 +132,12 @@ def run_table(
     return runs
 
 
-def _summaries(missing: Sequence[Job], workers: int, device: str) -> Iterator[tuple[Job, dict[str, Any]]]:
+def _runs(missing: Sequence[Job], workers: int, device: str, on: Machines) -> Iterator[tuple[Job, Ran]]:
+    if on == "ray" and missing:
+        from perennial.benchmarks.ray_cluster import on_cluster
+
+        yield from on_cluster(missing, _run_there, device)
+        return
     if workers == 1 or len(missing) < 2:
         for job in missing:
             yield job, _run(job.row.file, job.row, job.seed, device)
@@ -132,19 +152,34 @@ def _summaries(missing: Sequence[Job], workers: int, device: str) -> Iterator[tu
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _run(experiment: Path, row: Row, seed: int, device: str) -> dict[str, Any]:
+def _run_there(job: Job, device: str) -> Ran:
+    """A run on another machine, which has files of its own.
+
+    Raises ConfigError where they say something else, so that no result stands beside the wrong settings.
+    """
+    found = settings_hash(job.row.load(job.seed), job.row.attack)
+    if found != job.settings:
+        raise ConfigError(
+            f"{job.row.label}, seed {job.seed}: the experiment on {platform.node()} has the settings "
+            f"{found:.12}, asked for are {job.settings:.12}; all machines need the same version of Perennial"
+        )
+    return _run(job.row.file, job.row, job.seed, device)
+
+
+def _run(experiment: Path, row: Row, seed: int, device: str) -> Ran:
     from perennial.benchmarks.dishonest import attacked_run
     from perennial.engine.run import run_in_process
 
     with tempfile.TemporaryDirectory(prefix="perennial-bench-") as folder:
         overrides = ";".join((*row.changes, f"seed={seed}"))
         settings = RunSettings(str(experiment), overrides, runs=folder, device=device)
-        if row.attack is not None:
-            return attacked_run(settings, row.attack)
-        return run_in_process(settings)
+        attack = row.attack
+        summary = run_in_process(settings) if attack is None else attacked_run(settings, attack)
+    return Ran(summary, versions(), machine(_accelerator(device)))
 
 
-def _result(table: Table, job: Job, summary: dict[str, Any], device: str) -> Result:
+def _result(table: Table, job: Job, run: Ran) -> Result:
+    summary = run.summary
     return {
         "row": job.row.label,
         "experiment": job.row.experiment,
@@ -156,8 +191,8 @@ def _result(table: Table, job: Job, summary: dict[str, Any], device: str) -> Res
         "measures": table.measured(summary),
         "seconds": summary["seconds"],
         "model_sha256": summary["model_sha256"],
-        "versions": versions(),
-        "machine": machine(_accelerator(device)),
+        "versions": run.versions,
+        "machine": run.machine,
     }
 
 

@@ -2,18 +2,26 @@
 
 from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 import typer
 
 from perennial.foundation.errors import ConfigError
 
+Machines = Literal["here", "ray"]
 CHECKOUT = Path("benchmarks/results")
 PROGRAMS = ("secure_cost",)
 """Measurements that write no table: modules of benchmarks/ with a main()."""
 
 
 def bench_command(
-    names: list[str], workers: int, scale: str, device: str, results: Path | None, estimate: bool
+    names: list[str],
+    workers: int,
+    scale: str,
+    device: str,
+    results: Path | None,
+    estimate: bool,
+    on: Machines = "here",
 ) -> None:
     """Print what the tables will cost, then make the runs that they lack; without a name, list the tables."""
     from perennial.benchmarks.table import table_called, tables
@@ -45,5 +53,5 @@ def bench_command(
             continue
         if table.scale == "paper" and scale != "paper":
             raise ConfigError(f"{name}: a table of the paper's size; start it with --scale paper")
-        run_table(name, table, typer.echo, workers=workers, device=device, results=folder)
+        run_table(name, table, typer.echo, workers=workers, device=device, results=folder, on=on)
         typer.echo(f"{folder / name}.md")

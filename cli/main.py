@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -223,11 +223,14 @@ def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     results: Annotated[Path | None, typer.Option(help="folder of results")] = None,
     estimate: Annotated[bool, typer.Option(help="say what it would cost, and stop")] = False,
+    on: Annotated[
+        Literal["here", "ray"], typer.Option(help="ray: rows are dealt to the machines of its cluster")
+    ] = "here",
 ) -> None:
     """Regenerate tables over seeds; results that exist already are kept."""
     from perennial.cli.bench import bench_command
 
-    bench_command(tables or [], workers, scale, device, results, estimate)
+    bench_command(tables or [], workers, scale, device, results, estimate, on)
 
 
 @app.command()

@@ -57,7 +57,7 @@ def test_what_is_done_is_not_run_again_and_what_has_changed_is(
     ran: list[tuple[str, int]] = []
     run = grid._run
 
-    def counted(experiment: Path, row: Row, seed: int, device: str) -> dict[str, Any]:
+    def counted(experiment: Path, row: Row, seed: int, device: str) -> grid.Ran:
         ran.append((row.label, seed))
         return run(experiment, row, seed, device)
 
