@@ -5,10 +5,10 @@ imported here that a request may not need.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
@@ -17,6 +17,7 @@ from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
 from perennial.client.receipts import attach_head, take_receipt
+from perennial.config.run import RunSettings
 from perennial.foundation.errors import (
     ConfigError,
     DataError,
@@ -275,3 +276,13 @@ def open_sum(message: Message, context: Context) -> Message:
     """The shares that open a sum."""
 
     return _answer_for_sums(message, context, OpenRequest, "answer_open")
+
+
+def prepare(run_config: Mapping[str, Any]) -> None:
+    """Import what a message may need; a site's fork server calls it once for an app, before any message.
+
+    run_config: the app's own.
+    """
+    from perennial.client.warm import import_for
+
+    import_for(RunSettings.from_run_config(run_config).load())

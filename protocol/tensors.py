@@ -57,8 +57,8 @@ class TensorArray(Array):
 
     tensor: "Tensor"
     known_finite = False
-    """Whether a receiver in this process has looked already; all sites of a round are sent the same
-    arrays."""
+    """Whether a receiver in this process has looked already; all sites of a round are
+    sent the same arrays."""
 
     def __init__(self, tensor: "Tensor") -> None:
         # not by attribute: Array's own setter keeps books about bytes that do not exist yet

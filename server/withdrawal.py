@@ -213,8 +213,8 @@ def forget_group(folder: Path, site: str, group: Path, shrinkage: float | None =
 def merge(first: Path, second: Path, output: Path) -> Path:
     """Make one model of the sums of two finished runs on disjoint data, in a folder of its own.
 
-    Returns its certificate. Raises ConfigError if the runs' maps, classes or heads differ, or if a site is in
-    both.
+    Returns its certificate. Raises ConfigError if the runs' maps, classes or heads differ, or if a
+    site is in both.
     """
     one, other = _Finished.open(first), _Finished.open(second)
     features = _features(one), _features(other)
