@@ -232,20 +232,21 @@ def test_audit_of_the_sum_stays_below_the_claim_and_notices_missing_noise() -> N
                 best = max(best, math.log((low - delta) / high))
         return best
 
-    def exact(multiplier: float) -> float:
-        """Epsilon of the Gaussian mechanism at delta (Balle and Wang 2018)."""
-        low, high = 0.0, 50.0
-        for _ in range(80):
-            middle = (low + high) / 2
-            a, b = 1 / (2 * multiplier) - middle * multiplier, -1 / (2 * multiplier) - middle * multiplier
-            found = _normal(a) - math.exp(middle) * _normal(b)
-            low, high = (middle, high) if found > delta else (low, middle)
-        return high
-
-    claim = exact(1.0)
+    claim = exact_epsilon(1.0, delta)
     assert floor(3) < claim
     assert floor(2) > claim, "one part left out must be noticed"
 
 
 def _normal(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def exact_epsilon(multiplier: float, delta: float) -> float:
+    """Epsilon of the Gaussian mechanism at delta (Balle and Wang 2018)."""
+    low, high = 0.0, 50.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        a, b = 1 / (2 * multiplier) - middle * multiplier, -1 / (2 * multiplier) - middle * multiplier
+        found = _normal(a) - math.exp(middle) * _normal(b)
+        low, high = (middle, high) if found > delta else (low, middle)
+    return high
