@@ -264,6 +264,7 @@ def test_the_failure_of_a_graph_is_the_sum_of_three_hypergeometric_tails(
     caught = hypergeom(others, colluders, degree).sf(among)
     starved = hypergeom(others, gone, degree).sf(degree - Parameters(among).threshold(degree + 1))
     assert failure == pytest.approx(sites * (follower + caught + starved), rel=1e-6)
+    assert failure <= 2**-40
 
 
 def test_sites_beyond_a_hundred_share_masks_with_some():

@@ -3,7 +3,7 @@
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ def test_init_proposes_a_window_a_patient_and_padding(tmp_path: Path) -> None:
     assert (data.window, data.resize, data.color) == ((0, 2047), "pad", "gray")
 
 
-def table(folder: Path, columns: dict[str, Sequence[object]], separator: str = ",") -> Path:
+def table(folder: Path, columns: Mapping[str, Sequence[object]], separator: str = ",") -> Path:
     rows = zip(*columns.values(), strict=True)
     text = "\n".join(separator.join(map(str, row)) for row in [tuple(columns), *rows])
     (folder / "table.csv").write_text(text + "\n")
