@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes, as kubectl builds them: valid, hardened, and never killed for being busy."""
+"""The manifests of deploy/kubernetes as kubectl builds them: valid, bound, and not killed for being busy."""
 
 import shutil
 import subprocess
