@@ -18,7 +18,7 @@ from perennial.foundation.errors import ConfigError
 pytestmark = pytest.mark.slow
 STORE = 80 * 2**20
 """Bytes of a node's object store, the least that Ray takes."""
-CHANGES = ("data.samples_limit=120", "tasks.rounds=1", "learner.epochs=1")
+CHANGES = ("data.samples_limit=600", "tasks.rounds=1", "learner.epochs=1")
 ROWS = [Row("as it is", "quickstart", CHANGES), Row("longer", "quickstart", (*CHANGES, "learner.epochs=2"))]
 TABLE = Table("A small table", ROWS, seeds=(1, 2))
 
@@ -47,15 +47,15 @@ def cluster() -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
-def where(number: int, device: str) -> str:
-    """The node that did it, slowly enough for the other one to take its share."""
-    import ray
-
-    time.sleep(2.0)
-    return ray.get_runtime_context().get_node_id()
-
-
 def test_work_is_dealt_to_both_nodes(cluster: None) -> None:
+    # inside, so that it travels whole: no machine of a cluster has the tests
+    def where(number: int, device: str) -> str:
+        """The node that did it, slowly enough for the other one to take its share."""
+        import ray
+
+        time.sleep(2.0)
+        return ray.get_runtime_context().get_node_id()
+
     found = dict(on_cluster([1, 2, 3, 4], where, "cpu"))
     assert sorted(found) == [1, 2, 3, 4]
     assert len(set(found.values())) == 2
