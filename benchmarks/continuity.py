@@ -142,9 +142,8 @@ def undisturbed(deployment: Deployment, case: Case, run: Path) -> str:
 def as_markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
         *([old, ""] if (old := age(rows)) else []),
-        "| disturbed | phase | on the operator's page after | the operator did | ended | rounds | "
-        "ledger lines | same model |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| disturbed | phase | the operator did | ended | rounds | ledger lines | same model |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         did = "nothing" if not row["resumed"] else f"`perennial deploy resume`, {row['resumed']} times"
@@ -152,8 +151,9 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         ledgers = ", ".join(f"{site} {count}" for site, count in row["ledger_lines"].items())
         same = "yes, bit for bit" if row["same_model"] else "no"
         rounds = f"{row['rounds']}, {row['skipped']} skipped" if row.get("skipped") else row["rounds"]
-        seen = "not timed" if row.get("noticed") is None else f"{row['noticed']} s"
-        cells = (row["process"], row["phase"], seen, did, row["status"], rounds, ledgers, same)
+        noticed = row.get("noticed")
+        seen = "" if noticed is None else f"; on the operator's page after {noticed} s"
+        cells = (row["process"], row["phase"] + seen, did, row["status"], rounds, ledgers, same)
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
