@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 USUAL = 120.0
 """Seconds of processor time that the tests of one file may usually take."""
 
+QUICK, FEW = 1.0, 50
+"""Seconds of a quick test, and the lines that one counts as that runs none."""
+
 Lines = dict[str, dict[str, list[str]]]
 """file -> line -> tests. A test is `tests/test_x.py::name`, with all its parameters."""
 
@@ -50,18 +53,29 @@ class CoveringTests:
         lines = here if first == 0 else map(str, range(first, line + 1))
         return self._in_order({test for other in lines for test in here.get(other, [])})
 
-    def of_importers(self, file: str, root: Path) -> list[str]:
-        """Tests of the files that import a file, in the order of `of`: for one that has no functions."""
+    def at_import(self, file: str, root: Path) -> list[str]:
+        """Tests that what a file does when it is imported can touch, in the order of `of`.
+
+        They run its lines, or those of a file that imports it; or they stand in a file that imports it; or
+        they run no line at all, because they look at classes, defaults or pages.
+        """
         name = f"perennial.{file.removesuffix('.py').replace('/', '.')}"
-        importers = (
+        test_files = {test.partition("::")[0] for test in self.seconds}
+        importers = {
             other
-            for other in self.lines
+            for other in {*self.lines, *test_files}
             if (root / other).exists() and f"from {name} import" in (root / other).read_text()
-        )
-        return self._in_order({test for other in importers for test in self.of(other, 0, 0)})
+        }
+        tests = {test for other in {file, *importers} for test in self.of(other, 0, 0)}
+        tests |= {test for test in self.seconds if test.partition("::")[0] in importers}
+        tests |= {
+            test for test, seconds in self.seconds.items() if not self._line_counts[test] and seconds < QUICK
+        }
+        return self._in_order(tests)
 
     def _in_order(self, tests: Iterable[str]) -> list[str]:
-        return sorted(tests, key=lambda test: (self._line_counts[test] * self.seconds.get(test, 1.0), test))
+        counts = self._line_counts
+        return sorted(tests, key=lambda test: ((counts[test] or FEW) * self.seconds.get(test, 1.0), test))
 
     def replace(self, file: str, lines: Lines, seconds: dict[str, float]) -> None:
         """Forget what is known of one test file, and hold this instead."""

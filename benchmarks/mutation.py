@@ -143,9 +143,10 @@ def try_mutant(
     seconds: of the tests that it meets, at most.
     met: so many of the tests that run its line it has survived before.
     """
-    chosen = tests.of(mutant.file, mutant.statement, mutant.line)
-    if not chosen and mutant.statement == 0:
-        chosen = tests.of_importers(mutant.file, TREE)
+    if mutant.statement == 0:
+        chosen = tests.at_import(mutant.file, TREE)
+    else:
+        chosen = tests.of(mutant.file, mutant.statement, mutant.line)
     started = time.monotonic()
     verdict = Verdict("survived" if chosen else "uncovered")
     with changed(mutant) as change:

@@ -1,4 +1,4 @@
-"""perennial init: looks at somebody's data and writes the files of a first run, with the reasons in them."""
+"""perennial init: inspects data and writes the files of a first run, with reasons as comments."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
 
 LONGEST_SIDE = 64
-"""Pixels that a network on a processor is given; four times as many take about four times as long."""
+"""Most pixels of an input on a processor; four times as many take about four times as long."""
 PATCHES_SIDE = 32
 LEAST_SIDE = 8
 """Pixels below which patches of an image do not fit their grid."""

@@ -1,10 +1,10 @@
 """Local corrections: terms that pull a site's gradients towards the federation's, and their state.
 
-FedProx is the learner's own (`learner.correction`). SCAFFOLD, FedDyn and AdaBest have a half at the server,
-which orders them in a request's settings: {"correction": {"name": "feddyn", "alpha": 0.1}}. A site's vector
-for them is computed from the update as it was released, so under privacy it holds nothing more than the
-release does; it is written before the reply leaves. Personal layers have none: no other site has such a layer
-from which this one's could drift.
+FedProx is the learner's own (`learner.correction`). SCAFFOLD, FedDyn and AdaBest also have a part at the
+server, which asks for them in a request's settings: {"correction": {"name": "feddyn", "alpha": 0.1}}. A site
+computes its vector from the update as it was released, so under privacy the vector holds nothing more than
+the release does; it is written before the reply leaves. Personal layers have no correction, because no other
+site has such a layer from which this one could drift.
 """
 
 import json

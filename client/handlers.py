@@ -4,7 +4,7 @@ import torch
 
 from perennial.client.class_means import own_class_means, release_class_sums
 from perennial.client.held_out import HeldOutCounts, held_out_counts, noised_words
-from perennial.client.held_out_tables import ToldTables, counts_beside, score_held_out, told_tables
+from perennial.client.held_out_tables import ReportedTables, counts_beside, reported_tables, score_held_out
 from perennial.client.kept_model import keep_own_model
 from perennial.client.learnt_sums import check_learnt_sums, release_learnt_sums
 from perennial.client.own_layers import has_own_layers
@@ -87,21 +87,21 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     noise = count_noise(site.experiment)
 
-    def told() -> tuple[HeldOutCounts, ToldTables | None]:
+    def reported() -> tuple[HeldOutCounts, ReportedTables | None]:
         scored = score_held_out(site, request, model)
         counts = held_out_counts(site, request, model, scored)
-        return counts, None if scored is None else told_tables(site, request, model, scored, counts)
+        return counts, None if scored is None else reported_tables(site, request, model, scored, counts)
 
     def words() -> Words:
         if noise is not None:
             return noised_words(site, request, model, noise)
-        counts, tables = told()
+        counts, tables = reported()
         return count_words(counts.correct, counts.total, counts_beside(site, request, counts, tables))
 
     if is_secure(site, request):
         statistic = "validation" if request.validation else "evaluation"
         return masked_reply(site, request, statistic, content_sha256(request.arrays), words)
-    counts, tables = told()
+    counts, tables = reported()
     if tables is None:
         return EvaluateReply(**request.stamp_fields, **vars(counts))
     return EvaluateReply(

@@ -2,7 +2,7 @@
 
 In the clear, they are exact, and what is below the policy's floor stays. Under a protection they have noise,
 which the experiment states and the ledger is charged for, and the floor is asked of the noised counts: which
-exact count is small would be told by no noise.
+exact count is small must not show.
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,9 @@ def held_out_counts(
 ) -> HeldOutCounts:
     """What may leave of the counts, charged to the ledger.
 
-    They are of the site's test samples, or else of its validation samples; under noise of both, since which
-    part has samples would tell of them. scored: the samples under the model, where they were scored already.
+    They are of the site's test samples, or of its validation samples if it has no test samples. Under noise
+    they are of both together, because which part has samples would reveal something of them.
+    scored: the samples under the model, if they were scored already.
     Raises PolicyRefusal when they may not leave, PrivacyError when the budget does not cover them.
     """
     check_evaluation(site.identity.policy, site.experiment)
@@ -120,7 +121,7 @@ def _rows(site: Site, request: Stamp, noise: CountNoise | None) -> Tensor:
 
 
 def exact_rows(site: Site, request: Stamp) -> Tensor:
-    """The samples whose exact counts are told: those of the test part, or else of the validation part."""
+    """The samples whose exact counts leave: those of the test part, or else of the validation part."""
     validation = isinstance(request, EvaluateRequest) and request.validation
     part = "test" if len(site.data.test) and not validation else "validation"
     return site.data.task_indices(part, 0, request.num_classes)

@@ -62,7 +62,7 @@ class Identity:
 
     @property
     def ledger(self) -> "Ledger":
-        """This site's ledger, with the places that witness it."""
+        """This site's ledger, with the files that witness it."""
         from perennial.privacy.ledger import Ledger
         from perennial.privacy.receipts import ReceiptBook
 

@@ -232,10 +232,9 @@ def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
 
 
 def numeric_indices(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
-    """Column of numbers or dates -> place of its value among the D features of encode.
+    """Column of numbers or dates -> index of its value among the D features of encode.
 
-    By place, because the names that one would give to the features are not distinct: a category may be called
-    "other", and a column "age missing".
+    Names would not tell the features apart: a category may be called "other", and a column "age missing".
     """
     indices, start = {}, 0
     for name, kind in columns.items():

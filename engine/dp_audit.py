@@ -46,7 +46,7 @@ LEAST_CANARIES = 10
 
 @dataclass(frozen=True)
 class DpAudit:
-    """What is claimed, and the floor that the guesses prove. claim is infinite without protection."""
+    """The claimed epsilon and the lower bound that the guesses prove; the claim is infinite without noise."""
 
     mode: str
     unit: str
@@ -113,7 +113,7 @@ class _Run:
             self._trained(settings, records, chosen) for chosen in (np.ones_like(canary), ~canary)
         )
         moved = inside.astype(int) - outside.astype(int)
-        # those that a canary's presence brings in or drives out pull its way; the others cancel out
+        # records that a canary moves between parts pull in its direction; all others cancel out
         signs = np.where(moved != 0, moved, np.where(place % 2 == 0, 1, -1))
         records = replace(records, signs=np.where(canary, 1, signs).astype(float))
         inside, outside = (
@@ -127,7 +127,7 @@ class _Run:
         chosen = ~canary | self.present[slot]
         updates, _, summary = self._train(settings, records, chosen)
         seen = sum(updates.values(), np.zeros(self.canaries))
-        # classes of one task were trained alike: how far one record pulls follows from what is known of all
+        # classes of one task were trained alike, so the effect of one record is estimated over all of them
         for part in np.array_split(np.arange(self.canaries), settings["tasks"]["count"]):
             weight = middle[part] @ middle[part]
             seen[part] -= middle[part] * (seen[part] @ middle[part] / weight if weight else 0.0)

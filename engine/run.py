@@ -1,4 +1,4 @@
-"""Running an experiment on this machine: the ServerApp's main over an in-process grid."""
+"""Runs an experiment on this machine: the ServerApp's main over an in-process grid."""
 
 import os
 from collections.abc import Sequence

@@ -240,7 +240,7 @@ def _work(
     connection: Connection,
     inherited: Sequence[Connection],
 ) -> None:
-    """A worker's life: answer messages in the order of arrival until the connection closes."""
+    """The main loop of a worker: answer messages in the order of arrival until the connection closes."""
     for other in inherited:
         other.close()
     # Ctrl-C reaches every process of a terminal; the server decides what it means and closes the connections

@@ -51,7 +51,7 @@ class Loss:
     needs_previous: ClassVar[bool] = False
 
     def begin(self, counts: Tensor) -> None:
-        """Training begins at a site with so many samples of each class, (M,). Default: nothing."""
+        """Called when training begins. counts: (M,) the site's samples of each class. Default: nothing."""
 
     @classmethod
     def of_rows(cls, losses: "Sequence[Any]", owners: Tensor) -> "Loss | None":

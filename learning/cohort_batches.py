@@ -77,8 +77,8 @@ class CohortBatches:
             inputs = inputs.contiguous(memory_format=self._format)
         return CohortBatch(rows, sizes, inputs, self._labels[rows].view(-1))
 
-    def told(self) -> Tensor:
-        """(steps, K): the samples of each batch that count in the loss that is told: the last epoch's."""
+    def reported(self) -> Tensor:
+        """(steps, K): samples of each batch that count in the reported loss, which is the last epoch's."""
         table = np.zeros(self.sizes.shape, dtype=np.float32)
         for site, steps in enumerate(np.count_nonzero(self.sizes, axis=0)):
             last = slice(steps - steps // self._config.epochs, steps)
@@ -119,7 +119,7 @@ class CohortBatches:
             yield from shuffled(data, size, generator, augmentation, balanced=self._balanced)
 
     def _filled(self, batches: Sequence[Tensor]) -> Tensor:
-        """(B, K) places among all samples."""
+        """(B, K) indices among all samples."""
         longest = max(map(len, batches))
         moved = [
             torch.cat([places, places[:1].expand(longest - len(places))]) + offset

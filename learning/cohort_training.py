@@ -133,10 +133,10 @@ class _Cohort:
             sites.generators = [self._dropout_stream(member.generator) for member in members]
         generators = [member.generator for member in members]
         batches = CohortBatches(config, datasets, generators, self._augmentation, self._format)
-        told = batches.told()
+        counted = batches.reported()
         totals = torch.zeros(2, len(members), device=before.device)
 
-        def work(rows: Tensor, inputs: Tensor, labels: Tensor, told_now: Tensor) -> None:
+        def work(rows: Tensor, inputs: Tensor, labels: Tensor, counted_now: Tensor) -> None:
             with autocast(config, before.device):
                 losses, over_labels = objective(CohortBatch(rows, batch.sizes, inputs, labels))
             losses.sum().backward()
@@ -145,7 +145,7 @@ class _Cohort:
             optimizer.step()
             self._keep_frozen_rows(before)
             sites.gradient.zero_()
-            totals[:, : sites.count].add_(torch.stack([losses.detach(), over_labels]) * told_now)
+            totals[:, : sites.count].add_(torch.stack([losses.detach(), over_labels]) * counted_now)
 
         with steps.turn(self._obstacle()) as carry_out:
             for step, sizes in enumerate(batches.sizes):
@@ -153,8 +153,8 @@ class _Cohort:
                 if there < sites.count:
                     before, correction = self._go_on_with(there, optimizer, before, correction)
                 batch = batches.step(step, there)
-                told_now = told[step][:there]
-                carry_out(work, batch.rows, batch.inputs, batch.labels, told_now, layout=batch.sizes)
+                counted_now = counted[step][:there]
+                carry_out(work, batch.rows, batch.inputs, batch.labels, counted_now, layout=batch.sizes)
         self._ends.append(sites.rows(sites.vector))
         ends = torch.cat(self._ends[::-1])
         updates = self._flat.as_stored(ends - self._starts)

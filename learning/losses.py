@@ -90,7 +90,7 @@ def mean_of(values: Tensor, chosen: Tensor) -> Tensor:
     """The mean of the chosen ones of values (B,); NaN if there is none. chosen: (B,) bool."""
     if values.device.type == "cpu":
         return values[chosen].mean()
-    # how many are chosen is known to a GPU alone, and to ask would stop its queue
+    # only the GPU knows how many are chosen, and asking it would stop its queue
     return (values * chosen).sum() / chosen.sum()
 
 

@@ -1,4 +1,4 @@
-"""How the steps of a turn are carried out: each as it comes, or as a CUDA graph that was recorded from one.
+"""Carries out the steps of a turn: each by itself, or as replays of one recorded CUDA graph.
 
 A step of a small network is hundreds of kernels, each started from Python: the GPU waits for the processor.
 A graph starts all of them in one call. It runs the same kernels in the same order, on the memory in which it
@@ -53,7 +53,7 @@ class GraphedSteps(Steps):
     def __init__(self, recorder: Callable[[], Recorder]) -> None:
         """recorder: makes what records the steps of one turn."""
         self._recorder = recorder
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     @contextmanager
     def turn(self, obstacle: str = "") -> Iterator[Steps]:
@@ -66,8 +66,8 @@ class GraphedSteps(Steps):
             yield _Turn(record, self._tell)
 
     def _tell(self, reason: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._logged:
+            self._logged.add(reason)
             log.warning("no CUDA graph for the steps: %s; they run one operation at a time", reason)
 
 

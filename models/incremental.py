@@ -1,4 +1,4 @@
-"""A network whose classifier grows with the tasks, and the state of it that others need.
+"""A network whose classifier grows with the tasks, and which of its tensors travel.
 
 Shapes: x (B, ...) float32 input, features (B, d), logits (B, M). M: classes known so far.
 """

@@ -1,4 +1,4 @@
-"""A finished run's model, ready to be used alone: the file holds everything that it needs."""
+"""The model of a finished run: one file holds everything that predictions need."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -30,9 +30,9 @@ Losses = Callable[[Tensor], Tensor]
 
 
 def poisson_batches(samples: int, sample_rate: float, steps: int, source: NoiseSource) -> Iterator[Tensor]:
-    """Index batches (B,) int64 in which each sample is present with probability sample_rate, on its own.
+    """Index batches (B,) int64 in which each sample is present independently with probability sample_rate.
 
-    B varies and may be 0: an empty batch is a step too, and skipping it would tell that it was empty.
+    B varies and may be 0: an empty batch is a step too, and skipping it would reveal that it was empty.
     source: the one of the noise. Amplification counts on nobody knowing who was in a batch, so a seed that
     the server knows would undo it.
     Raises PrivacyError on a rate outside (0, 1] or no samples.
@@ -320,7 +320,7 @@ class PrivateGradient:
 
 @contextmanager
 def _without_remarks() -> Iterator[None]:
-    """Opacus hooks the first layer too, whose input needs no gradient; PyTorch remarks on that."""
+    """Silence PyTorch's warning that Opacus hooks the first layer, whose input needs no gradient."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         yield

@@ -70,8 +70,8 @@ class TrainRequest(Maskable, NeedsPrevious):
     settings: str = at_most(LONGEST_SETTINGS, default="{}")
     """The strategy's settings for this round, a JSON object."""
     personal: list[str] | None = None
-    """Layers of which the site uses and trains its own values; they stay at the site, and the update is
-    without them."""
+    """Layers of which the site uses and trains its own values; they stay at the site and are not part of the
+    update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ class DigestReply(Stamp):
     encoder: str = hexadecimal(SHA256)
     """SHA-256 of the encoder that made them."""
     samples_per_digest: int = bounded(1, MAX_EXAMPLES)
-    """Samples mixed in one digest, so that their number can be told."""
+    """Samples mixed in one digest, from which the server knows how many samples the digests stand for."""
     digests: Tensors | None = None
     """`features`, one row for each digest, and `labels`, the share of each class in it; absent from a site
     that lends none, and the server then forgets what it has."""
@@ -198,13 +198,13 @@ class SparsityRequest(NeedsPrevious):
     channels: list[int] = bounded(0, MAX_CHANNELS)
     """Channels to look at, the same in every layer."""
     layers: int = bounded(1, MAX_LAYERS)
-    """So many first ReLU calls of the network."""
+    """Number of ReLU calls to measure, from the network's first on."""
     combine: str
     """average, concatenate or last: how the layers become one vector."""
     epsilon: float | None = bounded(0, default=None)
-    """Of the Gaussian noise that the site adds, for one of its samples replaced; absent: no noise."""
+    """Epsilon of the Gaussian noise that the site adds, for one of its samples replaced; absent: no noise."""
     delta: float | None = bounded(0, 1, default=None)
-    """Of that noise."""
+    """Delta of that noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +251,7 @@ class StatisticsRequest(Maskable):
 
     message_type = "query.statistics"
     of_task: int = bounded(1, MAX_TASKS)
-    """The task whose classes are meant: this one, or an earlier one that the site was away for."""
+    """The task whose classes are meant: this one, or an earlier one in which the site was away."""
     features: str = hexadecimal(SHA256)
     """SHA-256 of the fixed feature maps; a site with others refuses."""
     weights: list[int] | None = bounded(0, CLASS_WEIGHT, default=None)
@@ -270,8 +270,8 @@ class StatisticsReply(Stamp):
     """SHA-256 of the feature maps that were used."""
     statistics: Tensors
     """`gram`: the sum of products of every two features; `sums`: of the features of each class; `counts`: of
-    samples of each class. Integers. Without noise, sums over fewer samples than features tell the space that
-    these lie in, and features of images can be turned back into pictures."""
+    samples of each class. Integers. Without noise, sums over fewer samples than features reveal the space in
+    which these lie, and features of images can be turned back into pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)

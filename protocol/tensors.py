@@ -1,4 +1,4 @@
-"""Named tensors to and from Flower's ArrayRecord, without a copy that need not be.
+"""Converts named tensors to and from Flower's ArrayRecord, without a needless copy.
 
 Inside one process a tensor travels as itself: TensorArray is a Flower Array that serialises only when
 somebody asks for its bytes, so the in-process engine moves models on the device and the gRPC engine moves

@@ -21,7 +21,7 @@ from perennial.server.preflight import preflight
 from perennial.server.receipts import ReceiptGrid
 from perennial.server.run_folder import RunFolder, open_run_folder
 from perennial.server.summary import write_results
-from perennial.server.tracking.listen import Tell, trackers
+from perennial.server.tracking.listen import Listeners, trackers
 
 
 @dataclass
@@ -68,8 +68,8 @@ def assemble(
     )
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
     done = folder.checkpoint.progress.round if folder.checkpoint else 0
-    told = Tell(listener, trackers(settings.track, path, experiment, first_round=done + 1))
-    journal = Journal(path, position, told)
+    listeners = Listeners(listener, trackers(settings.track, path, experiment, first_round=done + 1))
+    journal = Journal(path, position, listeners)
     journal.write(
         "resumed" if folder.checkpoint else "run_started",
         experiment=experiment.name,

@@ -1,4 +1,4 @@
-"""Measuring the global model: on the server's test set where there is one, and at the sites."""
+"""Measures the global model: on the server's test set, if there is one, and at the sites."""
 
 from collections.abc import Iterable, Sequence
 
@@ -102,7 +102,7 @@ def reported_counts(
 
 
 def pooled(counts: Iterable[ReportedCounts], num_classes: int) -> ReportedCounts:
-    """What the sites told, added up; None for a class that sites withhold and no other site has told."""
+    """The sites' counts, added up; None for a class that some site withholds and no other site reports."""
     correct, total = [0] * num_classes, [0] * num_classes
     hidden: set[int] = set()
     for right, samples in counts:

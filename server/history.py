@@ -89,7 +89,7 @@ class History:
     ) -> dict[str, Any]:
         """Add a row of the accuracy matrix; returns what the journal says of it.
 
-        boundaries: 0, M_1, ..., M_t. federated: what the sites told. sent: bytes up and down at the
+        boundaries: 0, M_1, ..., M_t. federated: what the sites reported. sent: bytes up and down at the
         end of this task.
         """
         together = federated.together(boundaries[-1])

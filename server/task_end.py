@@ -29,7 +29,7 @@ class TaskEnd:
     """The exchanges at the end of each task of a run.
 
     sums: the masked sums, or None where the server sees each site's reply.
-    note: told (site, reason) of every site whose reply is missing, refused or not valid.
+    note: called with (site, reason) for every site whose reply is missing, refused or not valid.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TaskEnd:
     def begin(
         self, run: str, number: int, sites: Mapping[str, int], fields: Callable[[str], dict[str, Any]]
     ) -> None:
-        """A task is over.
+        """Begin the exchanges of a task that is over.
 
         number: of its last round.
         sites: name -> node id of those to ask.

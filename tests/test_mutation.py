@@ -76,12 +76,16 @@ def test_the_likeliest_tests_come_first() -> None:
     assert tests.of("a.py", 9, 9) == ["new", "slow"]
 
 
-def test_a_file_without_functions_is_held_by_the_tests_of_those_that_import_it(tree: Path) -> None:
+def test_what_runs_at_import_is_held_by_tests_of_importers_and_by_those_that_run_no_line(tree: Path) -> None:
     (tree / "learning" / "user.py").write_text("from perennial.learning.names import Names")
-    lines = {"learning/user.py": {"3": ["of user"]}, "learning/small.py": {"7": ["of another"]}}
-    tests = CoveringTests(lines, {})
+    (tree / "tests").mkdir()
+    (tree / "tests" / "test_names.py").write_text("from perennial.learning.names import Names")
+    lines = {"learning/user.py": {"3": ["of user"]}, "learning/small.py": {"7": ["tests/test_small.py::it"]}}
+    quick = {"tests/test_names.py::it": 0.1, "tests/test_pages.py::it": 0.2, "of user": 9.0}
+    tests = CoveringTests(lines, quick | {"tests/test_small.py::it": 0.1, "tests/test_slow.py::it": 5.0})
     assert tests.of("learning/names.py", 0, 3) == []
-    assert tests.of_importers("learning/names.py", tree) == ["of user"]
+    found = tests.at_import("learning/names.py", tree)
+    assert found == ["tests/test_names.py::it", "of user", "tests/test_pages.py::it"]
 
 
 COVERED = """

@@ -141,7 +141,7 @@ def test_classes_that_were_opened_go_into_no_sum_of_other_tasks(tmp_path: Path) 
     state = {"secure": SECURE, "data": SMALL["data"]}
     run(tmp_path, "first", **state, tasks={"count": 2, "rounds": 1})
     for folder in (tmp_path / "runs" / "first").rglob("secure/opened.json"):
-        opened = [statistic for statistic, _ in yaml.safe_load(folder.read_text())]
+        opened = [statistic for statistic, *_ in yaml.safe_load(folder.read_text())]
         assert opened.count("statistics") == 10
         break
     else:

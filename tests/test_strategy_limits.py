@@ -1,12 +1,19 @@
 """Every key of a strategy is taken up to the limits that its error names, and refused beyond them."""
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+import yaml
 
+from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.factory import build_strategy
+from perennial.strategies.fednova import FedNova
+from perennial.strategies.round.services import Services
+from perennial.strategies.splitfed import SplitFed
 
 BASES: dict[str, dict[str, Any]] = {
     "bucketing": {"base": {"name": "median"}},
@@ -94,7 +101,7 @@ def test_a_key_is_refused_beyond_its_limits(name: str, key: str, value: Any) -> 
 
 
 def test_multi_factor_needs_one_factor_at_least() -> None:
-    none = dict.fromkeys(("alpha", "beta", "gamma", "delta"), 0.0)
+    none: dict[str, Any] = dict.fromkeys(("alpha", "beta", "gamma", "delta"), 0.0)
     for name in none:
         built("multi_factor", none | {name: 0.1})
     with pytest.raises(ConfigError, match="not all 0"):
@@ -134,3 +141,38 @@ def test_frozen_layers_go_with_no_relabelling() -> None:
     built("serial_ring", {"freeze": 0, "relabel": "permute"})
     with pytest.raises(ConfigError, match="relabel"):
         built("serial_ring", {"freeze": 1, "relabel": "permute"})
+
+
+def test_words_are_told_apart_by_their_letters() -> None:
+    """Words of a file are other objects than those of the program."""
+    for text, message in (
+        ("{base: fedavg, estimator: reconstruct, on_flag: exclude}", "on_flag"),
+        ("{base: serial_ring, estimator: online, exact: true}", "online"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build_strategy("contribution", yaml.safe_load(text))
+
+
+def test_the_part_of_the_sites_begins_the_names_of_some_tensors() -> None:
+    arrays = {name: torch.zeros(1) for name in ("first.weight", "first.bias", "second.weight")}
+    assert SplitFed().server_part(arrays) == {"second.weight"}
+    assert SplitFed(client_part=("second.",)).server_part(arrays) == {"first.weight", "first.bias"}
+    assert SplitFed(client_part=("first.", "second.")).server_part(arrays) == frozenset()
+    with pytest.raises(ConfigError, match=r"client_part: third\. begin no tensor's name"):
+        SplitFed(client_part=("third.",)).server_part(arrays)
+
+
+def test_methods_with_a_correction_take_a_reply_whole_or_not_at_all() -> None:
+    assert build_strategy("fedavg", {}).takes_parts
+    for name in ("scaffold", "feddyn", "adabest"):
+        assert not build_strategy(name, {}).takes_parts
+
+
+@pytest.mark.parametrize(("optimizer", "momentum", "pull"), [("sgd", 0.9, 0.05), ("adam", 0.0, 0.0)])
+def test_fednova_takes_momentum_and_pull_of_sgd_alone(optimizer: str, momentum: float, pull: float) -> None:
+    learner = {"correction": {"name": "fedprox", "mu": 0.5}}
+    chosen = {"name": optimizer, "lr": 0.1} | ({"momentum": 0.9} if optimizer == "sgd" else {})
+    experiment = SimpleNamespace(learner=LearnerConfig.model_validate(learner | {"optimizer": chosen}))
+    strategy = FedNova()
+    strategy.attach(cast(Services, SimpleNamespace(experiment=experiment)))
+    assert (strategy._momentum, strategy._pull) == pytest.approx((momentum, pull))

@@ -17,7 +17,7 @@ from perennial.models.feature_maps.weights import known_content, tensors_in
 from perennial.models.incremental import IncrementalModel, below, load_complete
 
 LAYOUT = ("name", "model", "seed", "classes", "inputs", "encoder")
-"""What of a run its layers and inputs follow from, and what it is called."""
+"""Settings of a run that decide its layers and inputs, and its name."""
 
 
 class FinishedRun(nn.Module):

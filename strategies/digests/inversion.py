@@ -1,7 +1,7 @@
 """Makes inputs from a model alone, by training a generator.
 
-The generator is trained until the model is sure of what it makes, and a second model that learns from it is
-not yet.
+The generator learns to make inputs of which the model is sure, while a second model that learns from them is
+not yet sure.
 
 Zhang et al. 2023 (TARGET, arXiv 2303.06937), after Yin et al. 2020 (DeepInversion, arXiv 1912.08795).
 """

@@ -332,6 +332,15 @@ def test_an_edit_far_back_is_found_within_as_many_charges_as_the_ledger_has_piec
             ledger.charge(update())
 
 
+def test_older_lines_without_any_newline_are_named(tmp_path: Path) -> None:
+    ledger = long_ledger(tmp_path / "state", 8_000)
+    data = ledger.path.read_bytes()
+    older = ledger_lines.CHECKED_EACH_TIME + 1000
+    ledger.path.write_bytes(data[:older].replace(b"\n", b" ") + data[older:])
+    with pytest.raises(StateError, match="line 1 does not follow"):
+        ledger.charge(update())
+
+
 def test_a_server_cannot_fill_the_head_with_guarantees(tmp_path: Path) -> None:
     ledger = long_ledger(tmp_path / "state", 1)
     head = Head.read(ledger.beside)
