@@ -19,17 +19,19 @@ EXPERIMENT: dict[str, Any] = {
     "data": {"source": "digits", "sites": 2, "samples_limit": 200, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 4},
     "model": {"name": "mlp", "hidden": [16]},
-    "rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 120, "deadline": 120},
     "learner": {"optimizer": {"lr": 0.05}, "memory": {"selection": "random", "per_class": 2}},
     # no round after the first one is so much better, so that each task ends after its second round
     "stopping": {"patience": 1, "gain": 0.9},
 }
 
 
-def written(folder: Path) -> tuple[Path, dict[str, Any]]:
+DEPLOYED = {"rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 120, "deadline": 120}}
+
+
+def written(folder: Path, **more: Any) -> tuple[Path, dict[str, Any]]:
     """The experiment's file, and the summary of its run in process."""
     path = folder / "experiment.yaml"
-    path.write_text(yaml.safe_dump(EXPERIMENT))
+    path.write_text(yaml.safe_dump(EXPERIMENT | more))
     here = run_in_process(RunSettings(str(path), runs=str(folder / "here")))
     assert here["rounds"] == 4, "two of four rounds in each task"
     return path, here
@@ -59,7 +61,7 @@ def test_deployed_sites_stop_where_the_in_process_engine_stops() -> None:
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     with Deployment(SITES) as deployment:
         deployment.init()
-        experiment, here = written(deployment.folder)
+        experiment, here = written(deployment.folder, **DEPLOYED)
         deployment.start_superlink()
         fab, digest = deployment.deploy("stage", experiment).split()[-2:]
         for name in SITES:
