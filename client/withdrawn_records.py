@@ -62,8 +62,8 @@ def withdraw(site: Site, run: str, chosen: Tensor, path: Path) -> dict[int, Stat
     """Write the sums of the chosen records to a file for the server, and charge them; returns them by task.
 
     chosen: indices of records; a record that is no training sample is in no sum.
-    Raises PolicyRefusal if a class would lose, or keep, fewer samples than the floor; DataError if nothing is
-    withdrawn.
+    Raises PolicyRefusal if a class would lose, or keep, fewer samples than the floor; DataError
+    if nothing is withdrawn.
     """
     policy, experiment = site.identity.policy, site.experiment
     check_answer(policy, "statistics")

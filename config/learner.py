@@ -45,11 +45,11 @@ class Classification(FiniteBlock):
     """current_softmax: cross entropy over the classes of the current task alone; not with a memory.
     gradient_compensation: GLFC's, in which a sample counts by its gradient among old or among new classes."""
     scale: float = Field(default=1.0, ge=0)
-    """balanced_softmax: multiplies the log-prior; 0 is plain cross entropy over the classes that the site
-    holds."""
+    """balanced_softmax: multiplies the log-prior; 0 is plain cross entropy over the classes
+    that the site holds."""
     sign: Literal[1, -1] = 1
-    """balanced_softmax: -1 subtracts the log-prior in training, as printed in PP-FCIL; for the ablation
-    only."""
+    """balanced_softmax: -1 subtracts the log-prior in training, as printed in PP-FCIL;
+    for the ablation only."""
     options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
     """Keys of a loss that is a plug-in: the keywords of its constructor."""
 

@@ -1,7 +1,7 @@
 """The settings of one run that are not the experiment: its name, its folder and the machine.
 
-They travel as Flower's run config, so the same settings reach the ServerApp and the ClientApps in every
-engine.
+They travel as Flower's run config, so the same settings reach the ServerApp and the
+ClientApps in every engine.
 """
 
 import json
@@ -22,8 +22,8 @@ class RunSettings:
     """The settings of one run.
 
     experiment: path of the experiment's file, absolute or relative to the app's root.
-    overrides: KEY=VALUE, separated by semicolons; or a JSON list of such settings, whose values may hold
-    semicolons.
+    overrides: KEY=VALUE, separated by semicolons; or a JSON list of such settings, whose
+    values may hold semicolons.
     name: of the run folder; '' takes the experiment's name.
     runs: the folder that holds the run folders.
     resume: 'yes' to continue the run folder of that name, otherwise ''.

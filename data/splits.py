@@ -3,8 +3,8 @@
 The hash is HMAC-SHA256 over a purpose and the record's group: its patient where the data names patients, else
 its raw content, without the label. Read as a 64-bit integer it is below share x 2^64 or not. Adding or
 removing a record therefore moves no other one, and records with one content, or of one patient, go the same
-way. Shares are met on average and not exactly, and nothing is stratified: a class can be left without a test
-sample.
+way. Shares are met on average and not exactly, and nothing is stratified: a class can be left
+without a test sample.
 
 The key of a simulation follows from the experiment's seed. Sites with data of their own get the run's key,
 which the server draws once their data are fixed: nobody can make records that fall into a part of his choice.

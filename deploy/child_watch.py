@@ -1,8 +1,8 @@
 """Ends a SuperNode or SuperLink when its SuperExec has ended, because without it neither serves anybody.
 
 Flower starts the SuperExec as a child and never looks at it again. Without it no app is started, while the
-parent goes on answering health checks. Here the parent ends too, so that the container or the unit restarts
-both.
+parent goes on answering health checks. Here the parent ends too, so that the container or
+the unit restarts both.
 """
 
 import logging

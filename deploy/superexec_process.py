@@ -28,8 +28,8 @@ from perennial.deploy.flower_seam import (
 )
 
 WAKE = "PERENNIAL_WAKE"
-"""Environment variable of a site: the descriptor of the pipe in which its SuperNode puts a byte for each
-message."""
+"""Environment variable of a site: the descriptor of the pipe in which its SuperNode puts a
+byte for each message."""
 
 
 def start_fork_server(apps: Path) -> socket.socket:

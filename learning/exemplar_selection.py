@@ -22,8 +22,8 @@ def herding(features: Tensor, budget: int) -> Tensor:
     """Indices of the samples whose running mean stays closest to the class mean.
 
     features: (n, d), one class, rows of unit length.
-    Returns (min(budget, n),) int64, most important first, so that a prefix is the choice for a smaller
-    budget.
+    Returns (min(budget, n),) int64, most important first, so that a prefix is the choice
+    for a smaller budget.
     Raises ValueError on an empty class or a budget below 1.
 
     Rebuffi et al. 2017 (arXiv 1611.07725), algorithm 4.

@@ -57,8 +57,8 @@ def current_softmax(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
     """(B,) cross entropies over the classes of the current task alone: old rows of the head get no gradient.
 
     first_class: the task's first label. Raises ValueError on a label of an earlier task.
-    Masana et al. 2020 (arXiv 2010.15277), equation 5; Li and Hoiem 2016 (arXiv 1606.09282) use it with
-    distillation.
+    Masana et al. 2020 (arXiv 2010.15277), equation 5; Li and Hoiem 2016 (arXiv 1606.09282)
+    use it with distillation.
     """
     if beyond(labels, first_class, logits.shape[1]):
         raise ValueError(
@@ -128,8 +128,8 @@ def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tens
 def relation_distillation(logits: Tensor, labels: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
     """(B,) KL(target || this model) over all classes; the loss is T^2 times their mean.
 
-    The target is the one-hot label with the previous model's probabilities in the old columns, divided by its
-    sum.
+    The target is the one-hot label with the previous model's probabilities in the old columns,
+    divided by its sum.
     logits: (B, M), old_logits: (B, M_old).
 
     Dong et al. 2022 (GLFC, arXiv 2203.14867), section 3.2, which writes the divergence the other way round;

@@ -82,8 +82,8 @@ class IncrementalModel(nn.Module):
         """Add rows to the head up to num_classes. Old rows keep their bits.
 
         New weights are uniform in +-1/sqrt(d), new biases 0, so that no new class starts with a prior.
-        generator: the stream of this task's rows. Raises StateError when num_classes is below the present
-        number.
+        generator: the stream of this task's rows. Raises StateError when num_classes is
+        below the present number.
         """
         old = self.head
         if num_classes < old.out_features:
@@ -121,8 +121,8 @@ class IncrementalModel(nn.Module):
 def joined_features(parts: Sequence[Tensor]) -> Tensor:
     """(B, sum of d_i): kinds of features (B, d_i) of the same samples, side by side.
 
-    A module calls it as its attribute `join`, because several sites in one pass join theirs in another way
-    (models/stacked.py).
+    A module calls it as its attribute `join`, because several sites in one pass join theirs
+    in another way (models/stacked.py).
     """
     return torch.cat(list(parts), dim=1)
 
@@ -154,8 +154,8 @@ def load_complete(model: IncrementalModel, state: Mapping[str, Tensor]) -> None:
 
     The model must have been built with as many classes as the state has head rows. Modules that only one of
     the two has (a dual backbone's old one) appear or go; FlatParameters must then be built anew.
-    Raises StateError naming the key that is missing, unknown, or of another shape or dtype; no value is
-    copied.
+    Raises StateError naming the key that is missing, unknown, or of another shape or dtype;
+    no value is copied.
     """
     model.restructure(state)
     copy_state(complete_state(model), state)

@@ -35,8 +35,8 @@ class Inputs:
 
     stored: uint8 where the data are 8-bit pixels, float32 where they are numbers in a scale of their own.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
-    columns: of a table, feature column -> "numeric", "date" or its categories, in the order of the D
-    features.
+    columns: of a table, feature column -> "numeric", "date" or its categories, in the order
+    of the D features.
     fill: (D,) what stands for a missing number of a table; None: the mean.
     """
 

@@ -60,8 +60,8 @@ class PrivacyConfig(Block):
     physical_batch: mode sample: largest batch held in memory at once; a Poisson batch has no upper limit.
     ghost: compute clipped gradients without holding one gradient for each sample (big models).
     unit: mode sample: whom the guarantee hides, one sample (the default) or one patient with all of theirs at
-    a site; sample_rate is then the probability of a patient, and clip_norm bounds the sum of a patient's
-    gradients.
+    a site; sample_rate is then the probability of a patient, and clip_norm bounds the sum
+    of a patient's gradients.
     """
 
     mode: Mode = "none"

@@ -265,8 +265,8 @@ class Ledger:
     def _note(self, head: Head) -> None:
         """Write both heads; the ledger is on the disk already, so either may be a line behind after a crash.
 
-        The one beside the ledger saves time, and a damaged one is not believed, so it need not wait for the
-        disk.
+        The one beside the ledger saves time, and a damaged one is not believed, so it need not
+        wait for the disk.
         """
         if self.elsewhere is not None:
             try:

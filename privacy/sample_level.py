@@ -125,8 +125,8 @@ class PrivateGradient:
         its own sample alone; a batch above physical_batch is taken in parts. patients: (B,) int64, whose each
         sample is; then the sum of a patient's gradients is clipped, and a part holds whole patients.
         A parameter that already has a .grad keeps its memory, so a flat gradient vector stays one.
-        Raises PrivacyError on losses of another shape, or a model in evaluation mode, which Opacus does not
-        watch.
+        Raises PrivacyError on losses of another shape, or a model in evaluation mode, which
+        Opacus does not watch.
         """
         if not self._model.training:
             raise PrivacyError("the model is in evaluation mode, in which Opacus sees no per-sample gradient")

@@ -70,8 +70,8 @@ class TrainRequest(Maskable, NeedsPrevious):
     settings: str = at_most(LONGEST_SETTINGS, default="{}")
     """The strategy's settings for this round, a JSON object."""
     personal: list[str] | None = None
-    """Layers of which the site uses and trains its own values; they stay at the site and are not part of the
-    update."""
+    """Layers of which the site uses and trains its own values; they stay at the site and are not
+    part of the update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +83,13 @@ class TrainReply(Stamp):
     """Model after training minus model received, same names and shapes but for personal layers; protected as
     the experiment says."""
     num_examples: int = bounded(1, MAX_EXAMPLES)
-    """Samples trained on: new data and exemplars; 1 at every site under privacy unless
-    privacy.allow_unaccounted_metrics."""
+    """Samples trained on: new data and exemplars; 1 at every site
+    under privacy unless privacy.allow_unaccounted_metrics."""
     train_loss: float | None = None
     """Mean loss of the last local epoch; absent under privacy unless privacy.allow_unaccounted_metrics."""
     steps: int = bounded(0, default=0)
-    """Local optimiser steps; under privacy 0, or the public number of mode sample, unless
-    privacy.allow_unaccounted_metrics."""
+    """Local optimiser steps; under privacy 0, or the public number of
+    mode sample, unless privacy.allow_unaccounted_metrics."""
     within_clip_norm: bool | None = None
     """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
     method: Tensors | None = None
@@ -132,8 +132,8 @@ class EvaluateRequest(Maskable, NeedsPrevious):
     """The global model to measure."""
     class_means: Tensors | None = None
     """What to classify with instead of the head: `means`, the mean feature of each class over all sites, with
-    learner.means: global; `gaussian`, a row of weights and a bias for each class, with learner.classifier:
-    gaussian."""
+    learner.means: global; `gaussian`, a row of weights and a bias for each
+    class, with learner.classifier: gaussian."""
     tables: bool = False
     """Whether tables of counts are asked for beside the right answers; a site's policy decides."""
     validation: bool = False
@@ -148,8 +148,8 @@ class EvaluateReply(Stamp):
     correct: list[int] = bounded(-MAX_EXAMPLES, MAX_EXAMPLES)
     """Right answers of each class; with the experiment's noise below 0 too."""
     total: list[int] = bounded(-MAX_EXAMPLES, MAX_EXAMPLES)
-    """Held-out samples of each class, with noise likewise; of patients, where these are hidden, one sample of
-    each."""
+    """Held-out samples of each class, with noise likewise; of patients, where these are hidden,
+    one sample of each."""
     withheld: list[int] | None = bounded(0, MAX_CLASSES, default=None)
     """Classes whose counts stay at the site, because they are below its floor or would give such counts away;
     0 in both lists."""
@@ -225,8 +225,8 @@ class PersonalModelRequest(NeedsPrevious):
 
     message_type = "train.personal_model"
     arrays: Tensors
-    """The shared layers of the site's cluster; for a personal layer, what a site without its own starts
-    from."""
+    """The shared layers of the site's cluster; for a personal layer, what a site without
+    its own starts from."""
     personal: list[str] | None = None
     """Layers of which the site uses its own values."""
 
@@ -255,8 +255,8 @@ class StatisticsRequest(Maskable):
     features: str = hexadecimal(SHA256)
     """SHA-256 of the fixed feature maps; a site with others refuses."""
     weights: list[int] | None = bounded(0, CLASS_WEIGHT, default=None)
-    """How often each sample of each of these classes counts, in steps of 2^-20; with class-balanced ridge
-    alone."""
+    """How often each sample of each of these classes counts, in steps of 2^-20;
+    with class-balanced ridge alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,8 +87,8 @@ class ShareReply(OfAttempt):
     receivers: list[str] = _names()
     """Sites that the shares are for."""
     shares: list[str] = _sealed()
-    """For each receiver one share of the mask key and one of the seed, sealed so that nobody else can read
-    them."""
+    """For each receiver one share of the mask key and one of the seed, sealed so that nobody
+    else can read them."""
 
 
 @dataclass(frozen=True, kw_only=True)

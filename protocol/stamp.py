@@ -26,8 +26,8 @@ SPLIT_KEY = 64
 SHA256 = 64
 KEY = 64
 SIGNATURE = 128
-"""Hexadecimal digits. A run's token and a model's hash name files at the site, so nothing else may stand
-there."""
+"""Hexadecimal digits. A run's token and a model's hash name files at the site, so nothing
+else may stand there."""
 STAMP_FIELDS = ("run", "experiment", "class_order", "split_key", "task", "round", "num_classes")
 
 

@@ -65,8 +65,8 @@ def open_run_folder(
     """The folder, ready to run in. Call it while holding the folder (foundation.files.sole_owner).
 
     Raises StateError when a fresh run meets an old one, when there is nothing to resume, when a change of the
-    experiment, its data or its cohorts contradicts what was trained so far, or when the folder cannot be
-    written.
+    experiment, its data or its cohorts contradicts what was trained so far, or when the
+    folder cannot be written.
     """
     begun = any((path / CHECKPOINT / name).exists() for name in (LATEST, BEFORE))
     exists = begun or (path / "events.jsonl").exists()

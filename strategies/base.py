@@ -2,8 +2,8 @@
 
 A method is a subclass that defines what it does with one admitted reply (`fold`) and which model the round
 ends with (`finish_round`). It works under Flower's own `start()` with any ClientApp that follows Flower's
-convention, and under the curriculum, which calls `begin_task`, `train_round`, `state_dict` and
-`load_state_dict`.
+convention, and under the curriculum, which calls `begin_task`,
+`train_round`, `state_dict` and `load_state_dict`.
 """
 
 import time

@@ -27,8 +27,8 @@ class Inversion:
 
     steps: of its training.
     boundary: weight of the disagreement with the second model.
-    statistics: weight of the distance from the running statistics of batch normalisation, if the model has
-    any.
+    statistics: weight of the distance from the running statistics of batch normalisation, if
+    the model has any.
     """
 
     steps: int = 200
