@@ -1,4 +1,4 @@
-"""Early stopping and trackers under Flower's simulation and over gRPC: the bits of the in-process engine."""
+"""Early stopping and trackers over gRPC: the bits of the in-process engine."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from perennial.benchmarks.continuity import Running
-from perennial.benchmarks.flower_simulation import FlowerSimulation
 from perennial.benchmarks.loopback import Deployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
@@ -42,18 +41,6 @@ def compare(run: Path, here: dict[str, Any], engine: str) -> None:
     assert there["engine"] == engine and there["rounds"] == here["rounds"]
     assert there["model_sha256"] == here["model_sha256"]
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
-
-
-@pytest.mark.slow
-def test_ray_stops_where_the_in_process_engine_stops(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
-    experiment, here = written(tmp_path)
-    with FlowerSimulation(tmp_path / "simulation") as simulation:
-        config = {"experiment": str(experiment), "runs": str(tmp_path / "there"), "track": "tensorboard"}
-        done = simulation.run(2, config)
-        run = tmp_path / "there" / "hospitals"
-        assert (run / "summary.json").exists(), done.output + simulation.log()
-    compare(run, here, "ray")
 
 
 @pytest.mark.slow
