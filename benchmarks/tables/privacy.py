@@ -69,7 +69,7 @@ def _samples(experiment: str, *batches: str) -> list[Row]:
 
 
 def _table(
-    title: str, rows: list[Row], note: str, seeds: tuple[int, ...] = (1, 2, 3), pending: str = ""
+    title: str, rows: list[Row], note: str, seeds: tuple[int, ...] = (1, 2, 3, 4, 5), pending: str = ""
 ) -> Table:
     return Table(
         title, rows, seeds, measures=_MEASURES, plain=frozenset({"epsilon"}), note=note, pending=pending
