@@ -25,7 +25,8 @@ from perennial.foundation.streams import stream
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
-from perennial.protocol.messages import Stamp, TrainReply
+from perennial.protocol.messages import TrainReply
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Gate

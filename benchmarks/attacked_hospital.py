@@ -22,14 +22,8 @@ from perennial.engine.grid import set_task_identity
 from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
 from perennial.protocol.fields import WireMessage, read_kind
-from perennial.protocol.messages import (
-    DigestReply,
-    EvaluateReply,
-    FinishTaskReply,
-    Refusal,
-    Stamp,
-    TrainReply,
-)
+from perennial.protocol.messages import DigestReply, EvaluateReply, FinishTaskReply, Refusal, TrainReply
+from perennial.protocol.stamp import Stamp
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE, RUN = "site-1", "0123456789abcdef"

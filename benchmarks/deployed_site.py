@@ -24,7 +24,6 @@ from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import (
-    VERSION,
     ClassCountsRequest,
     CompareHeadsRequest,
     DescribeRequest,
@@ -34,11 +33,11 @@ from perennial.protocol.messages import (
     PersonalModelRequest,
     Refusal,
     SparsityRequest,
-    Stamp,
     StatisticsRequest,
     TrainRequest,
 )
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
+from perennial.protocol.stamp import VERSION, Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 
 EXPERIMENT: dict[str, Any] = {

@@ -28,7 +28,8 @@ from perennial.foundation.streams import stream, torch_seed
 from perennial.learning.batches import TrainingSet
 from perennial.models.saved import GLOBAL_MODEL, load_saved
 from perennial.protocol.fields import read_kind
-from perennial.protocol.messages import MAX_EXAMPLES, TrainReply
+from perennial.protocol.messages import TrainReply
+from perennial.protocol.stamp import MAX_EXAMPLES
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
 

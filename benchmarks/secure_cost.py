@@ -33,7 +33,8 @@ from perennial.privacy.secure.server_session import ServerSession
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol import secure_messages as wire
 from perennial.protocol.fields import WireMessage
-from perennial.protocol.messages import Stamp, TrainReply, TrainRequest
+from perennial.protocol.messages import TrainReply, TrainRequest
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.gate import Gate
 from perennial.strategies.sums.exact_sum import ExactSum

@@ -30,8 +30,6 @@ from perennial.foundation.errors import (
 )
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
-    LONGEST_REASON,
-    VERSION,
     ClassCountsRequest,
     CompareHeadsRequest,
     DescribeReply,
@@ -42,11 +40,11 @@ from perennial.protocol.messages import (
     PersonalModelRequest,
     Refusal,
     SparsityRequest,
-    Stamp,
     StatisticsRequest,
     TrainRequest,
 )
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
+from perennial.protocol.stamp import LONGEST_REASON, VERSION, Stamp
 
 app = ClientApp()
 log = logging.getLogger("perennial.site")

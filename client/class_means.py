@@ -20,7 +20,8 @@ from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.noise import SecureNoise, SeededNoise
 from perennial.privacy.protection import protect_update
-from perennial.protocol.messages import FinishTaskRequest, Stamp
+from perennial.protocol.messages import FinishTaskRequest
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 
 

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from perennial.client.site import Site
-from perennial.config.learner import Part
+from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import ProtocolError
 from perennial.learning.gradient_correction import GradientCorrection
 from perennial.models.flat import FlatParameters
@@ -30,7 +30,7 @@ IN_CLUSTER = "correction-in-cluster"
 CONTROL = "control/"
 
 
-class CorrectionOrder(Part):
+class CorrectionOrder(FiniteBlock):
     """An order that names the site's last round whose update is in the server's vector.
 
     What the site stored for later rounds is rolled back: those replies were lost, late or refused.

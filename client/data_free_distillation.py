@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from perennial.client.site import Site
-from perennial.config.learner import Part
+from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream, torch_seed
 from perennial.learning.losses import distillation
@@ -19,7 +19,7 @@ from perennial.learning.objective import Term
 from perennial.protocol.messages import TrainRequest
 
 
-class DataFreeDistillationSettings(Part):
+class DataFreeDistillationSettings(FiniteBlock):
     """`rehearsal` of a request's settings."""
 
     weight: float = Field(gt=0, le=1e4)

@@ -19,7 +19,8 @@ from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal
 from perennial.learning.private_training import steps_of_round
 from perennial.protocol.fields import WireMessage
-from perennial.protocol.messages import Stamp, TrainRequest
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.stamp import Stamp
 
 
 @contextmanager

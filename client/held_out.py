@@ -26,7 +26,8 @@ from perennial.models.incremental import IncrementalModel
 from perennial.privacy.discrete_gaussian import Integers, SecureWords, SeededWords, WordSource
 from perennial.privacy.noised_counts import STEPS, CountNoise, cells_of, in_samples, towards_zero
 from perennial.privacy.secure.masks import Words
-from perennial.protocol.messages import EvaluateRequest, Stamp
+from perennial.protocol.messages import EvaluateRequest
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from perennial.client.site import Site
 from perennial.client.state import read_safetensors
 from perennial.foundation.files import make_folder, replace_file
-from perennial.protocol.messages import Stamp
+from perennial.protocol.stamp import Stamp
 
 FOLDER = "learnt"
 VALUES = "values"

@@ -34,10 +34,10 @@ from perennial.protocol.messages import (
     FinishTaskRequest,
     PersonalModelRequest,
     SparsityRequest,
-    Stamp,
     StatisticsRequest,
     TrainRequest,
 )
+from perennial.protocol.stamp import Stamp
 
 SETTINGS = {
     "serial_ring": ("turn",),

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from perennial.client.site import Site
 from perennial.foundation.streams import stream
-from perennial.protocol.messages import Stamp
+from perennial.protocol.stamp import Stamp
 
 
 def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) -> Tensor:

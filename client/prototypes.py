@@ -15,7 +15,7 @@ from torch import Tensor
 
 from perennial.client.floor import check_single_samples
 from perennial.client.site import Site
-from perennial.config.learner import Part
+from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import DataError, PrivacyError, ProtocolError
 from perennial.foundation.streams import stream, torch_seed
 from perennial.learning.batches import TrainingSet
@@ -30,7 +30,7 @@ from perennial.protocol.tensors import Tensors
 RECORD = "transition"
 
 
-class PrototypeOrder(Part):
+class PrototypeOrder(FiniteBlock):
     """`prototypes` of a request's settings."""
 
     noise: float = Field(ge=0, le=100)

@@ -14,7 +14,7 @@ from perennial.client.plan import Plan
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.foundation.files import make_folder
-from perennial.protocol.messages import Stamp
+from perennial.protocol.stamp import Stamp
 
 FILE = "requests.sqlite"
 LOCK_SECONDS = 60.0

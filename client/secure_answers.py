@@ -12,7 +12,6 @@ from perennial.config.secure import SecureConfig
 from perennial.foundation.errors import ProtocolError
 from perennial.privacy.secure.roster import Attempt, Peer, require
 from perennial.privacy.secure.site_session import SiteSession
-from perennial.protocol.messages import Stamp
 from perennial.protocol.secure_messages import (
     IntroduceReply,
     IntroduceRequest,
@@ -23,6 +22,7 @@ from perennial.protocol.secure_messages import (
     VoteReply,
     VoteRequest,
 )
+from perennial.protocol.stamp import Stamp
 
 
 def secure_state(identity: Identity, request: Stamp) -> tuple[SecureConfig, SecureState]:

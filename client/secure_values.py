@@ -11,8 +11,8 @@ from perennial.client.site import Site
 from perennial.foundation.errors import ProtocolError
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.roster import Member, Subject
-from perennial.protocol.messages import Maskable
 from perennial.protocol.secure_messages import MaskedReply
+from perennial.protocol.stamp import Maskable
 from perennial.protocol.tensors import Tensors
 
 SIGNED = {np.dtype(np.uint64): np.int64, np.dtype(np.uint32): np.int32}

@@ -26,7 +26,7 @@ from perennial.foundation.cache import cache_folder
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
-from perennial.protocol.messages import NeedsPrevious, Stamp
+from perennial.protocol.stamp import NeedsPrevious, Stamp
 from perennial.protocol.tensors import content_sha256
 
 HELD_MODELS = 2

@@ -32,11 +32,11 @@ from perennial.protocol.messages import (
     ClassCountsRequest,
     CompareHeadsReply,
     CompareHeadsRequest,
-    Stamp,
     StatisticsReply,
     StatisticsRequest,
 )
 from perennial.protocol.secure_messages import MaskedReply
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 
 log = logging.getLogger("perennial.site")

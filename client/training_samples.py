@@ -12,7 +12,7 @@ from perennial.client.site import Site
 from perennial.foundation.errors import DataError
 from perennial.learning.evaluation import unit_features
 from perennial.models.incremental import IncrementalModel
-from perennial.protocol.messages import Stamp
+from perennial.protocol.stamp import Stamp
 
 Previous = tuple[str, dict[str, Tensor]] | None
 """(hash, tensors) of the model of the task before."""

@@ -12,10 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import APP_ROOT, RunSettings
+from perennial.foundation.block import Block
 from perennial.foundation.errors import PolicyRefusal, StateError
 
 CACHES = ("__pycache__",)
@@ -23,7 +24,7 @@ INSTALLED_ROOMS = ("foundation", "data", "models", "privacy", "config", "protoco
 """What a site runs of an installation that is no app."""
 
 
-class Approval(BaseModel):
+class Approval(Block):
     """One approved experiment of one app.
 
     app: folder below flower/apps, or '' for the installation itself. bundle: SHA-256 of the .fab file. code:
@@ -31,7 +32,6 @@ class Approval(BaseModel):
     resolved settings. settings: these, to say what another approval would change.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     app: str
     bundle: str
     code: str

@@ -2,22 +2,23 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from perennial.foundation.block import Block
 
 MAX_SAMPLES = 1 << 20
 
 
-class BoundsConfig(BaseModel):
+class BoundsConfig(Block):
     """Bounds on what a site claims and sends; the journal names each site that met one.
 
     Those that are multiples are of the largest median of former rounds: a task in which most sites hold next
     to nothing must not stop the few that do. A run's first round takes its own medians.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     max_samples: int = Field(default=MAX_SAMPLES, ge=1, le=100_000_000)
     """A site that says it trained on more samples counts as if it had said this."""
-    registered: dict[str, int] = {}
+    registered: dict[str, int] = Field(default_factory=dict)
     """The same for single sites, from their registration; the multiple below is not for them."""
     samples_multiple: float | None = Field(default=5.0, ge=1)
     """A site counts as at most so many times the median of the samples that sites claim; null: no bound."""

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from perennial.config.yaml_file import apply_overrides, beside, read_yaml, validate
 from perennial.data.config import DataConfig
+from perennial.foundation.block import Block
 
 
-class EncoderTraining(BaseModel):
+class EncoderTraining(Block):
     """The settings with which an encoder for digests is trained.
 
     data: public data. The encoder goes to every site and holds something of its training data, so use none
@@ -16,7 +17,6 @@ class EncoderTraining(BaseModel):
     they are.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     data: DataConfig
     seed: int = Field(default=1, ge=0)
     epochs: int = Field(default=20, ge=1)

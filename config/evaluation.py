@@ -3,8 +3,9 @@
 import operator
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from perennial.foundation.block import Block
 from perennial.privacy.noised_counts import CountNoise
 
 if TYPE_CHECKING:
@@ -13,10 +14,9 @@ if TYPE_CHECKING:
 _WITHOUT = operator.not_
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(Block):
     """When and where the model is measured."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     every: Literal["task", "round"] = "task"
     central: bool = True
     """On the server's test set, where it has one."""

@@ -22,7 +22,9 @@ from perennial.config.secure import SecureConfig, refuse_what_needs_single_updat
 from perennial.config.stopping import StoppingConfig, require_validation
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
-from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.config import DataConfig
+from perennial.data.tasks_config import TasksConfig
+from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, nearest
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.privacy.config import PrivacyConfig
@@ -59,10 +61,9 @@ class StrategySpec(BaseModel):
         return dict(self.model_extra or {})
 
 
-class RoundsConfig(BaseModel):
+class RoundsConfig(Block):
     """Who takes part in a round, and how long the server waits."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the connected sites that is asked in each round."""
     quorum: int = Field(default=1, ge=1)
@@ -80,10 +81,9 @@ class RoundsConfig(BaseModel):
     """Skipped rounds in a row after which the run stops with an error (it can be resumed)."""
 
 
-class AbsenceConfig(BaseModel):
+class AbsenceConfig(Block):
     """One stretch of rounds in which a site does not answer; for simulation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     site: str
     first_round: int = Field(ge=1)
     last_round: int | None = Field(default=None, ge=1)
@@ -101,19 +101,17 @@ class AbsenceConfig(BaseModel):
 AdversaryKind = Literal["free_rider", "label_flip"]
 
 
-class AdversaryConfig(BaseModel):
+class AdversaryConfig(Block):
     """A site that cheats in every round; for simulation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     site: str
     kind: AdversaryKind
     """free_rider: returns the model as it came. label_flip: trains with every class called another one."""
 
 
-class Experiment(BaseModel):
+class Experiment(Block):
     """One experiment. Build it with load_experiment."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     seed: int = Field(default=1, ge=0)
     data: DataConfig
@@ -133,8 +131,8 @@ class Experiment(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     stopping: StoppingConfig | None = Field(default=None, exclude_if=operator.not_)
     """Ends tasks early by sites' validation and keeps the best model; None: all rounds, the last model."""
-    absence: list[AbsenceConfig] = []
-    adversaries: list[AdversaryConfig] = []
+    absence: list[AbsenceConfig] = Field(default_factory=list)
+    adversaries: list[AdversaryConfig] = Field(default_factory=list)
     plugins: dict[str, str] = Field(default_factory=dict, exclude_if=operator.not_)
     """Other people's methods in this experiment: `module:Class` -> SHA-256 of its source, written down when
     the experiment is read."""

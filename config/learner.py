@@ -4,22 +4,17 @@ import operator
 import sys
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from perennial.config.yaml_file import name_only
 from perennial.foundation import plugins
+from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import ConfigError, nearest
 
 CLASSIFICATIONS = ("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation")
 
 
-class Part(BaseModel):
-    """Base of a named part; unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Optimizer(Part):
+class Optimizer(FiniteBlock):
     """Local optimiser; its state is fresh in every round, because momentum from another model misleads."""
 
     name: Literal["sgd", "adam"] = "sgd"
@@ -43,7 +38,7 @@ def _classification(name: str) -> str:
     return name
 
 
-class Classification(Part):
+class Classification(FiniteBlock):
     """The loss over the labels."""
 
     name: Annotated[str, AfterValidator(_classification)] = "ce"
@@ -76,7 +71,7 @@ class Classification(Part):
         )
 
 
-class Distillation(Part):
+class Distillation(FiniteBlock):
     """Keeps the logits of old classes close to those of the previous task's global model.
 
     Li and Hoiem 2016 (arXiv 1606.09282).
@@ -90,7 +85,7 @@ class Distillation(Part):
     """all_classes: GLFC's; the target holds the label too, and the softmax is over all classes."""
 
 
-class Contrastive(Part):
+class Contrastive(FiniteBlock):
     """Supervised contrastive term over the features of a batch (Khosla et al. 2020, arXiv 2004.11362)."""
 
     weight: float = Field(default=0.1, gt=0)
@@ -99,7 +94,7 @@ class Contrastive(Part):
     """out: mean over positives outside the logarithm; in: inside, as printed in PP-FCIL."""
 
 
-class Memory(Part):
+class Memory(FiniteBlock):
     """Exemplars that a site keeps of classes it has seen; exactly one budget."""
 
     selection: Literal["herding", "nearest", "random"] = "herding"
@@ -144,7 +139,7 @@ class Memory(Part):
             )
 
 
-class Correction(Part):
+class Correction(FiniteBlock):
     """A term that pulls local training towards the global model."""
 
     name: Literal["fedprox"]
@@ -152,7 +147,7 @@ class Correction(Part):
     """Li et al. 2020 (arXiv 1812.06127): adds mu/2 times the squared distance to the model received."""
 
 
-class LearnerConfig(Part):
+class LearnerConfig(FiniteBlock):
     """The local learner. A published method is a choice of these parts."""
 
     epochs: int = Field(default=1, ge=1)

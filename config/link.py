@@ -3,12 +3,14 @@
 import math
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from perennial.foundation.block import Block
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Link(BaseModel):
+class Link(Block):
     """Shannon's capacity (Yan et al. 2025, arXiv 2506.16723, equation 13).
 
     bandwidth: Hz. power: W, of the sender. gain: of the channel, received over sent power. noise: W/Hz where
@@ -16,7 +18,6 @@ class Link(BaseModel):
     in the whole band.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     bandwidth: Positive
     power: Positive
     gain: Positive

@@ -1,17 +1,17 @@
 """Balanced pre-training: the same number of samples from each site, before task 1."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError
 
 
-class PretrainingConfig(BaseModel):
+class PretrainingConfig(Block):
     """Rounds of plain averaging before the first task, after which the experiment's own strategy takes over.
 
     Hu et al. 2022 (Appl. Sci. 12(19):10025), who give neither number.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     samples: int = Field(default=64, ge=1)
     """Training samples that each site uses, its classes of task 1 as evenly as it has them."""
     rounds: int = Field(default=3, ge=1)

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from perennial.foundation.block import Block
 from perennial.privacy.secure.parameters import Parameters
 
 STRATEGIES = ("fedavg", "uniform_mean", "analytic")
@@ -21,7 +22,7 @@ _NEEDS = {
 }
 
 
-class SecureConfig(BaseModel):
+class SecureConfig(Block):
     """The server learns sums over sites, and no site's own values; see docs/secure_aggregation.md.
 
     masks: false sends the same integers without masks, to compare a run with. least: sites in a sum.
@@ -30,7 +31,6 @@ class SecureConfig(BaseModel):
     server's own samples may fall in one round before the round's update is halved; null: by any amount.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     masks: bool = True
     least: int = Field(default=3, ge=2)
     assumed_colluders: int = Field(default=0, ge=0)

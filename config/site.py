@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from perennial.config.yaml_file import UsablePath, read_yaml, validate
 from perennial.data.config import DataConfig
+from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.names import SITE_NAME
 from perennial.privacy.config import Mode, Unit
@@ -34,15 +35,14 @@ Demand = Mode | Literal["patient"]
 """A protection that a site can demand: a mode, or mode sample with unit patient."""
 
 
-class SitePolicy(BaseModel):
+class SitePolicy(Block):
     """What may leave the building."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    answers: list[Answer] = ["train", "evaluate"]
+    answers: list[Answer] = Field(default_factory=lambda: ["train", "evaluate"])
     min_samples: int = Field(default=1, ge=1)
     """Whatever leaves and is computed from data is computed from at least so many samples: an update, a
     ring's segment, a class's sum or count, a sparsity vector, a digest without a proven protection."""
-    below_floor: list[Few] = []
+    below_floor: list[Few] = Field(default_factory=list)
     """Releases to which min_samples does not apply. Prototypes come from one sample each, so that they leave
     only where they are named here."""
     require_privacy: Demand = "none"
@@ -81,7 +81,7 @@ class SitePolicy(BaseModel):
     """Fewer sites in a masked sum than this, and the site takes no part in it."""
     assumed_colluders: int = Field(default=0, ge=0)
     """Sites that may work together with the server, against which an experiment must protect this one."""
-    peers: dict[str, str] = {}
+    peers: dict[str, str] = Field(default_factory=dict)
     """Fingerprints of the other sites' keys by name, as `perennial site fingerprint` shows them there;
     empty: each key is trusted when it is first met, which protects against a curious server only."""
 
@@ -107,10 +107,9 @@ class SitePolicy(BaseModel):
         return "patient" if self.require_privacy == "patient" else "site"
 
 
-class StateLimits(BaseModel):
+class StateLimits(Block):
     """How much of this site's disk its runs may take. The ledger is not part of it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     runs: int = Field(default=20, ge=1)
     """Most runs of which the site keeps exemplars and models; `perennial site clean` removes old ones."""
     gigabytes_per_run: float = Field(default=8.0, gt=0, allow_inf_nan=False)
@@ -119,20 +118,19 @@ class StateLimits(BaseModel):
     """Most that all runs keep together."""
 
 
-class Receipts(BaseModel):
+class Receipts(Block):
     """The operator's receipts of this site's ledger, which the server returns signed.
 
     Paths are relative to the folder of the file. The head of the ledger then leaves beside each reply.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     key: UsablePath = Path("receipts.pub")
     """The operator's public key for receipts, from the bundle."""
     file: UsablePath = Path("receipts/newest.json")
     """Where the newest receipt is kept: outside state_dir, best on another disk."""
 
 
-class Connection(BaseModel):
+class Connection(Block):
     """How the SuperNode reaches the SuperLink; `perennial site start` reads it.
 
     Paths are relative to the folder of the file.
@@ -144,7 +142,6 @@ class Connection(BaseModel):
     runtime_port: on loopback; the next port serves health checks. Each SuperNode of a machine needs its own.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     superlink: str = Field(pattern=r"^.+:[0-9]+$")
     ca: UsablePath = Path("ca.crt")
     key: UsablePath = Path("node.key")
@@ -154,10 +151,9 @@ class Connection(BaseModel):
     runtime_port: int = Field(default=9094, ge=1, lt=65535)
 
 
-class SiteConfig(BaseModel):
+class SiteConfig(Block):
     """One site. Build it with load_site_config."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     site: str = Field(pattern=SITE_NAME)
     data: DataConfig | None = None
     """This site's own data; None: the share of this name in the experiment's data (for trials without

@@ -2,7 +2,9 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from perennial.foundation.block import Block
 
 if TYPE_CHECKING:
     from perennial.config.experiment import Experiment
@@ -11,10 +13,9 @@ OWN_LAYERS = ("clustered_personalisation", "fedper", "pfa")
 """Strategies under which a site's model is not the global one that validation judges."""
 
 
-class StoppingConfig(BaseModel):
+class StoppingConfig(Block):
     """After each round the sites count right answers on their validation samples; the best model is kept."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     patience: int | None = Field(default=None, ge=1)
     """Rounds without a better model after which the task ends; None: all its rounds are run."""
     gain: float = Field(default=0.0, ge=0, lt=1)

@@ -2,16 +2,17 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from perennial.foundation.block import Block
 
 if TYPE_CHECKING:
     from perennial.models.sum_grid import SumGrid
 
 
-class SumsConfig(BaseModel):
+class SumsConfig(Block):
     """The public grid of a run's sums (models/sum_grid.py)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     bits: Literal[64, 32] = 64
     """Of an integer in a sum. 32 halves a masked message; for clipped updates of equal weight."""
     largest_norm: float = Field(default=1024.0, gt=0, lt=1e30)

@@ -2,23 +2,24 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from perennial.foundation.block import Block
 
 MOST_SEGMENTS = 10_000
 USUAL_SEGMENTS = 4
 """Where an experiment names no number."""
 
 
-class FeatureNoise(BaseModel):
+class FeatureNoise(Block):
     """What a site does to the outputs of one module while it trains (models/feature_noise.py)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     module: str
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     std: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Turn(BaseModel):
+class Turn(Block):
     """One turn, sent in TrainRequest.settings under the key "turn".
 
     sweep: which time the model goes round in this round, from 1 to segments. least: samples that a segment
@@ -26,7 +27,6 @@ class Turn(BaseModel):
     frozen: tensors that the site must return as they were.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     sweep: Annotated[int, Field(ge=1, le=MOST_SEGMENTS)]
     segments: Annotated[int, Field(ge=1, le=MOST_SEGMENTS)]
     sizes: Literal["variable", "equal"] = "variable"

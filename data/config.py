@@ -1,30 +1,21 @@
-"""The `data` and `tasks` blocks of an experiment: what they may say, checked before anything is read."""
+"""The `data` block of an experiment: what it may say, checked before anything is read."""
 
 import codecs
-import math
 import operator
 import re
-from collections import Counter
 from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
 
+from perennial.data.class_names import Name, Names
+from perennial.data.partition_config import PartitionConfig
 from perennial.data.source_kinds import SOURCES, SourceKind, kind_of
+from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import nearest
 from perennial.foundation.plugins import is_target, known
 
 DatasetName = Literal["cifar10", "cifar100", "mnist", "fashion_mnist", "emnist"]
-PartitionKind = Literal["iid", "dirichlet", "class_subset", "quantity", "natural", "groups"]
 ArrayRole = Literal[
     "x", "y", "site", "patient", "x_test", "y_test", "site_test", "patient_test", "classes", "site_names"
 ]
@@ -32,41 +23,9 @@ ArrayRole = Literal[
 # Options that mean something to some sources or partitions only: elsewhere they would be ignored in silence.
 _OPTIONS = (
     *("path", "dataset", "download", "labels", "image_size", "color", "resize", "window", "frame"),
-    *(
-        "columns",
-        "column_kinds",
-        "label_column",
-        "site_column",
-        "missing",
-        "imputation",
-        "encoding",
-        "decimal",
-    ),
-    *("unreadable", "arrays", "options", "patient", "subgroup"),
+    *("columns", "column_kinds", "label_column", "site_column", "missing", "imputation"),
+    *("encoding", "decimal", "unreadable", "arrays", "options", "patient", "subgroup"),
 )
-_PARTITION_OF: dict[str, PartitionKind] = {
-    "alpha": "dirichlet",
-    "min_samples": "dirichlet",
-    "balance": "dirichlet",
-    "classes_per_site": "class_subset",
-    "ratios": "quantity",
-    "groups": "groups",
-    "shared_classes": "groups",
-    "own_classes": "groups",
-}
-
-
-def _printable(name: str) -> str:
-    if not name or name != name.strip() or not name.isprintable():
-        raise ValueError(f"{name!r} is not a name: empty, or with a space at an end, or not printable")
-    return name
-
-
-def _distinct(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    twice = sorted(name for name, count in Counter(names or ()).items() if count > 1)
-    if twice:
-        raise ValueError(f"listed more than once: {', '.join(twice)}")
-    return names
 
 
 def patient_pattern(text: str) -> re.Pattern[str]:
@@ -80,12 +39,8 @@ def patient_pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
-Name = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_printable)]
-Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
 Cap = PositiveInt | Annotated[float, Field(gt=0, lt=1)]
-Rounds = Annotated[int, Field(gt=0, le=1_000_000)]
 Pixels = Annotated[int, Field(gt=0, le=4_096)]
-Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 MOST_SITES = 10_000
 
 
@@ -100,49 +55,7 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    def _says(self, key: str) -> bool:
-        """Whether a key differs from its default, so that a file written from a config reads back."""
-        return getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True)
-
-
-class PartitionConfig(_Strict):
-    """How the training samples are divided among simulated sites, task by task.
-
-    groups: so many groups of sites; a site holds the shared_classes of its group and own_classes of others.
-    """
-
-    kind: PartitionKind = "iid"
-    alpha: float | None = Field(default=None, gt=0)
-    min_samples: int = Field(default=10, ge=0)
-    balance: bool = False
-    classes_per_site: PositiveInt | Literal["disjoint"] | None = None
-    ratios: tuple[float, ...] | None = None
-    groups: PositiveInt | None = None
-    shared_classes: PositiveInt | None = None
-    own_classes: int = Field(default=0, ge=0)
-
-    @field_validator("ratios")
-    @classmethod
-    def _ratios_divide_a_whole(cls, ratios: tuple[float, ...] | None) -> tuple[float, ...] | None:
-        if ratios is None or (min(ratios, default=0) > 0 and math.isclose(sum(ratios), 1, abs_tol=1e-6)):
-            return ratios
-        raise ValueError(f"must be positive and sum to 1; found {list(ratios)}, sum {sum(ratios):g}")
-
-    @model_validator(mode="after")
-    def _options_fit_the_kind(self) -> Self:
-        for key, kind in _PARTITION_OF.items():
-            if self._says(key) and self.kind != kind:
-                raise ValueError(f"{key} belongs to kind {kind!r}; found kind {self.kind!r}")
-        for key in ("alpha", "classes_per_site", "ratios", "groups", "shared_classes"):
-            if self.kind == _PARTITION_OF[key] and not self._says(key):
-                raise ValueError(f"kind {self.kind!r} needs {key}")
-        return self
-
-
-class SubgroupConfig(_Strict):
+class SubgroupConfig(FiniteBlock):
     """A column of a table or manifest by which measures are shown apart, for instance sex.
 
     values: its values that are shown, in this order at every site; samples with another one are in none.
@@ -155,7 +68,7 @@ class SubgroupConfig(_Strict):
 Constants = float | tuple[float, ...] | dict[str, float]
 
 
-class NormaliseConfig(_Strict):
+class NormaliseConfig(FiniteBlock):
     """Public constants of (x - mean) / std; 8-bit images are scaled to 0..1 before.
 
     Each is one number, one for each channel or feature, or (csv) one for each numeric column by name.
@@ -175,7 +88,7 @@ class NormaliseConfig(_Strict):
         return self
 
 
-class AugmentationConfig(_Strict):
+class AugmentationConfig(FiniteBlock):
     """Of training images: random crop after padding each side by crop_padding zero pixels; random flip."""
 
     crop_padding: int = Field(default=0, ge=0)
@@ -186,7 +99,7 @@ class AugmentationConfig(_Strict):
         return self.crop_padding > 0 or self.flip
 
 
-class UnreadableConfig(_Strict):
+class UnreadableConfig(FiniteBlock):
     """What becomes of files and cells that cannot be read: an error, or they are left out with a note.
 
     at_most: skip: a number of files or rows, or a share of them, beyond which it is an error all the same.
@@ -226,7 +139,7 @@ Window = Literal["file", "full"] | Annotated[tuple[float, float], AfterValidator
 ColumnKind = Literal["numeric", "category", "date", "ignore"]
 
 
-class DataConfig(_Strict):
+class DataConfig(FiniteBlock):
     """The `data` block of an experiment, or of a site's own file with what the experiment fixes filled in.
 
     source: the kind of data. path: the folder, the CSV or .npz file, or the pack; from the file's own folder.
@@ -319,14 +232,14 @@ class DataConfig(_Strict):
     @model_validator(mode="after")
     def _options_fit_the_source(self) -> Self:
         for key in _OPTIONS:
-            if self._says(key) and key not in self.kind.options:
+            if self.is_set(key) and key not in self.kind.options:
                 sources = [name for name, kind in SOURCES.items() if key in kind.options]
                 allowed = " or ".join(sources) or "module:function"
                 raise ValueError(f"{key} belongs to source {allowed}; found source {self.source!r}")
         if self.source == "torchvision" and self.dataset is None:
             raise ValueError(f"source 'torchvision' needs dataset: {', '.join(get_args(DatasetName))}")
         for key in self.kind.needs:
-            if not self._says(key):
+            if not self.is_set(key):
                 raise ValueError(f"source {self.source!r} needs {key}")
         if self.only_at_sites and self.classes is None:
             raise ValueError(
@@ -384,42 +297,4 @@ class DataConfig(_Strict):
             )
         if ratios is not None and self.sites is not None and len(ratios) != self.sites:
             raise ValueError(f"partition.ratios has {len(ratios)} entries for {self.sites} sites")
-        return self
-
-
-_ORDERS = ("seeded", "natural", "1993")
-
-
-def _order(value: Any) -> Any:
-    value = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if isinstance(value, str) and value not in _ORDERS:
-        hint = nearest(value, _ORDERS)
-        raise ValueError(
-            f"must be {', '.join(_ORDERS)} or the list of all class names; found {value!r}{hint}"
-        )
-    return value
-
-
-class TasksConfig(_Strict):
-    """How the registry is cut into tasks, and how long each is trained.
-
-    count: that many tasks of (nearly) equal size, larger ones first.
-    increments: classes of each task, or one number for all. base_classes: size of an extra first task.
-    rounds: rounds of each task, or one number for all.
-    learnt: tasks that the run had learnt before it was continued; written by `--resume`. Their classes need
-        no samples any more, but for what the learner replays.
-    """
-
-    count: PositiveInt | None = None
-    increments: PositiveInt | Sizes | None = None
-    base_classes: int = Field(default=0, ge=0)
-    order: Annotated[Literal["seeded", "natural", "1993"] | Names, BeforeValidator(_order)] = "seeded"
-    rounds: Rounds | Annotated[tuple[Rounds, ...], Field(min_length=1)]
-    learnt: int = Field(default=0, ge=0, exclude_if=operator.not_)
-
-    @model_validator(mode="after")
-    def _one_way_to_cut(self) -> Self:
-        if (self.count is None) == (self.increments is None):
-            found = "neither" if self.count is None else "both"
-            raise ValueError(f"give exactly one of count and increments; found {found}")
         return self

@@ -11,7 +11,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from perennial.data.config import DataConfig, PartitionConfig
+from perennial.data.config import DataConfig
+from perennial.data.partition_config import PartitionConfig
 from perennial.data.samples import Samples, constants, fill_missing, joined_subgroups
 from perennial.data.site import SiteData
 from perennial.data.sources import load

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.config import DataConfig, NormaliseConfig, TasksConfig
+from perennial.data.config import DataConfig, NormaliseConfig
 from perennial.data.partition import partition, share_out
 from perennial.data.registry import Registry, build_registry
 from perennial.data.samples import Source, Stored, fill_missing, joined_subgroups, stored_as
@@ -22,6 +22,7 @@ from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash, simulation_key
 from perennial.data.table_columns import numeric_indices
+from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError, nearest
 from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from perennial.data.apportion import apportion
-from perennial.data.config import PartitionConfig
 from perennial.data.group_partition import group_holders
+from perennial.data.partition_config import PartitionConfig
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from perennial.data.config import TasksConfig
 from perennial.data.schedule import TaskSchedule, build_schedule, class_order, class_order_hash
+from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError
 
 

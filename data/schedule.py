@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from perennial.data.config import TasksConfig
+from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, nearest
 from perennial.foundation.streams import stream
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 
 from perennial.config.yaml_file import read_yaml, validate
 from perennial.deploy.certificates import (
@@ -29,6 +29,7 @@ from perennial.deploy.certificates import (
 )
 from perennial.deploy.keys import check_public_line, fingerprint
 from perennial.deploy.signing import make_publisher_key
+from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError, StateError, nearest
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import SITE_NAME
@@ -43,7 +44,7 @@ IN_CONTAINER = Path("/operator")
 """Where the operator's folder is mounted in the SuperLink's container."""
 
 
-class Federation(BaseModel):
+class Federation(Block):
     """deploy.yaml. hosts: names and addresses by which sites reach the SuperLink, the first one in bundles.
 
     control_port: of the Control API, which listens on loopback only: whoever reaches it can start runs.
@@ -51,7 +52,6 @@ class Federation(BaseModel):
     Kubernetes asks it from outside the container, so that 0.0.0.0 is needed there.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(pattern=SITE_NAME)
     hosts: tuple[str, ...] = Field(min_length=1)
     runtime: Literal["compose", "process"] = "compose"
@@ -62,10 +62,9 @@ class Federation(BaseModel):
     health_host: str = "127.0.0.1"
 
 
-class SiteRecord(BaseModel):
+class SiteRecord(Block):
     """How one site stands. node: Flower's id once registered, as text."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     state: Literal["added", "registered", "revoked"] = "added"
     node: str = ""
 

@@ -3,8 +3,9 @@
 import operator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from perennial.foundation.block import Block
 from perennial.foundation.errors import nearest
 from perennial.foundation.plugins import is_target, known
 from perennial.models.feature_maps.config import ExpansionConfig, FeatureMapConfig, PretrainedConfig
@@ -45,10 +46,9 @@ def _backbone(name: str) -> str:
     return _network(name)
 
 
-class ModelConfig(BaseModel):
+class ModelConfig(Block):
     """Which network learns. An option that the chosen network does not take is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     name: Annotated[str, AfterValidator(_network)]
     backbone: Annotated[str, AfterValidator(_backbone)] | None = None
     """The network inside dual_backbone and digest_two_branch."""
@@ -169,7 +169,7 @@ class ModelConfig(BaseModel):
         return self
 
 
-class EncoderConfig(BaseModel):
+class EncoderConfig(Block):
     """The fixed network that turns an input into what digests mix.
 
     random: drawn from the experiment's seed. autoencoder: of `perennial digest train-encoder`, in file.
@@ -178,7 +178,6 @@ class EncoderConfig(BaseModel):
     what sites agree to.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     name: DigestEncoderName = "random"
     file: str | None = None
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")

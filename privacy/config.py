@@ -3,7 +3,9 @@
 import math
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from perennial.foundation.block import Block
 
 Mode = Literal["none", "client_local", "client_central", "client_shared", "sample", "sample_shared"]
 Unit = Literal["site", "patient", "sample"]
@@ -11,7 +13,7 @@ Unit = Literal["site", "patient", "sample"]
 AccountantName = Literal["rdp", "prv"]
 
 
-class BayesianConfig(BaseModel):
+class BayesianConfig(Block):
     """Bayesian accounting beside the worst case: what a typical record loses, never the headline.
 
     pairs: sampled distances for each invocation. planned_rounds: rounds fixed in advance, each one invocation
@@ -19,29 +21,25 @@ class BayesianConfig(BaseModel):
     Student-t bound, for each invocation. Triastcyn and Faltings 2019 (arXiv 1901.09697, 1911.10071).
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     enabled: bool = True
     pairs: int = Field(ge=3)
     planned_rounds: int = Field(ge=1)
     failure_probability: float = Field(default=1e-10, ge=1e-16, lt=1.0)
 
 
-class AdaptiveClippingConfig(BaseModel):
+class AdaptiveClippingConfig(Block):
     """A clip norm that follows a quantile of the update norms. Andrew et al. 2021 (arXiv 1905.03871).
 
     quantile: share of the sites that should stay unclipped. learning_rate: of the geometric step.
     count_noise_multiplier: standard deviation of the noise on the number of unclipped sites.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
     learning_rate: float = Field(default=0.2, gt=0.0, allow_inf_nan=False)
     count_noise_multiplier: float = Field(gt=0.0, allow_inf_nan=False)
 
 
-class PrivacyConfig(BaseModel):
+class PrivacyConfig(Block):
     """What leaves a site, and under which guarantee.
 
     mode: "client_local" clips and noises the whole update at the site (adversary: the server);
@@ -66,8 +64,6 @@ class PrivacyConfig(BaseModel):
     a site; sample_rate is then the probability of a patient, and clip_norm bounds the sum of a patient's
     gradients.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: Mode = "none"
     release: Literal["updates", "sums"] = Field(default="updates", exclude_if="updates".__eq__)

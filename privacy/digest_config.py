@@ -3,13 +3,15 @@
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from perennial.foundation.block import Block
 
 DigestProtection = Literal["none", "paper", "laplace", "gauss"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class DigestConfig(BaseModel):
+class DigestConfig(Block):
     """What a site releases once for each task, for the server to keep.
 
     per_digest: samples in one digest. mix: whose features are mixed, any samples' or those of one class.
@@ -21,8 +23,6 @@ class DigestConfig(BaseModel):
     feature of the site, which is itself private. norm: public bound of a sample's L2 norm ("gauss").
     labels: "public" sends them in the clear; "randomised" answers each with label_epsilon.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     per_digest: int = Field(default=4, ge=1)
     mix: Literal["random", "within_class"] = "random"

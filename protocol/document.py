@@ -50,10 +50,10 @@ DOWN = (
 )
 HEAD = """# What leaves a site
 
-Generated from `protocol/messages.py` by `python -m perennial.protocol.document`; a test fails when the two
-differ. Nothing else crosses the wire: each side refuses a message with a field that is not listed here, and
-no other part of Perennial builds the records that travel. What a site answers is decided by its own
-`site.yaml`, and so is the protection without which none of it leaves ([privacy.md](privacy.md)).
+`python -m perennial.protocol.document` writes this page from the messages in `protocol/`; a test fails when
+the two differ. Nothing else crosses the wire: each side refuses a message with a field that is not listed
+here, and no other part of Perennial builds the records that travel. A site's own `site.yaml` decides which
+requests it answers, and which protection must be on before anything leaves ([privacy.md](privacy.md)).
 """
 
 
@@ -95,7 +95,7 @@ def _field_texts(message: type[WireMessage]) -> dict[str, str]:
     """The string under each field, of the class and of what it inherits from."""
     texts: dict[str, str] = {}
     for cls in reversed(message.__mro__):
-        if cls.__module__ not in (messages.__name__, secure_messages.__name__, receipts.__name__):
+        if not cls.__module__.startswith("perennial.protocol."):
             continue
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
         assert isinstance(tree, ast.ClassDef)

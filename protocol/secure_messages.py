@@ -12,7 +12,7 @@ from typing import Any
 
 from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 from perennial.protocol.fields import bounded, hexadecimal, matching
-from perennial.protocol.messages import KEY, SHA256, SIGNATURE, Stamp
+from perennial.protocol.stamp import KEY, SHA256, SIGNATURE, Stamp
 from perennial.protocol.tensors import Tensors
 
 SHARE = 66

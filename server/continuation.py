@@ -11,12 +11,13 @@ from typing import Any
 
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import forget_simulated
-from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.config import DataConfig
 from perennial.data.federation import build
 from perennial.data.registry import Registry, build_registry
 from perennial.data.schedule import TaskSchedule
 from perennial.data.sources import load
 from perennial.data.table_columns import numeric_indices
+from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST, Progress, load_checkpoint
 

@@ -20,7 +20,7 @@ from perennial.data.registry import Registry
 from perennial.foundation.errors import StateError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.worth import Scores
-from perennial.protocol.messages import Stamp
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.server.attendance import Attendance
 from perennial.server.central_privacy import CentralPrivacy

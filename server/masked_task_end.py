@@ -8,7 +8,8 @@ from torch import Tensor
 
 from perennial.config.secure_words import class_sums_of, counts_of
 from perennial.privacy.secure.server_session import NotEnough
-from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest, Maskable
+from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest
+from perennial.protocol.stamp import Maskable
 from perennial.protocol.tensors import content_sha256
 from perennial.server.class_means import unit_means
 from perennial.strategies.secure.masked_sums import MaskedSums

@@ -17,7 +17,8 @@ from flwr.serverapp import Grid
 
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.registered import registered_names
-from perennial.protocol.messages import VERSION, DescribeReply, DescribeRequest
+from perennial.protocol.messages import DescribeReply, DescribeRequest
+from perennial.protocol.stamp import VERSION
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import ask
 

@@ -11,7 +11,7 @@ from perennial.data.registry import Registry
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.models.saved import Inputs
-from perennial.protocol.messages import RUN_TOKEN, SPLIT_KEY
+from perennial.protocol.stamp import RUN_TOKEN, SPLIT_KEY
 from perennial.server.checkpoint import (
     BEFORE,
     CHECKPOINT,

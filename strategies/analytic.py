@@ -22,7 +22,7 @@ from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_w
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noised_sums import noise_std
-from perennial.protocol.messages import Stamp
+from perennial.protocol.stamp import Stamp
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome

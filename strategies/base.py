@@ -20,7 +20,8 @@ from perennial.config.bounds import BoundsConfig
 from perennial.config.sums import SumsConfig
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.models.sum_grid import SumGrid
-from perennial.protocol.messages import Stamp, TrainRequest
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, byte_count, pack, unpack
 from perennial.strategies.ring.turns import TakesTurns
 from perennial.strategies.round.disclosures import Disclosures

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perennial.protocol.measurements import LABEL_COUNTS
-from perennial.protocol.messages import MAX_EXAMPLES, TrainRequest
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.stamp import MAX_EXAMPLES
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected

@@ -15,7 +15,8 @@ from perennial.client.state import SiteState
 from perennial.config.learner import LearnerConfig
 from perennial.models.flat import FlatParameters
 from perennial.privacy.config import PrivacyConfig
-from perennial.protocol.messages import Stamp, TrainRequest
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted

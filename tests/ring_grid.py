@@ -15,7 +15,8 @@ from perennial.data.schedule import TaskSchedule
 from perennial.engine.grid import InProcessGrid
 from perennial.learning.worth import Scores
 from perennial.protocol.measurements import asked
-from perennial.protocol.messages import Refusal, Stamp, TrainReply, TrainRequest
+from perennial.protocol.messages import Refusal, TrainReply, TrainRequest
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.round.services import Services

@@ -13,7 +13,8 @@ from perennial.benchmarks.dishonest import attacked_run
 from perennial.config.bounds import BoundsConfig
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.grid import set_task_identity
-from perennial.protocol.messages import Stamp, TrainReply
+from perennial.protocol.messages import TrainReply
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, unpack
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.gate import Admitted, Rejected

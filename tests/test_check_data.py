@@ -10,9 +10,10 @@ from perennial.cli.live import LiveDisplay
 from perennial.config.experiment import load_experiment
 from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER
 from perennial.config.run import APP_ROOT, RunSettings
-from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.config import DataConfig
 from perennial.data.description import describe_data
 from perennial.data.federation import build
+from perennial.data.tasks_config import TasksConfig
 from perennial.engine.expectation import expect
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, DataError

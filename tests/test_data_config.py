@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.config import DataConfig
+from perennial.data.tasks_config import TasksConfig
 
 DIGITS = {"source": "digits", "sites": 5}
 

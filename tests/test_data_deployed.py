@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.config import DataConfig
 from perennial.data.deployed import declared_input_shape, load_site, site_config
 from perennial.data.federation import build
 from perennial.data.site import SiteData
 from perennial.data.splits import simulation_key
+from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError
 
 KEY = bytes(32)

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.config import DataConfig
 from perennial.data.federation import Federation, build
 from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash, content_groups
+from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError
 
 FIVE_TASKS = TasksConfig(count=5, rounds=2)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.data.config import TasksConfig
 from perennial.data.registry import Registry, build_registry
 from perennial.data.schedule import TaskSchedule, build_schedule, class_order, class_order_hash
+from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError
 
 NAMES = tuple(f"class {letter}" for letter in "abcdefghijkl")
@@ -58,7 +58,8 @@ def test_the_hash_is_of_names_in_order() -> None:
 
 def test_two_processes_agree_on_the_hash() -> None:
     program = (
-        "from perennial.data.config import TasksConfig; from perennial.data.registry import build_registry;"
+        "from perennial.data.tasks_config import TasksConfig;"
+        "from perennial.data.registry import build_registry;"
         f"print(build_registry({NAMES!r}, TasksConfig(count=3, rounds=1), 7).order_hash)"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -48,7 +48,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:
     program = (
         "import sys; from perennial.data import augmentation, federation, folder, npz, pack, table;"
-        "from perennial.data.config import DataConfig, TasksConfig;"
+        "from perennial.data.config import DataConfig; from perennial.data.tasks_config import TasksConfig;"
         "federation.build(DataConfig(source='digits', sites=3), TasksConfig(count=5, rounds=1), 1);"
         "heavy = {'sklearn', 'torchvision', 'PIL', 'pandas', 'scipy', 'flwr'} & set(sys.modules);"
         "assert not heavy, heavy"

@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.config import DataConfig
 from perennial.data.deployed import load_site
 from perennial.data.federation import build
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash, content_groups, simulation_key, text_groups
+from perennial.data.tasks_config import TasksConfig
 
 ONE_TASK = TasksConfig(count=1, rounds=1, order="natural")
 KEY = bytes(range(32))

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.config import DataConfig
 from perennial.data.deployed import declared_constants, declared_input_shape
 from perennial.data.federation import build
 from perennial.data.samples import Source, fill_missing
 from perennial.data.sources import load
 from perennial.data.table_columns import feature_count, numeric_indices
+from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError
 
 

@@ -17,7 +17,8 @@ from perennial.models.config import ModelConfig
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
-from perennial.protocol.messages import DigestReply, Stamp
+from perennial.protocol.messages import DigestReply
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.server.checkpoint import load_checkpoint
 from perennial.server.summary import hashes_of

@@ -8,7 +8,8 @@ import torch
 from flwr.app import Message
 
 from perennial.engine.grid import set_task_identity
-from perennial.protocol.messages import Refusal, Stamp, TrainReply
+from perennial.protocol.messages import Refusal, TrainReply
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.gate import Gate, Refused, Rejected
 

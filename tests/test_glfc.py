@@ -24,7 +24,8 @@ from perennial.learning.batches import TrainingSet
 from perennial.models.gradient_encoder import GradientEncoder
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
-from perennial.protocol.messages import Stamp, TrainRequest
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.glfc import Glfc
 from perennial.strategies.round.gate import Admitted, Rejected

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.config import DataConfig
 from perennial.data.deployed import load_site, site_config
 from perennial.data.federation import build
 from perennial.data.inputs import read_inputs
 from perennial.data.samples import Source
 from perennial.data.sources import load
+from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, DataError
 
 ONE_TASK = TasksConfig(count=1, rounds=1)

@@ -20,7 +20,8 @@ config = {"experiment": sys.argv[1], "runs": sys.argv[2], "device": "cpu"}
 context = Context(1, 1, {"site": sys.argv[3]}, RecordDict(), config)
 """
 DESCRIBE = """
-from perennial.protocol.messages import VERSION, DescribeRequest
+from perennial.protocol.messages import DescribeRequest
+from perennial.protocol.stamp import VERSION
 from perennial.client.app import app
 request = DescribeRequest(version=VERSION, experiment="e" * 64).to_record()
 """

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perennial.foundation.errors import ConfigError
-from perennial.protocol.messages import Stamp, TrainRequest
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.stamp import Stamp
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg

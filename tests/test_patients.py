@@ -13,9 +13,10 @@ from torch import nn
 
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
-from perennial.data.config import DataConfig, TasksConfig
+from perennial.data.config import DataConfig
 from perennial.data.federation import Federation, build
 from perennial.data.partition import kept_whole
+from perennial.data.tasks_config import TasksConfig
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, DataError, PrivacyError
 from perennial.learning.exemplar_selection import share_by_hash

@@ -13,7 +13,7 @@ from quadratics import STAMP, Federation
 from perennial.client.state import SiteState
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.growth import grown
-from perennial.protocol.messages import Stamp
+from perennial.protocol.stamp import Stamp
 from perennial.strategies.adabest import AdaBest
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy

@@ -6,7 +6,8 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from perennial.engine.grid import InProcessGrid
-from perennial.protocol.messages import VERSION, DescribeReply
+from perennial.protocol.messages import DescribeReply
+from perennial.protocol.stamp import VERSION
 from perennial.server import roster as module
 from perennial.server.roster import Roster, canonical
 

@@ -16,8 +16,9 @@ from perennial.client.state import SiteState
 from perennial.config.learner import Memory
 from perennial.config.run import RunSettings
 from perennial.data.augmentation import to_float
-from perennial.data.config import AugmentationConfig, PartitionConfig
+from perennial.data.config import AugmentationConfig
 from perennial.data.partition import partition
+from perennial.data.partition_config import PartitionConfig
 from perennial.data.site import SiteData
 from perennial.data.splits import KeyedHash, content_groups
 from perennial.engine.run import run_in_process

@@ -23,7 +23,7 @@ from perennial.learning.worth import Scores
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import read_kind
-from perennial.protocol.messages import STAMP_FIELDS
+from perennial.protocol.stamp import STAMP_FIELDS
 from perennial.server.app import serve
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.outcome import RoundOutcome

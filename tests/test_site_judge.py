@@ -11,7 +11,8 @@ from flwr.app import Context, Message
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import run_in_process
-from perennial.protocol.messages import EvaluateReply, EvaluateRequest, Refusal, Stamp
+from perennial.protocol.messages import EvaluateReply, EvaluateRequest, Refusal
+from perennial.protocol.stamp import Stamp
 from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.valuation.site_utility import SiteJudge
 

@@ -15,7 +15,7 @@ from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ProtocolError
-from perennial.protocol.messages import Stamp
+from perennial.protocol.stamp import Stamp
 from perennial.server.checkpoint import load_checkpoint
 
 SETTINGS = {

@@ -2,16 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from perennial.foundation.block import Block
 from perennial.models.feature_maps.packages import PACKAGES
 
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class _Map(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def as_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -19,7 +16,7 @@ def as_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return (size, size) if isinstance(size, int) else size
 
 
-class RandomMapConfig(_Map):
+class RandomMapConfig(Block):
     """ReLU of a random projection of the input, drawn from a public seed."""
 
     name: Literal["random"]
@@ -27,7 +24,7 @@ class RandomMapConfig(_Map):
     seed: int = Field(default=0, ge=0)
 
 
-class PatchesConfig(_Map):
+class PatchesConfig(Block):
     """Whitened patches as filters, averaged over a coarse grid; nobody's training.
 
     image_size: what larger images are averaged down to first; null keeps theirs.
@@ -45,7 +42,7 @@ class PatchesConfig(_Map):
     seed: int = Field(default=0, ge=0)
 
 
-class PretrainedConfig(_Map):
+class PretrainedConfig(Block):
     """A network that was trained elsewhere, cut before its classifier.
 
     network: one whose weights a package brings, or any of timm's. weights: a file of safetensors with timm's
@@ -99,7 +96,7 @@ def map_in_words(config: "RandomMapConfig | PatchesConfig | PretrainedConfig") -
     return f"{config.network}, trained elsewhere; licence {licence}, weights SHA-256 {sha256}"
 
 
-class ExpansionConfig(_Map):
+class ExpansionConfig(Block):
     """ReLU of a random projection of the joined features (RanPAC, arXiv 2307.02251).
 
     width: of the projection. keep: the features themselves beside it. seed: public.

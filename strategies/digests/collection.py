@@ -6,7 +6,8 @@ from flwr.serverapp import Grid
 
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import read_kind
-from perennial.protocol.messages import DigestReply, DigestRequest, Refusal, Stamp, require_same_round
+from perennial.protocol.messages import DigestReply, DigestRequest, Refusal
+from perennial.protocol.stamp import Stamp, require_same_round
 from perennial.strategies.round.exchange import Exchange
 
 

@@ -10,7 +10,8 @@ from perennial.config import charges
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.models.digest_encoders import build_encoder, digest_shape, encoder_hash
 from perennial.privacy.entries import Entry
-from perennial.protocol.messages import DigestReply, Stamp
+from perennial.protocol.messages import DigestReply
+from perennial.protocol.stamp import Stamp
 from perennial.strategies.digests.collection import collect
 from perennial.strategies.digests.report import digest_block, published_guarantee
 from perennial.strategies.digests.store import DigestStore, checked

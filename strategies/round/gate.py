@@ -15,7 +15,8 @@ from torch import Tensor
 
 from perennial.foundation.errors import ProtocolError, printable
 from perennial.protocol.fields import arrays_of, read_kind
-from perennial.protocol.messages import MAX_EXAMPLES, Refusal, Stamp, TrainReply
+from perennial.protocol.messages import Refusal, TrainReply
+from perennial.protocol.stamp import MAX_EXAMPLES, Stamp
 from perennial.protocol.tensors import Tensors, unpack
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from perennial.config.bounds import BoundsConfig
 from perennial.config.sums import SumsConfig
-from perennial.protocol.messages import Stamp
+from perennial.protocol.stamp import Stamp
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays
 

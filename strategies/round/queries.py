@@ -10,7 +10,8 @@ from flwr.serverapp import Grid
 from perennial.foundation.errors import ProtocolError, printable
 from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.fields import WireMessage, read_kind
-from perennial.protocol.messages import EvaluateReply, Refusal, Stamp, require_same_round
+from perennial.protocol.messages import EvaluateReply, Refusal
+from perennial.protocol.stamp import Stamp, require_same_round
 from perennial.strategies.round.exchange import Exchange
 
 Reply = TypeVar("Reply", bound=WireMessage)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from perennial.protocol.messages import Stamp
+from perennial.protocol.stamp import Stamp
 from perennial.strategies.round.previous import PreviousModel
 
 Arrays = Mapping[str, Tensor]

@@ -20,7 +20,6 @@ from perennial.privacy.secure.roster import Attempt, Member, Peer, Subject
 from perennial.privacy.secure.server_session import NotEnough, ServerSession
 from perennial.privacy.secure.site_session import Advert, Opening
 from perennial.protocol.fields import WireMessage
-from perennial.protocol.messages import Maskable, Stamp
 from perennial.protocol.secure_messages import (
     IntroduceReply,
     IntroduceRequest,
@@ -32,6 +31,7 @@ from perennial.protocol.secure_messages import (
     VoteReply,
     VoteRequest,
 )
+from perennial.protocol.stamp import Maskable, Stamp
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import answers, ask
 from perennial.strategies.secure.store import Opened, SumStore

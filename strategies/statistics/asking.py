@@ -18,10 +18,10 @@ from perennial.protocol.messages import (
     ClassCountsRequest,
     CompareHeadsReply,
     CompareHeadsRequest,
-    Stamp,
     StatisticsReply,
     StatisticsRequest,
 )
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.outcome import RoundOutcome

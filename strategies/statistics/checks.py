@@ -5,7 +5,7 @@ import torch
 from perennial.foundation.errors import ProtocolError
 from perennial.learning.analytic.statistics import PRODUCT, Statistics
 from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID
-from perennial.protocol.messages import MAX_EXAMPLES
+from perennial.protocol.stamp import MAX_EXAMPLES
 from perennial.protocol.tensors import Tensors
 
 MOST_NOISED = 1 << 56

@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from perennial.learning.worth import Worth, balanced, difference
-from perennial.protocol.messages import MAX_EXAMPLES
+from perennial.protocol.stamp import MAX_EXAMPLES
 
 
 def turn_changes(

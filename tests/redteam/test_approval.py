@@ -25,7 +25,8 @@ from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.foundation.errors import PolicyRefusal
 from perennial.privacy.composition import compose
 from perennial.privacy.ledger import Ledger
-from perennial.protocol.messages import VERSION, DescribeRequest
+from perennial.protocol.messages import DescribeRequest
+from perennial.protocol.stamp import VERSION
 from perennial.server.app import serve
 
 MEASURED: dict[str, Any] = {

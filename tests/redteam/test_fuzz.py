@@ -22,7 +22,8 @@ from perennial.benchmarks.fuzz import (
 from perennial.benchmarks.fuzz_inputs import Choices
 from perennial.client.plan import Plan
 from perennial.protocol.document import DOWN
-from perennial.protocol.messages import DescribeRequest, Stamp
+from perennial.protocol.messages import DescribeRequest
+from perennial.protocol.stamp import Stamp
 
 QUICK = {"decode": 1_000, "yaml": 300, "site": 150}
 

@@ -18,7 +18,8 @@ from perennial.engine.grid import set_task_identity
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.measurements import HELD_OUT_ACCURACY, LABEL_COUNTS
-from perennial.protocol.messages import Refusal, Stamp, TrainReply
+from perennial.protocol.messages import Refusal, TrainReply
+from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.feddisco import FedDisco

@@ -117,7 +117,8 @@ def test_a_site_that_runs_any_app_gives_everything_and_is_told(tmp_path: Path) -
 
 
 def test_an_experiment_that_was_not_approved_is_refused_by_its_name(tmp_path: Path) -> None:
-    from perennial.protocol.messages import VERSION, DescribeRequest
+    from perennial.protocol.messages import DescribeRequest
+    from perennial.protocol.stamp import VERSION
 
     hospital = Hospital(tmp_path, POLICIES["open"])
     request = DescribeRequest(version=VERSION, experiment=hospital.experiment.digest)
@@ -133,7 +134,8 @@ def test_an_experiment_that_was_not_approved_is_refused_by_its_name(tmp_path: Pa
 
 
 def test_code_that_was_not_approved_is_refused(tmp_path: Path) -> None:
-    from perennial.protocol.messages import VERSION, DescribeRequest
+    from perennial.protocol.messages import DescribeRequest
+    from perennial.protocol.stamp import VERSION
 
     hospital = Hospital(tmp_path, POLICIES["open"])
     (record,) = hospital.config.approvals.glob("*.json")

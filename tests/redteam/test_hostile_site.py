@@ -10,7 +10,8 @@ from flwr.app import Context, Message, RecordDict
 from perennial.engine.grid import InProcessGrid
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.registered import write_registered
-from perennial.protocol.messages import VERSION, DescribeReply
+from perennial.protocol.messages import DescribeReply
+from perennial.protocol.stamp import VERSION
 from perennial.server.evaluation import pooled, reported_counts
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
 from perennial.server.roster import Roster
