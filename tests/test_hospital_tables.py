@@ -188,3 +188,9 @@ def test_the_model_s_rows_are_filled_and_read_as_in_training(tmp_path: Path) -> 
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, block: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         config(tmp_path / "table.csv", **block)
+
+
+def test_constants_for_missing_numbers_are_part_of_what_an_experiment_says(tmp_path: Path) -> None:
+    block = config(write(tmp_path, GAPS), sites=1, imputation={"a": 7, "b": 8})
+    assert block.model_dump(mode="json")["imputation"] == {"a": 7, "b": 8}
+    assert "imputation" not in block.model_copy(update={"imputation": "mean"}).model_dump(mode="json")

@@ -136,8 +136,8 @@ TABLES = {
         "What a hospital gains: closed form alone, together, together under protection, and pooled",
         [row for place in PLACES for row in place.rows()],
         measures=MEASURES,
-        note="Each row is one model, measured on the test records of all sites together. Alone: the "
-        "others never answer. Protected: mode `sample_shared`, one training record hidden from the server and "
+        note="Each row is one model, measured on the test records of all sites. Alone: the others never "
+        "answer. Protected: mode `sample_shared`, one training record hidden from the server and "
         "from every other site, by noise that the sites share under secure aggregation; fewer features, "
         "because noise grows with their number, and ridge, the one head that noise allows, which leaves rare "
         "classes out. Features and the shrinkage of 0.1 were fixed beforehand.",
