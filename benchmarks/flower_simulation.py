@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from perennial.benchmarks.processes import BYTECODE
+
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 LOOPBACK = "127.0.0.1"
@@ -39,7 +41,9 @@ class FlowerSimulation:
         self.port, fleet = _free_port(), _free_port()
         self._fleet = f"{LOOPBACK}:{fleet}"
         self._process: subprocess.Popen[bytes] | None = None
-        self.environment = os.environ | {
+        self.environment = {
+            **os.environ,
+            **BYTECODE,
             "FLWR_HOME": str(folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -22,8 +22,10 @@ VALUES = "values"
 
 def note_learnt(site: Site, stamp: Stamp, rows: Tensor) -> None:
     """Write down the records that a site trains on in a task. rows: their indices in its data."""
+    if not site.experiment.data.kind.collected:
+        return
     path = _folder(site.state(stamp.run).folder) / f"task-{stamp.task:05d}.safetensors"
-    if path.exists() or not site.experiment.data.kind.collected:
+    if path.exists():
         return
     from safetensors.torch import save
 

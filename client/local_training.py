@@ -1,6 +1,7 @@
 """A site's training in one round, by the learner that its experiment names and under its privacy mode."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -14,12 +15,13 @@ from perennial.config.turn import Turn
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import NeighbourDistances
-from perennial.learning.cohort_training import Member
-from perennial.learning.private_training import train_privately
 from perennial.learning.training import TrainingResult, train
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
 from perennial.protocol.messages import TrainRequest
+
+if TYPE_CHECKING:
+    from perennial.learning.cohort_training import Member
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class LocalTraining:
             self.neighbours.see_halves(self.data, self.flat, self.request.personal or [], self._by_epochs)
         return self._by_epochs(self.data, self._batches())
 
-    def as_member(self, start: Tensor) -> Member | None:
+    def as_member(self, start: Tensor) -> "Member | None":
         """This training as a part of a cohort's, or None if it has no such form. start: (P,), as received.
 
         A ring's turn follows the one before it, DP-SGD clips samples and not batches, and an estimate trains
@@ -60,6 +62,8 @@ class LocalTraining:
             or self.site.experiment.privacy.mode == "sample"
         ):
             return None
+        from perennial.learning.cohort_training import Member
+
         extra = open_data_free_distillation(self.site, self.request)
         return Member(self.data, start, self._batches(), self.correction.gradient, extra)
 
@@ -68,6 +72,8 @@ class LocalTraining:
         return stream(self.site.experiment.seed, "batches", self.site.name, self.request.round, *ring)
 
     def _by_private_steps(self) -> TrainingResult:
+        from perennial.learning.private_training import train_privately
+
         experiment = self.site.experiment
         return train_privately(
             experiment.learner,

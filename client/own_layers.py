@@ -24,6 +24,8 @@ def with_own_layers(
     own rows and takes the new ones from those received. Raises ProtocolError when a name is not in arrays,
     StateError when the kept layer is of another network.
     """
+    if not names:
+        return Tensors(arrays)
     unknown = sorted(set(names) - arrays.keys())
     if unknown:
         raise ProtocolError(f"personal: found {unknown[0]!r}, which is no tensor of the model received")

@@ -105,7 +105,7 @@ def answer_open(identity: Identity, request: OpenRequest) -> OpenReply:
     session = _session(state, request.attempt)
     opening = session.open(request.survivors, _by_name(request.voters, request.votes))
     assert session.subject is not None
-    state.note_opened(session.subject.statistic, session.closes)
+    state.note_opened(session.attempt, session.subject.statistic, session.closes)
     return OpenReply(
         **request.stamp_fields,
         attempt=request.attempt,

@@ -17,10 +17,10 @@ import numpy as np
 
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
-from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
 from perennial.privacy.secure.masks import Words
-from perennial.privacy.secure.roster import require
+from perennial.privacy.secure.roster import Attempt, require
 from perennial.privacy.secure.site_session import SiteSession
 
 IDENTITY = "identity.key"
@@ -144,30 +144,40 @@ class SecureState:
 
     # what was opened
 
-    def check_closed(self, statistic: str, closes: Sequence[str]) -> None:
-        """Raises PolicyRefusal when this site has helped to open its value of one of these.
+    def check_closed(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
+        """Raises PolicyRefusal when this site has helped another attempt to open its value of one of these.
 
         closes: what the value tells of, such as a model's SHA-256.
         """
         opened = self._opened()
         for about in closes:
             require(
-                [statistic, about] not in opened,
+                opened.get((statistic, about), _of(attempt)) == _of(attempt),
                 f"this site's {statistic} for {about:.12} was opened in a sum; it goes into no other one",
             )
 
-    def note_opened(self, statistic: str, closes: Sequence[str]) -> None:
-        """Remember it, before the shares leave."""
-        opened = self._opened()
-        if new := [[statistic, about] for about in closes if [statistic, about] not in opened]:
-            path = self._state_dir / "secure" / OPENED
-            replace_file(path, json.dumps([*opened, *new]).encode())
+    def note_opened(self, attempt: Attempt, statistic: str, closes: Sequence[str]) -> None:
+        """Remember it, before the shares leave.
 
-    def _opened(self) -> list[list[str]]:
+        Raises PolicyRefusal when another attempt opened one of these: two runs of an experiment may both have
+        masked the same value before either asked for its shares, and each has a process of its own here.
+        """
+        with one_at_a_time(self._state_dir / "secure"):
+            self.check_closed(attempt, statistic, closes)
+            opened = self._opened()
+            noted = opened | {(statistic, about): _of(attempt) for about in closes}
+            if noted != opened:
+                rows = [[*of, by] for of, by in noted.items()]
+                replace_file(self._state_dir / "secure" / OPENED, json.dumps(rows).encode())
+
+    def _opened(self) -> dict[tuple[str, str], str]:
+        """(statistic, about) -> the attempt that opened it."""
         path = self._state_dir / "secure" / OPENED
         try:
-            return json.loads(path.read_bytes()) if path.exists() else []
-        except ValueError as error:
+            rows = json.loads(path.read_bytes()) if path.exists() else []
+            # rows of an earlier version do not name their attempt, and so are of another one
+            return {(row[0], row[1]): row[2] if len(row) > 2 else "" for row in rows}
+        except (ValueError, LookupError, TypeError) as error:
             raise StateError(f"{path}: damaged ({error}); restore it from a copy") from error
 
     def _read(self, name: str, default: Any) -> Any:
@@ -181,3 +191,7 @@ class SecureState:
 
     def _write(self, name: str, value: Mapping[str, Any] | list[Any] | int) -> None:
         replace_file(self.folder / f"{name}.json", json.dumps(value).encode())
+
+
+def _of(attempt: Attempt) -> str:
+    return f"{attempt.run} {attempt.number}"

@@ -70,7 +70,7 @@ def masked_reply(
         session.stage = "masked"
     if session.stage == "prepared":
         state.check_new(number)
-        state.check_closed(statistic, session.closes)
+        state.check_closed(session.attempt, statistic, session.closes)
         values = np.ascontiguousarray(words())
         if secure.masks:
             session.mask(values)

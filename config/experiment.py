@@ -15,6 +15,7 @@ from perennial.config.analytic import shrinkage_of
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.evaluation import EvaluationConfig, require_calibration, require_covered_counts
+from perennial.config.finished_runs import locate_runs
 from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
@@ -29,7 +30,11 @@ from perennial.foundation.errors import ConfigError, nearest
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.privacy.config import PrivacyConfig
 
-ON_DISK: Any = {"data": {"path"}, "digests": {"encoder": {"file"}}}
+ON_DISK: Any = {
+    "data": {"path"},
+    "digests": {"encoder": {"file"}},
+    "model": {"features": {"__all__": {"file"}}},
+}
 """Settings that say where something lies on a disk, and nothing about what it is."""
 
 
@@ -211,6 +216,12 @@ class Experiment(Block):
                 f"{self.strategy.name} sends sums of features; allowed: mode sample or sample_shared, "
                 "release sums"
             )
+        if privacy.release == "sums" and any(map_.name == "model" for map_ in self.model.features or ()):
+            raise ValueError(
+                "privacy.release: found 'sums' with a map of a finished run, which learnt from samples: one "
+                "release hides a sample only behind a map that no private data shaped; allowed: random, "
+                "patches, pretrained"
+            )
         if privacy.release == "sums" and self.strategy.trains:
             raise ValueError(
                 f"privacy.release: found 'sums', and strategy {self.strategy.name} sends updates; allowed "
@@ -356,8 +367,8 @@ class Experiment(Block):
 def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | None = None) -> Experiment:
     """The experiment in a YAML file, with overrides (KEY=VALUE) and seed applied.
 
-    Relative paths, of data and of an encoder, are relative to the file's folder when they exist there, else
-    to the working folder.
+    Relative paths, of data, of an encoder and of a finished run, are relative to the file's folder when
+    they exist there, else to the working folder.
     Raises ConfigError naming the file, each faulty key, what was found and what is allowed.
     """
     content = apply_overrides(read_yaml(path), overrides or [])
@@ -365,6 +376,7 @@ def load_experiment(path: Path, overrides: list[str] | None = None, seed: int | 
         content["seed"] = seed
     _locate_data(content.get("data"), path.parent)
     locate_encoder(content.get("digests"), path.parent)
+    locate_runs(content.get("model"), path.parent)
     return validate(Experiment, content, str(path))
 
 

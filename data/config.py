@@ -29,6 +29,10 @@ _OPTIONS = (
 )
 
 
+DICOM_PATIENT = "PatientID"
+"""data.patient of DICOM files in class folders: the element that says whose each is."""
+
+
 def patient_pattern(text: str) -> re.Pattern[str]:
     """The regular expression that finds a patient in a file's name. Raises ValueError on a faulty one."""
     try:
@@ -169,7 +173,8 @@ class DataConfig(FiniteBlock):
     arrays (npz): role -> name of the array in the file, where it is not the role's own.
     patient: where the data says whose each sample is: the column of a table or manifest, the array of a pack
         or npz file (the one that goes with x), or for images in class folders a regular expression with one
-        group, searched in the file's name. All samples of a patient are in one part and at one site.
+        group, searched in the file's name, or PatientID, the element of DICOM files, of which no more than a
+        keyed hash is kept. All samples of a patient are in one part and at one site.
     subgroup (csv, manifest): a column by whose values the measures are shown, too; it decides nothing else.
     test_fraction, validation_fraction: of all records, and of those that are left: on average, since a keyed
         hash of each record decides (data/splits.py).
@@ -269,7 +274,7 @@ class DataConfig(FiniteBlock):
     @model_validator(mode="after")
     def _patient_is_found_by_a_pattern(self) -> Self:
         in_names = self.source == "folder" and self.patient is not None and self.path is not None
-        if in_names and not str(self.path).lower().endswith(".csv"):
+        if in_names and self.patient != DICOM_PATIENT and not str(self.path).lower().endswith(".csv"):
             patient_pattern(str(self.patient))
         if self.patient is not None and {"patient"} & self.arrays.keys():
             raise ValueError("patient and arrays.patient both name the array; give one")

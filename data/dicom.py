@@ -1,18 +1,22 @@
-"""DICOM files: their pixels as 8-bit arrays, and nothing else of what they say.
+"""DICOM files: their pixels as 8-bit arrays, and nothing else of what they say but whose they are, if asked.
 
-Only the elements that pixels need are read (TAGS), so that no name, number or date of a patient is ever in
-memory; errors name the file and what kind of thing is wrong, and never quote an element.
+Only the elements that pixels need are read (TAGS), so that no name or date of a patient is ever in memory,
+and the number of a patient only where data.patient asks for it; errors name the file and what kind of thing
+is wrong, and never quote an element.
 """
 
 import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perennial.data.config import DICOM_PATIENT as PATIENT
 from perennial.data.config import Window
 from perennial.data.windows import chosen_frame, eight_bits
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -35,6 +39,12 @@ TAGS = (
 )
 
 
+COMPRESSED = "pip install 'perennial[dicom-compressed]'"
+"""The extra with a decoder for what pydicom and Pillow cannot decompress: lossless JPEG and JPEG-LS."""
+DECODERS = ("pydicom", "pillow")
+"""pydicom's plug-ins that go before all others, so that what else is installed moves no pixel."""
+
+
 def read_dicom(path: Path, window: Window | None, frame: Any) -> np.ndarray:
     """uint8 (H, W) of a grey image, bright where the scanner showed it bright; (H, W, 3) of one in colour.
 
@@ -42,6 +52,31 @@ def read_dicom(path: Path, window: Window | None, frame: Any) -> np.ndarray:
     frame: which one of several; without it such a file is refused.
     Raises ValueError saying what cannot be used, and ConfigError without the extra `dicom`.
     """
+    with _opened(path, TAGS) as dataset:
+        return _pixels(dataset, window, frame)
+
+
+def read_patient(path: Path) -> str:
+    """The PatientID of a file, which the caller hashes and tells nobody.
+
+    Raises DataError naming the file where it has none, and ConfigError without the extra `dicom`.
+    """
+    try:
+        with _opened(path, (PATIENT,), before_pixels=True) as dataset:
+            found = str(dataset.get(PATIENT) or "").strip()
+    except ValueError as error:
+        raise DataError(f"{path}: data.patient: {PATIENT}: {error}") from None
+    if not found:
+        raise DataError(
+            f"{path}: data.patient: {PATIENT}: the file has none; take `patient` out, or give a pattern for "
+            "files' names"
+        )
+    return found
+
+
+@contextmanager
+def _opened(path: Path, tags: Sequence[str], *, before_pixels: bool = False) -> Iterator["Dataset"]:
+    """These elements of a file, while nothing that pydicom warns of is told: its warnings quote elements."""
     try:
         import pydicom
         from pydicom.config import settings
@@ -49,35 +84,29 @@ def read_dicom(path: Path, window: Window | None, frame: Any) -> np.ndarray:
         raise ConfigError(f"{path}: DICOM files need pydicom: pip install 'perennial[dicom]'") from error
     settings.reading_validation_mode = 0
     with warnings.catch_warnings():
-        # pydicom's warnings quote what stands in a file
         warnings.simplefilter("ignore")
         try:
-            dataset = pydicom.dcmread(path, force=True, specific_tags=list(TAGS))
+            dataset = pydicom.dcmread(
+                path, force=True, specific_tags=list(tags), stop_before_pixels=before_pixels
+            )
         except Exception as error:
             raise ValueError(f"not a DICOM file that can be read ({type(error).__name__})") from None
-        return _pixels(dataset, window, frame)
+        yield dataset
 
 
 def _pixels(dataset: "Dataset", window: Window | None, frame: Any) -> np.ndarray:
-    from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, convert_color_space
+    from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
     if not any(key in dataset for key in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         raise ValueError("holds no image")
     kind = str(dataset.get("PhotometricInterpretation", "MONOCHROME2"))
     frames = int(dataset.get("NumberOfFrames") or 1)
     index = chosen_frame(frame, frames) if frames > 1 else 0
-    try:
-        values = dataset.pixel_array
-    except Exception as error:
-        raise ValueError(_why_not(dataset, error)) from None
-    values = values[index] if frames > 1 else values
+    values = _decoded(dataset, index)
     if kind == "PALETTE COLOR":
         colours = apply_color_lut(values, dataset)
         return eight_bits(colours, "full", (0.0, 255.0 if colours.dtype == np.uint8 else 65535.0))
     if values.ndim == 3:
-        # pydicom's plug-ins give decompressed colours as RGB already
-        if kind.startswith("YBR_FULL") and not dataset.file_meta.TransferSyntaxUID.is_compressed:
-            values = convert_color_space(values, kind, "RGB")
         whole = (0.0, float(2 ** int(dataset.BitsStored) - 1))
         return values if values.dtype == np.uint8 else eight_bits(values, "full", whole)
     values = apply_modality_lut(values, dataset)
@@ -120,12 +149,36 @@ def _first(value: Any) -> float | None:
     return float(value[0] if hasattr(value, "__len__") and not isinstance(value, str) else value)
 
 
-def _why_not(dataset: "Dataset", error: Exception) -> str:
+def _decoded(dataset: "Dataset", index: int) -> np.ndarray:
+    """The pixels of one frame, decompressed; colours are RGB. Raises ValueError saying why they cannot be."""
+    from pydicom.pixels.decoders.base import get_decoder
+    from pydicom.pixels.utils import pixel_array
+
     syntax = getattr(getattr(dataset, "file_meta", None), "TransferSyntaxUID", None)
-    if syntax is not None and syntax.is_compressed:
-        return (
-            f"its pixels are compressed ({syntax.name}), for which no decoder is installed or which "
-            f"is damaged; "
-            "pip install python-gdcm, or decompress the file"
-        )
-    return f"its pixels cannot be read ({type(error).__name__})"
+    if syntax is None:
+        raise ValueError("does not say how its pixels are written (no transfer syntax)")
+    if not syntax.is_encapsulated:
+        return _array(lambda: pixel_array(dataset, index=index), "its pixels cannot be read")
+    name = f"its pixels are compressed as {syntax.name} ({syntax})"
+    try:
+        available = get_decoder(syntax).available_plugins
+    except NotImplementedError:
+        raise ValueError(
+            f"{name}, which cannot be decompressed here; write the file anew without it"
+        ) from None
+    # a plug-in that cannot do this file, such as Pillow with 12-bit JPEG, leaves it to the next one
+    *earlier, last = sorted(available, key=lambda plugin: plugin not in DECODERS) or [""]
+    if not last:
+        raise ValueError(f"{name}, for which no decoder is installed: {COMPRESSED}, or decompress the file")
+    for plugin in earlier:
+        with suppress(Exception):
+            return pixel_array(dataset, index=index, decoding_plugin=plugin)
+    remedy = "damaged" if set(available) - {*DECODERS} else f"damaged, or wants another decoder: {COMPRESSED}"
+    return _array(lambda: pixel_array(dataset, index=index, decoding_plugin=last), f"{name}; {remedy}")
+
+
+def _array(read: Callable[[], np.ndarray], otherwise: str) -> np.ndarray:
+    try:
+        return read()
+    except Exception as error:
+        raise ValueError(f"{otherwise} ({type(error).__name__})") from None

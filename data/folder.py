@@ -9,13 +9,14 @@ label, and optionally site and split ("train" or "test").
 import os
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from perennial.data.config import DataConfig, patient_pattern
+from perennial.data.config import DICOM_PATIENT, DataConfig, patient_pattern
 from perennial.data.csv_file import read_csv
 from perennial.data.decoded import decoded
 from perennial.data.images import DICOM_SUFFIXES, ImageReading, is_dicom, read_images
@@ -98,12 +99,14 @@ def load_folder(config: DataConfig, cache: Path | None = None) -> Source:
         index, classes = class_indices(names, config.classes, config.labels, lambda i: str(indices[i]))
         of_name = dict(zip(names, index.tolist(), strict=True))
         y = np.array([of_name[label] for label in listing.labels], dtype=np.int64)
-        if config.patient is not None:
+        if config.patient not in (None, DICOM_PATIENT):
             listing.patients = [_patient_of(path, config.patient) for path in listing.paths]
     if not listing.paths:
         raise DataError(f"{root}: no image in it; expected {root.name}/<class>/<image>")
     read = decoded(cache, listing.paths, ImageReading.of(config), read_images)
     listing.keep(read.rows.tolist())
+    if config.patient == DICOM_PATIENT and root.suffix.lower() != ".csv":
+        listing.patients = _patients_inside(listing.paths)
     return _source(
         config, listing, torch.from_numpy(read.x), torch.from_numpy(y[read.rows]), classes, read.notes
     )
@@ -194,6 +197,19 @@ def _folders(folder: Path, stray: list[Path]) -> list[Path]:
             shown = os.fsencode(path).decode("utf-8", "backslashreplace")
             raise DataError(f"{shown}: the folder's name is not text in UTF-8; rename it")
     return sorted(folders)
+
+
+def _patients_inside(paths: Sequence[Path]) -> list[str]:
+    """Whose each DICOM file is. Raises DataError naming a file that is none, or has no patient."""
+    from perennial.data.dicom import read_patient
+
+    for path in paths:
+        if not is_dicom(path):
+            raise DataError(
+                f"{path}: data.patient: {DICOM_PATIENT} is an element of DICOM files, and this is none"
+            )
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(read_patient, paths))
 
 
 def _patient_of(path: Path, pattern: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from perennial.data.config import DICOM_PATIENT
 from perennial.data.csv_file import CsvFile, read_csv
 from perennial.data.folder import SUFFIXES
 from perennial.data.images import is_dicom
@@ -121,6 +122,8 @@ def _folder(root: Path, patient: str | None) -> Survey:
     if len(samples) > MOST_CLASSES:
         raise DataError(f"{root}: {len(samples)} folders that would be classes; expected <class>/<image>")
     names = [path.name for path in files]
+    if patient is None and _dicom_patients(files):
+        patient = DICOM_PATIENT
     guess = patient or _patient_pattern(names, len(samples))
     return _with_images(
         files,
@@ -163,6 +166,23 @@ def _patient_pattern(names: Sequence[str], classes: int) -> str | None:
     return None
 
 
+def _dicom_patients(files: Sequence[Path]) -> bool:
+    """Whether all are DICOM files, and those looked at say whose they are and are not all of one patient."""
+    if not all(map(is_dicom, files)):
+        return False
+    from perennial.data.dicom import read_patient
+
+    try:
+        return len({read_patient(path) for path in _looked_at(files)}) > 1
+    except DataError:
+        return False
+
+
+def _looked_at(files: Sequence[Path]) -> Sequence[Path]:
+    """Files from all over, at most MOST_LOOKED_AT."""
+    return files[:: max(1, len(files) // MOST_LOOKED_AT)][:MOST_LOOKED_AT]
+
+
 def _with_images(files: Sequence[Path], found: Survey) -> Survey:
     """The survey with what some of the images are."""
     from dataclasses import replace
@@ -170,7 +190,7 @@ def _with_images(files: Sequence[Path], found: Survey) -> Survey:
     from PIL import Image
 
     sizes, modes, deepest = list[tuple[int, int]](), Counter[str](), 0
-    for path in files[:: max(1, len(files) // MOST_LOOKED_AT)][:MOST_LOOKED_AT]:
+    for path in _looked_at(files):
         if is_dicom(path):
             modes["dicom"] += 1
             continue

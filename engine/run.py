@@ -30,6 +30,8 @@ def run_in_process(
     cohort: sites that train in one pass, which changes the last bits of the result; auto: what suits the
     experiment. None: 1, or as the run that is resumed began.
     """
+    # what answers a request is imported here: not in the first round, and not once in each worker
+    import perennial.client.handlers  # noqa: F401
     from perennial.server.app import serve
 
     set_task_identity()
@@ -82,7 +84,6 @@ def _worker_grid(
     # imported and read before the processes fork, so that they share it
     import torch
 
-    import perennial.client.handlers  # noqa: F401
     from perennial.engine.workers import WorkerGrid
     from perennial.learning.device import choose_device
 

@@ -87,6 +87,9 @@ class CrossEntropy(Loss):
     def __call__(self, batch: Batch) -> Tensor:
         return F.cross_entropy(batch.logits, batch.labels, reduction="none")
 
+    def mean(self, batch: Batch) -> Tensor:
+        return F.cross_entropy(batch.logits, batch.labels)
+
 
 class BalancedSoftmax(Loss):
     """See losses.balanced_softmax; the prior is the site's, so a sample's loss depends on the others."""

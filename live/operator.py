@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from perennial.foundation.errors import StateError
-from perennial.live.charts import Line, line_chart
+from perennial.live.charts import share_chart, share_curve
 from perennial.live.guard import Guard, Sessions, read_form
 from perennial.live.markup import STATIC, confirm, message, page, panel, sign_in
 from perennial.live.metrics import CONTENT_TYPE, run_metrics
@@ -162,10 +162,10 @@ class OperatorPages:
         summaries = {name: found for name in chosen if (found := self.runs.summary(name))}
         if not summaries:
             raise HTTPException(HTTPStatus.NOT_FOUND, "Choose runs that are finished, to compare them.")
-        lines = [Line(name, _averages(found)) for name, found in summaries.items()]
+        lines = [share_curve(name, _averages(found)) for name, found in summaries.items()]
         last = max((line.points[-1][0] for line in lines if line.points), default=1.0)
         words = "Accuracy on all classes seen so far, after each task, in percent."
-        chart = line_chart(lines, 1.0, last, words, unit="after task")
+        chart = share_chart(lines, 1.0, last, words, unit="after task")
         figure = Markup(
             f"<figure><figcaption><h2>After each task</h2><p>{words}</p></figcaption>{chart}</figure>"
         )

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from perennial.live.charts import Line, Mark, line_chart, meter
+from perennial.live.charts import meter, share_chart, share_curve
 from perennial.live.run_state import SITE_ORDER, RunState, SiteNow
 from perennial.live.spending import Spending
 from perennial.live.warnings import warnings_of
+from perennial.server.charts.curves import Mark
 from perennial.server.report.markup import (
     MISSING,
     Markup,
@@ -194,17 +195,23 @@ def learning(state: RunState, spending: Spending) -> Markup:
         ends = _task_ends(state)
         newest = percent(state.accuracy)
         words = f"Accuracy on all classes seen so far, after each round, in percent; the newest is {newest}."
-        chart = line_chart(
-            [Line("accuracy", by_round)], by_round[0][0], by_round[-1][0], words, [*ends, *skipped[-100:]]
+        chart = share_chart(
+            [share_curve("accuracy", by_round)],
+            by_round[0][0],
+            by_round[-1][0],
+            words,
+            [*ends, *skipped[-100:]],
         )
         parts.append(_figure("Accuracy after each round", words, chart))
     if len(state.learnt) > 1:
         lines = [
-            Line(f"task {index + 1}", [(float(p.task), _at(p.accuracy, index)) for p in state.learnt[index:]])
+            share_curve(
+                f"task {index + 1}", [(float(p.task), _at(p.accuracy, index)) for p in state.learnt[index:]]
+            )
             for index in range(min(6, len(state.learnt)))
         ]
         words = "Accuracy on the classes of each task, in percent. A line that falls is forgetting."
-        chart = line_chart(
+        chart = share_chart(
             lines, float(state.learnt[0].task), float(state.learnt[-1].task), words, unit="after task"
         )
         parts.append(_figure("What is kept of each task", words, chart))

@@ -4,6 +4,8 @@ P: elements of all travelling tensors. T: elements of those that are trained, T 
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +40,7 @@ class FlatParameters:
             )
         check_state(self.shapes, tensors)
         self._sizes = [tensor.numel() for tensor in tensors.values()]
+        self._starts = dict(zip(self.keys, accumulate(self._sizes, initial=0), strict=False))
         self.vector = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
         self._model = model
         parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -49,7 +52,7 @@ class FlatParameters:
         views = self.views(self.vector)
         for name, view in views.items():
             homes[name].data = view
-        self._homes = {name: view.data_ptr() for name, view in views.items()}
+        self._homes = [(name, attrgetter(name), view.data_ptr()) for name, view in views.items()]
         gradients = self.gradient.split(self._sizes[: len(parameters)])
         for part, parameter in zip(gradients, parameters.values(), strict=True):
             parameter.grad = part.view(parameter.shape)
@@ -77,9 +80,8 @@ class FlatParameters:
         model is unchanged.
         """
         parts = self._rows(tensors)
-        current = travelling(self._model)
-        for key, home in self._homes.items():
-            if key not in current or current[key].data_ptr() != home:
+        for key, current, home in self._homes:
+            if current(self._model).data_ptr() != home:
                 raise StateError(
                     f"tensor {key!r}: no longer lives in this vector; build FlatParameters after moving, "
                     "converting or growing the model"
@@ -103,12 +105,12 @@ class FlatParameters:
 
         Raises StateError naming a tensor that the model does not have.
         """
-        starts = dict(zip(self.keys, torch.tensor([0, *self._sizes[:-1]]).cumsum(0).tolist(), strict=True))
         held = []
         for key in keys:
-            if key not in starts:
+            if key not in self._starts:
                 raise StateError(f"tensor {key!r} is to be held, but the model has no such tensor")
-            held.append(slice(starts[key], starts[key] + self.shapes[key].numel()))
+            start = self._starts[key]
+            held.append(slice(start, start + self.shapes[key].numel()))
         self._held = tuple(held)
 
     def keep_held(self, before: Tensor) -> None:
@@ -130,7 +132,6 @@ class FlatParameters:
         """Where the first rows of the head's weight and bias lie in the vector."""
         if not rows:
             return ()
-        starts = dict(zip(self.keys, torch.tensor([0, *self._sizes[:-1]]).cumsum(0).tolist(), strict=True))
         width = self.shapes["head.weight"][1]
-        weight, bias = starts["head.weight"], starts["head.bias"]
+        weight, bias = self._starts["head.weight"], self._starts["head.bias"]
         return slice(weight, weight + rows * width), slice(bias, bias + rows)

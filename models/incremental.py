@@ -4,6 +4,7 @@ Shapes: x (B, ...) float32 input, features (B, d), logits (B, M). M: classes kno
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,6 +12,20 @@ from torch import Tensor, nn
 
 from perennial.foundation.errors import StateError, nearest
 from perennial.models.initialisation import LINEAR_SLOPE, empty_linear, kaiming_uniform
+
+
+@runtime_checkable
+class Restructured(Protocol):
+    """A module that only some of its states have all modules of."""
+
+    def restructure(self, state: Mapping[str, Tensor]) -> None:
+        """Have the modules that state, by this module's own keys, has values for."""
+        ...
+
+
+def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What state holds of the module that its keys call prefix, by that module's own keys."""
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
 class IncrementalModel(nn.Module):
@@ -87,7 +102,9 @@ class IncrementalModel(nn.Module):
         self.frozen_rows = old_rows if self.freeze_old_rows else 0
 
     def restructure(self, state: Mapping[str, Tensor]) -> None:
-        """Gain or lose the modules that only some states have. An ordinary model always has the same."""
+        """Gain or lose the modules that only some states have: here, those of the backbone."""
+        if isinstance(self.backbone, Restructured):
+            self.backbone.restructure(below("backbone.", state))
 
     @property
     def frozen_keys(self) -> tuple[str, ...]:

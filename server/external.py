@@ -46,6 +46,11 @@ OF_THE_RUN = (
 )
 """Keys that are taken over from the run's own data where they fit the source."""
 
+OWN_DATA = (
+    "These are data of the run itself, most of which the model has learnt from: on new patients it is worse "
+    "than these figures."
+)
+
 
 def outside_data(saved: SavedModel, path: Path, overrides: Sequence[str]) -> DataConfig:
     """The data block with which labelled data are read as the model's own were.
@@ -123,7 +128,17 @@ def judge(saved: SavedModel, config: DataConfig, name: str) -> Measures:
         notes=list(source.notes),
         **whole_measures(tables, classes, intervals),
     )
-    return measures.model_copy(update={"headline": headline(measures)})
+    seen = [OWN_DATA] if _are_its_own(saved, config) else []
+    return measures.model_copy(update={"headline": [*seen, *headline(measures)]})
+
+
+def _are_its_own(saved: SavedModel, config: DataConfig) -> bool:
+    """Whether these data are those of the run, or a part of them, or hold them."""
+    own = saved.settings["data"].get("path")
+    if own is None or config.path is None:
+        return False
+    one, other = Path(own).expanduser().resolve(), Path(config.path).expanduser().resolve()
+    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _patients(parts: Sequence[Samples]) -> np.ndarray | None:

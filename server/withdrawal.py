@@ -84,6 +84,15 @@ class _Finished:
         assert self.strategy.kept_sums.total is not None
         return self.strategy.kept_sums.total
 
+    def require_features_of_nobody(self) -> None:
+        """Raises ConfigError where samples shaped the features, which a subtraction leaves as they are."""
+        for features in self.experiment.model.features or ():
+            if features.name == "model":
+                raise ConfigError(
+                    f"{self.folder}: model.features: the network of a finished run learnt from samples that "
+                    "may be those to withdraw; allowed: maps that no site's samples shaped"
+                )
+
     def head(self, shrinkage: float | None) -> tuple[dict[str, Tensor], float]:
         """The head of the sums as they are now, and its shrinkage."""
         head, shrinkage = self.strategy.solved_again(len(self.saved.classes), shrinkage)
@@ -105,6 +114,7 @@ def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
     """
     with sole_owner(folder, "forget"):
         run = _Finished.open(folder)
+        run.require_features_of_nobody()
         sums, strategy = run.strategy.kept_sums, run.strategy
         if site not in strategy.withdrawn:
             before, contributed = run.total.sha256, sums.contributions_of(site)
@@ -157,6 +167,7 @@ def forget_group(folder: Path, site: str, group: Path, shrinkage: float | None =
     """
     with sole_owner(folder, "forget"):
         run = _Finished.open(folder)
+        run.require_features_of_nobody()
         sums, strategy = run.strategy.kept_sums, run.strategy
         by_task, facts = read_by_task(group)
         expected = {

@@ -28,16 +28,10 @@ from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
-from perennial.strategies.valuation.harm import HarmTest
+from perennial.strategies.valuation.flags import Flags
 from perennial.strategies.valuation.rollback import Rollback
-from perennial.strategies.valuation.shapley import (
-    MOST_EXACT,
-    Value,
-    drawn_permutations,
-    exact,
-    over_permutations,
-    shares,
-)
+from perennial.strategies.valuation.sampling import Sampling
+from perennial.strategies.valuation.shapley import MOST_EXACT, Value, shares
 from perennial.strategies.valuation.site_utility import SiteJudge, site_judge
 from perennial.strategies.valuation.solved import leave_one_out, require_affordable, require_closed_form
 from perennial.strategies.valuation.sweeps import checked_counts, sweep_marginals, turn_changes
@@ -115,19 +109,17 @@ class Contribution(Wrapper):
                 "of wrongly flagged sites has been measured (docs/robustness.md)"
             )
         self.estimator, self.samples = estimator, samples
-
         self._asked_utility = utility
         self.utility: Utility = utility or "probability"
-        self.permutations, self.exact, self.every = permutations, exact, every
-        self.least_sweeps, self.on_flag = least_sweeps, on_flag
-        self._harm = HarmTest(false_alarm)
+        self.sampling = Sampling(exact, permutations, cheap=estimator == "solve")
+        self.every = every
+        self.on_flag = on_flag
+        self._flags = Flags(false_alarm, least_sweeps)
         self._rollback = Rollback()
         self._services: Services | None = None
         self._site_judge: SiteJudge | None = None
         self._rows: list[dict[str, float]] = []
         self._updates: dict[int, Reconstructed] = {}
-        self._null: dict[str, list[int]] = {}
-        self._flags: dict[str, str] = {}
         self._excluded: list[str] = []
         self._seconds = {"valuing": 0.0, "rounds": 0.0}
         self._leave_one_out: dict[str, float] = {}
@@ -139,7 +131,7 @@ class Contribution(Wrapper):
                 self.utility = "accuracy"
             self._site_judge = site_judge(services, self.estimator, self.utility)
         sites = services.experiment.data.sites or 0
-        if self.exact and sites > MOST_EXACT:
+        if self.sampling.exact and sites > MOST_EXACT:
             raise ConfigError(f"strategy.exact: found {sites} sites, allowed at most {MOST_EXACT}")
         if self.estimator == "replay" and services.experiment.privacy.mode != "none":
             raise ConfigError(
@@ -158,8 +150,7 @@ class Contribution(Wrapper):
         super().begin_task(task)
         if self.closed_form is not None and self._services is not None:
             players = self._services.experiment.data.sites or len(task.sites)
-            coalitions = 2**players if self._all_coalitions(players) else players * self._orders(players)
-            require_affordable(coalitions + players + 1, self.closed_form.width)
+            require_affordable(self.sampling.coalitions(players) + players + 1, self.closed_form.width)
 
     def largest_weight(self) -> float:
         """Raises PrivacyError: what sites have contributed is computed from exact models, and published."""
@@ -191,7 +182,9 @@ class Contribution(Wrapper):
         if not outcome.skipped:
             valuing = clock()
             self._value_round(grid, request, outcome)
-            self._flag(outcome)
+            outcome.warnings += self._flags.update(self._all_classes(), self._excluded)
+            if self.on_flag == "exclude":
+                self._excluded = sorted(self._flags.flags)
             if self.closed_form is None:
                 self._roll_back(request, outcome)
             self._seconds["valuing"] += clock() - valuing
@@ -244,7 +237,7 @@ class Contribution(Wrapper):
             self._updates.setdefault(sweep, Reconstructed(before)).add(reply.site, reply.update, weight)
         null = reply.norm <= self._least_norm
         if self.turns is None:
-            self._count_update(reply.site, null, reply.scaled)
+            self._flags.add_update(reply.site, zero=null, scaled=reply.scaled)
         # of a ring's turns these are kept with its hops, so that a stop inside a round loses none
         facts = {"null": null, "scaled": reply.scaled}
         if not self.tests_harm:
@@ -254,13 +247,13 @@ class Contribution(Wrapper):
     def _value_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         turns = [turn for turn in outcome.details.get("turns", []) if turn["kind"] == "taken"]
         for turn in turns:
-            self._count_update(turn["site"], turn["null"], turn["scaled"])
+            self._flags.add_update(turn["site"], zero=turn["null"], scaled=turn["scaled"])
         if self.estimator == "online":
             assert self.turns is not None
             changes = list(turn_changes(turns, outcome.details.get("worth"), self.turns.weighed))
             self._rows += sweep_marginals(changes)
             for turn, change in changes:
-                self._harm.add(turn["site"], turn.get("held", ()), change)
+                self._flags.add_turn(turn["site"], turn.get("held", ()), change)
             for turn in turns:
                 # of each class for the tests; the journal gets what the model was worth
                 turn.pop("held", None)
@@ -301,53 +294,25 @@ class Contribution(Wrapper):
         self._rows = [dict(zip(game.sites, phi.tolist(), strict=True))]
         self._leave_one_out = dict(zip(game.sites, leave_one_out(len(game.sites), value), strict=True))
 
-    def _all_coalitions(self, players: int) -> bool:
-        solves = self.estimator == "solve" and self.permutations is None
-        return self.exact or (solves and players <= MOST_EXACT)
-
-    def _orders(self, players: int) -> int:
-        return self.permutations or max(30, 3 * players)
-
     def _shapley(self, players: int, value: Value, *ids: int) -> np.ndarray:
-        if self._all_coalitions(players):
-            return exact(players, value)
         assert self._services is not None
-        count = self._orders(players)
-        drawn = drawn_permutations(players, count, stream(self._services.experiment.seed, "shapley", *ids))
-        return over_permutations(players, value, drawn, truncation=1e-3, stop=0.05)
+        generator = stream(self._services.experiment.seed, "shapley", *ids)
+        return self.sampling.values(players, value, generator)
 
-    # who is flagged
-
-    def _count_update(self, site: str, null: bool, scaled: bool) -> None:
-        self._harm.add_norm(site, scaled)
-        counts = self._null.setdefault(site, [0, 0])
-        counts[0] += null
-        counts[1] += 1
+    # after a round
 
     def _shares(self) -> dict[str, tuple[float, float, float]]:
         """site -> (share, low, high) of the run so far."""
         sites = sorted({site for row in self._rows for site in row})
         if not sites:
             return {}
-        assert self._services is not None
         marginals = np.array([[row.get(site, 0.0) for site in sites] for row in self._rows])
         found = np.stack(shares(marginals), axis=1).tolist()
         return {site: (share, low, high) for site, (share, low, high) in zip(sites, found, strict=True)}
 
-    def _flag(self, outcome: RoundOutcome) -> None:
+    def _all_classes(self) -> int:
         assert self._services is not None
-        found = self._harm.accused(self._services.schedule.num_classes(self._services.schedule.count))
-        flags = {site: self._flags[site] for site in self._excluded}
-        flags |= {site: accusation.flag for site, accusation in found.items()}
-        for site, (null, turns) in self._null.items():
-            if turns >= self.least_sweeps and null == turns:
-                flags[site] = "null update"
-        for site in sorted(flags.keys() - self._flags.keys()):
-            why = found[site].why if site in found else "every update it sent was zero"
-            outcome.warnings.append(f"site {site}: flagged ({flags[site]}): {why}")
-        self._flags = flags
-        if self.on_flag == "exclude":
-            self._excluded = sorted(flags)
+        return self._services.schedule.num_classes(self._services.schedule.count)
 
     def _roll_back(self, request: RoundRequest, outcome: RoundOutcome) -> None:
         """Keep the model that the round began with where the new one is worth too little."""
@@ -380,7 +345,7 @@ class Contribution(Wrapper):
                 "share": share,
                 "low": low if math.isfinite(low) else None,
                 "high": high if math.isfinite(high) else None,
-                "flag": self._flags.get(site),
+                "flag": self._flags.flags.get(site),
                 "value": totals[site],
             }
             for site, (share, low, high) in self._shares().items()
@@ -407,10 +372,8 @@ class Contribution(Wrapper):
             "contribution_rows": torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(sites)),
             "contribution": {
                 "sites": sites,
-                "null": self._null,
-                "harm": self._harm.state_dict(),
+                **self._flags.state_dict(),
                 "rollback": self._rollback.state_dict(),
-                "flags": self._flags,
                 "excluded": self._excluded,
                 "seconds": self._seconds,
                 "leave_one_out": self._leave_one_out,
@@ -424,8 +387,7 @@ class Contribution(Wrapper):
             {site: value for site, value in zip(facts["sites"], row, strict=True) if not math.isnan(value)}
             for row in state["contribution_rows"].tolist()
         ]
-        self._null, self._flags = facts["null"], facts["flags"]
-        self._harm.load_state_dict(facts["harm"])
+        self._flags.load_state_dict(facts)
         self._rollback = Rollback(**facts["rollback"])
         self._excluded, self._seconds = facts["excluded"], facts["seconds"]
         self._leave_one_out = facts.get("leave_one_out", {})

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -80,32 +81,58 @@ def write_run(
     return folder
 
 
+@dataclass
+class Drawn:
+    """One chart as it stands on a page: what its shapes tell, what is written in it, and its description."""
+
+    tells: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    description: str = ""
+
+
 class Page(HTMLParser):
-    """A page as a browser splits it: elements with their attributes, visible text, scripts."""
+    """A page as a browser splits it: elements with their attributes, visible text, scripts, charts."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[str] = []
         self.text = ""
+        self.charts: dict[str, Drawn] = {}
         self._in = ""
+        self._chart: Drawn | None = None
+        self._words: list[str] | None = None
         self.feed(path.read_bytes().decode())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
+        found = dict(attrs)
+        self.elements.append((tag, found))
         if tag in {"script", "style"}:
             self._in = tag
         if tag == "script":
             self.scripts.append("")
+        if tag == "figure":
+            self._chart = self.charts[str(found["id"]).removeprefix("chart-")] = Drawn()
+        if self._chart is not None:
+            if tag == "svg" and found.get("role") == "img":
+                self._chart.description = str(found["aria-label"])
+            self._words = {"title": self._chart.tells, "text": self._chart.texts}.get(tag)
+            if self._words is not None:
+                self._words.append("")
 
     def handle_endtag(self, tag: str) -> None:
         self._in = "" if tag == self._in else self._in
+        self._words = None
+        if tag == "figure":
+            self._chart = None
 
     def handle_data(self, data: str) -> None:
         if self._in == "script":
             self.scripts[-1] += data
         elif not self._in:
             self.text += data
+        if self._words:
+            self._words[-1] += data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
@@ -113,13 +140,6 @@ class Page(HTMLParser):
     @property
     def sections(self) -> list[str]:
         return [str(attributes["id"]) for attributes in self.all("section")]
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        def refuse(constant: str) -> None:
-            raise AssertionError(f"{constant} is not JSON")
-
-        return json.loads(self.scripts[0], parse_constant=refuse)
 
 
 def every_block(site: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Images as hospitals have them: DICOM, more than 8 bits, grey among colour, files that cannot be read."""
 
+import io
 import logging
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,122 @@ def test_colour_and_files_without_a_suffix_are_read(tmp_path: Path) -> None:
     assert source.train.x.shape == (2, 3, 4, 4)
     assert source.train.x[:, :, 0, 0].tolist() == [[200, 0, 0]] * 2
     assert any("without an image suffix" in note for note in source.notes)
+
+
+SHADES = np.add.outer(np.arange(16), np.arange(16)).astype(np.uint8) * 8
+DEEP = np.add.outer(np.arange(16), np.arange(16)).astype(np.uint16) * 130
+JPEG_LOSSLESS, JPEG_LS, MPEG4 = "1.2.840.10008.1.2.4.70", "1.2.840.10008.1.2.4.80", "1.2.840.10008.1.2.4.102"
+
+
+def write_compressed(path: Path, pixels: np.ndarray, syntax: str, frame: bytes, **elements: Any) -> Path:
+    """A file whose only frame is `frame`, compressed by somebody as `syntax`."""
+    write_dicom(path, pixels, **elements)
+    import pydicom
+    from pydicom.encaps import encapsulate
+    from pydicom.uid import UID
+
+    dataset = pydicom.dcmread(path)
+    dataset.PixelData = encapsulate([frame])
+    dataset["PixelData"].VR = "OB"
+    dataset.file_meta.TransferSyntaxUID = UID(syntax)
+    dataset.save_as(path, enforce_file_format=True)
+    return path
+
+
+def by_pillow(pixels: np.ndarray, kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def test_files_compressed_by_rle_are_read(tmp_path: Path) -> None:
+    path = write_dicom(tmp_path / "a" / "1.dcm", RAMP, **CT)
+    plain = read(tmp_path, color="gray").train.x
+    import pydicom
+    from pydicom.uid import RLELossless
+
+    dataset = pydicom.dcmread(path)
+    dataset.compress(RLELossless)
+    dataset.save_as(path, enforce_file_format=True)
+    assert torch.equal(read(tmp_path, color="gray").train.x, plain)
+
+
+def test_files_compressed_by_jpeg_and_jpeg_2000_are_read(tmp_path: Path) -> None:
+    from pydicom.uid import JPEG2000Lossless, JPEGBaseline8Bit
+
+    write_compressed(
+        tmp_path / "a" / "1.dcm", SHADES, JPEGBaseline8Bit, by_pillow(SHADES, "JPEG", quality=95)
+    )
+    x = read(tmp_path, color="gray").train.x[0, 0].int()
+    assert (x - torch.from_numpy(SHADES).int()).abs().max() <= 6
+    write_compressed(tmp_path / "a" / "1.dcm", DEEP, JPEG2000Lossless, by_pillow(DEEP, "JPEG2000"))
+    x = read(tmp_path, color="gray", window=[0, 4095]).train.x[0, 0].numpy()
+    assert np.array_equal(x, np.rint(DEEP * (255.0 / 4095)).astype(np.uint8))
+
+
+def test_colours_are_rgb_however_they_are_compressed(tmp_path: Path) -> None:
+    from pydicom.uid import JPEGBaseline8Bit
+
+    colours = np.zeros((16, 16, 3), np.uint8)
+    colours[...] = (200, 40, 90)
+    frame = by_pillow(colours, "JPEG", quality=95, subsampling=0)
+    kind = "YBR_FULL"
+    write_compressed(
+        tmp_path / "a" / "1.dcm", colours, JPEGBaseline8Bit, frame, PhotometricInterpretation=kind
+    )
+    other = np.asarray(Image.fromarray(colours).convert("YCbCr"))
+    write_dicom(tmp_path / "a" / "2.dcm", other, PhotometricInterpretation=kind)
+    x = read(tmp_path).train.x.int()
+    assert (x - torch.tensor([200, 40, 90])[None, :, None, None]).abs().max() <= 4
+
+
+def test_files_compressed_by_lossless_jpeg_are_read_with_the_extra(tmp_path: Path) -> None:
+    gdcm = pytest.importorskip("gdcm", reason="the extra dicom-compressed is not installed")
+    path = write_dicom(tmp_path / "a" / "1.dcm", RAMP, **CT)
+    plain = read(tmp_path, color="gray").train.x
+    for kind, syntax in (
+        (gdcm.TransferSyntax.JPEGLosslessProcess14_1, JPEG_LOSSLESS),
+        (gdcm.TransferSyntax.JPEGLSLossless, JPEG_LS),
+    ):
+        reader, change, writer = gdcm.ImageReader(), gdcm.ImageChangeTransferSyntax(), gdcm.ImageWriter()
+        reader.SetFileName(str(write_dicom(path, RAMP, **CT)))
+        assert reader.Read()
+        change.SetTransferSyntax(gdcm.TransferSyntax(kind))
+        change.SetInput(reader.GetImage())
+        assert change.Change()
+        writer.SetFileName(str(path))
+        writer.SetFile(reader.GetFile())
+        writer.SetImage(change.GetOutput())
+        assert writer.Write()
+        import pydicom
+
+        assert pydicom.dcmread(path).file_meta.TransferSyntaxUID == syntax
+        assert torch.equal(read(tmp_path, color="gray").train.x, plain)
+
+
+def test_what_cannot_be_decompressed_names_the_syntax_and_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pydicom", reason="the extra dicom is not installed")
+    from pydicom.pixels.decoders.base import JPEGLosslessSV1Decoder
+
+    write_compressed(tmp_path / "a" / "1.dcm", SHADES, JPEG_LOSSLESS, b"nothing that a decoder knows")
+    with monkeypatch.context() as without:
+        without.setattr(JPEGLosslessSV1Decoder, "_available", {})
+        with pytest.raises(
+            DataError, match=r"JPEG Lossless.*4\.70.*no decoder.*perennial\[dicom-compressed\]"
+        ):
+            read(tmp_path)
+    write_compressed(tmp_path / "a" / "1.dcm", SHADES, MPEG4, b"a film")
+    with pytest.raises(
+        DataError, match=r"1\.dcm: its pixels are compressed as MPEG-4.*cannot be decompressed"
+    ):
+        read(tmp_path)
+    from pydicom.uid import JPEGBaseline8Bit
+
+    write_compressed(tmp_path / "a" / "1.dcm", SHADES, JPEGBaseline8Bit, b"\xff\xd8 and no more")
+    with pytest.raises(DataError, match=r"1\.dcm: its pixels are compressed as JPEG Baseline .*damaged"):
+        read(tmp_path)
 
 
 def test_nothing_that_identifies_a_patient_is_told(

@@ -10,7 +10,7 @@ import pytest
 from perennial.deploy.approval import approve_installed
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAVY = ("opacus", "plotly", "ray", "scipy", "sklearn.datasets", "sympy", "torch._dynamo", "torchvision")
+HEAVY = ("opacus", "ray", "scipy", "sklearn.datasets", "sympy", "torch._dynamo", "torchvision")
 MESSAGE = """
 import sys
 from flwr.app import Context, Message, RecordDict

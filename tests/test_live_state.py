@@ -9,7 +9,7 @@ import pytest
 
 from perennial.foundation.heartbeat import SILENT_AFTER, beating
 from perennial.live import tail as module
-from perennial.live.charts import Line, line_chart
+from perennial.live.charts import share_chart, share_curve
 from perennial.live.run_page import PANELS, story
 from perennial.live.run_state import RunState
 from perennial.live.spending import Spending
@@ -168,9 +168,9 @@ def test_events_that_no_run_writes_break_no_page(tmp_path: Path, event: dict[str
 
 
 def test_a_chart_of_nothing_and_of_much_is_a_chart(tmp_path: Path) -> None:
-    assert "<svg" in line_chart([Line("a", [])], 1, 1, "nothing")
+    assert "<svg" in share_chart([share_curve("a", [])], 1, 1, "nothing")
     many = [(float(n), None if n % 7 == 0 else 0.5) for n in range(100_000)]
-    assert len(line_chart([Line(HOSTILE, many)], 0, 99_999, HOSTILE)) < 20_000
+    assert len(share_chart([share_curve(HOSTILE, many)], 0, 99_999, HOSTILE)) < 20_000
 
 
 def test_spending_is_never_less_than_what_was_asked_for(tmp_path: Path) -> None:

@@ -242,6 +242,18 @@ def test_a_site_that_is_served_worse_is_marked_and_one_that_is_unlucky_is_not() 
     assert many["0"].classes is None and not any(part.lower for part in many.values())
 
 
+def test_a_site_with_many_samples_of_a_difficult_class_is_not_served_worse_for_that() -> None:
+    easy, hard = np.array([[900, 855, 900], [100, 40, 100]]), np.array([[100, 95, 100], [900, 360, 900]])
+    found = part_measures({"easy": easy, "hard": hard}, ["x", "y"])
+    assert found["hard"].accuracy.value == 0.455 and found["hard"].expected == pytest.approx(0.455)
+    assert not found["hard"].lower
+    worse = part_measures({"easy": easy, "hard": hard - [[0, 9, 0], [0, 60, 0]]}, ["x", "y"])
+    assert worse["hard"].lower and not worse["easy"].lower
+    assert worse["hard"].expected == pytest.approx(0.455)
+    alone = part_measures({"a": np.array([[50, 40, 50]]), "b": np.array([[50, 45, 50]])}, ["x"])
+    assert alone["a"].expected == 0.9 and not alone["a"].lower
+
+
 def measures(sensitivities: list[float], called: list[int] | None = None, **more: object) -> Measures:
     classes = [
         ClassMeasures(
@@ -275,8 +287,9 @@ def test_a_headline_says_what_is_wrong_first() -> None:
     assert any("cannot tell from guessing (33 %)" in sentence for sentence in collapsed)
     assert len(headline(measures([0.9, 0.8]))) == 1
     worse = {"north": PartMeasures(samples=10, accuracy=wilson(1, 10), lower=True)}
-    assert "Served worse than the others, beyond chance, by site: north (10 %)." in headline(
-        measures([0.9, 0.8], sites=worse)
+    assert (
+        "Served worse than the others, class for class and beyond chance, by site: north (10 %)."
+        in headline(measures([0.9, 0.8], sites=worse))
     )
     nothing = Measures(source="sites", samples=0, held_out=0)
     assert headline(nothing) == ["Nobody measured how well the model recognises the classes."]

@@ -1,5 +1,6 @@
 """Patients: whole in every part, at one site, among exemplars, and as the unit of a guarantee."""
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from pydantic import ValidationError
 from torch import nn
@@ -16,6 +18,8 @@ from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
 from perennial.data.federation import Federation, build
 from perennial.data.partition import kept_whole
+from perennial.data.splits import text_groups
+from perennial.data.survey import survey
 from perennial.data.tasks_config import TasksConfig
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, DataError, PrivacyError
@@ -205,3 +209,73 @@ def test_a_run_states_that_it_hides_patients(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("'patient': 'whose', ", ""))
     with pytest.raises((ConfigError, PrivacyError), match=r"data\.patient: missing"):
         run_in_process(RunSettings(str(file), runs=str(tmp_path), name="other", device="cpu"))
+
+
+def scans(root: Path) -> Path:
+    """DICOM files of 30 patients, two each, in two class folders; the names say nothing of whose they are."""
+    from tests.test_hospital_images import write_dicom
+
+    for index in range(60):
+        pixels = np.full((4, 4), index, np.uint8)
+        patient = f"HOSP-{index % 30:04d}"
+        write_dicom(root / "ab"[index % 2] / f"IM{index:04d}", pixels, PatientID=patient)
+    return root
+
+
+def test_the_patient_of_dicom_files_is_read_from_them_and_kept_nowhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = scans(tmp_path / "scans")
+    tasks = TasksConfig(count=1, rounds=1)
+    block = {"source": "folder", "path": str(path), "patient": "PatientID", "sites": 2}
+    federation = build(DataConfig.model_validate(block), tasks, 1)
+    whose = {(value, pixel % 30) for value, pixel in _parts_by_pixel(federation)}
+    # each patient is in one part of one site
+    assert len(whose) == 30 and {patient for _, patient in whose} == set(range(30))
+    experiment = tmp_path / "e.yaml"
+    content = {"name": "ct", "data": block, "model": {"name": "mlp"}, "tasks": {"count": 1, "rounds": 1}}
+    experiment.write_text(yaml.safe_dump(content))
+    with caplog.at_level(logging.DEBUG):
+        run_in_process(RunSettings(str(experiment), runs=str(tmp_path / "runs")))
+    told = caplog.text + "".join(capsys.readouterr())
+    kept = b"".join(file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file())
+    unkeyed = [text_groups("patient", [f"HOSP-{index:04d}"])[0].tobytes() for index in range(30)]
+    assert "HOSP-" not in told and b"HOSP-" not in kept
+    assert not any(value in kept or value.hex().encode() in kept for value in unkeyed)
+
+
+def _parts_by_pixel(federation: Federation) -> list[tuple[tuple[str, str], int]]:
+    parts = ("train", "validation", "test")
+    return [
+        ((site.name, part), int(pixel))
+        for site in federation.sites.values()
+        for part in parts
+        for pixel in site.x[site.part(part), 0, 0, 0]
+    ]
+
+
+def test_a_dicom_file_without_a_patient_is_named_and_other_files_too(tmp_path: Path) -> None:
+    from tests.test_hospital_images import write_dicom
+
+    path = scans(tmp_path / "scans")
+    block = {"source": "folder", "path": str(path), "patient": "PatientID", "sites": 2}
+    write_dicom(path / "a" / "IM9999", np.full((4, 4), 1, np.uint8), PatientID="  ")
+    with pytest.raises(DataError, match=r"IM9999: data\.patient: PatientID: the file has none"):
+        build(DataConfig.model_validate(block), ONE_TASK, 1)
+    (path / "a" / "IM9999").unlink()
+    Image.new("L", (4, 4)).save(path / "a" / "photo.png")
+    with pytest.raises(DataError, match=r"photo\.png: data\.patient: PatientID is an element of DICOM"):
+        build(DataConfig.model_validate(block), ONE_TASK, 1)
+
+
+def test_init_takes_the_patients_of_dicom_files(tmp_path: Path) -> None:
+    path = scans(tmp_path / "scans")
+    assert survey(path).patient == "PatientID"
+    for file in path.rglob("IM*"):
+        file.unlink()
+    from tests.test_hospital_images import write_dicom
+
+    for index in range(8):
+        anonymous = np.full((4, 4), index, np.uint8)
+        write_dicom(path / "ab"[index % 2] / f"IM{index}", anonymous, PatientID="ANON")
+    assert survey(path).patient is None

@@ -215,7 +215,7 @@ def test_a_subgroup_that_is_served_worse_is_shown_first(
     assert women.accuracy.value is not None and men.accuracy.value is not None
     assert women.accuracy.value > men.accuracy.value + 0.2
     assert men.lower and not women.lower
-    assert any("Served worse than the others, beyond chance, by sex: m" in text for text in found.headline)
+    assert any("class for class and beyond chance, by sex: m" in text for text in found.headline)
     # the third value is in no subgroup
     assert 0 < women.samples + men.samples < found.samples
     assert "By sex" in (tmp_path / "runs" / "secure" / "report.html").read_text()

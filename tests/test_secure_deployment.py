@@ -75,5 +75,5 @@ def test_deployed_masked_sums_come_to_the_bits_of_clear_ones_in_process(
         assert there["federated_accuracy"] == here["federated_accuracy"]
         for name in SITES:
             kept = deployment.folder / name / "state" / "secure" / "opened.json"
-            statistics = [statistic for statistic, _ in json.loads(kept.read_text())]
+            statistics = [statistic for statistic, *_ in json.loads(kept.read_text())]
             assert statistics == opened

@@ -2,6 +2,7 @@
 processes that are killed in any phase, and what is refused."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,27 @@ def test_opening_that_failed_is_asked_for_again_and_no_other_sum_is_made(tmp_pat
     assert [event["skipped"] for event in rounds] == [True, False, False]
     assert [event["details"]["secure"]["attempt"] for event in rounds[1:]] == [1, 3]
     assert found["rounds"] == 3 and whole["rounds"] == 2
+
+
+def test_run_beside_another_opens_nothing_that_the_other_one_opened(
+    tmp_path: Path,
+) -> None:
+    """Both runs have masked the updates of the first model when one of them opens its sum. Were the other one
+    to open a sum without one of the sites, the difference would be that site's update."""
+    once = {"count": 1, "rounds": 1}
+    run(tmp_path / "a", tasks=once)
+    opened = {path.parts[-3]: path for path in (tmp_path / "a").rglob("secure/opened.json")}
+    assert sorted(opened) == ["site-0", "site-1", "site-2", "site-3"]
+
+    def fault(message: Message, node: int, kind: str) -> Message | None:
+        if kind == "OpenRequest":
+            for secure in (tmp_path / "b").rglob("site-*/secure"):
+                if secure.parent.name in opened:
+                    shutil.copy(opened[secure.parent.name], secure / "opened.json")
+        return None
+
+    with pytest.raises(StateError, match="goes into no other one"):
+        serve_with(tmp_path / "b", fault, tasks=once, rounds={"deadline": 30, "max_skipped": 1})
 
 
 def test_messages_of_a_masked_run_hold_no_value_of_one_site(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a site demands of masked sums, and what it keeps of them on its disk."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
 from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.roster import Attempt
 
 EXPERIMENT: dict[str, Any] = {
     "name": "demand",
@@ -83,12 +85,36 @@ def test_peers_are_pinned_or_kept_as_first_met(tmp_path: Path) -> None:
 
 
 def test_value_is_opened_once_in_a_site_s_life(tmp_path: Path) -> None:
-    state(tmp_path).note_opened("update", ["m" * 64, "k" * 64])
+    first, other = Attempt(RUN, 1, 1), Attempt("b" * 16, 1, 1)
+    state(tmp_path).note_opened(first, "update", ["m" * 64, "k" * 64])
     another_run = state(tmp_path, run="b" * 16)
     with pytest.raises(PolicyRefusal, match="goes into no other one"):
-        another_run.check_closed("update", ["o" * 64, "k" * 64])
-    another_run.check_closed("evaluation", ["m" * 64])
-    another_run.check_closed("update", ["n" * 64])
+        another_run.check_closed(other, "update", ["o" * 64, "k" * 64])
+    another_run.check_closed(other, "evaluation", ["m" * 64])
+    another_run.check_closed(other, "update", ["n" * 64])
+
+
+def test_value_that_two_runs_masked_before_either_was_opened_is_opened_in_one(tmp_path: Path) -> None:
+    first, again, other = Attempt(RUN, 1, 1), Attempt(RUN, 1, 2), Attempt("b" * 16, 1, 1)
+    keeper, another_run = state(tmp_path), state(tmp_path, run="b" * 16)
+    keeper.check_closed(first, "update", ["m" * 64])
+    another_run.check_closed(other, "update", ["m" * 64])
+    keeper.note_opened(first, "update", ["m" * 64])
+    keeper.note_opened(first, "update", ["m" * 64])  # the reply was lost, and the same shares leave again
+    for run, attempt in ((another_run, other), (keeper, again)):
+        with pytest.raises(PolicyRefusal, match="goes into no other one"):
+            run.note_opened(attempt, "update", ["m" * 64])
+
+
+def test_note_of_an_earlier_version_closes_too_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    keeper, path = state(tmp_path), tmp_path / "secure" / "opened.json"
+    path.write_text(json.dumps([["update", "m" * 64]]))
+    with pytest.raises(PolicyRefusal, match="goes into no other one"):
+        keeper.check_closed(Attempt(RUN, 1, 1), "update", ["m" * 64])
+    for content in ("[[", "[1]", '[["update"]]'):
+        path.write_text(content)
+        with pytest.raises(StateError, match="opened.json"):
+            keeper.check_closed(Attempt(RUN, 1, 1), "update", ["m" * 64])
 
 
 def test_attempts_only_go_forward_and_old_secrets_are_deleted(tmp_path: Path) -> None:

@@ -49,14 +49,14 @@ def test_without_test_samples_and_without_counts_nothing_is_reported(
     page = Page(folder / "report.html")
     assert "nobody measured how well the model tells all 10 classes apart" in page.text
     assert "A dash or an empty cell was not measured" in page.text
-    assert not {"accuracy-matrix", "accuracy-over-tasks"} & page.figures.keys()
+    assert not {"accuracy-matrix", "accuracy-over-tasks"} & page.charts.keys()
 
 
 def test_a_measured_run_has_its_charts_and_no_word_of_holes(tmp_path: Path) -> None:
     run_in_process(RunSettings(str(write(tmp_path)), runs=str(tmp_path)))
     page = Page(tmp_path / "unseen" / "report.html")
     assert "not measured" not in page.text
-    assert {"accuracy-matrix", "accuracy-over-tasks"} <= page.figures.keys()
+    assert {"accuracy-matrix", "accuracy-over-tasks"} <= page.charts.keys()
 
 
 def test_an_evaluation_that_no_site_answers_leaves_a_hole() -> None:

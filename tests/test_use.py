@@ -155,6 +155,14 @@ def test_outside_data_are_judged_with_the_same_measures(images: Path) -> None:
     assert "external validation" in (run / "evaluations" / "outside" / "report.html").read_text()
 
 
+def test_data_that_the_model_learnt_from_are_not_taken_for_outside_data(images: Path) -> None:
+    run = images / "runs" / "shades"
+    for data, own in ((images / "train", True), (images / "outside", False)):
+        invoke("evaluate", run, data)
+        found = read_measures(run / "evaluations" / data.name)
+        assert found is not None and ("data of the run itself" in found.headline[0]) == own
+
+
 def test_outside_data_of_an_unknown_class_or_kind_are_refused(images: Path) -> None:
     run = images / "runs" / "shades"
     odd = shades(images / "odd", 2, seed=3)

@@ -74,22 +74,49 @@ class PretrainedConfig(Block):
         return self
 
 
+class ModelMapConfig(Block):
+    """What the network of a finished run of this project sees in a sample, before its classifier.
+
+    file: the run's model.safetensors. sha256, layout: of that file, and of the network in it; both are
+    written down when the experiment is read, so that they are part of what sites agree to.
+    """
+
+    name: Literal["model"]
+    file: str | None = None
+    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    layout: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _file_is_known(self) -> "ModelMapConfig":
+        if self.sha256 is None or self.layout is None:
+            raise ValueError("file is missing: a map of the name 'model' needs a run's model.safetensors")
+        return self
+
+
 def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
 FeatureMapConfig = Annotated[
-    Annotated[RandomMapConfig | PatchesConfig | PretrainedConfig, Field(discriminator="name")],
+    Annotated[
+        RandomMapConfig | PatchesConfig | PretrainedConfig | ModelMapConfig, Field(discriminator="name")
+    ],
     BeforeValidator(_named),
 ]
 
 
-def map_in_words(config: "RandomMapConfig | PatchesConfig | PretrainedConfig") -> str:
+def map_in_words(config: FeatureMapConfig) -> str:
     """What a map is and where its values come from, for who has to allow it."""
     if isinstance(config, RandomMapConfig):
         return f"a random projection of the public seed {config.seed}"
     if isinstance(config, PatchesConfig):
         return f"patches of two public photographs (CC BY 2.0), of the public seed {config.seed}"
+    if isinstance(config, ModelMapConfig):
+        assert config.layout is not None
+        name = config.layout["name"]
+        return (
+            f"the network of the finished run {name!r}, which learnt from its sites; SHA-256 {config.sha256}"
+        )
     package = PACKAGES.get(config.network)
     licence = package.licence if package is not None else config.licence or "not stated"
     sha256 = package.checkpoint if package is not None else config.sha256

@@ -14,21 +14,23 @@ from perennial.models.feature_maps.ball import on_grid, unit_rows
 from perennial.models.feature_maps.config import (
     ExpansionConfig,
     FeatureMapConfig,
+    ModelMapConfig,
     PatchesConfig,
-    PretrainedConfig,
     RandomMapConfig,
     as_sides,
 )
 from perennial.models.feature_maps.content import content_of
+from perennial.models.feature_maps.finished_run import FinishedRun, build_finished_run
 from perennial.models.feature_maps.patches import Patches, drawn_filters
 from perennial.models.feature_maps.pixels import Constants, Pixels
 from perennial.models.feature_maps.random_relu import RandomReLU
+from perennial.models.incremental import below
 
 
 class FixedFeatures(nn.Module):
     """Fixed networks whose features stand side by side.
 
-    maps: networks (B, ...) -> (B, width) over inputs, or over pixels in 0..255 behind `pixels`.
+    maps: networks (B, ...) -> (B, width) over inputs, or over what was stored, behind `pixels`.
     """
 
     def __init__(
@@ -72,6 +74,12 @@ class FixedFeatures(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.finished(self.mapped(x))
 
+    def restructure(self, state: Mapping[str, Tensor]) -> None:
+        """Gain or lose the modules that only some states have. state: of this backbone."""
+        for place, module in enumerate(self.maps):
+            if isinstance(module, FinishedRun):
+                module.restructure(below(f"maps.{place}.", state))
+
     def train(self, mode: bool = True) -> "FixedFeatures":
         """Stays as it is: nothing in it may depend on the batch."""
         return super().train(False)
@@ -114,10 +122,10 @@ def build_fixed_features(
     maps: list[nn.Module] = []
     facts: list[dict[str, str]] = []
     for config in features:
-        if not isinstance(config, RandomMapConfig) and len(input_shape) != 3:
+        if not isinstance(config, RandomMapConfig | ModelMapConfig) and len(input_shape) != 3:
             raise ConfigError(
                 f"model.features: found {config.name!r}, which reads images (channels, height, width), but "
-                f"the data has shape {input_shape}; allowed for tables: random"
+                f"the data has shape {input_shape}; allowed for tables: random, model"
             )
         module, fact = _build(config, input_shape, with_weights)
         maps.append(module)
@@ -133,7 +141,7 @@ def build_fixed_features(
 
 
 def _build(
-    config: RandomMapConfig | PatchesConfig | PretrainedConfig, shape: tuple[int, ...], with_weights: bool
+    config: FeatureMapConfig, shape: tuple[int, ...], with_weights: bool
 ) -> tuple[nn.Module, dict[str, str]]:
     if isinstance(config, RandomMapConfig):
         drawn = f"drawn from the public seed {config.seed}"
@@ -150,6 +158,8 @@ def _build(
         filters = drawn_filters(config.filters, config.size, shape[0], config.seed)
         taken = f"patches of two public photographs (CC BY 2.0), drawn from the public seed {config.seed}"
         return Patches(filters, config.grid, config.threshold, sides), {"weights": taken}
+    if isinstance(config, ModelMapConfig):
+        return build_finished_run(config, shape, with_weights)
     from perennial.models.feature_maps.pretrained import build_pretrained
 
     return build_pretrained(config, shape, with_weights)

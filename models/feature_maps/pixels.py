@@ -1,4 +1,4 @@
-"""From a model's normalised input back to the pixels that were stored."""
+"""From a model's normalised input back to the pixels, or the numbers of a table, that were stored."""
 
 import torch
 from torch import Tensor, nn
@@ -8,9 +8,9 @@ Constants = tuple[Tensor, Tensor]
 
 
 class Pixels(nn.Module):
-    """(B, C, H, W) of (x / 255 - mean) / std -> x, whole numbers in 0..255.
+    """(B, C, H, W) of (x / 255 - mean) / std -> x, whole numbers in 0..255, and of tables -> their numbers.
 
-    Rounding undoes what normalising lost, so that no feature depends on the constants of an experiment.
+    Rounding of pixels undoes what normalising lost, so that no feature depends on an experiment's constants.
     """
 
     def __init__(self, input_shape: tuple[int, ...], constants: Constants | None) -> None:
@@ -27,6 +27,8 @@ class Pixels(nn.Module):
         return "pixels"
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            return x * self.std + self.mean
         pixels = torch.round((x * self.std + self.mean) * 255.0)
         # the layout in which convolutions are fastest
         return pixels.contiguous(memory_format=torch.channels_last)

@@ -35,24 +35,31 @@ def weights_of(network: str, weights: str | None = None, sha256: str | None = No
     if network in PACKAGES:
         return _from_package(network)
     assert sha256 is not None
+    return tensors_in(known_content(f"weights of {network}", weights, sha256), weights or sha256)
+
+
+def known_content(what: str, file: str | None, sha256: str) -> bytes:
+    """The bytes of a file that has this hash; without the file, those that lie in the cache by the hash.
+
+    Raises ConfigError, which calls it `what`, where it is not here or another.
+    """
     kept = cache_folder() / "weights" / f"{sha256}.safetensors"
-    path = Path(weights) if weights is not None else kept
+    path = Path(file) if file is not None else kept
     if not path.is_file() and kept.is_file():
         path = kept
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"model.features: weights of {network}: {path}: cannot be read ({error.strerror}); give "
+            f"model.features: {what}: {path}: cannot be read ({error.strerror}); give "
             f"the file, or put it at {kept}"
         ) from error
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise ConfigError(
-            f"model.features: weights of {network}: {path}: found SHA-256 {found:.12}, the experiment "
-            f"has {sha256:.12}"
+            f"model.features: {what}: {path}: found SHA-256 {found:.12}, the experiment has {sha256:.12}"
         )
-    return _tensors(content, path)
+    return content
 
 
 def network_name(config: PretrainedConfig) -> str:
@@ -64,7 +71,7 @@ def _from_package(name: str) -> dict[str, Tensor]:
     package = PACKAGES[name]
     kept = cache_folder() / "weights" / f"{package.checkpoint}-timm.safetensors"
     if kept.is_file():
-        return _tensors(kept.read_bytes(), kept)
+        return tensors_in(kept.read_bytes(), kept)
     spec = find_spec(package.module)
     if spec is None or spec.origin is None:
         raise ConfigError(
@@ -112,7 +119,8 @@ def bare_network(name: str) -> torch.nn.Module:
         return timm.create_model(name, pretrained=False, num_classes=0).eval()
 
 
-def _tensors(content: bytes, path: Path) -> dict[str, Tensor]:
+def tensors_in(content: bytes, path: Path | str) -> dict[str, Tensor]:
+    """The tensors of a file of safetensors. Raises ConfigError naming it where it is damaged."""
     try:
         return load(content)
     except (SafetensorError, ValueError) as error:

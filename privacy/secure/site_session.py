@@ -226,9 +226,8 @@ class SiteSession:
         )
         known = {peer.name: peer.identity for peer in self.peers}
         near = {self.name, *self._neighbours} & set(survivors)
-        valid = sum(
-            verified(known[name], self._vote_content, votes[name]) for name in sorted(near) if name in votes
-        )
+        content = self._vote_content
+        valid = sum(verified(known[name], content, votes[name]) for name in sorted(near) if name in votes)
         needed = self._graph.threshold()
         require(valid >= needed, f"survivors: {valid} valid signatures over this set, {needed} are needed")
         self.stage = "opened"

@@ -144,7 +144,7 @@ def part_measures(by_class: Mapping[str, np.ndarray], names: Sequence[str]) -> d
     found = {}
     for part, cells in by_class.items():
         samples, right = int(cells[:, 0].sum()), int(cells[:, 1].sum())
-        rest = together[:, :2].sum(axis=0) - (samples, right)
+        own, others = cells[:, :2], together[:, :2] - cells[:, :2]
         sensitivities = {
             name: int(hits) / int(n) for name, (n, hits, _) in zip(names, cells, strict=True) if n
         }
@@ -155,7 +155,8 @@ def part_measures(by_class: Mapping[str, np.ndarray], names: Sequence[str]) -> d
             balanced_accuracy=sum(sensitivities.values()) / len(sensitivities) if sensitivities else None,
             weakest=weakest,
             weakest_sensitivity=sensitivities.get(weakest),
-            lower=_lower(right, samples, int(rest[1]), int(rest[0]), z),
+            expected=_expected(own, others),
+            lower=_lower(own, others, z),
             classes={
                 name: (int(n), int(hits), int(called))
                 for name, (n, hits, called) in zip(names, cells, strict=True)
@@ -242,16 +243,33 @@ def _balanced(tables: EvaluationTables) -> Figure:
     return Figure(value=value, low=max(0.0, value - below), high=min(1.0, value + above))
 
 
-def _lower(right: int, samples: int, others_right: int, others: int, z: float) -> bool:
-    """Whether one share is lower than another beyond chance, at the two-sided level of z (Newcombe 1998)."""
-    if not samples or not others:
-        return False
-    one, other = wilson(right, samples, z), wilson(others_right, others, z)
-    assert (
-        one.value is not None and one.high is not None and other.value is not None and other.low is not None
-    )
-    gap = other.value - one.value
-    return gap > math.hypot(other.value - other.low, one.high - one.value)
+def _expected(own: np.ndarray, others: np.ndarray) -> float | None:
+    """The share of right answers if each class were recognised as often as elsewhere; own, others: (M, 2).
+
+    None where no class is held by both.
+    """
+    both = (own[:, 0] > 0) & (others[:, 0] > 0)
+    if not both.any():
+        return None
+    elsewhere = others[both, 1] / others[both, 0]
+    # a class that nobody else holds is taken as it is
+    right = own[both, 0] @ elsewhere + own[~both, 1].sum()
+    return float(right / own[:, 0].sum())
+
+
+def _lower(own: np.ndarray, others: np.ndarray, z: float) -> bool:
+    """Whether samples of the same class are called rightly less often here than elsewhere, beyond chance.
+
+    own, others: (M, 2) samples and right answers by class. A part with many samples of a difficult class is
+    not served worse for that: the strata are the classes (Mantel and Haenszel 1959, with their correction of
+    one half), at the two-sided level of z.
+    """
+    both = (own[:, 0] > 0) & (others[:, 0] > 0)
+    here, all_ = own[both].astype(np.float64), (own + others)[both].astype(np.float64)
+    count, right = all_.T
+    excess = (here[:, 1] - here[:, 0] * right / count).sum()
+    variance = (here[:, 0] * (count - here[:, 0]) * right * (count - right) / (count**2 * (count - 1))).sum()
+    return bool(variance > 0 and -excess - 0.5 > z * math.sqrt(variance))
 
 
 def _replaced(figure: Figure, ends: tuple[float, float] | None) -> Figure:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from perennial.server.measures.record import ClassMeasures, Measures
+from perennial.server.measures.record import ClassMeasures, Measures, PartMeasures
 
 SELDOM = 0.5
 """A class that is recognised in fewer cases than this is named."""
@@ -78,9 +78,16 @@ def _served_worse(measures: Measures, lower: Sequence[str], kind: str) -> list[s
         return []
     parts = {**measures.sites, **measures.subgroups}
     lower = sorted(lower, key=lambda name: parts[name].accuracy.value or 0)
-    shown = ", ".join(f"{name} ({_percent(parts[name].accuracy.value)})" for name in lower[:MOST_NAMES])
+    shown = ", ".join(f"{name} ({_of_expected(parts[name])})" for name in lower[:MOST_NAMES])
     more = f" and {len(lower) - MOST_NAMES} more" if len(lower) > MOST_NAMES else ""
-    return [f"Served worse than the others, beyond chance, by {kind}: {shown}{more}."]
+    return [f"Served worse than the others, class for class and beyond chance, by {kind}: {shown}{more}."]
+
+
+def _of_expected(part: PartMeasures) -> str:
+    said = _percent(part.accuracy.value)
+    return (
+        said if part.expected is None else f"{said}; as well as elsewhere would be {_percent(part.expected)}"
+    )
 
 
 def _misstated(measures: Measures, judged: Sequence[ClassMeasures]) -> list[str]:

@@ -36,14 +36,16 @@ class ClassMeasures(_Part):
 class PartMeasures(_Part):
     """One site, or one subgroup of patients.
 
-    lower: whether its accuracy is lower than that of the others by more than chance, all parts of the kind
-    taken together at 95 %. classes: samples, right answers and samples called so, by class; None where there
-    are too many parts to keep them.
+    expected: the accuracy that it would have if each class were recognised as often as in the other parts.
+    lower: whether samples of the same class are called rightly less often than in the others by more than
+    chance, all parts of the kind taken together at 95 %. classes: samples, right answers and samples called
+    so, by class; None where there are too many parts to keep them.
     """
 
     samples: int
     accuracy: Figure = UNMEASURED
     balanced_accuracy: Number = None
+    expected: Number = None
     weakest: str = ""
     weakest_sensitivity: Number = None
     lower: bool = False

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from perennial.foundation.files import replace_file
+from perennial.server.charts.curves import Curve, Curves
 from perennial.server.report.comparison import Comparison, Row, compared
 from perennial.server.report.comparison_sites import site_figure
 from perennial.server.report.markup import (
@@ -14,14 +14,13 @@ from perennial.server.report.markup import (
     element,
     folded,
     join,
-    label,
     percent,
     plural,
     table,
 )
 from perennial.server.report.page import page
 from perennial.server.report.sections import panel
-from perennial.server.report.task_figures import style
+from perennial.server.report.task_figures import SHARES, after_tasks
 from perennial.server.run_record import read_run
 
 
@@ -87,45 +86,19 @@ def _page(comparison: Comparison) -> bytes:
 
 def _curves(rows: Sequence[Row]) -> Figure:
     """One curve of means for each experiment, over the band of its deviation."""
-    data: list[dict[str, Any]] = []
-    for index, row in enumerate(rows):
-        colour = style(index)["line"]["color"]
-        banded = [
-            (task, spread.mean, spread.deviation)
-            for task, spread in enumerate(row.over_tasks, 1)
-            if spread.mean is not None and spread.deviation is not None
-        ]
-        if banded:
-            upper = [(task, mean + deviation) for task, mean, deviation in banded]
-            lower = [(task, mean - deviation) for task, mean, deviation in reversed(banded)]
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "x": [task for task, _ in upper + lower],
-                    "y": [value for _, value in upper + lower],
-                    "fill": "toself",
-                    "fillcolor": colour,
-                    "opacity": 0.16,
-                    "line": {"width": 0},
-                    "hoverinfo": "skip",
-                    "showlegend": False,
-                    "legendgroup": str(index),
-                }
-            )
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": label(row.experiment, 48),
-                "x": list(range(1, len(row.over_tasks) + 1)),
-                "y": [spread.mean for spread in row.over_tasks],
-                "customdata": [f"{spread} %" for spread in row.over_tasks],
-                "hovertemplate": "%{customdata}",
-                "legendgroup": str(index),
-                **style(index),
-            }
+    curves = [
+        Curve(
+            row.experiment,
+            [(task, spread.mean) for task, spread in enumerate(row.over_tasks, 1)],
+            [f"{spread} %" for spread in row.over_tasks],
+            band=[
+                (task, spread.mean - spread.deviation, spread.mean + spread.deviation)
+                for task, spread in enumerate(row.over_tasks, 1)
+                if spread.mean is not None and spread.deviation is not None
+            ],
         )
+        for row in rows
+    ]
     longest = max(len(row.over_tasks) for row in rows)
     numbers = table(
         ["experiment", *[f"task {t}" for t in range(1, longest + 1)]],
@@ -140,20 +113,7 @@ def _curves(rows: Sequence[Row]) -> Figure:
         name="accuracy-over-tasks",
         title="Accuracy on all classes so far",
         description="Mean over seeds after each task; the band is one standard deviation to either side.",
-        data=data,
-        layout={
-            "hovermode": "x unified",
-            "margin": {"t": 52},
-            "showlegend": True,
-            "xaxis": {
-                "title": {"text": "after task"},
-                "tick0": 1,
-                "dtick": max(1, longest // 10),
-                "showgrid": False,
-            },
-            "yaxis": {"tickformat": ".0%", "range": [0, 1.03]},
-        },
-        height=440,
+        chart=Curves(curves, after_tasks(longest), SHARES, 440, together=True, place="after task"),
         wide=True,
         numbers=folded("Numbers", numbers, len(rows)),
     )

@@ -1,14 +1,15 @@
 """How experiments compare at each site, where one of them gives sites models of their own."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from perennial.foundation.errors import StateError
+from perennial.server.charts.curves import Curve, Curves
+from perennial.server.charts.frame import Axis
 from perennial.server.report.comparison import Row, Spread
-from perennial.server.report.markup import Figure, folded, label, table
-from perennial.server.report.task_figures import named_axis, style
+from perennial.server.report.markup import Figure, folded, table
+from perennial.server.report.task_figures import SHARES
 from perennial.server.run_record import Measured, Run
 
 NOTHING = Spread(None, None)
@@ -28,18 +29,14 @@ def site_figure(rows: Sequence[Row]) -> Figure | None:
     by_row = [_by_site(row) for row in rows]
     sites = sorted({site for spreads in by_row for site in spreads})
     lines = [[spreads.get(site, NOTHING) for site in sites] for spreads in by_row]
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": label(name, 48),
-            "x": list(range(len(sites))),
-            "y": [spread.mean for spread in line],
-            "customdata": [f"{spread} %" for spread in line],
-            "hovertemplate": "%{customdata}",
-            "marker": style(index)["marker"],
-        }
-        for index, (name, line) in enumerate(zip(names, lines, strict=True))
+    curves = [
+        Curve(
+            name,
+            [(place, spread.mean) for place, spread in enumerate(line)],
+            [f"{spread} %" for spread in line],
+            joined=False,
+        )
+        for name, line in zip(names, lines, strict=True)
     ]
     cells = [[name, *map(str, line)] for name, line in zip(names, lines, strict=True)]
     numbers = table(["experiment", *sites], cells, "l" + "r" * len(sites), "Accuracy at each site, percent")
@@ -47,15 +44,7 @@ def site_figure(rows: Sequence[Row]) -> Figure | None:
         name="accuracy-at-sites",
         title="Accuracy at each site",
         description="On what the site held out, after the last task: mean over seeds of its own model.",
-        data=data,
-        layout={
-            "hovermode": "x unified",
-            "margin": {"t": 52},
-            "showlegend": True,
-            "xaxis": named_axis(sites, showgrid=True),
-            "yaxis": {"tickformat": ".0%", "range": [0, 1.03]},
-        },
-        height=440,
+        chart=Curves(curves, Axis(names=sites), SHARES, 440, together=True),
         wide=True,
         numbers=folded("Numbers", numbers, len(rows)),
     )

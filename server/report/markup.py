@@ -1,13 +1,13 @@
 """The bricks of a report page: escaped text, numbers in words, tables, and figures with their numbers.
 
 Names of sites and classes and reasons of refusals come from other institutions: none of them reaches the
-page except through `escape`, or a chart except through `label`.
+page, or a chart, except through `escape`.
 """
 
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 MISSING = "\N{EN DASH}"
 THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
@@ -27,9 +27,9 @@ def escape(value: object) -> Markup:
 
 
 def label(value: object, limit: int = 28) -> str:
-    """value as chart text: shortened, and without meaning to plotly, which reads tags in its labels."""
+    """value as text of a chart: shortened where it is long."""
     text = str(value)
-    return html.escape(text if len(text) <= limit else text[: limit - 1] + "…", quote=False)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def join(parts: Sequence[str], separator: str = "") -> Markup:
@@ -132,31 +132,43 @@ def folded(summary: str, content: Markup, rows: int) -> Markup:
     return Markup(f"<details{printed}><summary>{escape(summary)}</summary>{content}</details>")
 
 
+HALF, WHOLE = 510, 1040
+"""Pixels across the drawing of a chart that takes half of the page's width, and all of it."""
+
+
+class Chart(Protocol):
+    """A chart of server/charts/. height: pixels."""
+
+    @property
+    def height(self) -> int: ...
+
+    def drawn(self, width: int, words: str) -> Markup:
+        """The chart, so many pixels wide. words: for a person who cannot see it."""
+        ...
+
+
 @dataclass(frozen=True)
 class Figure:
-    """One chart.
+    """One chart with its title.
 
     name: its id on the page, [a-z-]. description: what a person who cannot see it should know.
-    data, layout: plotly's JSON; a colour is "var(--name)", looked up in the page's style, light or dark.
-    height: pixels. numbers: the table behind the chart.
+    numbers: the table behind the chart.
     """
 
     name: str
     title: str
     description: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
-    height: int = 340
+    chart: Chart
     wide: bool = False
     numbers: Markup | None = None
 
     def markup(self) -> Markup:
-        title, description = escape(self.title), escape(self.description)
+        width, kind = (WHOLE, "wide") if self.wide else (HALF, "half")
+        drawn = self.chart.drawn(width, f"{self.title}. {self.description}")
         return Markup(
-            f'<figure class="{"wide" if self.wide else "half"}">'
-            f"<figcaption><h3>{title}</h3><p>{description}</p></figcaption>"
-            f'<div class="chart" id="chart-{self.name}" style="height:{self.height}px" '
-            f'role="img" aria-label="{title}. {description}"></div>{self.numbers or ""}</figure>'
+            f'<figure class="{kind}" id="chart-{self.name}">'
+            f"<figcaption><h3>{escape(self.title)}</h3><p>{escape(self.description)}</p></figcaption>"
+            f'<div class="drawing">{drawn}</div>{self.numbers or ""}</figure>'
         )
 
 

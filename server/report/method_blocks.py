@@ -6,11 +6,16 @@ To show a new block, write a function (content, run) -> Section and name it in B
 import base64
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from perennial.foundation.errors import StateError
+from perennial.server.charts.bars import NamedBars
+from perennial.server.charts.cells import HeatMap
+from perennial.server.charts.curves import Curve, Curves
+from perennial.server.charts.frame import Axis
 from perennial.server.report.markup import (
     MISSING,
     Figure,
@@ -21,13 +26,12 @@ from perennial.server.report.markup import (
     escape,
     folded,
     join,
-    label,
     percent,
     plural,
     table,
 )
 from perennial.server.report.sections import panel
-from perennial.server.report.task_figures import bars_by_name, heat_map, style
+from perennial.server.report.task_figures import SHARES, whole_percent
 from perennial.server.run_record import Measured, Run
 
 Content = TypeVar("Content")
@@ -87,8 +91,7 @@ def personalised_accuracy(content: object, run: Run) -> Section:
     values = _checked(dict[str, Measured | list[Measured]], content, run, "personalised_accuracy")
     lists = {site: value if isinstance(value, list) else [value] for site, value in values.items()}
     last = {site: row[-1] for site, row in lists.items() if row and row[-1] is not None}
-    data, layout, height = bars_by_name(last, "accuracy", ".1%")
-    layout["xaxis"] |= {"tickformat": ".0%", "range": [0, 1.03]}
+    chart = NamedBars(last, replace(SHARES, title="accuracy"), percent)
     longest = max(map(len, lists.values()), default=1)
     columns = (
         ["site", "accuracy"] if longest == 1 else ["site", *[f"task {t}" for t in range(1, longest + 1)]]
@@ -98,9 +101,7 @@ def personalised_accuracy(content: object, run: Run) -> Section:
         "personalised-accuracy",
         "Accuracy of each site's own model",
         "On the samples that the site held out, at the end of the run.",
-        data,
-        layout,
-        height,
+        chart,
         wide=True,
         numbers=folded(
             "Numbers", table(columns, rows, "l" + "r" * longest, "Personalised accuracy"), len(rows)
@@ -118,14 +119,18 @@ def _interval(entry: Share) -> str:
 def contribution(content: object, run: Run) -> Section:
     """site -> {share, low, high, flag}."""
     shares = _checked(dict[str, Share], content, run, "contribution")
-    errors = (
-        [0.0 if entry.high is None else max(0.0, entry.high - entry.share) for entry in shares.values()],
-        [0.0 if entry.low is None else max(0.0, entry.share - entry.low) for entry in shares.values()],
+    chart = NamedBars(
+        {site: entry.share for site, entry in shares.items()},
+        Axis("share", words=whole_percent),
+        percent,
+        [
+            (
+                entry.share if entry.low is None else min(entry.low, entry.share),
+                entry.share if entry.high is None else max(entry.high, entry.share),
+            )
+            for entry in shares.values()
+        ],
     )
-    data, layout, height = bars_by_name(
-        {site: entry.share for site, entry in shares.items()}, "share", ".1%", errors
-    )
-    layout["xaxis"] |= {"tickformat": ".0%", "zeroline": True, "zerolinecolor": "var(--quiet)"}
     rows = []
     for site, entry in shares.items():
         reason = entry.flag if isinstance(entry.flag, str) else "flagged"
@@ -135,9 +140,7 @@ def contribution(content: object, run: Run) -> Section:
         "contribution",
         "Contribution value of each site",
         "Share of the run's gain that came with each site's updates, with its interval.",
-        data,
-        layout,
-        height,
+        chart,
         wide=True,
         numbers=folded(
             "Numbers", table(["site", "share", "interval", ""], rows, "lrrl", "Contribution"), len(rows)
@@ -201,16 +204,18 @@ def attention(content: object, run: Run) -> Section:
     grid = [[row.get(site) for site in sites] for row in weights.values()]
     texts = [["" if value is None else f"{value:.2f}" for value in row] for row in grid]
     largest = max((value for row in grid for value in row if value is not None), default=1.0)
-    data, layout = heat_map(list(weights), sites, grid, texts, largest)
+    tells = [
+        [f"{layer}, {site}: {decimal(value)}" for site, value in zip(sites, row, strict=True)]
+        for layer, row in zip(weights, grid, strict=True)
+    ]
+    height = min(100 + 28 * len(weights), 1200)
     rows = [[layer, *map(decimal, row)] for layer, row in zip(weights, grid, strict=True)]
     numbers = table(["layer", *sites], rows, "l" + "r" * len(sites), "Attention of each layer on each site")
     figure = Figure(
         "attention",
         "Weight of each site in each layer",
         "Rows are layers from the input to the head, columns are sites; a row adds up to one.",
-        data,
-        layout,
-        min(100 + 28 * len(weights), 1200),
+        HeatMap(list(weights), sites, grid, texts, tells, largest, height),
         wide=True,
         numbers=folded("Numbers", numbers, len(rows)),
     )
@@ -225,34 +230,27 @@ def clusters(content: object, run: Run) -> Section:
     members: dict[str, dict[str, Place]] = {}
     for site, place in indices.items():
         members.setdefault(place.cluster, {})[site] = place
-    data = [
-        {
-            "type": "scatter",
-            "mode": "markers+text" if len(indices) <= 30 else "markers",
-            "name": label(f"cluster {cluster}"),
-            "x": [place.x for place in sites.values()],
-            "y": [place.y for place in sites.values()],
-            "text": [label(site) for site in sites],
-            "textposition": "top center",
-            "hovertemplate": "%{text}",
-            "marker": style(index)["marker"] | {"size": 11},
-            "cliponaxis": False,
-        }
-        for index, (cluster, sites) in enumerate(sorted(members.items()))
+    curves = [
+        Curve(
+            f"cluster {cluster}",
+            [(place.x, place.y) for place in sites.values()],
+            [*sites],
+            joined=False,
+            labels=[*sites] if len(indices) <= 30 else (),
+        )
+        for cluster, sites in sorted(members.items())
     ]
     rows = [[cluster, ", ".join(sites)] for cluster, sites in sorted(members.items())]
     figure = Figure(
         "clusters",
         "Sites by likeness",
         "Near points are sites whose data look alike to the method; colour and shape tell the cluster.",
-        data,
-        {
-            "showlegend": True,
-            "margin": {"t": 60},
-            "xaxis": {"showticklabels": False, "title": {"text": "first direction"}},
-            "yaxis": {"showticklabels": False, "title": {"text": "second direction"}},
-        },
-        420,
+        Curves(
+            curves,
+            Axis("first direction", ticks=False),
+            Axis("second direction", ticks=False),
+            height=420,
+        ),
         wide=True,
         numbers=folded("Numbers", table(["cluster", "sites"], rows, "ll", "Clusters"), len(rows)),
     )

@@ -1,11 +1,10 @@
-"""One self-contained page around the sections of a report: charts, scripts, a policy against injection."""
+"""One self-contained page around the sections of a report, with a policy against injection."""
 
 import base64
 import hashlib
-import json
 from collections.abc import Sequence
 
-from perennial.server.report.markup import Figure, Markup, Section, escape
+from perennial.server.report.markup import Markup, Section, escape
 from perennial.server.report.style import SCRIPT, STYLE
 
 LEAF = (
@@ -13,13 +12,6 @@ LEAF = (
     'stroke-linecap="round" stroke-linejoin="round"><path d="M12 21v-9"/>'
     '<path d="M12 12c0-5 3-8 8-8 0 5-3 8-8 8Z"/><path d="M12 16c0-3.6-2.4-6-7-6 0 3.8 2.6 6 7 6Z"/></svg>'
 )
-
-
-def figures_json(figures: Sequence[Figure]) -> str:
-    """All charts as JSON that may stand inside a script element, whatever text is in them."""
-    content = {figure.name: {"data": figure.data, "layout": figure.layout} for figure in figures}
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _allowed(script: str) -> str:
@@ -30,16 +22,12 @@ def _allowed(script: str) -> str:
 def page(title: str, kind: str, header: Markup, sections: Sequence[Section], footer: Markup) -> bytes:
     """One self-contained HTML page, UTF-8.
 
-    kind: what it is, over the title. The page's policy lets exactly its own two scripts run and nothing load
+    kind: what it is, over the title. The page's policy lets exactly its own script run and nothing load
     from anywhere, so that text which slipped through unescaped could still do nothing.
     """
-    from plotly.offline import get_plotlyjs
-
-    plotly = get_plotlyjs()
-    figures = [part for section in sections for part in section.parts if isinstance(part, Figure)]
     policy = (
-        f"default-src 'none'; script-src {_allowed(plotly)} {_allowed(SCRIPT)}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {_allowed(SCRIPT)}; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
     links = "".join(f'<li><a href="#{escape(s.anchor)}">{escape(s.title)}</a></li>' for s in sections)
     html = f"""<!DOCTYPE html>
@@ -60,12 +48,9 @@ def page(title: str, kind: str, header: Markup, sections: Sequence[Section], foo
 </header>
 <nav aria-label="Sections"><ul>{links}</ul></nav>
 <main>
-<noscript><p class="lead">The charts need JavaScript; their numbers are in the tables.</p></noscript>
 {"".join(section.markup() for section in sections)}
 </main>
 <footer>{footer}</footer>
-<script type="application/json" id="figures">{figures_json(figures)}</script>
-<script>{plotly}</script>
 <script>{SCRIPT}</script>
 </body>
 </html>

@@ -1,7 +1,11 @@
 """The first section of a report: how well each class is recognised, for whom, and how far to trust it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from perennial.server.charts.cells import HeatMap
+from perennial.server.charts.curves import Curve, Curves
+from perennial.server.charts.frame import Axis
 from perennial.server.measures.figure import Figure as Measure
 from perennial.server.measures.record import (
     Calibration,
@@ -26,7 +30,7 @@ from perennial.server.report.markup import (
     table,
 )
 from perennial.server.report.sections import panel
-from perennial.server.report.task_figures import heat_map, style
+from perennial.server.report.task_figures import whole_percent
 from perennial.server.run_record import Run
 
 LARGEST_MATRIX = 30
@@ -192,10 +196,14 @@ def _matrix(measures: Measures) -> Figure:
         for row, total in zip(measures.confusion, totals, strict=True)
     ]
     texts = [[f"{cell:,}" if cell else "" for cell in row] for row in measures.confusion]
-    data, layout = heat_map(names, names, shares, texts, 1.0)
-    data[0]["hovertemplate"] = "%{y}, called %{x}: %{text} (%{z:.0%} of the class)<extra></extra>"
-    layout["xaxis"]["title"] = {"text": "called"}
-    layout["yaxis"]["title"] = {"text": "is"}
+    tells = [
+        [
+            f"{name}, called {called}: {cell:,} ({percent(share, 0)} of the class)"
+            for called, cell, share in zip(names, cells, row, strict=True)
+        ]
+        for name, cells, row in zip(names, measures.confusion, shares, strict=True)
+    ]
+    height = max(280, min(120 + 34 * len(names), 900))
     numbers = table(
         ["is / called", *names],
         [[name, *row] for name, row in zip(names, measures.confusion, strict=True)],
@@ -207,9 +215,7 @@ def _matrix(measures: Measures) -> Figure:
         title="What each class is called",
         description="Rows are what samples are, columns what the model called them; the diagonal is right. "
         "Numbers are samples, the shade is the share of the row.",
-        data=data,
-        layout=layout,
-        height=max(280, min(120 + 34 * len(names), 900)),
+        chart=HeatMap(names, names, shares, texts, tells, 1.0, height, ("called", "is")),
         wide=True,
         numbers=folded("Numbers", numbers, len(names)),
     )
@@ -240,31 +246,19 @@ def _calibration(calibration: Calibration) -> Figure:
     curves = {"as the model states it": calibration.groups}
     if scaled:
         curves["after temperature scaling"] = calibration.scaled_groups
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": name,
-            "x": [group.stated for group in groups],
-            "y": [group.right for group in groups],
-            "customdata": [group.samples for group in groups],
-            "hovertemplate": "stated %{x:.0%}, right %{y:.0%} of %{customdata} answers",
-            **style(index),
-        }
-        for index, (name, groups) in enumerate(curves.items())
+    perfect = Curve("perfect", [(0.0, 0.0), (1.0, 1.0)], dots=False, reference=True)
+    drawn = [
+        Curve(
+            name,
+            [(group.stated, group.right) for group in groups],
+            [
+                f"stated {percent(group.stated, 0)}, right {percent(group.right, 0)} "
+                f"of {group.samples:,} answers"
+                for group in groups
+            ],
+        )
+        for name, groups in curves.items()
     ]
-    data.insert(
-        0,
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "perfect",
-            "x": [0, 1],
-            "y": [0, 1],
-            "line": {"width": 1, "color": "var(--quiet)", "dash": "dot"},
-            "hoverinfo": "skip",
-        },
-    )
     error = f"Calibration error {_points(calibration.error)} as the model states probabilities"
     if scaled:
         error += (
@@ -281,19 +275,13 @@ def _calibration(calibration: Calibration) -> Figure:
     numbers = table(
         ["probabilities", "stated", "right", "answers"], rows, "lrrr", "Reliability of probabilities"
     )
-    axis = {"tickformat": ".0%", "range": [0, 1.02]}
+    axis = Axis(low=0.0, high=1.02, words=whole_percent)
+    across, up = "stated probability of the answer", "share of right answers"
     return Figure(
         name="reliability",
         title="Are stated probabilities true?",
         description=f"{error}. A point below the line is too sure of itself.",
-        data=data,
-        layout={
-            "margin": {"t": 52},
-            "showlegend": True,
-            "xaxis": {**axis, "title": {"text": "stated probability of the answer"}},
-            "yaxis": {**axis, "title": {"text": "share of right answers"}},
-        },
-        height=420,
+        chart=Curves([perfect, *drawn], replace(axis, title=across), replace(axis, title=up), height=420),
         wide=True,
         numbers=folded("Numbers", numbers, len(rows)),
     )
@@ -339,11 +327,13 @@ def _parts(title: str, kind: str, parts: Mapping[str, PartMeasures]) -> Markup:
         parts.items(), key=lambda part: (part[1].accuracy.value is None, part[1].accuracy.value or 0)
     )
     rows = [_part_row(name, each) for name, each in ranked[:MOST_ROWS]]
-    columns = [kind, "samples", "called rightly", "balanced accuracy", "recognised least"]
-    numbers = table(columns, rows, "lrrrl", title)
+    columns = [kind, "samples", "called rightly", "if as elsewhere", "balanced accuracy", "recognised least"]
+    numbers = table(columns, rows, "lrrrrl", title)
     note = (
-        "The lowest first. A mark stands where the share is lower than that of all others by more than "
-        "chance explains, with all rows of this table taken together at 95 %."
+        "The lowest first. If as elsewhere: the share that would be right if each class were recognised as "
+        "often as in the other rows, so that a row with many samples of a difficult class is not blamed for "
+        "them. A mark stands where samples of the same class are called rightly less often than elsewhere by "
+        "more than chance explains, with all rows of this table taken together at 95 %."
     )
     if len(ranked) > MOST_ROWS:
         note += f" These are {MOST_ROWS} of {len(ranked):,}; measures.json has all of them."
@@ -357,6 +347,7 @@ def _part_row(name: str, part: PartMeasures) -> Sequence[object]:
         shown,
         f"{part.samples:,}",
         bar(_figure(part.accuracy), part.accuracy.value or 0.0),
+        percent(part.expected, 0),
         percent(part.balanced_accuracy, 0),
         weakest,
     ]

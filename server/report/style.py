@@ -1,4 +1,6 @@
-"""How a report looks, light, dark and on paper, and the script that draws its charts in those colours."""
+"""How a report looks, light, dark and on paper, and the script that prepares it for paper."""
+
+from perennial.server.charts.style import CHARTS
 
 LIGHT = """
   --page: #fbfaf7; --surface: #ffffff; --ink: #1c2621; --quiet: #5c6862; --rule: #e3e1d9; --band: #f4f2ec;
@@ -79,7 +81,6 @@ figure, .panel {
 figcaption p, .panel > p { margin: .15rem 0 .7rem; color: var(--quiet); font-size: .88rem;
   line-height: 1.45; }
 .panel > h3 + .scroll { margin-top: .6rem; }
-.chart { width: 100%; }
 details { margin-top: .6rem; font-size: .88rem; }
 summary { width: fit-content; color: var(--quiet); cursor: pointer; border-radius: 4px; }
 summary:hover { color: var(--accent); }
@@ -116,8 +117,6 @@ pre {
   margin: 0; overflow: auto; max-height: 34rem; font-size: .82rem; line-height: 1.55; tab-size: 2;
   font-family: ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
 }
-.modebar-btn svg { width: 14px; }
-@media (hover: none) { .modebar { display: none; } }
 .facts-table table { width: auto; min-width: min(24rem, 100%); }
 .gallery { display: flex; flex-wrap: wrap; gap: 1rem; margin: .8rem 0 0; }
 .gallery img { max-width: 100%; min-width: min(16rem, 100%); border-radius: 8px;
@@ -142,7 +141,7 @@ footer code { overflow-wrap: anywhere; }
   header, main, footer { max-width: none; padding: 0; } header { padding-top: 0; } nav { display: none; }
   .cards { grid-template-columns: repeat(4, 1fr); } .card .value { font-size: 1.25rem; }
   .parts { display: block; } .parts > * { margin-bottom: 1rem; } .lead { break-after: avoid; }
-  .modebar { display: none; } figure, .panel, .cards { box-shadow: none; break-inside: avoid; }
+  figure, .panel, .cards { box-shadow: none; break-inside: avoid; }
   .panel.long { break-inside: auto; }
   section { margin-top: 1.6rem; } h2, h3, figcaption { break-after: avoid; }
   .scroll, pre { max-height: none; overflow: visible; white-space: pre-wrap; }
@@ -156,61 +155,15 @@ STYLE = (
     + DARK
     + "} }"
     + RULES
+    + CHARTS
 )
 
 SCRIPT = """
 "use strict";
-(() => {
-  const figures = JSON.parse(document.getElementById("figures").textContent);
-  const root = document.documentElement;
-  const coloured = (value, style) => {
-    if (typeof value === "string") {
-      const match = /^var\\((--[a-z0-9-]+)\\)$/.exec(value);
-      return match ? style.getPropertyValue(match[1]).trim() : value;
-    }
-    if (Array.isArray(value)) return value.map((item) => coloured(item, style));
-    if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, coloured(item, style)]));
-  };
-  const axis = {
-    automargin: true, fixedrange: true, ticks: "outside", ticklen: 6, tickcolor: "rgba(0,0,0,0)",
-    zeroline: false, gridcolor: "var(--rule)", linecolor: "var(--rule)",
-    tickfont: {color: "var(--quiet)"}, title: {standoff: 8, font: {color: "var(--quiet)", size: 12}},
-  };
-  const template = {layout: {
-    font: {family: getComputedStyle(document.body).fontFamily, size: 12.5, color: "var(--ink)"},
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    margin: {l: 4, r: 6, t: 8, b: 4}, xaxis: axis, yaxis: axis, dragmode: false, bargap: 0.25,
-    modebar: {bgcolor: "rgba(0,0,0,0)", color: "var(--quiet)", activecolor: "var(--ink)"},
-    colorway: ["var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)", "var(--c5)", "var(--c6)"],
-    legend: {orientation: "h", x: 0, xref: "paper", xanchor: "left", y: 1, yref: "container", yanchor: "top"},
-    hoverlabel: {
-      bgcolor: "var(--surface)", bordercolor: "var(--rule)", align: "left", font: {color: "var(--ink)"},
-    },
-  }};
-  const draw = () => {
-    const style = getComputedStyle(root);
-    for (const [name, figure] of Object.entries(figures)) {
-      const layout = coloured({...figure.layout, template}, style);
-      Plotly.react("chart-" + name, coloured(figure.data, style), layout, {
-        responsive: true, displaylogo: false, modeBarButtons: [["toImage"]],
-        toImageButtonOptions: {format: "svg", filename: name},
-      });
-    }
-  };
-  draw();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  // paper is white and narrow, whatever the screen was
-  addEventListener("beforeprint", () => {
-    root.dataset.theme = "light";
-    document.querySelectorAll("details.printed").forEach((details) => { details.open = true; });
-    draw();
-    for (const name of Object.keys(figures)) Plotly.relayout("chart-" + name, {width: 620});
-  });
-  addEventListener("afterprint", () => {
-    delete root.dataset.theme;
-    draw();
-    for (const name of Object.keys(figures)) Plotly.relayout("chart-" + name, {width: null, autosize: true});
-  });
-})();
+// paper is white, whatever the screen was
+addEventListener("beforeprint", () => {
+  document.documentElement.dataset.theme = "light";
+  document.querySelectorAll("details.printed").forEach((details) => { details.open = true; });
+});
+addEventListener("afterprint", () => { delete document.documentElement.dataset.theme; });
 """

@@ -43,6 +43,8 @@ Requests = Callable[[dict[str, Any]], list[tuple[str, int, WireMessage]]]
 """Fields of a Maskable -> requests, for the sites of the roster."""
 ONCE = ("statistics",)
 """What a site gives once in its life, so that an opening that failed must not be given up for another sum."""
+AFTER_VALUES = "after its masked values:"
+"""Begins the reason of a site that did not vote or gave no shares."""
 UNSIGNED = {np.dtype(np.int64): np.uint64, np.dtype(np.int32): np.uint32}
 
 
@@ -133,8 +135,13 @@ class MaskedSums:
         if not session.closed:
             models = self._collect(grid, session, sites, deadline, requests, note)
         here = {name: sites[name] for name in session.survivors if name in sites}
+
+        def afterwards(site: str, reason: str) -> None:
+            """What left before is out, and was charged for: such a site did not refuse to take part."""
+            note(site, reason if reason.startswith("no answer") else f"{AFTER_VALUES} {reason}")
+
         try:
-            words = self._unmasked(grid, stamp, session, here, deadline, note)
+            words = self._unmasked(grid, stamp, session, here, deadline, afterwards)
         except ProtocolError as error:
             raise NotEnough(str(error)) from error
         roster = tuple(member.name for member in session.members)

@@ -1,0 +1,128 @@
+"""The network of a finished run, cut before its classifier, as a fixed map."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.models.feature_maps.config import ModelMapConfig
+from perennial.models.feature_maps.weights import known_content, tensors_in
+from perennial.models.incremental import IncrementalModel, below, load_complete
+
+LAYOUT = ("name", "model", "seed", "classes", "inputs", "encoder")
+"""What of a run its layers and inputs follow from, and what it is called."""
+
+
+class FinishedRun(nn.Module):
+    """(B, C, H, W) pixels in 0..255, or (B, D) numbers as they were stored -> (B, width)."""
+
+    def __init__(self, network: IncrementalModel, shape: tuple[int, ...], about: str) -> None:
+        """network: whose features these are; its head is not used. shape: of one sample."""
+        super().__init__()
+        self.network, self.width, self.about = network, network.feature_width, about
+        self._largest = 255.0 if len(shape) == 3 else 1.0
+        constants = (shape[0], *(1 for _ in shape[1:]))
+        self.mean = nn.Parameter(torch.zeros(constants), requires_grad=False)
+        self.std = nn.Parameter(torch.ones(constants), requires_grad=False)
+
+    def forward(self, stored: Tensor) -> Tensor:
+        return self.network.features((stored / self._largest - self.mean) / self.std)
+
+    def restructure(self, state: Mapping[str, Tensor]) -> None:
+        """Gain or lose the modules that only some states of the network have."""
+        self.network.restructure(below("network.", state))
+        self.requires_grad_(False)
+
+
+def layout_of(path: Path) -> dict[str, Any]:
+    """The values of LAYOUT for the model of a finished run, from its file alone.
+
+    Raises ConfigError naming the file when it is none, or one that cannot serve as a map.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        settings = json.loads(metadata["experiment"])
+        inputs, classes = json.loads(metadata["inputs"]), json.loads(metadata["classes"])
+        if settings["model"]["name"] == "features":
+            raise ConfigError(
+                f"model.features: {path}: a run on fixed maps, which learnt no features; allowed: its maps"
+            )
+        if len(inputs["shape"]) == 3 and inputs.get("stored", "uint8") != "uint8":
+            raise ConfigError(
+                f"model.features: {path}: learnt from images of numbers in a scale of their own; allowed: "
+                "images of 8-bit pixels, or tables"
+            )
+        encoder = (settings.get("digests") or {}).get("encoder", {})
+        taken = {key: inputs[key] for key in ("shape", "mean", "std")}
+        values = settings["name"], settings["model"], settings["seed"], len(classes), taken, encoder
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model.features: {path}: not the model.safetensors of a finished run ({error})"
+        ) from error
+    return dict(zip(LAYOUT, values, strict=True))
+
+
+def build_finished_run(
+    config: ModelMapConfig, shape: tuple[int, ...], with_weights: bool
+) -> tuple[FinishedRun, dict[str, str]]:
+    """The map and what a person should know of it. Raises ConfigError where its weights are not here."""
+    from perennial.models.config import EncoderConfig, ModelConfig
+    from perennial.models.factory import build_model
+
+    layout = config.layout
+    assert layout is not None and config.sha256 is not None
+    learnt = tuple(layout["inputs"]["shape"])
+    if learnt != tuple(shape):
+        raise ConfigError(
+            f"model.features: run {layout['name']!r} learnt from samples of shape {learnt}, "
+            f"and the data has shape {shape}; allowed: the same"
+        )
+    network = build_model(
+        ModelConfig.model_validate(layout["model"]),
+        shape,
+        layout["classes"],
+        layout["seed"],
+        EncoderConfig.model_validate(layout["encoder"]).layout,
+        with_weights=False,
+    )
+    about = f"finished run {json.dumps(layout, sort_keys=True)}"
+    module = FinishedRun(network, shape, about)
+    for name in ("mean", "std"):
+        constants = getattr(module, name)
+        constants.data.copy_(torch.tensor(layout["inputs"][name]).view(constants.shape))
+    if with_weights:
+        try:
+            load_complete(network, _tensors_of(config.file, config.sha256))
+        except StateError as error:
+            raise ConfigError(f"model.features: the file of run {layout['name']!r}: {error}") from error
+    network.requires_grad_(False)
+    return module.eval(), {"run": layout["name"], "sha256": config.sha256}
+
+
+@lru_cache(maxsize=2)
+def _tensors_of(file: str | None, sha256: str) -> dict[str, Tensor]:
+    from perennial.models.saved import CLASS_MEANS
+
+    tensors = tensors_in(known_content("a finished run", file, sha256), file or sha256)
+    tensors.pop(CLASS_MEANS, None)
+    return tensors
+
+
+def written_down(features: dict[str, Any]) -> None:
+    """Add to a map's keys what its file holds, where the experiment does not say it already."""
+    path = Path(features["file"])
+    if features.get("sha256") is None:
+        try:
+            features["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise ConfigError(f"model.features: {path}: cannot be read ({error.strerror})") from error
+    if features.get("layout") is None:
+        features["layout"] = layout_of(path)

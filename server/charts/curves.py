@@ -1,0 +1,241 @@
+"""Curves and scattered points over numbers or names, with bands, intervals and marks.
+
+Curves differ in dash and symbol too, not in colour alone.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+from perennial.server.charts.frame import (
+    TICKS_ACROSS,
+    TICKS_UP,
+    Axis,
+    Frame,
+    Scale,
+    box,
+    drawing,
+    legend,
+    line,
+    text,
+)
+from perennial.server.report.markup import Markup, escape, label
+
+MOST_POINTS = 400
+"""Points of one curve; longer ones are thinned, because a screen has no more columns for them."""
+LOOKS = 6
+"""Colours, dashes and symbols that curves have in turn."""
+Value = tuple[float, float | None]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve.
+
+    points: (x, y); a y of None interrupts it, unless it is bridged. tells: what each point says when it is
+    pointed at. intervals: (low, high) of each point, or None. band: (x, low, high) of the area behind it.
+    labels: over each point. reference: whether it is a thin line for comparison, which says nothing.
+    """
+
+    name: str
+    points: Sequence[Value]
+    tells: Sequence[str] = ()
+    joined: bool = True
+    dots: bool = True
+    bridged: bool = False
+    intervals: Sequence[tuple[float, float] | None] = ()
+    band: Sequence[tuple[float, float, float]] = ()
+    labels: Sequence[str] = ()
+    reference: bool = False
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of the x axis with a name over it, such as a task. shaded: whether it has a background."""
+
+    low: float
+    high: float
+    name: str
+    shaded: bool
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An upright mark at x, such as a skipped round. kind: its class in the style."""
+
+    x: float
+    kind: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves in one chart of some height, in pixels.
+
+    together: whether one place tells what all curves have there, led by its x in the words of `place`.
+    """
+
+    curves: Sequence[Curve]
+    across: Axis
+    up: Axis
+    height: int
+    spans: Sequence[Span] = ()
+    marks: Sequence[Mark] = ()
+    together: bool = False
+    place: str = ""
+
+    def drawn(self, width: int, words: str) -> Markup:
+        """The chart with its legend. words: for a person who cannot see it."""
+        xs = [x for curve in self.curves for x, _ in curve.points]
+        low_x, high_x = self.across.over(xs)
+        if self.across.names is not None:
+            low_x, high_x = -0.5, max(len(self.across.names), 1) - 0.5
+        low_y, high_y = self.up.over([*_heights(self.curves)])
+        marks_up = self.up.marks(low_y, high_y, TICKS_UP)
+        titles = self.across.title, self.up.title
+        frame = Frame.around(
+            width, self.height, [words for _, words in marks_up], titles, 24.0 if self.spans else 10.0, 12.0
+        )
+        across, up = frame.across(low_x, high_x), frame.up(low_y, high_y)
+        parts = [
+            *_spans(self.spans, frame, across),
+            *frame.axis_up(self.up, up, marks_up),
+            *frame.axis_across(self.across, across, self.across.marks(low_x, high_x, TICKS_ACROSS)),
+            *frame.titles(*titles),
+            *(self._mark(mark, frame, across) for mark in self.marks),
+        ]
+        looks = [*_looks(self.curves)]
+        for curve, look in zip(self.curves, looks, strict=True):
+            parts += _behind(curve, look, across, up)
+        for curve, look in zip(self.curves, looks, strict=True):
+            parts += _curve(curve, look, across, up, told=not self.together)
+        if self.together:
+            parts += self._tellers(frame, across)
+        keys = [
+            (_key(curve, look), curve.name)
+            for curve, look in zip(self.curves, looks, strict=True)
+            if curve.name
+        ]
+        return Markup(legend(keys) + drawing(width, self.height, parts, words))
+
+    def _mark(self, mark: Mark, frame: Frame, across: Scale) -> str:
+        x = across(mark.x)
+        drawn = line(f"mark {mark.kind}", (x, frame.top), (x, frame.bottom))
+        if not mark.label:
+            return drawn
+        return f"<g><title>{escape(mark.label)}</title>{drawn}</g>"
+
+    def _tellers(self, frame: Frame, across: Scale) -> Iterator[str]:
+        """Invisible columns, one for each x, that tell what all curves have there."""
+        said: dict[float, list[str]] = {}
+        for curve in self.curves:
+            for (x, y), words in zip(curve.points, curve.tells, strict=False):
+                if y is not None:
+                    said.setdefault(x, []).append(f"{curve.name}: {words}")
+        places = sorted(said)
+        edges = [(a + b) / 2 for a, b in pairwise(places)]
+        ends = zip(
+            [across.low, *edges] if places else [], [*edges, across.high] if places else [], strict=True
+        )
+        names = self.across.names
+        for x, (low, high) in zip(places, ends, strict=True):
+            where = names[int(x)] if names is not None else f"{self.place} {self.across.words(x)}".strip()
+            title = "\n".join([where, *said[x]])
+            start = across(low)
+            yield box("hit", start, frame.top, across(high) - start, frame.bottom - frame.top, title)
+
+
+def _heights(curves: Iterable[Curve]) -> Iterator[float]:
+    for curve in curves:
+        yield from (y for _, y in curve.points if y is not None)
+        yield from chain.from_iterable(ends for ends in curve.intervals if ends is not None)
+        yield from chain.from_iterable((low, high) for _, low, high in curve.band)
+
+
+def _looks(curves: Iterable[Curve]) -> Iterator[str]:
+    """The classes of each curve."""
+    index = 0
+    for curve in curves:
+        yield "reference" if curve.reference else f"l{index % LOOKS}"
+        index += not curve.reference
+
+
+def _spans(spans: Sequence[Span], frame: Frame, across: Scale) -> Iterator[str]:
+    for span in spans:
+        start, end = across(span.low), across(span.high)
+        if span.shaded:
+            yield box("band", start, frame.top, end - start, frame.bottom - frame.top)
+        if span.name:
+            yield text((start + end) / 2, frame.top - 7, span.name, "tick", "middle")
+
+
+def _behind(curve: Curve, look: str, across: Scale, up: Scale) -> Iterator[str]:
+    if curve.band:
+        edge = [(x, high) for x, _, high in curve.band] + [(x, low) for x, low, _ in reversed(curve.band)]
+        steps = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in edge)
+        yield f'<path class="area {look}" d="M{steps}Z"/>'
+    for (x, _), ends in zip(curve.points, curve.intervals, strict=False):
+        if ends is not None:
+            place, low, high = across(x), up(ends[0]), up(ends[1])
+            caps = f"M{place - 3:.1f} {low:.1f}h6M{place - 3:.1f} {high:.1f}h6"
+            yield f'<path class="error {look}" d="M{place:.1f} {low:.1f}V{high:.1f}{caps}"/>'
+
+
+def _curve(curve: Curve, look: str, across: Scale, up: Scale, told: bool) -> Iterator[str]:
+    points = [*enumerate(curve.points)]
+    if curve.bridged:
+        points = [(index, point) for index, point in points if point[1] is not None]
+    points = thinned(points)
+    if curve.joined:
+        path, pen = [], "M"
+        for _, (x, y) in points:
+            if y is None:
+                pen = "M"
+                continue
+            path.append(f"{pen}{across(x):.1f} {up(y):.1f}")
+            pen = "L"
+        if path:
+            yield f'<path class="line {look}" d="{"".join(path)}"/>'
+    known = [(index, x, y) for index, (x, y) in points if y is not None]
+    if not curve.dots and not curve.reference and known:
+        index, x, y = known[-1]
+        title = f"{curve.name}: {curve.tells[index]}" if index < len(curve.tells) else curve.name
+        yield (
+            f'<circle class="end {look}" cx="{across(x):.1f}" cy="{up(y):.1f}" r="3.5">'
+            f"<title>{escape(title)}</title></circle>"
+        )
+    for index, x, y in known:
+        title = curve.tells[index] if told and index < len(curve.tells) else ""
+        if curve.dots:
+            yield dot(look, across(x), up(y), title)
+        if index < len(curve.labels):
+            yield text(across(x), up(y) - 9, label(curve.labels[index]), "value", "middle")
+
+
+def thinned(points: Sequence[tuple[int, Value]]) -> list[tuple[int, Value]]:
+    """At most MOST_POINTS of the points, the newest among them."""
+    if len(points) <= MOST_POINTS:
+        return [*points]
+    step = len(points) / MOST_POINTS
+    return [*(points[int(index * step)] for index in range(MOST_POINTS - 1)), points[-1]]
+
+
+_SYMBOLS = {
+    "l0": "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0Z",
+    "l1": "m-3.2-3.2h6.4v6.4h-6.4Z",
+    "l2": "m0-4.4l4.4 4.4l-4.4 4.4l-4.4-4.4Z",
+    "l3": "m0-4.2l4.2 7.4h-8.4Z",
+    "l4": "m-3.4-3.4l6.8 6.8m0-6.8l-6.8 6.8",
+    "l5": "m-4.2 0h8.4m-4.2-4.2v8.4",
+}
+
+
+def dot(look: str, x: float, y: float, title: str = "") -> str:
+    """The symbol of a look. title: what it says when it is pointed at."""
+    shape = f'class="dot {look}" d="M{x:.1f} {y:.1f}{_SYMBOLS.get(look, _SYMBOLS["l0"])}"'
+    return f"<path {shape}><title>{escape(title)}</title></path>" if title else f"<path {shape}/>"
+
+
+def _key(curve: Curve, look: str) -> str:
+    shapes = f'<path class="line {look}" d="M0 5H22"/>' if curve.joined else ""
+    return shapes + (dot(look, 11, 5) if curve.dots and not curve.reference else "")

@@ -1,0 +1,149 @@
+"""One round: who is asked, with which strategy, and what happens if nobody answers."""
+
+from typing import Any
+
+from perennial.config import charges
+from perennial.foundation.errors import StateError
+from perennial.server.attendance import Attendance
+from perennial.server.central_privacy import CentralPrivacy
+from perennial.server.history import History
+from perennial.server.journal import Journal
+from perennial.server.now import WatchedGrid
+from perennial.server.position import Position
+from perennial.server.releases import Releases
+from perennial.server.shared_clipping import SharedClipping
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.request import RoundRequest
+from perennial.strategies.round.running_bounds import RunningBounds
+
+
+class Rounds:
+    """Asks the sites for rounds of training and aggregates what they answer.
+
+    strategy: the experiment's; rounds of pre-training are averaged instead.
+    """
+
+    def __init__(
+        self,
+        grid: WatchedGrid,
+        position: Position,
+        strategy: IncrementalStrategy,
+        attendance: Attendance,
+        history: History,
+        releases: Releases,
+        journal: Journal,
+    ) -> None:
+        self._grid, self._position, self._strategy = grid, position, strategy
+        self._attendance, self._history, self._releases, self._journal = (
+            attendance,
+            history,
+            releases,
+            journal,
+        )
+        self._experiment = experiment = position.experiment
+        self._averaging = FedAvg(strategy.max_update_norm)
+        # pre-training takes a few samples of each site, so its medians say nothing of the rounds after it
+        medians = position.progress.bounds
+        lead = medians.setdefault("pretraining", {}) if experiment.pretraining is not None else {}
+        for each, state in ((strategy, medians), (self._averaging, lead)):
+            each.bounds, each.sums, each.running = experiment.bounds, experiment.sums, self._running(state)
+        self.central: CentralPrivacy | SharedClipping | None = None
+        """What the server adds to the sites' protection, once `protect` was called."""
+
+    def protect(self) -> None:
+        """Begin the server's part of the protection, if the experiment has one; the strategy is attached."""
+        privacy, state = self._experiment.privacy, self._position.progress.privacy
+        self.central = CentralPrivacy.of(
+            privacy, self._strategy, state, self._experiment.seed
+        ) or SharedClipping.of(privacy, self._strategy, state)
+
+    def run(self) -> RoundOutcome:
+        """The next round, asked again if nobody served it and sites may come back."""
+        outcome = self._attempt()
+        for _ in range(self._experiment.rounds.max_skipped - 1 if self._attendance.patient else 0):
+            if outcome.participants or not outcome.skipped:
+                break
+            number, faults = self._position.progress.round + 1, _faults(outcome)
+            self._journal.write("note", text=f"round {number}: nobody served it; asked again ({faults})")
+            outcome = self._attempt()
+        return outcome
+
+    def rest_or_end(self, outcome: RoundOutcome) -> None:
+        """After a skipped round: wait for sites that may come back.
+
+        Raises StateError after rounds.max_skipped rounds in a row, unless the run is patient.
+        """
+        in_a_row, rounds = self._position.progress.skipped_in_a_row, self._experiment.rounds
+        unserved = self._attendance.patient and not outcome.participants
+        if in_a_row < rounds.max_skipped and not unserved:
+            return
+        reason = f"{in_a_row} rounds in a row without {rounds.quorum} valid replies; last: {_faults(outcome)}"
+        if not self._attendance.patient:
+            raise StateError(f"{reason}; the model is as it was; the run can be resumed")
+        self._attendance.rest(reason)
+        self._position.progress.skipped_in_a_row = 0
+
+    def _running(self, medians: dict[str, Any]) -> RunningBounds | None:
+        """Bounds by the medians of the checkpoint, which they keep up to date; None if none may apply.
+
+        Under client_central and client_shared no site's norm may change what another counts, and under masks
+        the server sees no norm.
+        """
+        if self._experiment.privacy.mode in ("client_central", "client_shared") or self._experiment.secure:
+            return None
+        return RunningBounds(self._experiment.bounds, medians)
+
+    def _attempt(self) -> RoundOutcome:
+        """Ask the sites that are there for the next round, and aggregate what they answer."""
+        position, experiment, rounds = self._position, self._experiment, self._experiment.rounds
+        progress, schedule = position.progress, position.registry.schedule
+        task, number = progress.task, progress.round + 1
+        sites = self._attendance.available(number)
+        asked = self._attendance.sampled(sites, number)
+        # sums of features are a release of their own, which the strategy records when it asks for them
+        charge = [charges.update(experiment, progress.run)] if experiment.strategy.trains else []
+        if experiment.privacy.enabled and charge:
+            self._releases.asked(number, asked, charge)
+        lead = experiment.lead_rounds(task)
+        strategy = self._averaging if position.leads else self._strategy
+        self._grid.begin_round(
+            task=task,
+            tasks=schedule.count,
+            round=number,
+            rounds=sum(position.rounds(each) for each in range(1, schedule.count + 1)),
+            deadline=rounds.deadline,
+            missing=self._attendance.missing(sites),
+        )
+        outcome = strategy.train_round(
+            self._grid,
+            RoundRequest(
+                stamp=position.stamp(number),
+                arrays=position.model.arrays,
+                sites=asked,
+                deadline=rounds.deadline,
+                quorum=rounds.quorum,
+                progress=max(0, progress.round_in_task - lead) / schedule.rounds[task - 1],
+                previous=position.needed_previous(),
+                clip_norm=self.central.sent_clip_norm if self.central else None,
+                resting=frozenset(sites) - asked.keys(),
+                known=len(self._history.known_sites),
+            ),
+        )
+        if self.central is not None:
+            self.central.finish_round(outcome, number)
+        if experiment.privacy.enabled and charge:
+            # a site whose disk failed may have charged its ledger before
+            said_no = [site for site, reason in outcome.refused if not reason.startswith("state:")]
+            self._releases.refused(number, said_no, charge)
+        known = self._history.known_sites
+        outcome.absent += [site for site in known if site not in (*sites, *outcome.absent)]
+        if strategy.running is not None and not outcome.skipped:
+            strategy.running.round_done(outcome.participants.values())
+        return outcome
+
+
+def _faults(outcome: RoundOutcome) -> str:
+    reasons = [f"{site}: {reason}" for site, reason in (*outcome.dropped, *outcome.refused)]
+    return "; ".join(reasons) or "no site answered"
