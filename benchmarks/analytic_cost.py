@@ -3,8 +3,8 @@
 2,561 features with the constant (EfficientNet-Lite0's 1,280 and an expansion as wide) and 100 classes, on one
 core: seconds to add 10,000 samples up, seconds to solve for each head, each in a process of its own whose
 largest resident memory is taken from outside, and the bytes of a task's sums as Flower serialises them.
-Samples are drawn: neither sums nor solution take another number of steps for other values. Results:
-results/analytic_cost.json.
+Samples are drawn: neither sums nor solution take another number of steps for
+other values. Results: results/analytic_cost.json.
 """
 
 import json

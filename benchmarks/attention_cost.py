@@ -3,8 +3,8 @@
 `python -m perennial.benchmarks.attention_cost [OUTPUT]` aggregates 50 updates by each rule in one process,
 alternating, and writes medians to benchmarks/results/attention_cost.json (or OUTPUT). A ratio is the median
 over the turns of a rule's time by that of the plain average in the same turn, so that the machine's load
-cancels out. Memory is what the sums hold when all updates are in; an update itself is dropped once it is
-folded.
+cancels out. Memory is what the sums hold when all updates are in; an update itself is dropped
+once it is folded.
 """
 
 import json

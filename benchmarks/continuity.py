@@ -75,11 +75,11 @@ class Running:
             time.sleep(0.02)
 
     def children(self, name: str, word: str) -> list[int]:
-        """Descendants of a long-lived process whose command line contains a word.
+        """Descendants of a long-lived process whose name or command line contains a word.
 
         Flower gives each app a session of its own, so sessions do not show them.
         """
-        command = ["ps", "-A", "-o", "pid=,ppid=,args="]
+        command = ["ps", "-A", "-o", "pid=,ppid=,comm=,args="]
         listed = subprocess.run(command, capture_output=True, text=True, check=True)
         rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
         family = {self.deployment.process_id(name)}

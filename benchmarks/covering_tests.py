@@ -3,19 +3,27 @@
 import contextlib
 import json
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from perennial.benchmarks.mutants import ROOMS
 from perennial.benchmarks.warm_process import PLUGINS, WarmProcess
 from perennial.foundation.files import replace_file
 
+if TYPE_CHECKING:
+    from coverage import Coverage
+
 USUAL = 120.0
 """Seconds of processor time that the tests of one file may usually take."""
+
+QUICK, FEW = 1.0, 50
+"""Seconds of a quick test, and the lines that one counts as that runs none."""
 
 Lines = dict[str, dict[str, list[str]]]
 """file -> line -> tests. A test is `tests/test_x.py::name`, with all its parameters."""
@@ -43,8 +51,31 @@ class CoveringTests:
         """
         here = self.lines.get(file, {})
         lines = here if first == 0 else map(str, range(first, line + 1))
-        tests = {test for other in lines for test in here.get(other, [])}
-        return sorted(tests, key=lambda test: (self._line_counts[test] * self.seconds.get(test, 1.0), test))
+        return self._in_order({test for other in lines for test in here.get(other, [])})
+
+    def at_import(self, file: str, root: Path) -> list[str]:
+        """Tests that what a file does when it is imported can touch, in the order of `of`.
+
+        They run its lines, or those of a file that imports it; or they stand in a file that imports it; or
+        they run no line at all, because they look at classes, defaults or pages.
+        """
+        name = f"perennial.{file.removesuffix('.py').replace('/', '.')}"
+        test_files = {test.partition("::")[0] for test in self.seconds}
+        importers = {
+            other
+            for other in {*self.lines, *test_files}
+            if (root / other).exists() and f"from {name} import" in (root / other).read_text()
+        }
+        tests = {test for other in {file, *importers} for test in self.of(other, 0, 0)}
+        tests |= {test for test in self.seconds if test.partition("::")[0] in importers}
+        tests |= {
+            test for test, seconds in self.seconds.items() if not self._line_counts[test] and seconds < QUICK
+        }
+        return self._in_order(tests)
+
+    def _in_order(self, tests: Iterable[str]) -> list[str]:
+        counts = self._line_counts
+        return sorted(tests, key=lambda test: ((counts[test] or FEW) * self.seconds.get(test, 1.0), test))
 
     def replace(self, file: str, lines: Lines, seconds: dict[str, float]) -> None:
         """Forget what is known of one test file, and hold this instead."""
@@ -67,22 +98,72 @@ class CoveringTests:
 def measure(warm: WarmProcess, out: Path, files: Sequence[str]) -> None:
     """Run the fast tests of some files under coverage.py, and add to `out` which line is whose."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    database, report = (out.parent / name for name in ("coverage.db", "tests.xml"))
+    database, found = (out.parent / name for name in ("coverage.db", "of-one-file.json"))
     for number, file in enumerate(files, start=1):
-        for left in (database, report):
+        for left in (database, found):
             left.unlink(missing_ok=True)
         began = time.monotonic()
         with contextlib.suppress(TimeoutError):
-            warm.fork(lambda file=file: _run_under_coverage(warm.root, file, database, report), USUAL)
+            warm.fork(lambda file=file: run_under_coverage(warm.root, file, database, found), USUAL)
         print(f"{number}/{len(files)} {time.monotonic() - began:6.1f} s {file}", flush=True)
-        if database.exists() and report.exists():
+        if found.exists():
             known = CoveringTests.read(out) if out.exists() else CoveringTests({}, {})
-            known.replace(file, *_measured(warm.root, database, report))
+            one = CoveringTests.read(found)
+            known.replace(file, one.lines, one.seconds)
             replace_file(out, json.dumps({"lines": known.lines, "seconds": known.seconds}).encode())
 
 
-def _run_under_coverage(root: Path, file: str, database: Path, report: Path) -> int:
-    import pytest
+class WhoRuns:
+    """A plugin of pytest that tells coverage.py for whom lines run, and notes how long each test takes.
+
+    What a fixture of several tests runs is done once, for all tests that ask for the fixture.
+    """
+
+    def __init__(self, coverage: "Coverage") -> None:
+        self._coverage = coverage
+        self._now = ""
+        self.users: dict[str, set[str]] = defaultdict(set)
+        """Tests by context: the name of a test, or the one of a fixture."""
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.failed: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """What a test, and the fixtures that are its alone, run."""
+        test = name_of(item.nodeid)
+        for context in (test, *getattr(item, "fixturenames", ())):
+            self.users[context].add(test)
+        with self._context(test):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        """What a fixture of several tests runs."""
+        with self._context(self._now if fixturedef.scope == "function" else fixturedef.argname):
+            return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Seconds of set-up, test and tear-down."""
+        self.seconds[name_of(report.nodeid)] += report.duration
+        if report.failed:
+            self.failed.add(name_of(report.nodeid))
+
+    @contextlib.contextmanager
+    def _context(self, name: str) -> Generator[None]:
+        before, self._now = self._now, name
+        self._coverage.switch_context(name)
+        yield
+        self._now = before
+        self._coverage.switch_context(before)
+
+
+def name_of(test: str) -> str:
+    """`tests/test_x.py::name`, of a test with one of its parameters."""
+    return test.partition("[")[0]
+
+
+def run_under_coverage(root: Path, file: str, database: Path, out: Path) -> int:
+    """Run one file of tests, and write which of them runs which line. Returns what pytest does."""
     from coverage import Coverage
 
     coverage = Coverage(
@@ -90,36 +171,18 @@ def _run_under_coverage(root: Path, file: str, database: Path, report: Path) -> 
         include=[f"{root}/{room}/*" for room in ROOMS],
         config_file=False,
     )
-    coverage.set_option("run:dynamic_context", "test_function")
     options = ["-m", "not slow", "-p", "no:cacheprovider", "-o", "timeout=0"]
     options += [option for name in PLUGINS for option in ("-p", name)]
+    who = WhoRuns(coverage)
     coverage.start()
-    code = pytest.main([*options, f"--junitxml={report}", "-o", "junit_family=xunit1", file])
+    code = pytest.main([*options, file], [who])
     coverage.stop()
-    coverage.save()
-    return int(code)
-
-
-def _measured(root: Path, database: Path, report: Path) -> tuple[Lines, dict[str, float]]:
-    """Lines and seconds of the tests that passed."""
-    from coverage import CoverageData
-
-    seconds: dict[str, float] = {}
-    names: dict[str, str] = {}
-    failed: set[str] = set()
-    for case in ElementTree.parse(report).iter("testcase"):
-        function = case.attrib["name"].split("[")[0]
-        test = f"{case.attrib['file']}::{function}"
-        names[f"{Path(case.attrib['file']).stem}.{function}"] = test
-        seconds[test] = seconds.get(test, 0.0) + float(case.attrib["time"])
-        if {"failure", "error"} & {child.tag for child in case}:
-            failed.add(test)
-    data = CoverageData(basename=str(database))
-    data.read()
+    data = coverage.get_data()
     lines: Lines = {}
     for path in sorted(data.measured_files()):
         for line, contexts in sorted(data.contexts_by_lineno(path).items()):
-            tests = {names.get(context.removeprefix("tests."), "") for context in contexts} - {"", *failed}
+            tests = {test for context in contexts for test in who.users.get(context, ())} - who.failed
             if tests:
                 lines.setdefault(str(Path(path).relative_to(root)), {})[str(line)] = sorted(tests)
-    return lines, seconds
+    replace_file(out, json.dumps({"lines": lines, "seconds": who.seconds}).encode())
+    return int(code)

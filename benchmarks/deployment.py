@@ -1,17 +1,16 @@
-"""What a deployment costs beyond the sites' work: idle seconds a round, and a model of 500 MB on the wire.
+"""What a model of 500 MB costs on the wire. For rounds of nearly no work see deployment_scale.py.
 
 Real processes on loopback, TLS and node keys on.
 
-    python -m perennial.benchmarks.deployment [overhead] [large_model]
+    python -m perennial.benchmarks.deployment
 
 writes benchmarks/results/deployment.jsonl
 """
 
 import json
-import sys
 import time
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import yaml
@@ -25,7 +24,6 @@ from perennial.engine.run import run_in_process
 ROOT = Path(__file__).resolve().parents[1]
 
 RESULTS = ROOT / "benchmarks" / "results" / "deployment.jsonl"
-ROUNDS = 8
 
 
 def experiment(name: str, model: dict[str, Any], sites: int, rounds: int) -> dict[str, Any]:
@@ -72,21 +70,6 @@ def deployed(content: dict[str, Any], sites: list[str]) -> tuple[list[float], di
         return seconds, json.loads((folder / "summary.json").read_text()), str(here["model_sha256"])
 
 
-def overhead() -> dict[str, Any]:
-    """Idle seconds a round: nearly no work at the sites, so a round is polling and process starts."""
-    seconds, summary, expected = deployed(
-        experiment("overhead", {"name": "mlp"}, 2, ROUNDS), ["site-0", "site-1"]
-    )
-    later = seconds[1:]
-    return {
-        "name": "deployment_seconds_per_idle_round",
-        "value": round(mean(later), 2),
-        "deviation": round(stdev(later), 2),
-        "samples": [round(value, 2) for value in later],
-        "same_model_as_in_process": summary["model_sha256"] == expected,
-    }
-
-
 def large_model() -> dict[str, Any]:
     """One site trains a model of 500 MB for two rounds."""
     hidden = 11_100
@@ -105,16 +88,11 @@ def large_model() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the named measurements, or both, and replace their lines in the results file."""
-    programs = {"overhead": overhead, "large_model": large_model}
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    found = {entry["name"]: entry for entry in map(json.loads, lines)}
-    for name in sys.argv[1:] or programs:
-        measured_on = {"versions": versions(), "machine": machine()}
-        entry = {**programs[name](), "revision": RESULTS_REVISION, **measured_on}
-        found[entry["name"]] = entry
-        RESULTS.write_text("".join(json.dumps(found[key]) + "\n" for key in sorted(found)))
-        print(json.dumps(entry), flush=True)
+    """Measure, and replace the results file."""
+    measured_on = {"revision": RESULTS_REVISION, "versions": versions(), "machine": machine()}
+    line = json.dumps({**large_model(), **measured_on})
+    RESULTS.write_text(f"{line}\n")
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

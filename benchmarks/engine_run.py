@@ -24,6 +24,8 @@ def main(
     workers: Annotated[int, typer.Option()] = 1,
     cohort: Annotated[str, typer.Option(help="a number, or auto")] = "1",
     changes: Annotated[str, typer.Option(help="KEY=VALUE;KEY=VALUE")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "cpu",
+    gpu: Annotated[str, typer.Option(help="graphs, benchmark, or both with a comma between")] = "",
 ) -> None:
     """Run it and print what it took."""
     steps = 0
@@ -38,7 +40,7 @@ def main(
     Gate.admit = counted
     runs.mkdir(parents=True, exist_ok=True)
     experiment = write_workload(workload, runs)
-    settings = RunSettings(str(experiment), changes, runs=str(runs), name="timed", device="cpu")
+    settings = RunSettings(str(experiment), changes, runs=str(runs), name="timed", device=device, gpu=gpu)
     rounds: list[dict[str, Any]] = []
     cpu: list[float] = []
 

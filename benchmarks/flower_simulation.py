@@ -1,4 +1,4 @@
-"""Flower's own simulation runtime on loopback, for what is compared with it: `flwr run` and nothing shared.
+"""Flower's own simulation runtime on loopback, with which we compare our engine: `flwr run`, nothing shared.
 
 A SuperLink of its own in simulation mode, with a FLWR_HOME of its own, uses the packages of this environment.
 The one that `flwr run` starts by itself installs the app's dependencies anew before every run.
@@ -34,10 +34,18 @@ class FlwrRun:
 
 
 class FlowerSimulation:
-    """Everything lives under folder, which must be new; every process ends with the block."""
+    """A SuperLink in simulation mode; every process ends with the block.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: a new folder for its state and its log.
+    app: what `flwr run` takes.
+    binaries: the folder of the commands of Flower, which the environment's Python runs.
+    beside: the working folder of every process.
+    """
+
+    def __init__(
+        self, folder: Path, app: Path = ROOT, binaries: Path = BIN, beside: Path | None = None
+    ) -> None:
+        self.folder, self.app, self.beside = folder, app, beside or folder
         self.port, fleet = _free_port(), _free_port()
         self._fleet = f"{LOOPBACK}:{fleet}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,7 +55,7 @@ class FlowerSimulation:
             "FLWR_HOME": str(folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
         }
 
     def __enter__(self) -> Self:
@@ -65,7 +73,7 @@ class FlowerSimulation:
                     "--disable-runtime-dependency-installation",
                     *("--host", LOOPBACK, "--port", str(self.port), "--fleet-api-address", self._fleet),
                 ],
-                cwd=self.folder,
+                cwd=self.beside,
                 env=self.environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -88,7 +96,7 @@ class FlowerSimulation:
             self._process.wait()
 
     def run(self, sites: int, run_config: dict[str, str], limit: float = 300) -> FlwrRun:
-        """`flwr run` of this repository's app on simulated sites, to its end.
+        """`flwr run` of the app on simulated sites, to its end.
 
         run_config: replaces values of pyproject.toml's [tool.flwr.app.config]. limit: seconds.
         Raises RuntimeError with all output when the command fails.
@@ -97,10 +105,10 @@ class FlowerSimulation:
         start = time.perf_counter()
         done = subprocess.run(
             [
-                *("flwr", "run", ".", "here", "--stream", "--run-config", pairs),
+                *("flwr", "run", str(self.app), "here", "--stream", "--run-config", pairs),
                 *("--federation-config", f"num-supernodes={sites} client-resources-num-cpus=1"),
             ],
-            cwd=ROOT,
+            cwd=self.beside,
             env=self.environment,
             capture_output=True,
             text=True,

@@ -54,7 +54,7 @@ def make_map(
     if not TREE.exists():
         copy_tree(TREE)
     put_back()
-    measured = files or sorted(f"tests/{path.name}" for path in (TREE / "tests").glob("test_*.py"))
+    measured = files or sorted(str(path.relative_to(TREE)) for path in (TREE / "tests").rglob("test_*.py"))
     measure(WarmProcess(TREE, ROOT), MAP, measured)
 
 
@@ -143,7 +143,10 @@ def try_mutant(
     seconds: of the tests that it meets, at most.
     met: so many of the tests that run its line it has survived before.
     """
-    chosen = tests.of(mutant.file, mutant.statement, mutant.line)
+    if mutant.statement == 0:
+        chosen = tests.at_import(mutant.file, TREE)
+    else:
+        chosen = tests.of(mutant.file, mutant.statement, mutant.line)
     started = time.monotonic()
     verdict = Verdict("survived" if chosen else "uncovered")
     with changed(mutant) as change:

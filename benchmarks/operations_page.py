@@ -28,25 +28,47 @@ def continuity() -> str:
 
 
 def costs() -> str:
-    """One sentence for each measurement."""
-    found = {entry["name"]: entry for entry in read("deployment")}
+    """A table of rounds of nearly no work, what follows for 100 sites, and one sentence for a large model."""
     lines = []
-    if idle := found.get("deployment_seconds_per_idle_round"):
-        lines.append(
-            "A round in which sites have next to nothing to do takes "
-            f"{idle['value']} ± {idle['deviation']} s ({len(idle['samples'])} rounds, two sites): a "
-            "SuperNode looks for messages every 3 s, and starts a process for each.\n"
-        )
+    if scale := read("deployment_scale"):
+        lines.append(scale_in_words(scale))
+    found = {entry["name"]: entry for entry in read("deployment")}
     if large := found.get("deployment_large_model"):
+        old = age([large])
         lines.append(
             f"A model of {large['bytes_down'] / 2 / 1e6:.0f} MB goes to one site and back, trained for a "
-            f"moment, in {large['value']} s a round (mean of {len(large['samples'])}).\n"
+            f"moment, in {large['value']} s a round (mean of {len(large['samples'])})."
+            + (f" {old}" if old else "")
+            + f"\n{where(large)}"
         )
-    if not lines:
-        return "Not measured yet.\n"
-    if old := age(list(found.values())):
-        lines.insert(0, f"{old}\n")
-    return "\n".join(lines) + "\n" + where(next(iter(found.values())))
+    return "\n".join(lines) or "Not measured yet.\n"
+
+
+def scale_in_words(rows: list[dict[str, Any]]) -> str:
+    """Rounds in which sites have next to nothing to do, by the number of sites."""
+    lines = [
+        "Rounds in which sites have next to nothing to do, all processes on one machine; processor time in "
+        "seconds of a core, memory with shared pages counted once:\n",
+        "| sites | seconds of a round (median, most) | first round | processor of one site | "
+        "of the SuperLink | MB of one site | of the SuperLink |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        used = row["processor_seconds_per_round"]
+        lines.append(
+            f"| {row['sites']} | {row['round_seconds']}, {max(row['samples'])} | "
+            f"{row['first_round_seconds']} | {used['site']} | {used['superlink']} | "
+            f"{row['site_megabytes']} | {row['superlink_megabytes']} |"
+        )
+    largest = rows[-1]
+    each = largest["processor_seconds_per_round"]["superlink"] / largest["sites"]
+    lines.append(
+        f"\nThe SuperLink and the ServerApp need {each:.2f} s of a core for each site and round at "
+        f"{largest['sites']} sites. So with 100 sites on machines of their own, a round takes them about "
+        f"{100 * each:.0f} s of processor time and cannot be shorter than most of that, since the SuperLink "
+        "is one Python process. This is an estimate: 100 sites were not run.\n"
+    )
+    return "\n".join(lines) + where(largest)
 
 
 def where(entry: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,26 @@ def measured(*arguments: str) -> Ended:
     if process.returncode:
         raise RuntimeError(f"python {' '.join(arguments)}: exit code {process.returncode}: {output[-2000:]}")
     return Ended(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss, output)
+
+
+def family(root: int) -> dict[int, float]:
+    """A process and all below it: seconds of processor time by process id.
+
+    Children that have ended and were awaited count with their parent.
+    """
+    parents: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1])
+                ticks = sum(map(int, fields[11:15]))
+                seconds[int(entry.name)] = ticks / os.sysconf("SC_CLK_TCK")
+    below = {root} & seconds.keys()
+    while more := {process for process, parent in parents.items() if parent in below} - below:
+        below |= more
+    return {process: seconds[process] for process in below}
 
 
 def in_turns(times: int, runs: Sequence[Callable[[], Ended]]) -> list[list[Ended]]:

@@ -3,8 +3,8 @@
 Each site falls silent before its masks are shared, its masked values, its vote or its opening, or never: 5^n
 patterns for n sites, each by the state machines of both sides. A pattern must end in the sum of exactly the
 sites that sent masked values, or in a named reason; and it must be opened whenever enough sites were there.
-Beyond 5 sites patterns that differ by the sites' names alone are made once. Results:
-results/secure_dropouts.json.
+Beyond 5 sites patterns that differ by the sites' names alone are
+made once. Results: results/secure_dropouts.json.
 """
 
 import json

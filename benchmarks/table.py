@@ -36,8 +36,8 @@ class Row:
     """One line of a table: an experiment file with changes (KEY=VALUE), and the paper's figures.
 
     The paper's figures are by measure, in per cent. attack: what dishonest sites do
-    (benchmarks/dishonest.py); "": all are honest, beside rows in which some are not; None: a row of another
-    table.
+    (benchmarks/dishonest.py); "": all are honest, beside rows in which some are not; None: a
+    row of another table.
     """
 
     label: str

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 Settings = dict[str, Any]
+MOVED_DIGITS = "moved_digits.npz"
 
 _BASE: Settings = {
     "seed": 1,
@@ -53,6 +55,37 @@ def _w2() -> Settings:
     }
 
 
+def _w3() -> Settings:
+    """100 sites of 60 samples, all in each of 20 rounds: where simulators of many clients are at home.
+
+    The digits moved by up to a pixel, since there are not enough of them as they are.
+    """
+    return _BASE | {
+        "name": "w3",
+        "data": {"source": "npz", "path": MOVED_DIGITS, "sites": 100, "partition": {"kind": "iid"}},
+        "tasks": {"count": 1, "rounds": 20},
+        "learner": _BASE["learner"] | {"epochs": 1, "batch_size": 20},
+    }
+
+
+def _write_moved_digits(path: Path) -> None:
+    """6,000 training and 1,000 test images (N, 1, 8, 8), from different digits."""
+    # here: the others are timed from their start, and do not need it
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    images = np.pad((x.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8), ((0, 0), (1, 1), (1, 1)))
+    draw = np.random.default_rng(0)
+    order = draw.permutation(len(images))
+    parts: dict[str, Any] = {}
+    for suffix, chosen, count in (("", order[:1400], 6000), ("_test", order[1400:], 1000)):
+        rows = chosen[np.arange(count) % len(chosen)]
+        down, right = draw.integers(0, 3, (2, count))
+        windows = np.lib.stride_tricks.sliding_window_view(images, (8, 8), (1, 2))
+        parts[f"x{suffix}"], parts[f"y{suffix}"] = windows[rows, down, right][:, None], y[rows]
+    np.savez(path, **parts)
+
+
 def _memory(sites: int) -> Settings:
     """The same data at 10 or 100 sites and a model of 9 MB, so that what is kept for each site shows."""
     return _BASE | {
@@ -68,13 +101,16 @@ WORKLOADS: dict[str, Settings] = {
     workload["name"]: workload
     for workload in (
         *(_w1(), _w1_private(), _at_two_sites(_w1()), _at_two_sites(_w1_private())),
-        *(_w2(), _memory(10), _memory(100)),
+        *(_w2(), _w3(), _memory(10), _memory(100)),
     )
 }
 
 
 def write_workload(name: str, folder: Path) -> Path:
-    """The workload as an experiment file in folder."""
+    """The workload as an experiment file in folder, with the data that it reads, if it has a file of them."""
     path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(WORKLOADS[name], sort_keys=False))
+    settings = WORKLOADS[name]
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    if settings["data"].get("path") == MOVED_DIGITS:
+        _write_moved_digits(folder / MOVED_DIGITS)
     return path

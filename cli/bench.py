@@ -9,13 +9,13 @@ from perennial.foundation.errors import ConfigError
 
 CHECKOUT = Path("benchmarks/results")
 PROGRAMS = ("secure_cost",)
-"""Measurements that are no tables: modules of benchmarks/ with a main()."""
+"""Measurements that write no table: modules of benchmarks/ with a main()."""
 
 
 def bench_command(
     names: list[str], workers: int, scale: str, device: str, results: Path | None, estimate: bool
 ) -> None:
-    """Say what the tables will cost, then run what is missing of them; without a name, list the tables."""
+    """Print what the tables will cost, then make the runs that they lack; without a name, list the tables."""
     from perennial.benchmarks.table import table_called, tables
 
     measured = [name for name in names if name in PROGRAMS]

@@ -24,7 +24,7 @@ SITE_ONLY = SiteConfig.model_fields.keys() - Experiment.model_fields.keys()
 def check_command(path: Path, experiment: Path | None, gigabytes: float = 8.0) -> None:
     """Validate path and what it points at; print what would happen.
 
-    gigabytes: most memory to take for it, because a file from a stranger may ask for any amount.
+    gigabytes: the most memory that the check may take, because a stranger's file may ask for any amount.
     """
     console = Console(highlight=False, markup=False)
     with _bounded_memory(path, gigabytes):
@@ -49,7 +49,7 @@ def _bounded_memory(path: Path, gigabytes: float) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
             raise
         raise ConfigError(
-            f"{path}: what it describes needs more than {gigabytes:g} GiB of memory to check; allowed more "
+            f"{path}: what it describes needs more than {gigabytes:g} GiB of memory to check; allow more "
             "with --memory, if you trust the file"
         ) from None
     finally:
@@ -173,6 +173,8 @@ def _refusals(policy: SitePolicy, experiment: Experiment) -> Iterator[str]:
     if experiment.strategy.trains:
         asked["train"] = lambda: check_update(policy, experiment)
     else:
+        asked["statistics"] = lambda: check_statistics(policy, experiment)
+    if experiment.learner.classifier == "gaussian":
         asked["statistics"] = lambda: check_statistics(policy, experiment)
     if experiment.evaluation.federated:
         asked["evaluate"] = lambda: check_evaluation(policy, experiment)

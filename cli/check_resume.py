@@ -1,4 +1,4 @@
-"""perennial check --resume: what would happen if a run went on with its data as they are now."""
+"""perennial check --resume: what would happen if a run were resumed with its data as they are now."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +58,7 @@ def check_resume_command(run: Path, experiment: Path | None) -> None:
 
 
 def _of_the_data(run: Path, experiment: Experiment, known: int, *, grows: bool) -> Iterator[str]:
-    """What a simulation's data hold of the classes that were learnt, and what of it is used."""
+    """Which records of learnt classes a simulation's data hold, and which of them the run would use."""
     import numpy as np
 
     from perennial.client.learnt import FOLDER, learnt_hashes

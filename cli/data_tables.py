@@ -28,7 +28,7 @@ def print_data(console: Console, data: Description) -> None:
 
 
 def _samples(data: Description, width: int) -> list[Table]:
-    """Sites in rows and classes in columns; classes in rows where a terminal of this width has no room."""
+    """Sites in rows and classes in columns; classes in rows if the terminal is too narrow for that."""
     used = [part for part in PARTS if part != "calibration" or any(row[part] for row in data.parts.values())]
     sites = list(data.samples)[:MOST_SITES]
     parts = [" + ".join(str(data.parts[site][part]) for part in used) for site in sites]

@@ -107,7 +107,7 @@ def register(name: Site, folder: Folder = HERE) -> None:
 
 @app.command()
 def revoke(name: Site, folder: Folder = HERE) -> None:
-    """Shut a site out, from its next message on."""
+    """Shut a site out: its next message is refused."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import revoke as revoke_site
 
@@ -136,7 +136,7 @@ def stage(
 def sign(
     fab: Annotated[Path, typer.Argument(help="a staged app, apps/*.fab")], folder: Folder = HERE
 ) -> None:
-    """Sign a staged app with the publisher's key, which is made where there is none yet."""
+    """Sign a staged app with the publisher's key; make the key if there is none yet."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.keys import fingerprint
     from perennial.deploy.signing import make_publisher_key, sign_app
@@ -180,7 +180,7 @@ def submit(
 
 @app.command()
 def status(folder: Folder = HERE) -> None:
-    """Certificates, sites, runs."""
+    """Show certificates, sites and runs."""
     from perennial.cli.deployment_status import print_status
     from perennial.deploy.federation import OperatorFolder
 
@@ -193,7 +193,7 @@ def logs(
     follow: Annotated[bool, typer.Option(help="go on as lines come")] = False,
     folder: Folder = HERE,
 ) -> None:
-    """What the ServerApp of a run said."""
+    """Print the log of a run's ServerApp."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import last_run, require_started
     from perennial.deploy.superlink import CONNECTION
@@ -208,7 +208,7 @@ def logs(
 
 @app.command()
 def resume(name: Run, device: Device = "auto", folder: Folder = HERE) -> None:
-    """Go on with a run that was paused, stopped or killed, from its last finished round."""
+    """Resume a run that was paused, stopped or killed, from its last finished round."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import resume as resume_run
 
@@ -218,7 +218,7 @@ def resume(name: Run, device: Device = "auto", folder: Folder = HERE) -> None:
 
 @app.command()
 def pause(name: Run, folder: Folder = HERE) -> None:
-    """Let a run rest after the round that it is in, also over restarts, until `resume`."""
+    """Pause a run after its current round until `resume`; a restart does not end the pause."""
     from perennial.deploy.federation import OperatorFolder
     from perennial.deploy.operations import pause as pause_run
 

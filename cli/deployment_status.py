@@ -36,7 +36,7 @@ def print_status(folder: OperatorFolder) -> None:
 
 
 def name_faults(folder: OperatorFolder, runs: list[str]) -> list[str]:
-    """What the journals of runs say of names that are not a node's own and of lost ledgers, each once."""
+    """Print what the journals say of sites under a name that is not theirs and of lost ledgers, each once."""
     found: dict[str, None] = {}
     for name in runs:
         path = folder.state / "runs" / name

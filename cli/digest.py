@@ -43,7 +43,7 @@ class Pictures:
 
 
 def preview_command(site_file: Path, experiment_file: Path, task: int, output: Path) -> str:
-    """Write the picture, where the data has pictures; returns what to tell the engineer.
+    """Write the picture if the data are images; returns the lines to show to the engineer.
 
     Raises ConfigError when the experiment makes no digests or has no such task.
     """
@@ -123,7 +123,7 @@ def _figure(epsilon: float) -> str:
 
 
 def pictures_of(site: "Site", encoder: "FeatureEncoder", task: int, digests: "Digests") -> Pictures:
-    """What a server that knows this site's digests alone makes of them, and what an attacker does."""
+    """What a server makes of this site's digests alone, and what an attacker makes of them."""
     import torch
 
     from perennial.data.augmentation import to_float

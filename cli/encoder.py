@@ -11,7 +11,7 @@ from perennial.foundation.errors import ConfigError
 def train_encoder_command(
     settings_file: Path, output: Path, overrides: list[str], say: Callable[[str], None]
 ) -> str:
-    """Train, write the file, and return what to tell the researcher. say: told the loss of each epoch.
+    """Train, write the file, and return the lines to show. say: called with the loss of each epoch.
 
     Raises ConfigError or DataError naming what is wrong with the settings or their data.
     """
@@ -27,7 +27,7 @@ def train_encoder_command(
 
 
 def source_name(settings: EncoderTraining) -> str:
-    """What the file says of its data: no path, which can tell more than it should."""
+    """How the file names its data: without the path, which can reveal more than it should."""
     data = settings.data
     return data.dataset or (data.source if data.path is None else f"{data.source} {Path(data.path).name}")
 

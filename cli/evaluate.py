@@ -10,7 +10,7 @@ from rich.table import Table
 def evaluate_command(
     run: Path, data: Path, overrides: Sequence[str], site: str = "", output: Path | None = None
 ) -> None:
-    """Judge a model on labelled data; print what is wrong with it and each class, and write the report."""
+    """Measure a model on labelled data, print warnings and the measures of each class, write the report."""
     from perennial.models.saved import load_saved, model_file
     from perennial.server.external import judge, outside_data, write_evaluation
 

@@ -37,9 +37,9 @@ def _image_facts(inputs: "Inputs", data: Mapping[str, Any]) -> dict[str, str]:
 def export_command(run: Path, output: Path, onnx: bool) -> None:
     """Write model.safetensors and model.json (and model.onnx) to output.
 
-    model.onnx is the classifier that the experiment judged, with the head or with global class means. It
-    takes samples as model.json describes them and gives `probabilities` and `class_index`. Raises StateError
-    when output cannot be written to, or is the run's own folder.
+    model.onnx is the classifier that the experiment judged, with the head, global class means or a Gaussian
+    head. It takes samples as model.json describes them and gives `probabilities` and `class_index`. Raises
+    StateError when output cannot be written to, or is the run's own folder.
     """
     from perennial.models.saved import load_saved
 
@@ -56,7 +56,7 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
         else "(x - mean) / std; a missing number is its mean",
         **_image_facts(saved.inputs, saved.settings["data"]),
         "model": saved.settings["model"],
-        "classifier": "head" if saved.class_means is None else "nearest_mean",
+        "classifier": saved.classifier_name,
         "confidence": asdict(saved.confidence),
     }
     replace_file(output / "model.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o644)

@@ -1,7 +1,8 @@
-"""perennial init: looks at somebody's data and writes the files of a first run, with the reasons in them."""
+"""perennial init: inspects data and writes the files of a first run, with reasons as comments."""
 
 import math
 import re
+import unicodedata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
 
 LONGEST_SIDE = 64
-"""Pixels that a network on a processor is given; four times as many take about four times as long."""
+"""Most pixels of an input on a processor; four times as many take about four times as long."""
 PATCHES_SIDE = 32
+LEAST_SIDE = 8
+"""Pixels below which patches of an image do not fit their grid."""
+RANDOM = "{name: random, width: 1000}"
 STEPS = 600
 """Optimiser steps of one site in one task that a small network needs, roughly, from its first values."""
 SITES = 4
@@ -69,6 +73,8 @@ def _seen(found: Survey) -> list[str]:
         lines.append(f"of the images looked at: {kinds}; {_sizes(found)}")
     if found.columns:
         lines.append(f"{len(found.columns)} columns become features")
+    if len(found.samples) == 1:
+        lines.append("one class alone: a model of it tells nothing apart; add samples of another class")
     return [*lines, *found.notes]
 
 
@@ -80,7 +86,8 @@ def _sizes(found: Survey) -> str:
 
 
 def _experiment(found: Survey, *, closed_form: bool) -> str:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", found.path.stem).strip("-.") or "own-data"
+    plain = unicodedata.normalize("NFKD", found.path.stem).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-.") or "own-data"
     lines = _introduction(found, closed_form)
     lines += [
         f"name: {_yaml(name if closed_form else f'{name}-trained')}",
@@ -264,7 +271,7 @@ def _rounds(found: Survey) -> int:
 
 def _closed_form(found: Survey) -> list[str]:
     if not found.images:
-        maps = ["{name: random, width: 1000}"]
+        maps = [RANDOM]
         why = "random ReLU features, which catch what a line through the columns misses"
     else:
         maps = [f"{{name: patches, filters: 100, image_size: {list(_image_size(found, PATCHES_SIDE))}}}"]
@@ -273,10 +280,9 @@ def _closed_form(found: Survey) -> list[str]:
             maps.insert(0, "{name: pretrained, image_size: 96}")
             why = "an ImageNet network for what looks like a photograph, and patches for textures"
         if found.source == "npz" and found.modes["deep"]:
-            maps, why = (
-                ["{name: random, width: 1000}"],
-                "random ReLU features, for numbers that are no 8-bit pixels",
-            )
+            maps, why = [RANDOM], "random ReLU features, for numbers that are no 8-bit pixels"
+        elif min(_image_size(found, PATCHES_SIDE)) < LEAST_SIDE:
+            maps, why = [RANDOM], "random ReLU features, for images too small for patches"
     return [
         f"model: # {why}",
         "  name: features",

@@ -15,7 +15,7 @@ from perennial.server.pauses import PAUSES, pause_in_words
 
 
 class LiveDisplay:
-    """Told every journal event; shows one row for each task."""
+    """Shows one row for each task, from the events of the journal."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._console = Console()
@@ -84,7 +84,7 @@ class LiveDisplay:
         return f"{number} of {sum(self._rounds)}" if self._rounds else str(number)
 
     def _remaining(self) -> str:
-        """The time that is left, if later rounds take as long as those so far; '' after the last."""
+        """The time that remains if later rounds take as long as those so far; '' after the last round."""
         left = sum(self._rounds) - self._done
         if left <= 0:
             return ""

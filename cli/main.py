@@ -32,7 +32,7 @@ def run(
     name: Annotated[str, typer.Option(help="of the run folder; default: the experiment's name")] = "",
     runs: Annotated[Path, typer.Option(help="folder of run folders")] = Path("runs"),
     workers: Annotated[int, typer.Option(min=1, help="processes that the sites are spread over")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; workers share all GPUs")] = "auto",
     resume: Annotated[
         Path | None, typer.Option(help="run folder to go on with; with a longer class list too")
     ] = None,
@@ -42,11 +42,14 @@ def run(
     track: Annotated[
         str, typer.Option(help="tensorboard, mlflow, or both: who else is told the run's figures")
     ] = "",
+    gpu: Annotated[
+        str, typer.Option(help="graphs, benchmark, or both with a comma between: what makes a GPU faster")
+    ] = "",
 ) -> None:
     """Run an experiment in the in-process engine."""
     from perennial.cli.run import run_command
 
-    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, track)
+    run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, track, gpu)
 
 
 @app.command()
@@ -60,7 +63,7 @@ def init(
         str | None, typer.Option(help="column, or pattern in file names, of the patient")
     ] = None,
 ) -> None:
-    """Look at data and write the files of a first run, with the reasons in them."""
+    """Inspect data and write the files of a first run, with reasons as comments."""
     from perennial.cli.init import init_command
 
     for line in init_command(data, output, site, label, site_column, patient):
@@ -175,7 +178,7 @@ def serve(
         float | None, typer.Option(help="epsilon of a site in a run; tell when it is nearly spent")
     ] = None,
 ) -> None:
-    """Pages to watch runs by, as they happen; /metrics for Prometheus."""
+    """Serve pages that show runs as they happen, and /metrics for Prometheus."""
     from perennial.cli.serve import serve_command
 
     serve_command(
@@ -185,7 +188,7 @@ def serve(
 
 @app.command()
 def pause(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
-    """Let a run rest after the round that it is in, until `perennial unpause`."""
+    """Pause a run after its current round, until `perennial unpause`."""
     from perennial.server.wishes import write_wish
 
     write_wish(run, "pause")
@@ -194,7 +197,7 @@ def pause(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
 
 @app.command()
 def unpause(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
-    """Let a paused run go on."""
+    """End the pause of a run."""
     from perennial.server.wishes import clear_wish
 
     clear_wish(run)
@@ -221,7 +224,7 @@ def bench(
     results: Annotated[Path | None, typer.Option(help="folder of results")] = None,
     estimate: Annotated[bool, typer.Option(help="say what it would cost, and stop")] = False,
 ) -> None:
-    """Regenerate tables over seeds; results that are there already are kept."""
+    """Regenerate tables over seeds; results that exist already are kept."""
     from perennial.cli.bench import bench_command
 
     bench_command(tables or [], workers, scale, device, results, estimate)
@@ -255,7 +258,7 @@ def evaluate(
         Path | None, typer.Option(help="folder; default: RUN/evaluations/NAME of the data")
     ] = None,
 ) -> None:
-    """Judge a finished model on labelled data from outside: measures.json and report.html."""
+    """Measure a finished model on other labelled data: measures.json and report.html."""
     from perennial.cli.evaluate import evaluate_command
 
     evaluate_command(run, data, overrides or [], site, output)
@@ -280,7 +283,7 @@ def export(
     output: Annotated[Path, typer.Option(help="folder to write to")] = Path("export"),
     onnx: Annotated[bool, typer.Option(help="write model.onnx too (needs the extra onnx)")] = False,
 ) -> None:
-    """Copy the model out: safetensors, class names and input facts; ONNX on request."""
+    """Copy the model to a folder: safetensors, class names, facts about inputs; ONNX on request."""
     from perennial.cli.export import export_command
 
     export_command(run, output, onnx)
@@ -297,7 +300,7 @@ def epsilon(
     target: Annotated[float | None, typer.Option("--epsilon", help="leave out to solve for it")] = None,
     accountant: Annotated[str, typer.Option(help="prv or rdp")] = "prv",
 ) -> None:
-    """Solve for the one that is left out of epsilon, delta, noise multiplier, steps; prints one number."""
+    """Solve for whichever of epsilon, delta, noise multiplier and steps is left out; prints one number."""
     from perennial.cli.privacy import epsilon_command
 
     typer.echo(epsilon_command(target, delta, noise_multiplier, sample_rate, steps, accountant))
@@ -309,7 +312,7 @@ def ledger(
     delta: Annotated[float, typer.Option()] = 1e-5,
     max_epsilon: Annotated[float | None, typer.Option(help="lifetime budget, to see what is left")] = None,
 ) -> None:
-    """What a site has released, to whom, at what cost."""
+    """Show what a site has released, to whom, at what cost."""
     from perennial.cli.privacy import ledger_command
 
     ledger_command(state_dir, delta, max_epsilon)
@@ -327,7 +330,7 @@ def audit(
     ] = 20,
     results: Annotated[Path | None, typer.Option(help="file of JSON lines to add the figures to")] = None,
 ) -> None:
-    """Hold the claimed epsilon against a floor that one run with worst-case records proves."""
+    """Compare the claimed epsilon with a lower bound that one run with worst-case records proves."""
     from perennial.cli.privacy import audit_command
 
     audit_command(experiment, overrides or [], canaries, others, results)
@@ -380,7 +383,7 @@ def train_encoder(
 
 
 def main() -> None:
-    """Entry point: a person's errors are printed as they are, everything else keeps its traceback."""
+    """Entry point: prints a PerennialError as one message; any other error keeps its traceback."""
     try:
         app()
     except PerennialError as error:

@@ -22,10 +22,11 @@ SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".tsv": "text", ".txt": "text"}
 def predict_command(
     run: Path, paths: list[Path], site: str, form: str = "", output: Path | None = None
 ) -> None:
-    """Write what the model says of each sample, one line each.
+    """Write the model's answer for each sample, one line each.
 
-    site: whose own model; "": the global one. form: text, csv or jsonl; "": as output's suffix says, else
-    text. output: a file that is replaced when all is done; None: standard output.
+    site: the site whose own model answers; "": the global model.
+    form: text, csv or jsonl; "": by the suffix of output, else text.
+    output: a file that is replaced when all is done; None: standard output.
 
     The classifier is the one that the experiment judged: the head, or the nearest class mean where the file
     holds means. Where only the sites have means, the global model answers with its head, and standard error

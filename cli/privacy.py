@@ -21,12 +21,12 @@ def epsilon_command(
     steps: int | None,
     accountant: str,
 ) -> str:
-    """The value of the one that is None, as a number."""
+    """The value of the one quantity that is None, as text."""
     if accountant not in ("prv", "rdp"):
         raise PrivacyError(f"--accountant: found {accountant!r}, allowed prv or rdp")
     budget = Budget(epsilon, delta, noise_multiplier, sample_rate, steps)
-    given = vars(budget)
-    (missing,) = [name for name, value in given.items() if value is None]
+    known = vars(budget)
+    (missing,) = [name for name, value in known.items() if value is None]
     return f"{getattr(budget.solve(accountant), missing):.6g}"
 
 
@@ -117,6 +117,6 @@ def audit_command(path: Path, overrides: list[str], canaries: int, others: int, 
             file.write(json.dumps(line) + "\n")
     if not audit.holds:
         raise PrivacyError(
-            f"the floor {found.epsilon_floor:.4g} is above the claim {audit.claim:.4g}: something that is "
-            "not accounted moves the release"
+            f"the floor {found.epsilon_floor:.4g} is above the claim {audit.claim:.4g}: the release "
+            "depends on something that no accountant covers"
         )

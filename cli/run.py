@@ -22,6 +22,7 @@ def run_command(
     resume: Path | None,
     cohort: str | None,
     track: str = "",
+    gpu: str = "",
 ) -> None:
     """Run or resume, with a live display, and say where the results are."""
     from perennial.cli.live import LiveDisplay
@@ -42,7 +43,7 @@ def run_command(
             runs=str(runs),
             device=device,
         )
-    settings = replace(settings, track=track)
+    settings = replace(settings, track=track, gpu=gpu)
     loaded = settings.load()
     folder = settings.folder(loaded)
     with LiveDisplay(loaded) as display:

@@ -1,4 +1,4 @@
-"""Small files that a command is given: keys and passphrases."""
+"""Reads small files that a command names: keys and passphrases."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """As read_bytes; a file that is no UTF-8 text cannot be read either."""
+    """The file's text; errors as read_bytes(), and for a file that is not UTF-8 text."""
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""perennial serve and perennial site serve: pages to watch and steer by."""
+"""perennial serve and perennial site serve: pages that show runs and steer them."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def serve_command(
 
 
 def serve_site_command(path: Path, host: str, port: int, token_file: Path | None, in_container: bool) -> None:
-    """Serve a hospital's page until interrupted. Whoever looks has signed in."""
+    """Serve a hospital's page until interrupted; everybody has to sign in."""
     from perennial.live.hospital import HospitalPages
 
     if not is_loopback(host) and not in_container:
@@ -59,7 +59,7 @@ def serve_site_command(path: Path, host: str, port: int, token_file: Path | None
 def listen(
     app: ASGIApp, host: str, port: int, certificate: Path | None = None, key: Path | None = None
 ) -> None:
-    """Answer until interrupted. Raises StateError when the address cannot be had."""
+    """Answer until interrupted. Raises StateError if the address is taken or not of this machine."""
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key: give both, or neither")
     scheme = "http" if certificate is None else "https"

@@ -71,7 +71,7 @@ def approve(
     sha256: Annotated[str, typer.Argument(help="its SHA-256, as the operator told it by another way")],
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
-    """Say what an app asks for, and let exactly this signed code and experiment run here."""
+    """Show what an app asks for, and let exactly this signed code and experiment run here."""
     from perennial.config.site import load_site_config
     from perennial.deploy.approval import approve as approve_app
     from perennial.deploy.signing import check_signature
@@ -87,7 +87,7 @@ def review(
     fab: Annotated[Path, typer.Argument(help="the app bundle, offered/*.fab")],
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
-    """Say in words what an app would ask of this site, and what that changes; approve nothing."""
+    """Show what an app would ask of this site, and what that changes; approve nothing."""
     from perennial.config.approval import read_approvals
     from perennial.config.site import load_site_config
     from perennial.deploy.approval import offered_experiments
@@ -175,7 +175,7 @@ def withdraw(
 
 @app.command()
 def withdraw_digests(path: SiteFile = Path("site.yaml")) -> None:
-    """Lend no digests any more: the next reply of each run says so, and the server deletes what it has."""
+    """Stop lending digests: the next reply of each run says so, and the server deletes what it has."""
     from perennial.config.site_edit import stop_answering
 
     stop_answering(path, "digest")
@@ -194,7 +194,7 @@ def serve(
         bool, typer.Option(help="the port is published on the host's loopback alone")
     ] = False,
 ) -> None:
-    """A page for this hospital: what has left, what was approved, what happens now."""
+    """Serve a page for this hospital: what has left, what was approved, what happens now."""
     from perennial.cli.serve import serve_site_command
 
     serve_site_command(path, host, port, token_file, in_container)
@@ -259,7 +259,7 @@ def restart_ledger(
         bool, typer.Option(help="although the operator's receipt is of a longer ledger than the newest head")
     ] = False,
 ) -> None:
-    """After a ledger was lost: begin a new one with what the newest head had counted."""
+    """Begin a new ledger after one was lost, with the releases that the newest head had counted."""
     lost, carried = _ledger(path).restart(although_older=although_older)
     typer.echo(f"{carried} releases carried over; what was left of the old ledger: {lost}")
 
@@ -274,7 +274,7 @@ def health(path: SiteFile = Path("site.yaml")) -> None:
 
 
 def _ledger(path: Path) -> "Ledger":
-    """The ledger of a site.yaml, with the places that witness it."""
+    """The ledger of a site.yaml, with the files that witness it."""
     from perennial.config.site import load_site_config
     from perennial.privacy.ledger import Ledger
     from perennial.privacy.receipts import ReceiptBook

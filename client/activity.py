@@ -21,7 +21,7 @@ LONGEST = 500
 
 @contextmanager
 def noted(state_dir: Path, kind: str, **facts: object) -> Iterator[None]:
-    """Note that a request came, and how it ended."""
+    """Write down that a request came, and how it ended."""
     request = f"{os.getpid()}-{time.time_ns()}"
     _write(state_dir, {"event": "asked", "request": request, "kind": kind, **facts})
     try:

@@ -5,10 +5,10 @@ imported here that a request may not need.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
@@ -16,7 +16,8 @@ from flwr.clientapp import ClientApp
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
-from perennial.client.receipts import take_receipt, tell_head
+from perennial.client.receipts import attach_head, take_receipt
+from perennial.config.run import RunSettings
 from perennial.foundation.errors import (
     ConfigError,
     DataError,
@@ -89,7 +90,7 @@ def _answer(
         request = expected.from_record(message.content)
         with _watched(identity, request, context):
             record = handle(identity, request).to_record()
-            tell_head(identity, record)
+            attach_head(identity, record)
             return Message(record, reply_to=message)
 
     return attempt(message, context, act)
@@ -98,7 +99,7 @@ def _answer(
 def attempt(
     message: Message, context: Context, act: Callable[[Identity], Done], known: Identity | None = None
 ) -> Done | Message:
-    """What act makes for the site that the message is for, or the Refusal that says why it made nothing.
+    """The reply that act makes for the message's site, or a Refusal with the reason why it made none.
 
     known: the site, if it has been identified already.
     """
@@ -121,7 +122,7 @@ def attempt(
 def _watched(identity: Identity, request: WireMessage, context: Context) -> Iterator[None]:
     """A deployed site notes what it was asked, and answers only what its hospital agrees to now.
 
-    Its name it says always: the operator then knows who pauses.
+    It always answers with its name, so that the operator knows which site pauses.
     """
     if not identity.deployed or isinstance(request, DescribeRequest):
         yield
@@ -275,3 +276,13 @@ def open_sum(message: Message, context: Context) -> Message:
     """The shares that open a sum."""
 
     return _answer_for_sums(message, context, OpenRequest, "answer_open")
+
+
+def prepare(run_config: Mapping[str, Any]) -> None:
+    """Import what a message may need; a site's fork server calls it once for an app, before any message.
+
+    run_config: the app's own.
+    """
+    from perennial.client.warm import import_for
+
+    import_for(RunSettings.from_run_config(run_config).load())

@@ -52,8 +52,8 @@ def release_class_sums(
     """What may leave about the exemplars at the indices kept: "sums" (M, d) and "counts" (M,).
 
     Both are 0 for classes that the floor keeps here. Under client_local every row is a mean direction
-    instead, scaled so that all rows together have norm 1 at most; one site's whole data then moves the
-    release by 2 at most, as the accountant takes it, and the counts are 1 whatever the site holds.
+    instead, scaled so that all rows together have norm 1 at most. Replacing all of one site's data then moves
+    the release by 2 at most, which is what the accountant assumes; the counts are 1 whatever the site holds.
 
     Raises PolicyRefusal when the site demands a protection that the experiment lacks or no class is above the
     floor, PrivacyError when the lifetime budget does not cover the release.

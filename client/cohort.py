@@ -32,7 +32,7 @@ class Waiting:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Those of one kind can train in one pass."""
+        """Turns of one kind can train in one pass."""
         turn = self.turn
         own = self.name if self.member is None else self.member.kind
         return turn.model, turn.teacher, turn.request.task, turn.request.progress, own
@@ -106,9 +106,10 @@ def _trained(group: Sequence[Waiting]) -> Sequence[MemberResult | None]:
             augmentation=experiment.data.augmentation,
             progress=turn.request.progress,
             first_class=turn.site.task_range(turn.request).start,
+            steps=turn.site.steps(),
         )
     except Exception as error:
-        # one site's fault must not cost the others their round: alone, the site at fault fails by itself
+        # one site's fault must not cost the others their round: trained alone, only that site fails
         names = ", ".join(each.turn.site.name for each in group)
         log.warning("%s: trained one after the other (%s: %s)", names, type(error).__name__, error)
         return [None] * len(group)

@@ -1,8 +1,8 @@
-"""What a hospital has said beside its policy: that it pauses, and which runs it takes no further part in.
+"""What a hospital has decided beside its policy: whether it pauses, and which runs it has withdrawn from.
 
 Both are files in state_dir that every message's process reads before anything else. A withdrawn run stays
-withdrawn: what the site kept of it is removed, and nothing more of it is answered. What had left before stays
-in the ledger; whether the operator can take it out of a model is the operator's to say.
+withdrawn: the site removes what it kept of the run and answers none of its requests. Earlier releases stay
+in the ledger; only the operator can say whether they can be taken out of a model.
 """
 
 import json
@@ -28,7 +28,7 @@ class Consent:
 
 
 def read_consent(state_dir: Path) -> Consent:
-    """What was said. Raises StateError for a damaged file, since a site must not forget what it was told."""
+    """What the hospital decided. Raises StateError for a damaged file: a decision must not be forgotten."""
     paused = _read(state_dir / PAUSED)
     withdrawn = _read(state_dir / WITHDRAWN)
     return Consent(str(paused.get("since", "")), {run: str(when) for run, when in withdrawn.items()})
@@ -55,7 +55,7 @@ def go_on(state_dir: Path) -> None:
 
 
 def withdraw(state_dir: Path, run: str) -> int:
-    """Take no further part in a run, for good, and remove what is kept of it; the bytes removed.
+    """Withdraw from a run for good and remove what is kept of it; returns the bytes removed.
 
     Raises StateError for a run of which this site knows nothing.
     """

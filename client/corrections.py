@@ -1,14 +1,13 @@
 """Local corrections: terms that pull a site's gradients towards the federation's, and their state.
 
-FedProx is the learner's own (`learner.correction`). SCAFFOLD, FedDyn and AdaBest have a half at the server,
-which orders them in a request's settings: {"correction": {"name": "feddyn", "alpha": 0.1}}. A site's vector
-for them is computed from the update as it was released, so under privacy it holds nothing more than the
-release does; it is written before the reply leaves. Personal layers have none: no other site has such a layer
-from which this one's could drift.
+FedProx is the learner's own (`learner.correction`). SCAFFOLD, FedDyn and AdaBest also have a part at the
+server, which asks for them in a request's settings: {"correction": {"name": "feddyn", "alpha": 0.1}}. A site
+computes its vector from the update as it was released, so under privacy the vector holds nothing more than
+the release does; it is written before the reply leaves. Personal layers have no correction, because no other
+site has such a layer from which this one could drift.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -95,7 +94,7 @@ class LocalCorrection:
                 own = self.own - self.order.alpha * change
             case AdaBestOrder():
                 own = self.own / self.since - self.order.mu * change
-        request, named = self.request, _named(self.flat, own)
+        request, named = self.request, self.flat.trained_views(own)
         shared = {name: tensor for name, tensor in named.items() if name not in (request.personal or ())}
         facts = {"name": self.order.name, "round": request.round, "task": request.task}
         state, kept = self.site.state(request.run), _record(request)
@@ -148,7 +147,7 @@ def _remembered(site: Site, request: TrainRequest, flat: FlatParameters, order: 
 
     The vector is (T,), and zero for classes that are new.
     """
-    found = _named(flat, torch.zeros_like(flat.trainable))
+    found = flat.trained_views(torch.zeros_like(flat.trainable))
     kept = _record(request)
     record = site.state(request.run).get(kept, min(order.folded + 1, request.round))
     since = 1
@@ -157,7 +156,7 @@ def _remembered(site: Site, request: TrainRequest, flat: FlatParameters, order: 
     if record is not None and record[1]["name"] == order.name:
         found = grown(record[0], found)
         since = max(1, request.round - record[1]["round"])
-    return _vector(flat, found), since
+    return flat.trained_vector(found), since
 
 
 def _record(request: TrainRequest) -> str:
@@ -177,16 +176,4 @@ def _control(request: TrainRequest, flat: FlatParameters) -> Tensor:
             raise ProtocolError(
                 f"TrainRequest: method: {CONTROL}{name}: found {found}, expected {tuple(flat.shapes[name])}"
             )
-    return _vector(flat, given)
-
-
-def _named(flat: FlatParameters, vector: Tensor) -> dict[str, Tensor]:
-    shapes = [flat.shapes[name] for name in flat.trainable_keys]
-    parts = vector.split([shape.numel() for shape in shapes])
-    return {
-        name: part.view(shape) for name, part, shape in zip(flat.trainable_keys, parts, shapes, strict=True)
-    }
-
-
-def _vector(flat: FlatParameters, named: Mapping[str, Tensor]) -> Tensor:
-    return torch.cat([named[name].reshape(-1).to(flat.vector) for name in flat.trainable_keys])
+    return flat.trained_vector(given)

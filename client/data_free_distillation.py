@@ -12,6 +12,7 @@ from torch import Tensor
 
 from perennial.client.site import Site
 from perennial.foundation.block import FiniteBlock
+from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ProtocolError
 from perennial.foundation.streams import stream, torch_seed
 from perennial.learning.losses import distillation
@@ -38,7 +39,8 @@ class DataFreeDistillation:
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """(inputs, logits to imitate) of the next random batch."""
-        rows = torch.randint(len(self.x), (self.batch_size,), generator=self.generator).to(self.x.device)
+        drawn = torch.randint(len(self.x), (self.batch_size,), generator=self.generator)
+        rows = to_device(drawn, self.x.device)
         return self.x[rows], self.logits[rows]
 
     def term(self, logits: Tensor, targets: Tensor) -> Term:

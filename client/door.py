@@ -25,10 +25,10 @@ from perennial.protocol.stamp import Stamp
 
 @contextmanager
 def admitted(site: Site, request: WireMessage) -> Iterator[None]:
-    """Inside, a request that came through the door is answered, within the policy's time.
+    """Check and count a request; inside the block it is answered, within the policy's time limit.
 
-    A simulated site has no door. Raises PolicyRefusal naming the rule, StateError when the request cannot be
-    counted.
+    A simulated site admits everything. Raises PolicyRefusal naming the rule, StateError when the request
+    cannot be counted.
     """
     if not site.identity.deployed or not isinstance(request, Stamp):
         yield
@@ -69,8 +69,8 @@ class Bound:
 def bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> Iterator[Bound]:
     """What the policy bounds of an experiment. rounds: of the whole run.
 
-    Clip norm and noise are bounded where a site takes on trust what the server does with its update: in every
-    other mode its own noise follows from them, and the ledger says what it is worth.
+    Clip norm and noise are bounded only in the mode in which a site has to trust the server with its update.
+    In every other mode the site adds its own noise, and the ledger says what that costs.
     """
     learner, privacy = experiment.learner, experiment.privacy
     yield Bound("max_rounds", "rounds of all tasks", rounds, policy.max_rounds)

@@ -4,8 +4,9 @@ import torch
 
 from perennial.client.class_means import own_class_means, release_class_sums
 from perennial.client.held_out import HeldOutCounts, held_out_counts, noised_words
-from perennial.client.held_out_tables import ToldTables, counts_beside, score_held_out, told_tables
+from perennial.client.held_out_tables import ReportedTables, counts_beside, reported_tables, score_held_out
 from perennial.client.kept_model import keep_own_model
+from perennial.client.learnt_sums import check_learnt_sums, release_learnt_sums
 from perennial.client.own_layers import has_own_layers
 from perennial.client.policy import check_answer
 from perennial.client.secure_update import update_words
@@ -45,6 +46,8 @@ def answer_train(site: Site, request: TrainRequest) -> TrainReply | MaskedReply:
 def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskReply | MaskedReply:
     """Keep the finished task's model, and choose exemplars with it. Doing it twice gives the same as once."""
     check_answer(site.identity.policy, "train")
+    if site.experiment.learner.classifier == "gaussian":
+        check_learnt_sums(site)
     site.check_experiment(request)
     previous = site.previous_model(request)
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
@@ -54,8 +57,10 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
     if site.experiment.learner.memory is not None:
         new = site.task_range(request)
         choose_exemplars(site, site.exemplars(request.run), model, new, new.stop, version=request.round)
-    sums = None
-    if site.experiment.learner.means == "global":
+    sums = statistics = None
+    if site.experiment.learner.classifier == "gaussian":
+        statistics = release_learnt_sums(site, request, model)
+    elif site.experiment.learner.means == "global":
         kept = site.exemplars(request.run).indices(before_round=request.round + 1)
         if is_secure(site, request):
             return masked_reply(
@@ -71,7 +76,7 @@ def answer_finish_task(site: Site, request: FinishTaskRequest) -> FinishTaskRepl
         means = own_class_means(site, request, model)
         if means is not None:
             keep_own_model(site, model, means)
-    return FinishTaskReply(**request.stamp_fields, model=sha256, class_sums=sums)
+    return FinishTaskReply(**request.stamp_fields, model=sha256, class_sums=sums, statistics=statistics)
 
 
 def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | MaskedReply:
@@ -82,21 +87,21 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
     model, _ = site.models.load(request.num_classes, request.arrays, previous)
     noise = count_noise(site.experiment)
 
-    def told() -> tuple[HeldOutCounts, ToldTables | None]:
+    def reported() -> tuple[HeldOutCounts, ReportedTables | None]:
         scored = score_held_out(site, request, model)
         counts = held_out_counts(site, request, model, scored)
-        return counts, None if scored is None else told_tables(site, request, model, scored, counts)
+        return counts, None if scored is None else reported_tables(site, request, model, scored, counts)
 
     def words() -> Words:
         if noise is not None:
             return noised_words(site, request, model, noise)
-        counts, tables = told()
+        counts, tables = reported()
         return count_words(counts.correct, counts.total, counts_beside(site, request, counts, tables))
 
     if is_secure(site, request):
         statistic = "validation" if request.validation else "evaluation"
         return masked_reply(site, request, statistic, content_sha256(request.arrays), words)
-    counts, tables = told()
+    counts, tables = reported()
     if tables is None:
         return EvaluateReply(**request.stamp_fields, **vars(counts))
     return EvaluateReply(

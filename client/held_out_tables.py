@@ -1,4 +1,4 @@
-"""Tables of counts that a site tells beside its right answers: which class was called what, how probably.
+"""Tables of counts that a site reports beside its right answers: predicted classes and probabilities.
 
 They leave exact or not at all: the site's policy must answer measures, and samples of a class whose counts
 the floor keeps here are in none of them.
@@ -21,7 +21,7 @@ from perennial.protocol.messages import EvaluateRequest
 
 
 @dataclass(frozen=True)
-class ToldTables:
+class ReportedTables:
     """tables: without what the floor keeps here. uncalibrated: classes whose calibration samples it keeps."""
 
     tables: EvaluationTables
@@ -41,17 +41,17 @@ def score_held_out(site: Site, request: EvaluateRequest, model: IncrementalModel
     return _score(site, request, model, rows)
 
 
-def told_tables(
+def reported_tables(
     site: Site, request: EvaluateRequest, model: IncrementalModel, scored: Scored, counts: HeldOutCounts
-) -> ToldTables:
-    """The tables of the samples whose classes are told; of validation and calibration samples beside them.
+) -> ReportedTables:
+    """The tables of the samples whose classes may leave; of validation and calibration samples beside them.
 
     scored: of score_held_out(). counts: those that leave with them, which were charged to the ledger.
     """
-    told = ~np.isin(scored.label, counts.withheld or [])
+    leaves = ~np.isin(scored.label, counts.withheld or [])
     policy, classes = site.identity.policy, request.num_classes
-    kept = scored.pick(told)
-    tables = kept.tables(None, _subgroup(site, request, kept, told), subgroups_of(site.experiment))
+    kept = scored.pick(leaves)
+    tables = kept.tables(None, _subgroup(site, request, kept, leaves), subgroups_of(site.experiment))
     validation = site.data.task_indices("validation", 0, classes)
     # without test samples the validation samples are those that are judged
     if len(site.data.test) and len(validation) >= max(1, policy.min_samples):
@@ -70,14 +70,14 @@ def told_tables(
         uncalibrated = sorted(withheld(policy, "evaluate", own.sum(axis=1).tolist()))
         own[uncalibrated] = 0
         tables = replace(tables, calibration=own)
-    return ToldTables(tables, uncalibrated)
+    return ReportedTables(tables, uncalibrated)
 
 
-def _subgroup(site: Site, request: EvaluateRequest, kept: Scored, told: np.ndarray) -> np.ndarray | None:
-    """(n,) subgroup of each told sample; -1 too where the floor keeps its class and subgroup here."""
+def _subgroup(site: Site, request: EvaluateRequest, kept: Scored, leaves: np.ndarray) -> np.ndarray | None:
+    """(n,) subgroup of each sample that may leave; -1 too if the floor keeps its class and subgroup here."""
     if site.data.subgroup is None or not subgroups_of(site.experiment):
         return None
-    found = site.data.subgroup[exact_rows(site, request).cpu().numpy()][told].copy()
+    found = site.data.subgroup[exact_rows(site, request).cpu().numpy()][leaves].copy()
     groups = subgroups_of(site.experiment)
     for label in range(request.num_classes):
         own = kept.label == label
@@ -89,7 +89,7 @@ def _subgroup(site: Site, request: EvaluateRequest, kept: Scored, told: np.ndarr
 
 
 def counts_beside(
-    site: Site, request: EvaluateRequest, counts: HeldOutCounts, told: ToldTables | None
+    site: Site, request: EvaluateRequest, counts: HeldOutCounts, reported: ReportedTables | None
 ) -> list[int]:
     """What a masked sum has beside right answers and samples: the tables, and of how many sites they are.
 
@@ -100,14 +100,15 @@ def counts_beside(
         return []
     tables = (
         EvaluationTables.empty(request.num_classes, subgroups_of(site.experiment))
-        if told is None
-        else told.tables
+        if reported is None
+        else reported.tables
     )
-    suppressed = told is not None and bool(counts.withheld or told.uncalibrated)
-    return [*tables.vector().tolist(), int(told is not None), int(suppressed)]
+    suppressed = reported is not None and bool(counts.withheld or reported.uncalibrated)
+    return [*tables.vector().tolist(), int(reported is not None), int(suppressed)]
 
 
 def _score(site: Site, request: EvaluateRequest, model: IncrementalModel, rows: Tensor) -> Scored:
     sent = request.class_means
     means = own_class_means(site, request, model) if sent is None else sent_means(model, sent)
-    return score(model, site.samples(rows), means, site.feature_folder)
+    with site.measuring():
+        return score(model, site.samples(rows), means, site.feature_folder)

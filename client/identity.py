@@ -41,6 +41,7 @@ class Identity:
     ledger_head: Path | None = None
     receipts: Receipts | None = None
     limits: StateLimits | None = None
+    gpu: str = ""
 
     @classmethod
     def of_site(cls, config: SiteConfig, experiment: Experiment) -> "Identity":
@@ -61,7 +62,7 @@ class Identity:
 
     @property
     def ledger(self) -> "Ledger":
-        """This site's ledger, with the places that witness it."""
+        """This site's ledger, with the files that witness it."""
         from perennial.privacy.ledger import Ledger
         from perennial.privacy.receipts import ReceiptBook
 
@@ -145,5 +146,6 @@ def identify(context: Context) -> Identity:
         settings.device,
         settings.threads,
         shared_models=run_folder / "sites" / "models",
+        gpu=settings.gpu,
     )
     return identity

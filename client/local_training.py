@@ -106,4 +106,5 @@ class LocalTraining:
                 first_class=self.site.task_range(self.request).start,
                 correction=self.correction.gradient,
                 extra=open_data_free_distillation(self.site, self.request),
+                steps=self.site.steps(),
             )

@@ -46,7 +46,8 @@ def measured(
         if len(of) < policy.min_samples and not exempt(policy, "measurements"):
             return None
         model.eval()
-        correct, total = count_correct(by_head(model), site.samples(of), request.num_classes)
+        with site.measuring():
+            correct, total = count_correct(by_head(model), site.samples(of), request.num_classes)
         return sum(correct) / sum(total) if sum(total) else None
 
     def cells() -> list[int]:

@@ -53,4 +53,4 @@ def has_own_layers(site: Site, run: str, before_round: int) -> bool:
 
 def shared_update(update: Mapping[str, Tensor], own: Sequence[str]) -> Tensors:
     """The part of an update that may leave the site."""
-    return Tensors({name: tensor for name, tensor in update.items() if name not in own})
+    return Tensors({name: tensor.contiguous() for name, tensor in update.items() if name not in own})

@@ -13,7 +13,7 @@ from perennial.protocol.messages import PersonalModelReply, PersonalModelRequest
 def answer_personal_model(site: Site, request: PersonalModelRequest) -> PersonalModelReply:
     """Keep the personalised model in the state folder; tell how good it is only where sites evaluate."""
     policy = site.identity.policy
-    check_answer(policy, "train")
+    check_answer(policy, "train" if site.experiment.strategy.trains else "statistics")
     site.check_experiment(request)
     previous = site.previous_model(request)
     arrays = with_own_layers(

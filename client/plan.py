@@ -132,7 +132,8 @@ class Plan:
         """Requests of a kind that a site gets in one round, or of sparsity and digest in its task."""
         last = number in self.last_rounds
         experiment = self.experiment
-        own = any(name in self.strategies for name in CLUSTERED)
+        heads = "own_heads" in self.strategies
+        own = heads or any(name in self.strategies for name in CLUSTERED)
         match kind:
             case "train":
                 return self.segments if experiment.strategy.trains else 0
@@ -142,7 +143,7 @@ class Plan:
                 validated = experiment.stopping is not None
                 return int(last and experiment.evaluation.federated) + self.judged + validated
             case "personal_model":
-                return int(own and (last or experiment.evaluation.every == "round"))
+                return int(own and (last or (experiment.evaluation.every == "round" and not heads)))
             case "statistics" | "class_counts":
                 # of this task, and of earlier ones that the site was away for
                 tasks = 1 + sum(number > last for last in self.last_rounds)
@@ -150,7 +151,7 @@ class Plan:
                 return tasks if "analytic" in self.strategies and needed else 0
             case "compare_heads":
                 keys = self.strategies.get("analytic")
-                return int(keys is not None and shrinkage_of(keys) == "validation")
+                return int(keys is not None and shrinkage_of(keys) == "validation") + int(heads and last)
             case "sparsity":
                 return int(bool({"clustered_personalisation", "pfa"} & self.strategies.keys()))
             case _:

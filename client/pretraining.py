@@ -12,9 +12,8 @@ from perennial.protocol.stamp import Stamp
 def balanced_choice(labels: Tensor, count: int, generator: np.random.Generator) -> Tensor:
     """Sorted (count,) int64 indices into labels, (n,) int64, as evenly over classes as there are samples.
 
-    A class that has too few gives all of them, and the others fill up. Which classes give one more than
-    others
-    is drawn too. Raises ValueError unless 1 <= count <= n.
+    A class that has too few gives all of them, and the others fill up. A draw decides which classes give one
+    more than others. Raises ValueError unless 1 <= count <= n.
     """
     if not 1 <= count <= len(labels):
         raise ValueError(f"count: found {count}, allowed 1 to {len(labels)}")

@@ -1,4 +1,4 @@
-"""A site's side of the operator's receipts: it takes the newest from a request, and tells the head."""
+"""A site's side of the operator's receipts: keep the newest of a request, and attach the ledger's head."""
 
 from flwr.app import RecordDict
 
@@ -28,7 +28,7 @@ def take_receipt(identity: Identity, request: RecordDict) -> None:
         book.keep(receipt)
 
 
-def tell_head(identity: Identity, reply: RecordDict) -> None:
+def attach_head(identity: Identity, reply: RecordDict) -> None:
     """Put the head of the ledger beside a reply, where this site keeps receipts and has charged anything."""
     if identity.receipts is None:
         return

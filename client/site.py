@@ -3,6 +3,7 @@
 Simulated sites of one process share the data and the models, one after the other.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -23,9 +24,12 @@ from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.data.splits import simulation_key
 from perennial.foundation.cache import cache_folder
+from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
+from perennial.learning.precision import autocast, use_products_of
+from perennial.learning.steps import Steps, prepare_gpu
 from perennial.protocol.stamp import NeedsPrevious, Stamp
 from perennial.protocol.tensors import content_sha256
 
@@ -78,6 +82,14 @@ class Site:
     def models(self) -> SiteModels:
         return self.process.models
 
+    def steps(self) -> Steps:
+        """What carries out the steps of this site's training."""
+        return prepare_gpu(self.identity.gpu, self.models.device)
+
+    def measuring(self) -> AbstractContextManager[None]:
+        """The precision in which this site measures a model: the one in which it trains."""
+        return autocast(self.experiment.learner, self.models.device)
+
     def state(self, run: str) -> SiteState:
         """Durable records of one run."""
         runs, limits = self.identity.state_dir / "runs", self.identity.limits
@@ -97,7 +109,7 @@ class Site:
                     "data.patient: missing; privacy.unit is patient, so the data must name them"
                 )
             patients = self.data.keyed.numbered(indices.cpu())
-        indices = indices.to(self.models.device)
+        indices = to_device(indices, self.models.device)
         return TrainingSet(
             place("x")[indices],
             place("y")[indices],
@@ -185,6 +197,7 @@ def open_site(identity: Identity, stamp: Stamp | None = None, split_key: str = "
     """
     torch.set_num_threads(identity.threads)
     device = choose_device(identity.device)
+    use_products_of(identity.experiment.learner)
     own = identity.name if identity.own_data is not None else ""
     split_key = (stamp.split_key if stamp is not None else split_key) if own else ""
     if stamp is not None and own and not split_key:

@@ -40,15 +40,15 @@ class SiteModels:
         """The trainable model holding arrays, and its flat vector.
 
         previous: hash and complete tensors of the model at the end of the task before, for models that keep a
-        frozen part of it. Raises ProtocolError naming the tensor when arrays do not fit the experiment's
-        model.
+        frozen part of it. Raises ProtocolError naming the tensor when arrays do not
+        fit the experiment's model.
         """
         sha256, tensors = previous or ("", None)
         if self._model is None or self._model.num_classes != num_classes or self._previous_in_model != sha256:
             model = self._built(num_classes)
             model.begin_task(tensors)
             self._model = self._placed(model)
-            self._flat = FlatParameters(self._model)
+            self._flat = FlatParameters(self._model, self.experiment.learner.channels_last)
             self._previous_in_model = sha256
         assert self._flat is not None
         try:

@@ -1,7 +1,7 @@
 """A site's part of a closed-form classifier: sums over its samples' fixed features, and class counts.
 
-The maps are the same at every site and nothing here trains, so the site answers once a task, whenever it is
-there; what it answers does not depend on when.
+The maps are the same at every site and nothing here trains. So a site answers once for each task, in
+whichever round it is connected, and its answer does not depend on the round.
 """
 
 import json
@@ -61,14 +61,14 @@ def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply
             f"StatisticsRequest: weights: found {len(weights)}, expected {len(classes)}, one a class"
         )
     if not is_secure(site, request):
-        return _reply(request, _told(site, request, backbone, classes))
+        return _reply(request, _charged_sums(site, request, backbone, classes))
     about = statistics_subject(request.features, request.class_order, request.of_task, weights)
     return masked_reply(
         site,
         request,
         "statistics",
         about,
-        lambda: _words(request, _told(site, request, backbone, classes)),
+        lambda: _words(request, _charged_sums(site, request, backbone, classes)),
         # other runs may divide the same classes into other tasks
         closes=[_of_class(request.features, site.process.registry.classes[label]) for label in classes],
     )
@@ -78,27 +78,27 @@ def _of_class(features: str, name: str) -> str:
     return sha256(json.dumps([features, name]).encode()).hexdigest()
 
 
-def _words(request: StatisticsRequest, told: Tensors) -> Words:
-    """Words of a site's sums. Raises PolicyRefusal where they could leave the range of the words."""
-    diagonal = int(told["gram"].abs().max())
+def _words(request: StatisticsRequest, sums: Tensors) -> Words:
+    """Words of a site's sums. Raises PolicyRefusal if they could leave the range of the words."""
+    diagonal = int(sums["gram"].abs().max())
     if diagonal * (request.sum_updates or 1) >= MOST_STEPS:
         raise PolicyRefusal(
             f"secure: sums of {request.sum_updates} sites as large as this one's do not fit 64-bit words"
         )
-    return integer_words(told["gram"], told["sums"], told["counts"])
+    return integer_words(sums["gram"], sums["sums"], sums["counts"])
 
 
-def _told(site: Site, request: StatisticsRequest, backbone: FixedFeatures, classes: range) -> Tensors:
+def _charged_sums(site: Site, request: StatisticsRequest, backbone: FixedFeatures, classes: range) -> Tensors:
     """The sums as they may leave, charged to the ledger."""
     if (sent := _sent_before(site, request)) is not None:
         return sent
-    # under noise, which classes are left out would tell of their samples
+    # under noise, leaving out a class would reveal that it has few samples
     noised = site.experiment.privacy.enabled
     counts = training_counts(site, classes) if noised else _reported_counts(site, classes, "statistics")
     if not noised and 0 < sum(counts) <= backbone.width and site.identity.deployed:
         log.warning(
-            "statistics of %d samples with %d features leave without noise: they tell the space that these "
-            "samples' features lie in",
+            "statistics of %d samples with %d features leave without noise: they reveal the space in which "
+            "these samples' features lie",
             sum(counts),
             backbone.width,
         )

@@ -19,7 +19,7 @@ Previous = tuple[str, dict[str, Tensor]] | None
 
 
 def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tensor, int]:
-    """Places of the samples to train on in this task, new ones first, and how many of them are exemplars.
+    """Indices of the samples to train on in this task, new ones first, and how many of them are exemplars.
 
     In a run that goes on, new records of earlier classes count among the exemplars.
 

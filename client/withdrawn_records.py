@@ -1,7 +1,7 @@
-"""Records that a site takes back from a finished closed-form run: the sums that they had a part in.
+"""Records that a site takes back from a finished closed-form run: their part in its sums.
 
-The server subtracts them. The sums of one record are that record's features, so withdrawals are gathered
-until they reach the policy's floor, class by class.
+The server subtracts this part. The sums of one record are that record's features, so a withdrawal is refused
+until it reaches the policy's floor in every class.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from perennial.learning.analytic.statistics import Statistics
 
 
 def of_patients(site: Site, names: Sequence[str]) -> Tensor:
-    """Places of all records of these patients.
+    """Indices of all records of these patients.
 
     Raises ConfigError where the data name no patients, DataError naming those who are not in them.
     """
@@ -40,29 +40,30 @@ def of_patients(site: Site, names: Sequence[str]) -> Tensor:
 
 
 def of_contents(site: Site, x: Tensor) -> Tensor:
-    """Places of all records with the content of one of x, (n, ...) as a source gives them.
+    """Indices of all records with the content of one of x, (n, ...) as a source gives them.
 
     Raises DataError where one is not among this site's data.
     """
     own = torch.cat([site.data.part(part) for part in ("train", "validation", "test")])
-    places: dict[bytes, list[int]] = {}
-    for place in own.tolist():
-        places.setdefault(_content(site.data.x[place]), []).append(place)
-    missing = [row for row in range(len(x)) if _content(x[row]) not in places]
+    indices: dict[bytes, list[int]] = {}
+    for index in own.tolist():
+        indices.setdefault(_content(site.data.x[index]), []).append(index)
+    missing = [row for row in range(len(x)) if _content(x[row]) not in indices]
     if missing:
         raise DataError(
             f"records: {len(missing)} of {len(x)} are not among this site's data (the first: number "
             f"{missing[0] + 1}); allowed: records as the site holds them"
         )
-    found = {place for row in x for place in places[_content(row)]}
+    found = {index for row in x for index in indices[_content(row)]}
     return torch.tensor(sorted(found), dtype=torch.int64)
 
 
 def withdraw(site: Site, run: str, chosen: Tensor, path: Path) -> dict[int, Statistics]:
     """Write the sums of the chosen records to a file for the server, and charge them; returns them by task.
 
-    chosen: places of records; those that are no training samples are in no sum. Raises PolicyRefusal where
-    a class would lose, or keep, fewer samples than the floor; DataError where nothing is withdrawn.
+    chosen: indices of records; a record that is no training sample is in no sum.
+    Raises PolicyRefusal if a class would lose, or keep, fewer samples than the floor; DataError
+    if nothing is withdrawn.
     """
     policy, experiment = site.identity.policy, site.experiment
     check_answer(policy, "statistics")
@@ -77,11 +78,11 @@ def withdraw(site: Site, run: str, chosen: Tensor, path: Path) -> dict[int, Stat
         classes = schedule.classes_of(task)
         counts = training_counts(site, classes)
         stay = withheld(policy, "statistics", counts)
-        told = [label for place, label in enumerate(classes) if counts[place] and place not in stay]
+        summed = [label for index, label in enumerate(classes) if counts[index] and index not in stay]
         rows = site.data.task_indices("train", classes.start, classes.stop)
-        rows = rows[torch.isin(rows, chosen) & torch.isin(site.data.y[rows], torch.tensor(told))]
+        rows = rows[torch.isin(rows, chosen) & torch.isin(site.data.y[rows], torch.tensor(summed))]
         if len(rows):
-            _check_classes(site, rows, told)
+            _check_classes(site, rows, summed)
             found[task] = collected(site, backbone, classes, rows)
     if not found:
         raise DataError(
@@ -95,13 +96,14 @@ def withdraw(site: Site, run: str, chosen: Tensor, path: Path) -> dict[int, Stat
     return found
 
 
-def _check_classes(site: Site, rows: Tensor, told: Sequence[int]) -> None:
+def _check_classes(site: Site, rows: Tensor, summed: Sequence[int]) -> None:
+    """Raises PolicyRefusal if what a class loses or keeps is below the floor. summed: classes with a sum."""
     policy = site.identity.policy
     if exempt(policy, "statistics"):
         return
-    gone = torch.bincount(site.data.y[rows], minlength=max(told) + 1)
-    all_of = site.data.counts("train", max(told) + 1)
-    for label in told:
+    gone = torch.bincount(site.data.y[rows], minlength=max(summed) + 1)
+    all_of = site.data.counts("train", max(summed) + 1)
+    for label in summed:
         lost, left = int(gone[label]), int(all_of[label] - gone[label])
         name = site.process.registry.classes[label]
         if 0 < lost < policy.min_samples:

@@ -26,8 +26,8 @@ class EvaluationConfig(Block):
     """Beside right answers, the tables of which sensitivity, AUROC, calibration and more are made; a site
     sends its own if its policy answers measures, and none sends any with noise."""
     coverage: float | None = Field(default=None, gt=0, lt=1, allow_inf_nan=False, exclude_if=_WITHOUT)
-    """Make prediction sets that hold the true class with this probability; needs
-    data.calibration_fraction."""
+    """Make prediction sets that hold the true class with
+    this probability; needs data.calibration_fraction."""
     noise_multiplier: float | None = Field(
         default=None, gt=0, lt=float("inf"), allow_inf_nan=False, exclude_if=_WITHOUT
     )

@@ -294,6 +294,17 @@ class Experiment(Block):
         return self
 
     @model_validator(mode="after")
+    def _sums_of_learnt_features_are_in_the_clear(self) -> "Experiment":
+        if self.learner.classifier == "gaussian" and (self.privacy.enabled or self.secure is not None):
+            found = "secure" if self.secure is not None else f"privacy.mode {self.privacy.mode!r}"
+            raise ValueError(
+                f"learner.classifier: found 'gaussian' with {found}; sums of features that learn on are "
+                "neither noised nor masked: a sample would be in a release of each task; allowed: head, or "
+                "strategy analytic"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _patients_are_named(self) -> "Experiment":
         if self.privacy.unit == "patient" and self.data.patient is None and not self.data.only_at_sites:
             named = "patient" in self.data.arrays

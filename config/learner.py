@@ -45,11 +45,11 @@ class Classification(FiniteBlock):
     """current_softmax: cross entropy over the classes of the current task alone; not with a memory.
     gradient_compensation: GLFC's, in which a sample counts by its gradient among old or among new classes."""
     scale: float = Field(default=1.0, ge=0)
-    """balanced_softmax: multiplies the log-prior; 0 is plain cross entropy over the classes that the site
-    holds."""
+    """balanced_softmax: multiplies the log-prior; 0 is plain cross entropy over the classes
+    that the site holds."""
     sign: Literal[1, -1] = 1
-    """balanced_softmax: -1 subtracts the log-prior in training, as printed in PP-FCIL; for the ablation
-    only."""
+    """balanced_softmax: -1 subtracts the log-prior in training, as printed in PP-FCIL;
+    for the ablation only."""
     options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
     """Keys of a loss that is a plug-in: the keywords of its constructor."""
 
@@ -157,14 +157,20 @@ class LearnerConfig(FiniteBlock):
     distillation: Distillation | None = None
     contrastive: Contrastive | None = None
     memory: Memory | None = None
-    classifier: Literal["head", "nearest_mean"] = "head"
+    classifier: Literal["head", "nearest_mean", "gaussian"] = "head"
+    """gaussian: linear discriminants of the features that were learnt, solved for at the end of each task
+    from the sites' exact sums over new samples and exemplars; policies answer it with `statistics`."""
+    shrinkage: float = Field(default=0.1, gt=0, le=1, exclude_if=(0.1).__eq__)
+    """gaussian: of the covariance towards its diagonal."""
     means: Literal["site", "global"] = "site"
     """nearest_mean: whose exemplars make the class means; global sends their sums to the server."""
     correction: Annotated[Correction, BeforeValidator(name_only)] | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: autocast of the forward pass; parameters and updates stay float32."""
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """Of products in training and evaluation. tf32: GPUs round what goes into them to 10 bits; processors
+    compute float32. bfloat16: autocast of the forward pass, up to the logits. Parameters, logits, losses and
+    updates are float32 under each."""
     channels_last: bool = False
-    """Memory layout that convolutions of GPUs prefer."""
+    """Memory layout that convolutions of GPUs prefer, of images and weights."""
 
     @model_validator(mode="before")
     @classmethod
@@ -181,6 +187,12 @@ class LearnerConfig(FiniteBlock):
     def _parts_fit_the_memory(self) -> "LearnerConfig":
         if self.classifier == "nearest_mean" and self.memory is None:
             raise ValueError("classifier nearest_mean classifies by exemplars; it needs `memory`")
+        if self.classifier == "gaussian" and self.memory is None:
+            raise ValueError(
+                "classifier gaussian knows earlier classes by their exemplars; it needs `memory`"
+            )
+        if self.classifier != "gaussian" and self.shrinkage != type(self).model_fields["shrinkage"].default:
+            raise ValueError(f"shrinkage: found {self.shrinkage}, allowed with classifier gaussian")
         if self.classification.name == "current_softmax" and self.memory is not None:
             raise ValueError(
                 "classification current_softmax has no place for exemplars of earlier classes; "
@@ -189,6 +201,11 @@ class LearnerConfig(FiniteBlock):
         if self.means == "global" and self.classifier != "nearest_mean":
             raise ValueError("means: found 'global', allowed with classifier nearest_mean")
         return self
+
+    @property
+    def rows_name(self) -> str:
+        """What the rows that classify instead of the head are called on the wire."""
+        return "gaussian" if self.classifier == "gaussian" else "means"
 
     @property
     def needs_previous(self) -> bool:

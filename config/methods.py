@@ -32,6 +32,7 @@ STRATEGIES = {
     "splitfed": "perennial.strategies.splitfed:SplitFed",
     "serial_ring": "perennial.strategies.serial_ring:SerialRing",
     "contribution": "perennial.strategies.contribution:Contribution",
+    "own_heads": "perennial.strategies.own_heads:OwnHeads",
     "layer_attention": "perennial.strategies.layer_attention:LayerAttention",
     "uniform_mean": "perennial.strategies.uniform_mean:UniformMean",
     "multi_factor": "perennial.strategies.multi_factor:MultiFactor",

@@ -1,7 +1,7 @@
 """The settings of one run that are not the experiment: its name, its folder and the machine.
 
-They travel as Flower's run config, so the same settings reach the ServerApp and the ClientApps in every
-engine.
+They travel as Flower's run config, so the same settings reach the ServerApp and the
+ClientApps in every engine.
 """
 
 import json
@@ -22,12 +22,13 @@ class RunSettings:
     """The settings of one run.
 
     experiment: path of the experiment's file, absolute or relative to the app's root.
-    overrides: KEY=VALUE, separated by semicolons; or a JSON list of such settings, whose values may hold
-    semicolons.
+    overrides: KEY=VALUE, separated by semicolons; or a JSON list of such settings, whose
+    values may hold semicolons.
     name: of the run folder; '' takes the experiment's name.
     runs: the folder that holds the run folders.
     resume: 'yes' to continue the run folder of that name, otherwise ''.
     device: auto, cpu, cuda or cuda:N.
+    gpu: graphs, benchmark, or both with a comma between: what makes a GPU faster (learning/steps.py).
     threads: processor threads of each process.
     track: tensorboard, mlflow, or both with a comma between: who else is told the run's figures.
     """
@@ -40,6 +41,7 @@ class RunSettings:
     device: str = "auto"
     threads: int = 1
     track: str = ""
+    gpu: str = ""
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> "RunSettings":

@@ -10,6 +10,7 @@ from perennial.privacy.secure.parameters import Parameters
 STRATEGIES = ("fedavg", "uniform_mean", "analytic")
 """Strategies whose aggregate is one sum with weights that each site knows by itself."""
 _NEEDS = {
+    "own_heads": "a site's own head takes its own sums",
     "layer_attention": "attention over layers compares single updates",
     "multi_factor": "its weights compare what single sites report",
     "contribution": "the value of a site is found out from its own update",

@@ -123,8 +123,8 @@ class UpdateWords:
 def integer_words(*tensors: Tensor) -> Words:
     """(N,) words of integer tensors of any shapes, one after the other.
 
-    With integers_of() on the other side, any integers can go through a masked sum; docs/architecture.md says
-    how.
+    With integers_of() on the other side, any integers can go through a masked
+    sum; docs/architecture.md says how.
     """
     return torch.cat([tensor.to(torch.int64).cpu().reshape(-1) for tensor in tensors]).numpy().view(np.uint64)
 

@@ -50,15 +50,15 @@ class SitePolicy(Block):
     adversaries. patient: mode sample with unit patient, which serves where sample is demanded,
     too; both serve where sample_shared is."""
     max_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Lifetime budget of this site, over all runs; None: no budget, which require_privacy other than none
-    forbids."""
+    """Lifetime budget of this site, over all runs; None: no budget, which require_privacy
+    other than none forbids."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     max_clip_norm: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """Mode client_central: the largest norm of an update that reaches the server, which sees it in the
-    clear."""
+    """Mode client_central: the largest norm of an update that reaches the server, which sees
+    it in the clear."""
     min_noise_multiplier: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    """Mode client_central: the least noise that the server has to promise; no site can see whether it adds
-    it."""
+    """Mode client_central: the least noise that the server has to promise; no site can see
+    whether it adds it."""
     max_epochs: int = Field(default=20, ge=1)
     """Most local epochs in one round."""
     max_steps: int = Field(default=20_000, ge=1)
@@ -156,8 +156,8 @@ class SiteConfig(Block):
 
     site: str = Field(pattern=SITE_NAME)
     data: DataConfig | None = None
-    """This site's own data; None: the share of this name in the experiment's data (for trials without
-    data)."""
+    """This site's own data; None: the share of this name in the experiment's data
+    (for trials without data)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(default=1, ge=1)
     """Processor threads for training; results repeat bit for bit with 1."""

@@ -3,12 +3,16 @@
 x_BCHW: a batch of images, 8-bit or float, on any device.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from perennial.data.config import AugmentationConfig
+from perennial.foundation.devices import to_device
 
 
 def to_float(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -23,6 +27,15 @@ def to_float(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return (x - mean).div_(std)
 
 
+@dataclass(frozen=True)
+class Moves:
+    """How images are moved: rows, columns (n,) int64 from 0 to 2 * crop_padding; mirrored (n,) bool."""
+
+    rows: Tensor
+    columns: Tensor
+    mirrored: Tensor
+
+
 def augment(
     x_BCHW: Tensor, config: AugmentationConfig, generator: np.random.Generator | torch.Generator
 ) -> Tensor:
@@ -31,27 +44,37 @@ def augment(
     A NumPy generator gives the same choices on every device; a torch generator must be of x's device.
     He et al. 2016 (arXiv 1512.03385), section 4.2.
     """
+    return moved(x_BCHW, config, draw_moves([len(x_BCHW)], config, generator, x_BCHW.device))
+
+
+def draw_moves(
+    sizes: Sequence[int],
+    config: AugmentationConfig,
+    generator: np.random.Generator | torch.Generator,
+    device: torch.device,
+) -> Moves:
+    """The moves of batches of some sizes, drawn one batch after the other; they go to the device together."""
+    shifts = 2 * config.crop_padding + 1
+    if isinstance(generator, torch.Generator):
+        n = sum(sizes)
+        shift = torch.randint(shifts, (2, n), generator=generator, device=device)
+        coin = torch.randint(2, (n,), generator=generator, device=device)
+        return Moves(shift[0], shift[1], coin == 1)
+    drawn = [(generator.integers(0, shifts, (2, n)), generator.integers(0, 2, n)) for n in sizes]
+    table = np.concatenate([np.vstack(pair) for pair in drawn], axis=1)
+    rows, columns, coin = to_device(torch.from_numpy(table), device)
+    return Moves(rows, columns, coin == 1)
+
+
+def moved(x_BCHW: Tensor, config: AugmentationConfig, moves: Moves) -> Tensor:
+    """The images after their moves."""
     batch, channels, height, width = x_BCHW.shape
     p = config.crop_padding
-    row_shift, column_shift, mirrored = _draw(batch, 2 * p + 1, generator, x_BCHW.device)
-    rows = row_shift[:, None] + torch.arange(height, device=x_BCHW.device)
-    columns = column_shift[:, None] + torch.arange(width, device=x_BCHW.device)
+    rows = moves.rows[:, None] + torch.arange(height, device=x_BCHW.device)
+    columns = moves.columns[:, None] + torch.arange(width, device=x_BCHW.device)
     if config.flip:
-        columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+        columns = torch.where(moves.mirrored[:, None], columns.flip(1), columns)
     padded = F.pad(x_BCHW, (p, p, p, p)) if p else x_BCHW
     # One gather over flattened images: seven times as fast as indexing by four tensors.
     indices = (rows[:, :, None] * (width + 2 * p) + columns[:, None, :]).view(batch, 1, height * width)
     return padded.flatten(2).gather(2, indices.expand(-1, channels, -1)).view_as(x_BCHW)
-
-
-def _draw(
-    batch: int, shifts: int, generator: np.random.Generator | torch.Generator, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(row shift, column shift, mirrored), each (batch,)."""
-    if isinstance(generator, torch.Generator):
-        shift = torch.randint(shifts, (2, batch), generator=generator, device=device)
-        coin = torch.randint(2, (batch,), generator=generator, device=device)
-    else:
-        shift = torch.from_numpy(generator.integers(0, shifts, (2, batch))).to(device)
-        coin = torch.from_numpy(generator.integers(0, 2, batch)).to(device)
-    return shift[0], shift[1], coin == 1

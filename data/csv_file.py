@@ -24,6 +24,8 @@ LEGACY = "cp1252"
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _COMMA_NUMBER = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][-+]?\d+)?")
+_POINT_NUMBER = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
+_WHOLE = re.compile(r"[-+]?\d+")
 _WORKBOOK = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 
 
@@ -62,6 +64,7 @@ def read_csv(path: Path, encoding: str | None = None, decimal: Decimal | None = 
         numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise DataError(f"{path}: not a CSV file in UTF-8 ({error})") from error
+    names, numbered = _without_empty_end(names, numbered)
     lines = _require_rows(path, names, numbered)
     columns = {
         # not as wide as the longest text: one long cell would make every row take its width
@@ -100,12 +103,26 @@ def _decoded(path: Path, encoding: str | None) -> tuple[str, tuple[str, ...]]:
     return text, notes
 
 
+def _without_empty_end(
+    names: list[str], numbered: list[tuple[int, list[str]]]
+) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Without columns at the end that have neither a name nor a cell, as spreadsheets leave them."""
+    width = len(names)
+    while width > 1 and not names[width - 1] and not any(any(row[width - 1 :]) for _, row in numbered):
+        width -= 1
+    if width == len(names):
+        return names, numbered
+    return names[:width], [(line, row[:width] if len(row) == len(names) else row) for line, row in numbered]
+
+
 def _require_rows(path: Path, names: Sequence[str], numbered: Sequence[tuple[int, list[str]]]) -> list[int]:
     if not numbered:
         raise DataError(f"{path}: the table has no row")
     if "" in names or len(set(names)) != len(names):
+        unnamed = " (a column without a name may be the row numbers of the program that wrote the file)"
         raise DataError(
             f"{path}: the header must name every column once; found {', '.join(map(repr, names))}"
+            f"{unnamed if '' in names else ''}"
         )
     for line, row in numbered:
         if len(row) != len(names):
@@ -123,6 +140,15 @@ def _decimal(columns: dict[str, np.ndarray]) -> Decimal:
 
 def _with_comma(values: np.ndarray) -> Iterator[str]:
     yield from np.unique(values[np.strings.find(values, ",") >= 0]).tolist()
+
+
+def other_decimal(texts: np.ndarray, decimal: Decimal) -> bool:
+    """Whether texts, (N,), are numbers with the other decimal sign than the file's, and only so."""
+    number = _COMMA_NUMBER if decimal == "." else _POINT_NUMBER
+    found = np.unique(texts).tolist()
+    return any(map(number.fullmatch, found)) and all(
+        number.fullmatch(text) or _WHOLE.fullmatch(text) for text in found
+    )
 
 
 def with_points(texts: np.ndarray, decimal: Decimal) -> np.ndarray:

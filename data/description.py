@@ -43,9 +43,11 @@ class Description:
 
     def warnings(self) -> Iterator[str]:
         """What may surprise: sites with one class, columns empty at a site, numbers that may be codes."""
+        if len(self.classes) == 1:
+            yield f"{self.classes[0]!r} is the only class: a model of it tells nothing apart"
         for site, counts in self.samples.items():
             held = [name for name, count in zip(self.classes, counts, strict=True) if count]
-            if len(held) == 1:
+            if len(held) == 1 < len(self.classes):
                 yield f"site {site!r} holds one class alone, {held[0]!r}"
         for column in self.columns:
             empty = [site for site, count in column.missing.items() if count == sum(self.samples[site])]

@@ -8,7 +8,7 @@ label, and optionally site and split ("train" or "test").
 
 import os
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +129,7 @@ def _source(
     )
     groups = None
     if listing.patients:
-        groups = patient_groups(listing.patients, lambda row: str(listing.paths[row]))
+        groups = patient_groups(listing.patients, lambda row: str(listing.paths[row]), MISSING)
     if config.subgroup is not None and not listing.subgroups:
         raise DataError(f"{listing.root}: data.subgroup is a column; class folders have none: use a manifest")
     subgroup = subgroup_of(listing.subgroups, config)
@@ -239,6 +239,13 @@ def _files(folder: Path, listing: _Listing) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: the folder cannot be read ({error.strerror})") from error
 
+    return files_inside(folder, refuse, listing.looped.append)
+
+
+def files_inside(
+    folder: Path, refuse: Callable[[OSError], None], looped: Callable[[Path], None]
+) -> Iterator[Path]:
+    """The same for any folder. refuse: told of what cannot be read. looped: told of a link around itself."""
     seen: set[Path] = set()
     waiting = deque([folder])
     while waiting:
@@ -251,7 +258,10 @@ def _files(folder: Path, listing: _Listing) -> Iterator[Path]:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for link in filter(os.path.islink, (Path(place, name) for name in folders)):
                 around = here.is_relative_to(link.resolve())
-                (listing.looped if around else waiting).append(link)
+                if around:
+                    looped(link)
+                else:
+                    waiting.append(link)
             yield from (Path(place, name) for name in sorted(files) if not name.startswith("."))
 
 

@@ -1,7 +1,7 @@
 """Reads arrays in a NumPy .npz file: x and y, a test part, and who holds each sample.
 
-The arrays are x, y and, if they are there, site, patient, classes, site_names, and x_test, y_test, site_test,
-patient_test.
+The arrays are x, y and, if they are there, site, patient, classes, site_names, and
+x_test, y_test, site_test, patient_test.
 """
 
 import zipfile

@@ -84,8 +84,8 @@ class Source:
     mean, std: (C,) or (D,) float32 constants of (x - mean) / std, after 8-bit images are scaled to 0..1; NaN
     where nobody has said, so that the training part of a simulation decides.
     columns: of a table, feature column -> "numeric", "date" or its categories, as used.
-    fill: (D,) what stands for a missing number of a table, NaN where the training part decides; None: the
-    mean.
+    fill: (D,) what stands for a missing number of a table, NaN where the training part
+    decides; None: the mean.
     notes: what a person should know about what was read.
     """
 

@@ -54,12 +54,12 @@ class SiteData:
         return tuple(self.x.shape[1:])
 
     def part(self, part: Part) -> Tensor:
-        """Places of the samples of one part."""
+        """Indices of the samples of one part."""
         indices: Tensor = getattr(self, part)
         return indices
 
     def task_indices(self, part: Part, low: int, high: int) -> Tensor:
-        """Places of the samples of one part whose internal label is in low .. high - 1."""
+        """Indices of the samples of one part whose internal label is in low .. high - 1."""
         indices = self.part(part)
         labels = self.y[indices]
         return indices[(labels >= low) & (labels < high)]

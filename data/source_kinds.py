@@ -24,8 +24,8 @@ class SourceKind:
     needs: keys without which nothing can be read.
     collected: somebody's own data, which every site can bring for itself, and in which a class outside the
     registry is a mistake; other kinds are benchmarks whose classes are known.
-    own_sites: whether the data says who holds each sample: it can, never, always, or where site_column says
-    so.
+    own_sites: whether the data says who holds each sample: it can, never, always, or
+    where site_column says so.
     """
 
     reader: str

@@ -3,8 +3,8 @@
 The hash is HMAC-SHA256 over a purpose and the record's group: its patient where the data names patients, else
 its raw content, without the label. Read as a 64-bit integer it is below share x 2^64 or not. Adding or
 removing a record therefore moves no other one, and records with one content, or of one patient, go the same
-way. Shares are met on average and not exactly, and nothing is stratified: a class can be left without a test
-sample.
+way. Shares are met on average and not exactly, and nothing is stratified: a class can be left
+without a test sample.
 
 The key of a simulation follows from the experiment's seed. Sites with data of their own get the run's key,
 which the server draws once their data are fixed: nobody can make records that fall into a part of his choice.
@@ -51,13 +51,21 @@ def text_groups(kind: Literal["content", "patient"], texts: Sequence[str]) -> np
     return _digests(kind, (text.encode() for text in texts), len(texts))
 
 
-def patient_groups(names: Sequence[str], where: Callable[[int], str]) -> np.ndarray:
-    """(N, 32) uint8: the group of each sample of a patient. where: the place of a row, for errors.
+def patient_groups(
+    names: Sequence[str], where: Callable[[int], str], missing: Sequence[str] = ("",)
+) -> np.ndarray:
+    """(N, 32) uint8: the group of each sample of a patient.
 
+    where: the place of a row, for errors. missing: texts that name nobody, who would else be one patient.
     Raises DataError on a sample without a patient.
     """
-    if "" in names:
-        raise DataError(f"{where(names.index(''))}: the patient is empty; every sample needs one")
+    if nobody := {*names} & {*missing}:
+        row = min(names.index(name) for name in nobody)
+        found = f", {names[row]!r}" if names[row] else ""
+        raise DataError(
+            f"{where(row)}: the patient is empty{found}; every sample needs one: fill it in, or take "
+            "the row out"
+        )
     return text_groups("patient", names)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from perennial.data.config import DICOM_PATIENT
 from perennial.data.csv_file import CsvFile, read_csv
-from perennial.data.folder import SUFFIXES
+from perennial.data.folder import SUFFIXES, files_inside
 from perennial.data.images import is_dicom
 from perennial.data.table_columns import absent, discover
 from perennial.foundation.errors import DataError
@@ -148,12 +148,12 @@ def _are_sites(top: set[str], below: dict[str, set[str]]) -> bool:
 
 
 def _images(root: Path) -> Iterable[Path]:
-    for place, folders, files in os.walk(root, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            path = Path(place, name)
-            if not name.startswith(".") and (path.suffix.lower() in SUFFIXES or is_dicom(path)):
-                yield path
+    def passed(_: object) -> None:
+        """What cannot be read or goes round in circles is for `check` to name."""
+
+    for path in files_inside(root, passed, passed):
+        if path.suffix.lower() in SUFFIXES or is_dicom(path):
+            yield path
 
 
 def _patient_pattern(names: Sequence[str], classes: int) -> str | None:
@@ -242,11 +242,17 @@ def _table(file: CsvFile, label: str | None, site: str | None, patient: str | No
     for name in (label, site, patient):
         if name is not None and name not in file.columns:
             raise DataError(f"{file.path}: no column {name!r}; found {', '.join(file.columns)}")
-    samples = Counter(file.columns[label].tolist())
+    labels = file.columns[label]
+    samples = Counter(labels[~absent(labels)].tolist())
     if len(samples) > MOST_CLASSES:
         raise DataError(f"{file.path}: column {label!r} has {len(samples)} values, too many for classes")
     columns: dict[str, Any] = {}
     codes, ignored, notes = [], [], list(file.notes)
+    if unlabelled := np.flatnonzero(absent(labels)).tolist():
+        notes.append(
+            f"{file.where(unlabelled[0])}: no class in column {label!r}, nor in {len(unlabelled) - 1} other "
+            "rows; a run needs one in every row: fill them in, or take these rows out"
+        )
     for name in (name for name in file.columns if name not in (label, site, patient)):
         texts = file.columns[name]
         present = texts[~absent(texts)]

@@ -59,7 +59,9 @@ def load_table(config: DataConfig) -> Source:
         groups = _groups(texts, columns)
     else:
         groups = patient_groups(
-            texts[config.patient].tolist(), lambda row: f"{file.where(row)}, {config.patient}"
+            texts[config.patient].tolist(),
+            lambda row: f"{file.where(row)}, {config.patient}",
+            (*MISSING, *config.missing),
         )
     patients = config.patient is not None
     subgroup = None if apart is None else subgroup_of(texts[apart].tolist(), config)
@@ -105,15 +107,15 @@ def _notes_on_dates(columns: Columns, config: DataConfig) -> list[str]:
     ]
 
 
-def _by_column(values: Tensor, given: Mapping[str, float], places: Mapping[str, int], key: str) -> None:
-    """Put what is given for each column of numbers at its place. Raises ConfigError where names differ."""
-    for name in given:
-        if name not in places:
-            raise ConfigError(f"data.{key}: {name!r} is no numeric column{nearest(name, places)}")
-    for name, place in places.items():
-        if name not in given:
+def _by_column(values: Tensor, named: Mapping[str, float], indices: Mapping[str, int], key: str) -> None:
+    """Write each named column's number to its index in values. Raises ConfigError if the names differ."""
+    for name in named:
+        if name not in indices:
+            raise ConfigError(f"data.{key}: {name!r} is no numeric column{nearest(name, indices)}")
+    for name, index in indices.items():
+        if name not in named:
             raise ConfigError(f"data.{key}: the numeric column {name!r} is missing")
-        values[place] = given[name]
+        values[index] = named[name]
 
 
 def table_constants(config: DataConfig, columns: Mapping[str, str | Sequence[str]]) -> tuple[Tensor, Tensor]:
@@ -123,24 +125,24 @@ def table_constants(config: DataConfig, columns: Mapping[str, str | Sequence[str
     and 1.
     """
     mean, std = torch.zeros(feature_count(columns)), torch.ones(feature_count(columns))
-    places = numeric_indices(columns)
-    given = config.normalise
-    for values, chosen in ((mean, given and given.mean), (std, given and given.std)):
-        named = chosen if isinstance(chosen, dict) else dict.fromkeys(places, float("nan"))
-        _by_column(values, named, places, "normalise")
+    indices = numeric_indices(columns)
+    constants = config.normalise
+    for values, chosen in ((mean, constants and constants.mean), (std, constants and constants.std)):
+        named = chosen if isinstance(chosen, dict) else dict.fromkeys(indices, float("nan"))
+        _by_column(values, named, indices, "normalise")
     return mean, std
 
 
 def table_fill(config: DataConfig, columns: Mapping[str, str | Sequence[str]]) -> Tensor | None:
     """(D,) what stands for a missing number or date; NaN where the training rows decide; None: the mean."""
-    given = config.imputation
-    if given == "mean":
+    rule = config.imputation
+    if rule == "mean":
         return None
     fill = torch.zeros(feature_count(columns))
-    places = numeric_indices(columns)
-    if isinstance(given, dict):
-        named = given
+    indices = numeric_indices(columns)
+    if isinstance(rule, dict):
+        named = rule
     else:
-        named = dict.fromkeys(places, float("nan") if given == "median" else float(given))
-    _by_column(fill, named, places, "imputation")
+        named = dict.fromkeys(indices, float("nan") if rule == "median" else float(rule))
+    _by_column(fill, named, indices, "imputation")
     return fill

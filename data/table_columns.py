@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from perennial.data.csv_file import CsvFile, with_points
+from perennial.data.csv_file import CsvFile, other_decimal, with_points
 from perennial.foundation.errors import DataError, nearest
 
 MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
@@ -48,11 +48,24 @@ def discover(
         texts = file.columns[name]
         present = texts[~absent(texts, missing)]
         if kind is None:
+            if other_decimal(present, file.decimal):
+                raise DataError(_two_decimals(file, name, present))
             kind = _kind(f"{file.path}: column {name!r}", present, with_points(present, file.decimal))
         columns[name] = tuple(_categories(present)) if kind == "category" else kind
     if not columns:
         raise DataError(f"{file.path}: no feature beside the label")
     return columns
+
+
+def _two_decimals(file: CsvFile, name: str, present: np.ndarray) -> str:
+    said = {",": "comma", ".": "point"}
+    other = "," if file.decimal == "." else "."
+    example = next(text for text in present.tolist() if other in text)
+    return (
+        f"{file.path}: column {name!r} holds numbers with a {said[other]} such as {example!r}, where the "
+        f"file's decimal sign is the {said[file.decimal]}; write them alike, set data.decimal if all columns "
+        f"have a {said[other]}, or say what the column is in data.column_kinds: category or ignore"
+    )
 
 
 def _kind(where: str, present: np.ndarray, numbers: np.ndarray) -> str:
@@ -219,10 +232,9 @@ def feature_count(columns: Mapping[str, str | Sequence[str]]) -> int:
 
 
 def numeric_indices(columns: Mapping[str, str | Sequence[str]]) -> dict[str, int]:
-    """Column of numbers or dates -> place of its value among the D features of encode.
+    """Column of numbers or dates -> index of its value among the D features of encode.
 
-    By place, because the names that one would give to the features are not distinct: a category may be called
-    "other", and a column "age missing".
+    Names would not tell the features apart: a category may be called "other", and a column "age missing".
     """
     indices, start = {}, 0
     for name, kind in columns.items():

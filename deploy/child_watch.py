@@ -1,8 +1,8 @@
 """Ends a SuperNode or SuperLink when its SuperExec has ended, because without it neither serves anybody.
 
 Flower starts the SuperExec as a child and never looks at it again. Without it no app is started, while the
-parent goes on answering health checks. Here the parent ends too, so that the container or the unit restarts
-both.
+parent goes on answering health checks. Here the parent ends too, so that the container or
+the unit restarts both.
 """
 
 import logging
@@ -10,8 +10,12 @@ import os
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
+
+from perennial.deploy.flower_seam import give_own
+from perennial.deploy.fork_server import is_stopped
 
 log = logging.getLogger("perennial.deploy")
 POLL = 1.0
@@ -22,25 +26,33 @@ ENDED = 70
 """Exit status of a process that ends because its child did: 'internal software error' of sysexits.h."""
 
 
-def end_with_child(module: ModuleType, program: str) -> None:
+def end_with_child(
+    module: ModuleType, program: str, instead: Sequence[str] = (), inherits: Sequence[int] = ()
+) -> None:
     """Watch every process that module starts by the name program, from now on.
 
-    module: a module that starts processes by its own `subprocess`. When such a process ends, or is stopped
-    for STOPPED_FOR seconds, this process says so in its log and ends with status ENDED.
+    When such a process ends, or is stopped for STOPPED_FOR seconds, this process says so in its log and ends
+    with status ENDED.
+
+    module: a module that starts processes by its own `subprocess`.
+    instead: what to start in the program's place, with the program's arguments.
+    inherits: file descriptors that it inherits.
     """
 
     class Watched(subprocess.Popen[Any]):
         def __init__(self, args: Any, *more: Any, **settings: Any) -> None:
+            if watched := os.path.basename(args[0]) == program:
+                args = [*(instead or args[:1]), *args[1:]]
+                settings["pass_fds"] = inherits
             super().__init__(args, *more, **settings)
-            if os.path.basename(args[0]) == program:
-                threading.Thread(target=_watch, args=(self, program), daemon=True).start()
+            if watched:
+                threading.Thread(target=watch, args=(self, program), daemon=True).start()
 
-    replaced = ModuleType("subprocess")
-    vars(replaced).update(vars(subprocess), Popen=Watched)
-    vars(module)["subprocess"] = replaced
+    give_own(module, "subprocess", Popen=Watched)
 
 
-def _watch(process: "subprocess.Popen[Any]", program: str) -> None:
+def watch(process: "subprocess.Popen[Any]", program: str) -> None:
+    """End this process when a child has ended, or was stopped for STOPPED_FOR seconds."""
     stopped_since: float | None = None
     while (how := process.poll()) is None:
         stopped_since = (stopped_since or time.monotonic()) if is_stopped(process.pid) else None
@@ -49,15 +61,6 @@ def _watch(process: "subprocess.Popen[Any]", program: str) -> None:
             _end(f"{program} (process {process.pid}) was stopped for {STOPPED_FOR:.0f} s")
         time.sleep(POLL)
     _end(f"{program} (process {process.pid}) ended with status {how}")
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped (SIGSTOP), as far as this system says so: by /proc."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
 
 
 def _end(reason: str) -> None:

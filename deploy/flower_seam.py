@@ -30,16 +30,24 @@ if TYPE_CHECKING:
     from flwr.server import LegacyContext as LegacyContext
     from flwr.server.workflow import SecAggPlusWorkflow as SecAggPlusWorkflow
     from flwr.supercore import sql_mixin as sql_mixin
+    from flwr.supercore.cli import flower_superexec as flower_superexec
+    from flwr.supercore.constant import TaskType as TaskType
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree as iterate_object_tree
     from flwr.supercore.object_store import ObjectStore as ObjectStore
     from flwr.supercore.run import Run as Run
+    from flwr.supercore.superexec.executor import LaunchResult as LaunchResult
     from flwr.supercore.task_identity import TaskIdentity as TaskIdentity
     from flwr.superlink.cli import flower_superlink as flower_superlink
+    from flwr.superlink.cli import flwr_serverapp as flwr_serverapp
     from flwr.supernode import start_client_internal as start_client_internal
     from flwr.supernode.cli import flower_supernode as flower_supernode
 
     legacy_types: ModuleType
     recorddict_compat: ModuleType
+    http_grid: ModuleType
+    run_clientapp_module: ModuleType
+    run_superexec: ModuleType
+    subprocess_executor: ModuleType
     superlink_module: ModuleType
 
 
@@ -59,6 +67,8 @@ class Private:
 _SERDE = "worker processes of the in-process engine exchange Flower's own serialised messages"
 _PUBLIC_SERDE = "a public serialisation of Message"
 
+_FORKS = "a ClientApp is forked from a process that has its imports"
+_WARM = "an executor of Flower that keeps ClientApps warm, as it has for other tasks in Kubernetes"
 _YARDSTICK = "a benchmark runs Flower's own SecAgg+ beside ours"
 _GOES = "nothing: the row goes"
 
@@ -133,6 +143,36 @@ PRIVATE = {
         "replies are sent once they are whole, and the SuperExec is watched",
         "a SuperNode that survives a ClientApp killed while it replies, and ends without its SuperExec",
     ),
+    "flower_superexec": Private(
+        "flwr.supercore.cli",
+        "flower_superexec",
+        "a site's SuperExec runs in a process of ours, which changes what the entries below name",
+        "the command `flower-superexec`",
+    ),
+    "run_superexec": Private(
+        "flwr.supercore.superexec.run_superexec",
+        "",
+        "a site's SuperExec is woken by its SuperNode",
+        "a SuperNode that hands a message on when it comes",
+    ),
+    "run_clientapp_module": Private("flwr.supernode.runtime.run_clientapp", "", _FORKS, _WARM),
+    "flwr_serverapp": Private(
+        "flwr.superlink.cli",
+        "flwr_serverapp",
+        "a ServerApp runs in a process of ours, which changes what the entry below names",
+        "the command `flwr-serverapp`",
+    ),
+    "http_grid": Private(
+        "flwr.superlink.grid.http_grid",
+        "",
+        "parts of a reply that are not there yet are asked for again sooner than after a second",
+        "a setting of the first wait",
+    ),
+    "subprocess_executor": Private(
+        "flwr.supercore.superexec.executor.subprocess_executor", "", _FORKS, _WARM
+    ),
+    "LaunchResult": Private("flwr.supercore.superexec.executor", "LaunchResult", _FORKS, _WARM),
+    "TaskType": Private("flwr.supercore.constant", "TaskType", _FORKS, _WARM),
     "iterate_object_tree": Private(
         "flwr.supercore.inflatable.inflatable_object",
         "iterate_object_tree",
@@ -143,6 +183,17 @@ PRIVATE = {
         "flwr.supercore.object_store", "ObjectStore", "to know when a reply is whole", "the same SuperNode"
     ),
 }
+
+
+def give_own(module: "ModuleType", imported: str, **names: Any) -> None:
+    """Replace names of a module that another module has imported, for that other module alone.
+
+    imported: what module calls it, `time` for instance.
+    """
+    original = vars(module)[imported]
+    own = type(original)(original.__name__)
+    vars(own).update(vars(original), **names)
+    vars(module)[imported] = own
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,8 @@ Flower 1.39 gives a writer of its SQLite file 5 s; then the call ends with "data
 the run. A model of hundreds of megabytes keeps the file busy for longer on a slow or busy disk.
 """
 
+import sys
+
 from perennial.deploy.child_watch import end_with_child
 from perennial.deploy.flower_seam import flower_superlink, sql_mixin, superlink_module
 
@@ -21,5 +23,6 @@ def wait_for_the_database() -> None:
 
 if __name__ == "__main__":
     wait_for_the_database()
-    end_with_child(superlink_module, "flower-superexec")
+    superexec = [sys.executable, "-m", "perennial.deploy.superexec_process"]
+    end_with_child(superlink_module, "flower-superexec", instead=superexec)
     flower_superlink()

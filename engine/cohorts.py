@@ -1,7 +1,7 @@
 """How many sites train in one pass, and which: decided before anything starts, by the experiment alone.
 
-Messages of one round are cut into cohorts in the order in which they are pushed, before workers are dealt,
-so that neither the machine nor the number of workers changes who trains with whom.
+The messages of one round are cut into cohorts in the order in which they are pushed, and only then handed to
+workers. So neither the machine nor the number of workers changes which sites train together.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ def plan_cohorts(experiment: Experiment, asked: Asked) -> CohortPlan:
 
 
 def _obstacle(experiment: Experiment) -> str:
-    """Why sites of this experiment cannot train in one pass, in words; '' where they can."""
+    """Why sites of this experiment cannot train in one pass, in words; '' if they can."""
     from perennial.strategies.factory import build_strategy
 
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
@@ -84,7 +84,7 @@ def _obstacle(experiment: Experiment) -> str:
 
 
 def _unstackable(experiment: Experiment) -> str:
-    """Why the model has no form for several sites; '' where it has one."""
+    """Why the model has no form for several sites; '' if it has one."""
     from perennial.models.stacked import check_stacked
 
     model, shape = _model(experiment)

@@ -6,8 +6,11 @@ that what one canary does shows in one weight and nowhere else:
 
 - mode sample: a canary is a record (or a patient) of a class. The others of its class are signed so that
   they weigh most if the canary's presence moves any of them between parts.
+- release sums (modes sample and sample_shared): a canary is a record of a class, seen in the class's sum and
+  count (engine/sums_audit.py).
 - client_local: a canary is a site, whose data are one of two sets. The server looks at its updates.
-- client_central: a canary is a site, which sends its update or zero. A recipient looks at the model.
+- client_central and client_shared: a canary is a site, which sends its update or zero. A recipient looks at
+  the model.
 
 The guesses use the key of the splits, as a server would. privacy/attacks/one_run.py turns them into a floor.
 """
@@ -29,6 +32,7 @@ from perennial.config.simulation import simulated_site_names
 from perennial.data.federation import build
 from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
 from perennial.engine.run import answer
+from perennial.engine.sums_audit import sums_seen
 from perennial.foundation.errors import PrivacyError
 from perennial.foundation.streams import stream
 from perennial.models.saved import load_saved
@@ -46,7 +50,7 @@ LEAST_CANARIES = 10
 
 @dataclass(frozen=True)
 class DpAudit:
-    """What is claimed, and the floor that the guesses prove. claim is infinite without protection."""
+    """The claimed epsilon and the lower bound that the guesses prove; the claim is infinite without noise."""
 
     mode: str
     unit: str
@@ -91,6 +95,8 @@ def audit_experiment(experiment: Experiment, canaries: int = 100, others: int = 
         raise PrivacyError(f"canaries: found {canaries}, allowed {LEAST_CANARIES} or more")
     with tempfile.TemporaryDirectory(prefix="perennial-audit-") as folder:
         run = _Run(experiment, Path(folder), canaries)
+        if experiment.privacy.release == "sums":
+            return run.of_sums()
         return run.of_samples(others) if mode == "sample" else run.of_sites()
 
 
@@ -113,7 +119,7 @@ class _Run:
             self._trained(settings, records, chosen) for chosen in (np.ones_like(canary), ~canary)
         )
         moved = inside.astype(int) - outside.astype(int)
-        # those that a canary's presence brings in or drives out pull its way; the others cancel out
+        # records that a canary moves between parts pull in its direction; all others cancel out
         signs = np.where(moved != 0, moved, np.where(place % 2 == 0, 1, -1))
         records = replace(records, signs=np.where(canary, 1, signs).astype(float))
         inside, outside = (
@@ -127,7 +133,7 @@ class _Run:
         chosen = ~canary | self.present[slot]
         updates, _, summary = self._train(settings, records, chosen)
         seen = sum(updates.values(), np.zeros(self.canaries))
-        # classes of one task were trained alike: how far one record pulls follows from what is known of all
+        # classes of one task were trained alike, so the effect of one record is estimated over all of them
         for part in np.array_split(np.arange(self.canaries), settings["tasks"]["count"]):
             weight = middle[part] @ middle[part]
             seen[part] -= middle[part] * (seen[part] @ middle[part] / weight if weight else 0.0)
@@ -156,6 +162,11 @@ class _Run:
             own = [updates.get(f"{site:05d}", np.zeros(self.canaries))[site] for site in range(self.canaries)]
             return self._judged(summary, np.array(own), taking_part)
         return self._judged(summary, change, taking_part)
+
+    def of_sums(self) -> DpAudit:
+        """Canaries are records whose features enter sums."""
+        seen = sums_seen(self.experiment, self.folder, self.present)
+        return self._judged(seen.summary, seen.scores, seen.trains)
 
     def _settings(self, kind: str) -> dict[str, Any]:
         """The experiment with the audit's data and model."""

@@ -1,4 +1,4 @@
-"""What a run will take on this machine: some steps of its training are timed, and the rest is counted."""
+"""Estimates the time and memory of a run on this machine: times a few steps and counts the rest."""
 
 import resource
 import sys

@@ -12,7 +12,7 @@ from perennial.deploy.flower_seam import ErrorCode, Run, TaskIdentity
 from perennial.engine.cohorts import Cohorts
 
 Client = Callable[[Message, Context], Message]
-"""A ClientApp, or what calls one."""
+"""A ClientApp, or a function that calls one."""
 
 FIRST_NODE = 1
 """Node ids of simulated sites count from here; 0 is the server."""
@@ -94,7 +94,7 @@ class InProcessGrid(Grid):
             yield from self.pull_messages([])
 
     def close(self) -> None:
-        """Nothing to release here; workers have something."""
+        """Do nothing; WorkerGrid ends its processes here."""
 
 
 def answered(
@@ -130,7 +130,7 @@ def site_contexts(sites: int, run_config: dict[str, Any]) -> dict[int, Context]:
 
 
 def set_task_identity() -> None:
-    """Flower builds a Message only where a task identity is set; its own runtimes set it, and so do we."""
+    """Set the task identity without which Flower builds no Message; Flower's own runtimes set it too."""
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
 
 

@@ -1,4 +1,4 @@
-"""Running an experiment on this machine: the ServerApp's main over an in-process grid."""
+"""Runs an experiment on this machine: the ServerApp's main over an in-process grid."""
 
 import os
 from collections.abc import Sequence
@@ -85,12 +85,13 @@ def _worker_grid(
     import torch
 
     from perennial.engine.workers import WorkerGrid
-    from perennial.learning.device import choose_device
+    from perennial.learning.device import choose_device, worker_devices
 
     torch.set_num_threads(settings.threads)
     simulated_federation(experiment)
     method = "spawn" if choose_device(settings.device).type == "cuda" else "fork"
-    return WorkerGrid(answer, contexts, workers, method, cohorts)
+    devices = worker_devices(settings.device) if method == "spawn" else []
+    return WorkerGrid(answer, contexts, workers, method, cohorts, devices)
 
 
 def resumed_settings(

@@ -89,6 +89,7 @@ class WorkerGrid(InProcessGrid):
 
     client: the ClientApp; under spawn something that can be imported by name. workers: at least 1.
     start_method: fork shares what is already in memory; a process that has used CUDA can only spawn.
+    devices: dealt to the workers in turn; none: each takes what the contexts say.
 
     A worker that dies answers every message it still had with an error that names it and the signal; its
     sites move to the workers that are left, without their Context.state. Raises StateError, from push and
@@ -102,6 +103,7 @@ class WorkerGrid(InProcessGrid):
         workers: int,
         start_method: Literal["fork", "spawn"] = "fork",
         cohorts: Cohorts | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
         super().__init__(client, contexts, cohorts)
         self._positions = {node: position for position, node in enumerate(contexts)}
@@ -113,9 +115,10 @@ class WorkerGrid(InProcessGrid):
             ours, theirs = context.Pipe()
             # forked processes inherit the server's ends, and would keep each other alive by them
             inherited = [worker.connection for worker in self._workers] + [ours]
+            own = _on_device(contexts, devices[number % len(devices)]) if devices else contexts
             process = context.Process(
                 target=_work,
-                args=(client, cohorts, contexts, theirs, inherited if start_method == "fork" else []),
+                args=(client, cohorts, own, theirs, inherited if start_method == "fork" else []),
                 name=f"worker {number + 1}",
                 daemon=True,
             )
@@ -210,6 +213,20 @@ class WorkerGrid(InProcessGrid):
             raise StateError(f"no worker is left: {causes}; the run can be resumed")
 
 
+def _on_device(contexts: dict[int, Context], device: str) -> dict[int, Context]:
+    """The contexts with another device in their settings."""
+    return {
+        node: Context(
+            run_id=context.run_id,
+            node_id=context.node_id,
+            node_config=context.node_config,
+            state=context.state,
+            run_config={**context.run_config, "device": device},
+        )
+        for node, context in contexts.items()
+    }
+
+
 def _cause_of_death(worker: _Worker) -> str:
     code = worker.process.exitcode
     how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
@@ -223,7 +240,7 @@ def _work(
     connection: Connection,
     inherited: Sequence[Connection],
 ) -> None:
-    """A worker's life: answer messages in the order of arrival until the connection closes."""
+    """The main loop of a worker: answer messages in the order of arrival until the connection closes."""
     for other in inherited:
         other.close()
     # Ctrl-C reaches every process of a terminal; the server decides what it means and closes the connections

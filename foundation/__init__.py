@@ -1,1 +1,1 @@
-"""What every room stands on: errors, random streams, files. Knows nothing of learning or of Flower."""
+"""What every room uses: errors, random streams, files. Knows nothing of learning or of Flower."""

@@ -1,7 +1,7 @@
 """A sign of life that other processes can see: a file whose time is renewed every few seconds.
 
-A process that was killed or stopped (SIGSTOP), or whose machine froze, renews it no more, whatever its health
-server or its container says. Renewing takes no room, so a full disk does not look like a death.
+A process that was killed or stopped (SIGSTOP), or whose machine froze, no longer renews it, whatever its
+health server or its container says. Renewing writes no data, so on a full disk the process still looks alive.
 """
 
 import os
@@ -39,7 +39,7 @@ def beating(path: Path) -> Iterator[None]:
 
 
 def renew(path: Path) -> None:
-    """One beat. What cannot be written is left: nothing depends on it but what a person sees."""
+    """One beat. An error is ignored, because only what a person sees depends on it."""
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644))
         os.utime(path)

@@ -87,7 +87,7 @@ def sources_of(target: str) -> dict[str, Path]:
     module = target.partition(":")[0]
     top = module.partition(".")[0]
     try:
-        # of Perennial itself one module is the plug-in: the rest is known by the app
+        # if the plug-in is a module of Perennial, only that module counts: the app's hash covers the rest
         spec = find_spec(module if top == OURS else top)
     except (ImportError, ValueError):
         spec = None
@@ -106,7 +106,7 @@ def sources_of(target: str) -> dict[str, Path]:
         path = Path(spec.origin)
         found[f"{module.replace('.', '/')}.py"] = path
     if not found:
-        raise ConfigError(f"{target!r}: module {module!r} has no Python source, so nobody could approve it")
+        raise ConfigError(f"{target!r}: module {module!r} has no Python source that a site could approve")
     return dict(sorted(found.items()))
 
 

@@ -1,4 +1,4 @@
-"""The list of sites and their keys, which `perennial deploy` writes and the server reads, and its place."""
+"""The record of registered sites, which `perennial deploy` writes and the server reads."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Files that hold one secret word, by which a person or a program shows that it may."""
+"""Files that hold one secret word, with which a person or a program proves that it may act."""
 
 import secrets
 from pathlib import Path
@@ -26,7 +26,7 @@ def read_token(path: Path) -> str:
 
 
 def made_token(path: Path) -> str:
-    """The token in a file, which is made, readable for its owner alone, where there is none."""
+    """The token in a file; makes one, readable for its owner alone, if there is no file."""
     if not path.exists():
         replace_file(path, f"{secrets.token_urlsafe(32)}\n".encode())
     return read_token(path)

@@ -1,4 +1,4 @@
-"""The one way in to torchvision, which also opens beside a torch that its compiled operators do not fit.
+"""The one import of torchvision, which works even if its compiled operators do not fit the installed torch.
 
 The wheel of the package index is built for CUDA. Beside a CPU build of torch its operators do not load, and
 `import torchvision` ends with "operator torchvision::nms does not exist", because it registers shapes for

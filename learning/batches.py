@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from perennial.data.augmentation import augment, to_float
+from perennial.data.augmentation import draw_moves, moved, to_float
 from perennial.data.config import AugmentationConfig
+from perennial.foundation.devices import to_device
 
 CONVERTED_VALUES = 1 << 20
 """Values of stored samples that become floats in one operation (4 MiB of them)."""
+CONVERTED_ON_GPU = 1 << 26
+"""The same on a GPU, which has more memory and dearer calls (256 MiB)."""
 EVALUATION_BATCH = 2048
 
 
@@ -38,6 +42,13 @@ class TrainingSet:
         """(num_classes,) samples of each class."""
         return torch.bincount(self.y, minlength=num_classes)
 
+    @cached_property
+    def shares(self) -> np.ndarray:
+        """(n,) float64, how often each sample is drawn where each class is drawn equally often."""
+        labels = self.y.cpu()
+        frequency = torch.bincount(labels)[labels].double().reciprocal().numpy()
+        return frequency / frequency.sum()
+
     def inputs(self, rows: Tensor | slice) -> Tensor:
         """Floats of some rows, normalised, on the device."""
         return self.floats(self.x[rows])
@@ -52,8 +63,7 @@ def epoch_order(data: TrainingSet, generator: np.random.Generator, balanced: boo
     """(n,) int64, the samples of one epoch. balanced: each class is drawn equally often."""
     if not balanced:
         return generator.permutation(len(data))
-    frequency = data.counts(int(data.y.max()) + 1)[data.y].double().reciprocal().cpu().numpy()
-    return generator.choice(len(data), size=len(data), p=frequency / frequency.sum())
+    return generator.choice(len(data), size=len(data), p=data.shares)
 
 
 def shuffled(
@@ -70,15 +80,17 @@ def shuffled(
     balanced: draw each class equally often, as many samples in all as the set holds.
     drop_single: leave out a last batch of one sample, which batch normalisation cannot take.
     """
-    rows = torch.from_numpy(epoch_order(data, generator, balanced)).to(data.y.device)
+    device = data.y.device
+    rows = to_device(torch.from_numpy(epoch_order(data, generator, balanced)), device)
     if drop_single and len(data) > 1 and len(data) % batch_size == 1:
         rows = rows[:-1]
     # converted many batches at a time: small batches otherwise cost more in calls than in arithmetic
-    together = batch_size * max(1, CONVERTED_VALUES // (batch_size * data.x[0].numel()))
+    values = CONVERTED_VALUES if device.type == "cpu" else CONVERTED_ON_GPU
+    together = batch_size * max(1, values // (batch_size * data.x[0].numel()))
     for part in rows.split(together):
         stored, labels, batches = data.x[part], data.y[part], part.split(batch_size)
         if augmentation.active:
             # as stored: half the bytes to move, and what a crop adds is black, not the mean colour
-            pieces = [augment(piece, augmentation, generator) for piece in stored.split(batch_size)]
-            stored = torch.cat(pieces)
+            moves = draw_moves([len(batch) for batch in batches], augmentation, generator, device)
+            stored = moved(stored, augmentation, moves)
         yield from zip(batches, data.floats(stored).split(batch_size), labels.split(batch_size), strict=True)

@@ -1,7 +1,7 @@
-"""What a typical record loses by a site's releases: estimated at the site, and kept there.
+"""Estimates at a site, and keeps there, what its releases cost a typical record.
 
-Beside the worst case of the ledger, never instead of it. The estimate follows the private data, so no message
-carries it: `perennial ledger` shows it at the site, and a simulated run in its report.
+The figure stands beside the ledger's worst case, never instead of it. It is computed from private data, so no
+message carries it: `perennial ledger` shows it at the site, and the report of a simulated run shows it.
 
 The neighbours differ with the mode. sample: one record, drawn like the site's own, is added or removed; it
 moves the sum of a batch by its clipped gradient. client_local: the site's data is replaced by another draw
@@ -61,7 +61,7 @@ class NeighbourDistances:
     def of(
         cls, experiment: Experiment, state_dir: Path, site: str, run: str, round_number: int
     ) -> Self | None:
-        """None where the experiment asks for none, or where the server sees what it takes."""
+        """None if the experiment asks for no estimate, or if only the server sees what an estimate needs."""
         privacy = experiment.privacy
         if privacy.bayesian_estimate is None or privacy.mode not in ("client_local", "sample"):
             return None

@@ -42,8 +42,8 @@ class Batch:
 class Loss:
     """A loss over the labels. Its keys in an experiment are the keywords of its constructor.
 
-    alone: whether a sample's values follow from that sample alone; DP-SGD refuses a loss that does not say
-    so.
+    alone: whether a sample's values follow from that sample alone; DP-SGD refuses a loss that
+    does not say so.
     needs_previous: whether it needs old_logits.
     """
 
@@ -51,14 +51,14 @@ class Loss:
     needs_previous: ClassVar[bool] = False
 
     def begin(self, counts: Tensor) -> None:
-        """Training begins at a site with so many samples of each class, (M,). Default: nothing."""
+        """Called when training begins. counts: (M,) the site's samples of each class. Default: nothing."""
 
     @classmethod
     def of_rows(cls, losses: "Sequence[Any]", owners: Tensor) -> "Loss | None":
         """One loss for the samples of several sites in one batch; None if the batch decides a sample's value.
 
-        losses: of this class, one of each site, begun. owners: (B,) int64, which of them each sample belongs
-        to.
+        losses: of this class, one of each site, begun. owners: (B,) int64, which of them
+        each sample belongs to.
         """
         return losses[0] if cls.alone else None
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from perennial.config.learner import LearnerConfig
 from perennial.data.config import AugmentationConfig
+from perennial.foundation.devices import to_device
 from perennial.learning.batches import CONVERTED_VALUES, TrainingSet, epoch_order, shuffled
 from perennial.models.stacked import side_by_side
 
@@ -53,7 +54,7 @@ class CohortBatches:
             pairs = zip(data, generators, strict=True)
             self._augmented = [self._augmented_batches(each, draw, augmentation) for each, draw in pairs]
             return
-        self._rows = torch.from_numpy(self._all_rows(generators)).to(self._labels.device)
+        self._rows = to_device(torch.from_numpy(self._all_rows(generators)), self._labels.device)
         self._stored = torch.cat([each.x for each in data])
         few = self._stored.numel() <= CONVERTED_VALUES
         self._floats = data[0].floats(self._stored) if few else None
@@ -76,13 +77,13 @@ class CohortBatches:
             inputs = inputs.contiguous(memory_format=self._format)
         return CohortBatch(rows, sizes, inputs, self._labels[rows].view(-1))
 
-    def told(self) -> Tensor:
-        """(steps, K): the samples of each batch that count in the loss that is told: the last epoch's."""
+    def reported(self) -> Tensor:
+        """(steps, K): samples of each batch that count in the reported loss, which is the last epoch's."""
         table = np.zeros(self.sizes.shape, dtype=np.float32)
         for site, steps in enumerate(np.count_nonzero(self.sizes, axis=0)):
             last = slice(steps - steps // self._config.epochs, steps)
             table[last, site] = self.sizes[last, site]
-        return torch.from_numpy(table).to(self._labels.device)
+        return to_device(torch.from_numpy(table), self._labels.device)
 
     def _all_sizes(self) -> np.ndarray:
         size, epochs = self._config.batch_size, self._config.epochs
@@ -118,7 +119,7 @@ class CohortBatches:
             yield from shuffled(data, size, generator, augmentation, balanced=self._balanced)
 
     def _filled(self, batches: Sequence[Tensor]) -> Tensor:
-        """(B, K) places among all samples."""
+        """(B, K) indices among all samples."""
         longest = max(map(len, batches))
         moved = [
             torch.cat([places, places[:1].expand(longest - len(places))]) + offset

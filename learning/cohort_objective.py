@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from perennial.config.learner import LearnerConfig
+from perennial.foundation.devices import to_device
 from perennial.learning.batches import TrainingSet
 from perennial.learning.classification import Batch, Loss, classification
 from perennial.learning.cohort_batches import CohortBatch
@@ -138,7 +139,7 @@ class _Layout:
 
     def __init__(self, sizes: tuple[int, ...], loss: Loss | None, device: torch.device) -> None:
         self.sizes, self.loss = sizes, loss
-        counts = torch.tensor(sizes, device=device)
+        counts = to_device(torch.tensor(sizes), device)
         self._shares = (torch.arange(max(sizes), device=device)[:, None] < counts) / counts
         """(B, K): what each row counts in the mean of its site."""
 

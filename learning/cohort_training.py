@@ -20,12 +20,14 @@ from perennial.data.config import AugmentationConfig
 from perennial.foundation.errors import DataError
 from perennial.foundation.streams import torch_seed
 from perennial.learning.batches import TrainingSet
-from perennial.learning.cohort_batches import CohortBatches
+from perennial.learning.cohort_batches import CohortBatch, CohortBatches
 from perennial.learning.cohort_objective import CohortObjective
 from perennial.learning.gradient_correction import GradientCorrection
 from perennial.learning.objective import Extra
 from perennial.learning.optimizers import FlatOptimizer
-from perennial.learning.training import TrainingResult, autocast
+from perennial.learning.precision import autocast
+from perennial.learning.steps import AS_THEY_COME, DRAWS_ANEW, Steps
+from perennial.learning.training import TrainingResult
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
 from perennial.models.stacked import stack
@@ -73,18 +75,19 @@ def train_cohort(
     augmentation: AugmentationConfig,
     progress: float = 0.0,
     first_class: int = 0,
+    steps: Steps = AS_THEY_COME,
 ) -> list[MemberResult]:
     """Train every member, all of one kind, from its start; results in the members' order.
 
     model, flat: of one site; their values are not used and stay as they are, but for frozen parts, which
-    are the same for all members. Raises ConfigError when the model has no stacked form, DataError when a
-    member has nothing to train on.
+    are the same for all members. steps: what carries them out. Raises ConfigError when the model has no
+    stacked form, DataError when a member has nothing to train on.
     """
     if not all(len(member.data) for member in members):
         raise DataError("no samples to train on in this task: no new data and no exemplars")
     order = sorted(range(len(members)), key=lambda place: -members[place].steps(config))
     cohort = _Cohort(config, model, flat, [members[place] for place in order], augmentation)
-    found = cohort.run(teacher, progress, first_class)
+    found = cohort.run(teacher, progress, first_class, steps)
     return [found[order.index(place)] for place in range(len(members))]
 
 
@@ -102,21 +105,26 @@ class _Cohort:
         self._config, self._model, self._members, self._augmentation = config, model, members, augmentation
         self._steps = [member.steps(config) for member in members]
         self._network, self._sites = stack(model, flat, len(members))
-        self._starts = torch.stack([member.start for member in members])
+        self._flat = flat
+        self._starts = flat.row_major(torch.stack([member.start for member in members]))
         self._sites.load(self._starts)
         self._ends: list[Tensor] = []
         # grouped convolutions prefer the channels last, in which PyTorch's group norm is less exact
         norms = any(isinstance(module, nn.GroupNorm) for module in model.modules())
         self._format = torch.contiguous_format if norms else torch.channels_last
 
-    def run(self, teacher: IncrementalModel | None, progress: float, first_class: int) -> list[MemberResult]:
+    def run(
+        self, teacher: IncrementalModel | None, progress: float, first_class: int, steps: Steps
+    ) -> list[MemberResult]:
         config, sites, members = self._config, self._sites, self._members
         augmented = self._augmentation.active
         datasets, extras = [member.data for member in members], [member.extra for member in members]
         objective = CohortObjective(
             config, self._model, self._network, sites, datasets, teacher, augmented, first_class, extras
         )
-        optimizer = FlatOptimizer(config.optimizer, sites.vector, sites.gradient, progress)
+        optimizer = FlatOptimizer(
+            config.optimizer, sites.vector, sites.gradient, progress, recorded=steps.records
+        )
         before = sites.vector.clone()
         correction = self._correction()
         self._network.train()
@@ -125,29 +133,45 @@ class _Cohort:
             sites.generators = [self._dropout_stream(member.generator) for member in members]
         generators = [member.generator for member in members]
         batches = CohortBatches(config, datasets, generators, self._augmentation, self._format)
-        told = batches.told()
+        counted = batches.reported()
         totals = torch.zeros(2, len(members), device=before.device)
-        for step, sizes in enumerate(batches.sizes):
-            there = int(np.count_nonzero(sizes))
-            if there < sites.count:
-                before, correction = self._go_on_with(there, optimizer, before, correction)
+
+        def work(rows: Tensor, inputs: Tensor, labels: Tensor, counted_now: Tensor) -> None:
             with autocast(config, before.device):
-                losses, over_labels = objective(batches.step(step, there))
+                losses, over_labels = objective(CohortBatch(rows, batch.sizes, inputs, labels))
             losses.sum().backward()
             if correction is not None:
                 correction.apply(sites.gradient, sites.vector, before)
             optimizer.step()
             self._keep_frozen_rows(before)
             sites.gradient.zero_()
-            totals[:, :there].add_(torch.stack([losses.detach(), over_labels]) * told[step][:there])
+            totals[:, : sites.count].add_(torch.stack([losses.detach(), over_labels]) * counted_now)
+
+        with steps.turn(self._obstacle()) as carry_out:
+            for step, sizes in enumerate(batches.sizes):
+                there = int(np.count_nonzero(sizes))
+                if there < sites.count:
+                    before, correction = self._go_on_with(there, optimizer, before, correction)
+                batch = batches.step(step, there)
+                counted_now = counted[step][:there]
+                carry_out(work, batch.rows, batch.inputs, batch.labels, counted_now, layout=batch.sizes)
         self._ends.append(sites.rows(sites.vector))
         ends = torch.cat(self._ends[::-1])
-        updates = ends - self._starts
+        updates = self._flat.as_stored(ends - self._starts)
+        ends = self._flat.as_stored(ends)
         means = (totals / torch.tensor([len(data) for data in datasets], device=before.device)).tolist()
         return [
             MemberResult(update, *measured, end=end)
             for update, end, *measured in zip(updates, ends, means[0], self._steps, means[1], strict=True)
         ]
+
+    def _obstacle(self) -> str:
+        """Why no two steps are alike; '' where those of the same batch sizes are."""
+        if any(member.extra is not None for member in self._members):
+            return DRAWS_ANEW
+        if self._sites.generators:
+            return "each site of a cohort drops units by a stream of its own"
+        return ""
 
     def _dropout_stream(self, generator: np.random.Generator) -> torch.Generator:
         return torch.Generator(self._starts.device).manual_seed(torch_seed(generator))
@@ -159,7 +183,7 @@ class _Cohort:
             return first
         shifts = [member.correction.shift for member in self._members if member.correction is not None]
         rows = torch.stack([shift for shift in shifts if shift is not None])
-        return replace(first, shift=self._sites.gathered(rows))
+        return replace(first, shift=self._sites.gathered(self._flat.row_major(rows)))
 
     def _go_on_with(
         self,

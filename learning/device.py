@@ -23,6 +23,16 @@ def choose_device(device: str) -> torch.device:
     return torch.device(device)
 
 
+def worker_devices(device: str) -> list[str]:
+    """The devices over which worker processes are dealt: every GPU for cuda, and for auto where there is one.
+
+    Raises as choose_device does.
+    """
+    if choose_device(device).type == "cpu" or device.startswith("cuda:"):
+        return [device]
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+
+
 def _require_gpu(device: str) -> None:
     if not torch.cuda.is_available():
         raise StateError(f"device: found {device!r}, but PyTorch sees no GPU; allowed here: cpu, auto")

@@ -1,4 +1,4 @@
-"""Counts a model's right answers for each class, by its head or by the nearest class mean."""
+"""Counts a model's right answers for each class, by its head or by another classifier of its features."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.learning.feature_bank import bank_of
-from perennial.models.class_means import mean_similarity
+from perennial.models.class_means import mean_similarity, over_features
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
 
@@ -58,7 +58,13 @@ def head_counts(
 
 
 def by_class_means(model: IncrementalModel, means: Tensor) -> Callable[[Tensor], Tensor]:
-    """The class whose mean, a row of (M, d) of unit length, is closest; a row of zeros is never predicted."""
+    """The class whose mean, a row of (M, d) of unit length, is closest; a row of zeros is never predicted.
+
+    means: or the (M, d + 1) rows of a Gaussian head, whose largest score counts.
+    """
+    if means.shape[1] != model.feature_width:
+        classify = over_features(model, means)
+        return lambda inputs: classify(inputs).argmax(dim=1)
     means = means.to(model.head.weight.device)
     return lambda inputs: mean_similarity(model.features(inputs), means).argmax(dim=1)
 

@@ -1,7 +1,7 @@
 """Tables of counts from which every measure of a classifier follows, and which add up over sites.
 
 Shapes: M classes, G subgroups, S score bins, C confidence bins, K temperatures. All edges are public and the
-same everywhere, so that a table says how many samples fell where and nothing else of them.
+same everywhere, so that a table says how many samples fell into each bin and nothing else about them.
 """
 
 from collections.abc import Sequence

@@ -22,8 +22,8 @@ def herding(features: Tensor, budget: int) -> Tensor:
     """Indices of the samples whose running mean stays closest to the class mean.
 
     features: (n, d), one class, rows of unit length.
-    Returns (min(budget, n),) int64, most important first, so that a prefix is the choice for a smaller
-    budget.
+    Returns (min(budget, n),) int64, most important first, so that a prefix is the choice
+    for a smaller budget.
     Raises ValueError on an empty class or a budget below 1.
 
     Rebuffi et al. 2017 (arXiv 1611.07725), algorithm 4.
@@ -69,9 +69,10 @@ def random_by_hash(hashes: np.ndarray, budget: int) -> Tensor:
 def share_by_hash(hashes: np.ndarray, share: float) -> Tensor:
     """Indices of the samples whose keyed hash is among the lowest share of all that there can be.
 
-    Each sample's fate is its own: adding or removing another changes nothing. hashes: (n,) uint64, equal for
-    samples of one patient, which are kept together. Returns (k,) int64, k about share * n, perhaps 0,
-    smallest hash first.
+    Adding or removing a sample does not change whether another one is chosen.
+
+    hashes: (n,) uint64, equal for samples of one patient, which are kept together.
+    Returns (k,) int64, smallest hash first; k is about share * n and can be 0.
     """
     order = np.argsort(hashes, kind="stable")
     return torch.from_numpy(order[below(hashes[order], share)])

@@ -1,4 +1,4 @@
-"""Features of fixed maps, computed once a sample and looked up by what the sample is.
+"""Features of fixed maps, computed once for each sample and looked up by the hash of its content.
 
 The same sample has the same features whoever holds it, in whichever task, split or run. What is kept is what
 the maps give before it is expanded, so that another expansion, head or schedule costs no pass through them.
@@ -94,7 +94,7 @@ class FeatureBank:
         self._read_new()
 
     def _read_new(self) -> None:
-        """Take notice of what this or another process has stored."""
+        """Read the keys that this or another process has stored since the last look."""
         count = self._stored()
         if count <= len(self._rows):
             return

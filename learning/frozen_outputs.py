@@ -1,4 +1,4 @@
-"""What the frozen networks say about a batch: features of the old backbone, and logits of the teacher.
+"""Outputs of the frozen networks for a batch: features of the old backbone, and logits of the teacher.
 
 Shapes: B batch size, d features, n samples, M_old classes of the teacher.
 """

@@ -40,21 +40,31 @@ def balanced_softmax(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
     classes = logits.shape[1]
     if prior.shape not in ((classes,), logits.shape):
         raise ValueError(f"prior: found shape {tuple(prior.shape)}, allowed ({classes},)")
-    # on a GPU the look at the labels would stop the queue in every batch, and the loss itself asserts there
-    if labels.device.type == "cpu" and bool(((labels < 0) | (labels >= classes)).any()):
+    if beyond(labels, 0, classes):
         raise ValueError(f"labels: found {labels.min()} to {labels.max()}, allowed 0 to {classes - 1}")
     return F.cross_entropy(logits + prior, labels, reduction="none")
+
+
+def beyond(labels: Tensor, first: int, end: int) -> bool:
+    """Whether a label lies outside first..end - 1.
+
+    On a GPU the look would stop the queue in every batch, and the loss itself asserts there: False.
+    """
+    return labels.device.type == "cpu" and bool(((labels < first) | (labels >= end)).any())
 
 
 def current_softmax(logits: Tensor, labels: Tensor, first_class: int) -> Tensor:
     """(B,) cross entropies over the classes of the current task alone: old rows of the head get no gradient.
 
     first_class: the task's first label. Raises ValueError on a label of an earlier task.
-    Masana et al. 2020 (arXiv 2010.15277), equation 5; Li and Hoiem 2016 (arXiv 1606.09282) use it with
-    distillation.
+    Masana et al. 2020 (arXiv 2010.15277), equation 5; Li and Hoiem 2016 (arXiv 1606.09282)
+    use it with distillation.
     """
-    if bool((labels < first_class).any()):
-        raise ValueError(f"label {int(labels.min())} is of an earlier task; this one begins at {first_class}")
+    if beyond(labels, first_class, logits.shape[1]):
+        raise ValueError(
+            f"labels: found {labels.min()} to {labels.max()}, allowed {first_class} to "
+            f"{logits.shape[1] - 1}; a lower one is of an earlier task"
+        )
     return F.cross_entropy(logits[:, first_class:], labels - first_class, reduction="none")
 
 
@@ -71,9 +81,17 @@ def gradient_compensation(logits: Tensor, labels: Tensor, first_class: int) -> T
     weight = torch.ones_like(size)
     for kind in (old, ~old):
         # where every sample of a kind is certain their gradients are 0, and so is what they add
-        mean = size[kind].mean().clamp(min=torch.finfo(size.dtype).tiny)
+        mean = mean_of(size, kind).clamp(min=torch.finfo(size.dtype).tiny)
         weight = torch.where(kind, size / mean, weight)
     return weight * each
+
+
+def mean_of(values: Tensor, chosen: Tensor) -> Tensor:
+    """The mean of the chosen ones of values (B,); NaN if there is none. chosen: (B,) bool."""
+    if values.device.type == "cpu":
+        return values[chosen].mean()
+    # only the GPU knows how many are chosen, and asking it would stop its queue
+    return (values * chosen).sum() / chosen.sum()
 
 
 def icarl_bce(logits: Tensor, labels: Tensor, old_logits: Tensor | None, reduction: str = "none") -> Tensor:
@@ -110,8 +128,8 @@ def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tens
 def relation_distillation(logits: Tensor, labels: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
     """(B,) KL(target || this model) over all classes; the loss is T^2 times their mean.
 
-    The target is the one-hot label with the previous model's probabilities in the old columns, divided by its
-    sum.
+    The target is the one-hot label with the previous model's probabilities in the old columns,
+    divided by its sum.
     logits: (B, M), old_logits: (B, M_old).
 
     Dong et al. 2022 (GLFC, arXiv 2203.14867), section 3.2, which writes the divergence the other way round;

@@ -137,7 +137,7 @@ def teacher_kind(config: LearnerConfig) -> str:
 
 
 def class_counts(config: LearnerConfig, data: TrainingSet, num_classes: int) -> Tensor:
-    """(num_classes,) samples of each class, as a loss over the labels is told of them."""
+    """(num_classes,) samples of each class, as a loss over the labels gets them."""
     counts = data.counts(num_classes)
     # the prior of what is drawn: corrected twice, common classes would count less than rare ones
     return counts.clamp(max=1) if config.memory is not None and config.memory.balanced else counts

@@ -19,13 +19,21 @@ class FlatOptimizer:
     """One step is one tensor operation or a few, whatever the model's number of layers.
 
     parameters, gradient: (P,) float32, the same memory in every step. progress: share of the task's rounds
-    done, for the cosine schedule (Loshchilov and Hutter 2017, arXiv 1608.03983).
+    done, for the cosine schedule (Loshchilov and Hutter 2017, arXiv 1608.03983). recorded: the number of
+    steps taken, which Adam needs, is kept on the GPU, so that a step that is replayed finds it there.
     """
 
     def __init__(
-        self, config: Optimizer, parameters: Tensor, gradient: Tensor, progress: float = 0.0
+        self,
+        config: Optimizer,
+        parameters: Tensor,
+        gradient: Tensor,
+        progress: float = 0.0,
+        *,
+        recorded: bool = False,
     ) -> None:
         self._config = config
+        self._on_device = recorded and parameters.device.type == "cuda"
         self._parameters = [parameters]
         self._gradient = [gradient]
         self.lr = config.lr
@@ -34,7 +42,8 @@ class FlatOptimizer:
         self._momentum: list[Tensor | None] = [None]
         self._first = [torch.zeros_like(parameters)] if config.name == "adam" else []
         self._second = [torch.zeros_like(parameters)] if config.name == "adam" else []
-        self._steps = [torch.zeros(())] if config.name == "adam" else []
+        counter = torch.zeros((), device=parameters.device if self._on_device else "cpu")
+        self._steps = [counter] if config.name == "adam" else []
 
     @property
     def states(self) -> list[Tensor]:
@@ -76,6 +85,7 @@ class FlatOptimizer:
                 [],
                 self._steps,
                 foreach=False,
+                capturable=self._on_device,
                 amsgrad=False,
                 beta1=0.9,
                 beta2=0.999,

@@ -16,6 +16,7 @@ from perennial.config.charges import steps_of_round
 from perennial.config.learner import LearnerConfig
 from perennial.data.augmentation import augment
 from perennial.data.config import AugmentationConfig
+from perennial.foundation.devices import to_device
 from perennial.foundation.errors import PrivacyError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import NeighbourDistances
@@ -68,14 +69,14 @@ def train_privately(
     steps = steps_of_round(config, privacy)
     model.train()
     flat.gradient.zero_()
-    total, seen = 0.0, 0
+    total, seen = torch.zeros((), dtype=torch.float64, device=before.device), 0
 
     def losses_of(rows: Tensor) -> Losses:
-        rows = rows.to(data.y.device)
+        rows = to_device(rows, data.y.device)
         stored = augment(data.x[rows], augmentation, generator) if augmentation.active else data.x[rows]
 
         def of(indices: Tensor) -> Tensor:
-            indices = indices.to(rows.device)
+            indices = to_device(indices, rows.device)
             return objective.each(rows[indices], data.floats(stored[indices]), data.y[rows[indices]])
 
         return of
@@ -95,9 +96,10 @@ def train_privately(
                 correction.apply(flat.gradient, flat.trainable, anchor)
             optimizer.step()
             flat.keep_frozen_rows(before)
-            total += mean * len(batch) if len(batch) else 0.0
+            if len(batch):
+                total += mean * len(batch)
             seen += len(batch)
-    return TrainingResult(flat.vector - before, total / max(seen, 1), steps)
+    return TrainingResult(flat.vector - before, float(total) / max(seen, 1), steps)
 
 
 def _samples_of(data: TrainingSet, units: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -19,7 +19,7 @@ from perennial.learning.evaluation_tables import (
     EvaluationTables,
 )
 from perennial.learning.feature_bank import bank_of
-from perennial.models.class_means import NearestMean
+from perennial.models.class_means import over_features
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
 
@@ -102,7 +102,7 @@ class Scored:
 def score(
     model: IncrementalModel, data: TrainingSet, means: Tensor | None = None, folder: Path | None = None
 ) -> Scored:
-    """The samples under a model with its head, or with the nearest of the class means, (M, d).
+    """The samples under a model with its head, or with means instead: as over_features takes them.
 
     folder: where the answers of fixed feature maps may be kept; None: in memory.
     """
@@ -116,7 +116,7 @@ def classifier(
     """(function from inputs (B, ...) to logits (B, M), what to give it): fixed maps answer once a sample."""
     model.eval()
     if means is not None:
-        return NearestMean(model, means.to(model.head.weight.device)).eval(), data
+        return over_features(model, means), data
     if isinstance(model.backbone, FixedFeatures) and len(data):
         return model.classify, bank_of(model.backbone, data, folder).feature_set(model.backbone, data)
     return model, data

@@ -4,7 +4,7 @@ Symbols: n samples, M classes seen so far, P floats of the model, B batch size.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,8 @@ from perennial.learning.batches import TrainingSet, shuffled
 from perennial.learning.gradient_correction import GradientCorrection
 from perennial.learning.objective import Extra, Objective
 from perennial.learning.optimizers import FlatOptimizer
+from perennial.learning.precision import autocast
+from perennial.learning.steps import AS_THEY_COME, DRAWS_ANEW, Steps
 from perennial.models.flat import FlatParameters
 from perennial.models.incremental import IncrementalModel
 
@@ -51,10 +53,12 @@ def train(
     first_class: int = 0,
     correction: GradientCorrection | None = None,
     extra: Extra | None = None,
+    steps: Steps = AS_THEY_COME,
 ) -> TrainingResult:
     """Train model in place on data for the configured epochs, and say what changed.
 
-    correction: what is added to each step's gradient. extra: one more term of each step's loss.
+    correction: what is added to each step's gradient. extra: one more term of each step's loss. steps: what
+    carries them out. Between the first step and the last nothing waits for the device.
     Raises DataError when there is nothing to train on, or when batch normalisation meets a single sample.
     """
     if len(data) == 0:
@@ -66,14 +70,32 @@ def train(
         raise DataError("one sample only, and batch normalisation needs two; use model.norm: group")
     before = flat.vector.clone()
     objective = Objective(config, model, data, teacher, augmentation.active, first_class, extra)
-    optimizer = FlatOptimizer(config.optimizer, flat.trainable, flat.gradient, progress)
+    optimizer = FlatOptimizer(
+        config.optimizer, flat.trainable, flat.gradient, progress, recorded=steps.records
+    )
     anchor = before[: len(flat.trainable)]
     model.train()
     flat.gradient.zero_()
     epoch_loss, epoch_classification = torch.zeros(2, device=before.device)
-    seen = steps = 0
+    seen = taken = 0
     balanced = config.memory is not None and config.memory.balanced
-    with seeded_dropout(model, generator):
+
+    def step(rows: Tensor, inputs: Tensor, labels: Tensor) -> None:
+        with autocast(config, before.device):
+            loss = objective(rows, inputs, labels)
+        loss.backward()
+        if correction is not None:
+            correction.apply(flat.gradient, flat.trainable, anchor)
+        optimizer.step()
+        flat.keep_frozen_rows(before)
+        flat.keep_held(before)
+        flat.gradient.zero_()
+        size = rows.shape[0]
+        epoch_loss.add_(loss.detach(), alpha=size)
+        epoch_classification.add_(objective.classification, alpha=size)
+
+    obstacle = "" if extra is None else DRAWS_ANEW
+    with seeded_dropout(model, generator), steps.turn(obstacle) as carry_out:
         for _ in range(config.epochs):
             epoch_loss.zero_()
             epoch_classification.zero_()
@@ -86,23 +108,11 @@ def train(
                 balanced=balanced,
                 drop_single=normalises_batches,
             ):
-                with autocast(config, before.device):
-                    loss = objective(rows, inputs, labels)
-                loss.backward()
-                if correction is not None:
-                    correction.apply(flat.gradient, flat.trainable, anchor)
-                optimizer.step()
-                flat.keep_frozen_rows(before)
-                flat.keep_held(before)
-                flat.gradient.zero_()
-                size = rows.shape[0]
-                epoch_loss.add_(loss.detach(), alpha=size)
-                epoch_classification.add_(objective.classification, alpha=size)
-                seen += size
-                steps += 1
-    return TrainingResult(
-        flat.vector - before, float(epoch_loss) / seen, steps, float(epoch_classification) / seen
-    )
+                carry_out(step, rows, inputs, labels)
+                seen += len(labels)
+                taken += 1
+    loss, over_labels = torch.stack([epoch_loss, epoch_classification]).tolist()
+    return TrainingResult(flat.vector - before, loss / seen, taken, over_labels / seen)
 
 
 @contextmanager
@@ -119,10 +129,3 @@ def seeded_dropout(model: nn.Module, generator: np.random.Generator) -> Iterator
     with torch.random.fork_rng():
         torch.manual_seed(torch_seed(generator))
         yield
-
-
-def autocast(config: LearnerConfig, device: torch.device) -> AbstractContextManager[object]:
-    """The precision of the forward pass that a learner asks for."""
-    if config.precision == "bfloat16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()

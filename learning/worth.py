@@ -1,4 +1,4 @@
-"""What a model is worth, class by class, on held-out samples."""
+"""The utility of a model on the held-out samples of each class."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

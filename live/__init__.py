@@ -1,1 +1,1 @@
-"""Pages that people watch and steer a federation with: the operator's, and a hospital's."""
+"""Pages on which people watch and steer a federation: the operator's, and a hospital's."""

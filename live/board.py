@@ -1,6 +1,6 @@
-"""Panels that many people watch: drawn once when something changes, and sent to everyone as they can take it.
+"""Panels that many people watch: drawn once when something changes, and sent to every browser.
 
-Whoever is slow gets the newest state and none of those in between, so nothing is kept for anybody.
+A slow browser gets the newest state and skips those in between, so that nothing has to be kept for it.
 """
 
 import asyncio

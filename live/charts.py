@@ -1,4 +1,4 @@
-"""What live pages draw: shares over rounds or tasks, in the charts that reports have, and meters."""
+"""Charts of the live pages: shares over rounds or tasks, drawn as in reports, and meters."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What stands before every page: who may ask, under which name, and what a browser may do with the answer.
+"""Checks before every page: who asks, under which host name, and what a browser may do with the answer.
 
 Pages are read-only for whoever has no token. With one, a person signs in: the token is sent once, in the body
 of a form, and a random session stands for it in a cookie that no script can read. A form that changes
@@ -41,7 +41,7 @@ LARGEST_FORM = 64 * 1024
 SESSION_SECONDS = 8 * 3600.0
 MOST_SESSIONS = 100
 WRONG_TOKENS, PER_SECONDS = 10, 60.0
-"""Wrong tokens in so many seconds after which none is looked at."""
+"""(wrong tokens, seconds): after so many within that time, no token is accepted."""
 
 
 def is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""A hospital's page: for its own machine, for whoever has signed in."""
+"""A hospital's page, which listens on its own machine alone and asks everybody to sign in."""
 
 import asyncio
 import threading
@@ -130,7 +130,7 @@ class HospitalPages:
         return RedirectResponse("/", HTTPStatus.SEE_OTHER)
 
     async def act(self, request: Request) -> Response:
-        """Say what something would do, and do it when the form comes back."""
+        """Show what an action would do, and do it when the form comes back."""
         action = request.url.path[1:]
         session = self._sessions.of(request)
         if session is None:

@@ -15,7 +15,7 @@ STATUSES = ("running", "paused", "waiting", "finished", "stopped", "silent", "en
 
 
 class _Families(Collector):
-    """Metrics that are made anew for every question."""
+    """Metrics that are computed anew for every request."""
 
     def __init__(self, make: Callable[[], Iterable[Metric]]) -> None:
         self._make = make

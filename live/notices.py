@@ -1,7 +1,7 @@
-"""Telling somebody when a run needs them: one webhook call for each thing that begins.
+"""Notices to a person when a run needs somebody: one webhook call for each cause.
 
 A notice goes out when a run finishes, stalls, or ends early, when a site refuses, and when a budget is nearly
-spent; once while the cause lasts. The address may carry a secret, so it is read from a file and never shown.
+spent; once while the cause lasts. The address may hold a secret, so it is read from a file and never shown.
 """
 
 import json
@@ -21,7 +21,7 @@ from perennial.live.spending import Spending
 from perennial.live.warnings import warnings_of
 
 log = logging.getLogger("perennial.live")
-TOLD = ("silent", "ended", "refused", "pause", "late", "disk", "offline")
+SENT = ("silent", "ended", "refused", "pause", "late", "disk", "offline")
 """Kinds of warnings that go out; the others wait until somebody looks."""
 ATTEMPTS, SECONDS = 3, 10.0
 NEARLY = 0.8
@@ -52,16 +52,16 @@ class Notices:
     def __init__(self, send: Send, budget: float | None = None) -> None:
         self._send = send
         self._budget = budget
-        self._told: dict[str, set[str]] = {}
+        self._sent: dict[str, set[str]] = {}
         self._queue: queue.Queue[dict[str, Any]] = queue.Queue(WAITING)
         threading.Thread(target=self._deliver, name="notices", daemon=True).start()
 
     def take(self, state: RunState, spending: Spending) -> None:
-        """Look at a run, and tell of what has begun since the last look."""
+        """Look at a run, and send a notice of every cause that has begun since the last look."""
         found = {
             f"{warned.kind}: {warned.text}" if warned.kind == "refused" else warned.kind: warned.text
             for warned in warnings_of(state)
-            if warned.kind in TOLD
+            if warned.kind in SENT
         }
         if state.status == "finished":
             found["finished"] = "The run is finished."
@@ -71,8 +71,8 @@ class Notices:
                     found[f"budget of {site}"] = (
                         f"{site} has spent up to epsilon {epsilon:.3g} of {self._budget:g} in this run."
                     )
-        before = self._told.get(state.name)
-        self._told[state.name] = set(found)
+        before = self._sent.get(state.name)
+        self._sent[state.name] = set(found)
         if before is None and state.status == "finished":
             return  # it was over before anybody watched
         for key in found.keys() - (before or set()):

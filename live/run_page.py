@@ -128,7 +128,7 @@ def story(state: RunState) -> str:
 
 
 def warnings(state: RunState, spending: Spending) -> Markup:
-    """What to look at first; one calm line where there is nothing."""
+    """Warnings, the most important first, or one line that says that there are none."""
     found = warnings_of(state)
     if not found:
         return Markup('<p class="calm">Nothing needs attention.</p>')

@@ -1,4 +1,4 @@
-"""Answering on an address: one web server for every kind of page."""
+"""The web server that all kinds of pages share."""
 
 from pathlib import Path
 

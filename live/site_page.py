@@ -51,7 +51,7 @@ def story(state: SiteState) -> Markup:
 
 
 def warnings(state: SiteState) -> Markup:
-    """What needs the hospital."""
+    """What the hospital has to decide or mend."""
     found = [("critical", problem, "") for problem in state.problems]
     if not state.alive:
         found.append(

@@ -1,6 +1,6 @@
-"""Reading files that others append to, line by line, as lines arrive.
+"""Reads files that other processes append to, line by line, as lines arrive.
 
-Whoever wrote a line is not believed: a line that is too long, no JSON or no object is left out and counted.
+The content is not trusted: a line that is too long, not JSON or not an object is left out and counted.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What an operator should know first about a run: each with what to do about it."""
+"""Warnings about a run for its operator, each with what to do about it."""
 
 import shutil
 import time

@@ -34,8 +34,9 @@ def train_autoencoder(
 ) -> FeatureEncoder:
     """The encoder after epochs over rows 0 .. count - 1, by the mean squared error of what is drawn again.
 
-    say: told each epoch and its mean loss. The same arguments give the same bits. The features are scaled to
-    a mean square of 1, so that bounds of digests mean the same with any encoder.
+    say: called with each epoch and its mean loss.
+    The same arguments give the same bits. The features are scaled to a mean square of 1, so that bounds on
+    digests mean the same with any encoder.
     Raises DataError when training diverged, or every feature is 0.
     """
     encoder = ConvolutionalEncoder(input_shape, seed)

@@ -1,9 +1,13 @@
-"""Classifies by the nearest class mean instead of the head."""
+"""Classifiers over a model's features that take the place of its head: nearest class mean, Gaussian.
+
+Each is rows of numbers, one a class: (M, d) means, or (M, d + 1) weights and a bias.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from perennial.models.feature_maps.ball import RADIUS, unit_rows
 from perennial.models.incremental import IncrementalModel
 
 
@@ -36,3 +40,27 @@ class NearestMean(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * mean_similarity(self.model.features(x), self.means) - 2
+
+
+class GaussianHead(nn.Module):
+    """(B, ...) inputs -> (B, M) logits: linear discriminants of features of length 1/sqrt(2).
+
+    rows: (M, d + 1), the weights of each class and its bias, as learning/analytic/solve.py finds them.
+    """
+
+    rows: Tensor
+
+    def __init__(self, model: IncrementalModel, rows: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("rows", rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = unit_rows(self.model.features(x)) * RADIUS
+        return features @ self.rows[:, :-1].T + self.rows[:, -1]
+
+
+def over_features(model: IncrementalModel, rows: Tensor) -> NearestMean | GaussianHead:
+    """The classifier that rows are of, in evaluation mode on the model's device."""
+    kind = NearestMean if rows.shape[1] == model.feature_width else GaussianHead
+    return kind(model, rows.to(model.head.weight.device)).eval()

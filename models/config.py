@@ -18,7 +18,7 @@ TORCHVISION = ("resnet18", "resnet34", "mobilenet_v2")
 COMPOSITE = ("dual_backbone", "digest_two_branch")
 BACKBONES = ("mlp", *CONVOLUTIONAL)
 NETWORKS = (*BACKBONES, *COMPOSITE, "features", "pretrained")
-"""features: a linear head on fixed maps, which nobody trains. pretrained: a network that learnt elsewhere."""
+"""features: a linear head on fixed maps, which are not trained. pretrained: a network trained elsewhere."""
 FIRST_CHANNELS = {"se_cnn": 16, "resnet18": 64, "resnet34": 64, "mobilenet_v2": 32}
 """Channels after the first convolution; small_cnn takes them from `channels`."""
 

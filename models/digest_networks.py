@@ -1,8 +1,8 @@
 """FedDig's networks: digests of features that stand in for an absent site, and the model that reads them.
 
 A digest is a mixture of fixed features of several samples (digest_encoders.py). The server turns it into
-guidance, an input of the model, with a network that it trains; the model reads input and digest in two
-branches.
+guidance, an input of the model, with a network that it trains; the model reads input and
+digest in two branches.
 
 Shapes: x (B, *input_shape); r (B, *digest_shape); digest_shape is (4, h, w) for images and (64,) for tables.
 """
@@ -23,8 +23,8 @@ FUSED_WIDTH = 128
 class GuidanceProducer(nn.Module):
     """P_G: digest (B, *digest_shape) -> guidance (B, *input_shape). Lives and is trained at the server only.
 
-    Images come out in [0, 1], as pixels do: normalise them as any image before the model. Tables are
-    unbounded.
+    Images come out in [0, 1], as pixels do: normalise them as any image before the
+    model. Tables are unbounded.
     """
 
     def __init__(self, input_shape: tuple[int, ...], seed: int) -> None:

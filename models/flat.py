@@ -3,7 +3,7 @@
 P: elements of all travelling tensors. T: elements of those that are trained, T <= P.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
 
@@ -18,18 +18,18 @@ class FlatParameters:
     """Re-homes a model's travelling tensors in one float32 vector; the model goes on, on views of it.
 
     vector (P,): trainable parameters in the model's order, then float buffers, each in row-major order
-    whatever the memory format was, so that vectors of different sites can be added.
+    whatever the memory format was, so that vectors of different sites can be added. With channels_last the
+    weights of 2-D convolutions lie as (O, H, W, C), as convolutions on channels_last inputs want them.
     trainable (T,): view of the parameters, whose .grad is gradient; an optimiser over [trainable] steps the
     model.
     gradient (T,): the parameters' .grad are views of it, into which autograd accumulates. Clear it with
     gradient.zero_(); never set a .grad to None, nor call backward with create_graph=True, which replaces it.
 
     Build it last: moving or growing the model, or converting it to channels_last, gives its parameters new
-    memory (load notices). For channels_last convert the inputs only: convolutions follow the layout of their
-    input, and weights stay row-major. Integer buffers and frozen parameters stay where they are.
+    memory (load notices). Integer buffers and frozen parameters stay where they are.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, channels_last: bool = False) -> None:
         """Raises StateError when a travelling tensor is not float32, or there is none."""
         tensors = travelling(model)
         self.shapes: dict[str, torch.Size] = {key: tensor.shape for key, tensor in tensors.items()}
@@ -40,8 +40,9 @@ class FlatParameters:
             )
         check_state(self.shapes, tensors)
         self._sizes = [tensor.numel() for tensor in tensors.values()]
+        self._last = {key for key, shape in self.shapes.items() if channels_last and len(shape) == 4}
         self._starts = dict(zip(self.keys, accumulate(self._sizes, initial=0), strict=False))
-        self.vector = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+        self.vector = torch.cat([self._row(key, tensor) for key, tensor in tensors.items()])
         self._model = model
         parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.trainable = self.vector[: sum(value.numel() for value in parameters.values())]
@@ -54,8 +55,8 @@ class FlatParameters:
             homes[name].data = view
         self._homes = [(name, attrgetter(name), view.data_ptr()) for name, view in views.items()]
         gradients = self.gradient.split(self._sizes[: len(parameters)])
-        for part, parameter in zip(gradients, parameters.values(), strict=True):
-            parameter.grad = part.view(parameter.shape)
+        for part, (key, parameter) in zip(gradients, parameters.items(), strict=True):
+            parameter.grad = self._view(key, part)
         self._frozen = self._frozen_slices(model.frozen_rows if isinstance(model, IncrementalModel) else 0)
         self._held: tuple[slice, ...] = ()
 
@@ -64,7 +65,24 @@ class FlatParameters:
         if vector.shape != self.vector.shape:
             raise StateError(f"vector: found shape {tuple(vector.shape)}, allowed {tuple(self.vector.shape)}")
         parts = vector.split(self._sizes)
-        return {key: part.view(shape) for (key, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        return {key: self._view(key, part) for key, part in zip(self.keys, parts, strict=True)}
+
+    def trained_views(self, vector: Tensor) -> dict[str, Tensor]:
+        """The trained tensors inside vector (T,), without a copy."""
+        parts = vector.split(self._sizes[: len(self.trainable_keys)])
+        return {key: self._view(key, part) for key, part in zip(self.trainable_keys, parts, strict=True)}
+
+    def trained_vector(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A new vector (T,) on this model's device with the trained tensors, in float32."""
+        return torch.cat([self._row(key, tensors[key]).to(self.vector) for key in self.trainable_keys])
+
+    def row_major(self, rows: Tensor) -> Tensor:
+        """(K, P) or (K, T) vectors with every tensor in row-major order."""
+        return self._rearranged(rows, (0, 3, 1, 2), lambda shape: (shape[0], *shape[2:], shape[1]))
+
+    def as_stored(self, rows: Tensor) -> Tensor:
+        """The same vectors (K, P) or (K, T) as this model's lie: the inverse of row_major."""
+        return self._rearranged(rows, (0, 2, 3, 1), tuple)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """A new vector (P,) on this model's device with the named tensors.
@@ -126,7 +144,34 @@ class FlatParameters:
     def _rows(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """The named tensors, checked, each as one row on this model's device, in the vector's order."""
         check_state(self.shapes, tensors)
-        return [tensors[key].reshape(-1).to(self.vector.device) for key in self.keys]
+        return [self._row(key, tensors[key]).to(self.vector.device) for key in self.keys]
+
+    def _row(self, key: str, tensor: Tensor) -> Tensor:
+        return (tensor.permute(0, 2, 3, 1) if key in self._last else tensor).reshape(-1)
+
+    def _view(self, key: str, row: Tensor) -> Tensor:
+        shape = self.shapes[key]
+        if key not in self._last:
+            return row.view(shape)
+        return row.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
+
+    def _rearranged(
+        self, rows: Tensor, order: Sequence[int], stored: Callable[[torch.Size], tuple[int, ...]]
+    ) -> Tensor:
+        if not self._last:
+            return rows
+        keys = self.keys if rows.shape[1] == len(self.vector) else self.trainable_keys
+        parts = rows.split(self._sizes[: len(keys)], dim=1)
+        dims = 0, *(place + 1 for place in order)
+        return torch.cat(
+            [
+                part.view(len(rows), *stored(self.shapes[key])).permute(dims).reshape(len(rows), -1)
+                if key in self._last
+                else part
+                for key, part in zip(keys, parts, strict=True)
+            ],
+            dim=1,
+        )
 
     def _frozen_slices(self, rows: int) -> tuple[slice, ...]:
         """Where the first rows of the head's weight and bias lie in the vector."""

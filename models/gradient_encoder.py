@@ -1,4 +1,4 @@
-"""The network whose gradients stand for prototype samples; both sides build the same one from the seed.
+"""The network whose gradients encode prototype samples; server and sites build the same one from the seed.
 
 Shapes: x (B, C, H, W) in [0, 1], output (B, M) logits. Dong et al. 2022 (GLFC, arXiv 2203.14867): four
 layers; Zhu et al. 2019 (arXiv 1906.08935): sigmoids and first values wide enough for gradients that tell.
@@ -36,7 +36,7 @@ class GradientEncoder(nn.Module):
         return self.head(self.layers(x))
 
     def gradient(self, x: Tensor, label: int) -> dict[str, Tensor]:
-        """Of the cross entropy of one image (C, H, W), by parameter name."""
+        """The gradient of the cross entropy of one image (C, H, W), by parameter name."""
         parameters = dict(self.named_parameters())
         loss = nn.functional.cross_entropy(self(x[None]), torch.tensor([label], device=x.device))
         return dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))

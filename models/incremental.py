@@ -1,4 +1,4 @@
-"""A network whose classifier grows with the tasks, and the state of it that others need.
+"""A network whose classifier grows with the tasks, and which of its tensors travel.
 
 Shapes: x (B, ...) float32 input, features (B, d), logits (B, M). M: classes known so far.
 """
@@ -67,7 +67,12 @@ class IncrementalModel(nn.Module):
         return self.backbone(x)
 
     def classify(self, features: Tensor) -> Tensor:
-        return self.head(features if self.dropout is None else self.dropout(features))
+        features = features if self.dropout is None else self.dropout(features)
+        if not torch.is_autocast_enabled(features.device.type):
+            return self.head(features)
+        # in bfloat16 many logits would be equal, and the first of them, an old class, would be the answer
+        with torch.autocast(features.device.type, enabled=False):
+            return self.head(features.float())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classify(self.features(x))
@@ -77,8 +82,8 @@ class IncrementalModel(nn.Module):
         """Add rows to the head up to num_classes. Old rows keep their bits.
 
         New weights are uniform in +-1/sqrt(d), new biases 0, so that no new class starts with a prior.
-        generator: the stream of this task's rows. Raises StateError when num_classes is below the present
-        number.
+        generator: the stream of this task's rows. Raises StateError when num_classes is
+        below the present number.
         """
         old = self.head
         if num_classes < old.out_features:
@@ -116,8 +121,8 @@ class IncrementalModel(nn.Module):
 def joined_features(parts: Sequence[Tensor]) -> Tensor:
     """(B, sum of d_i): kinds of features (B, d_i) of the same samples, side by side.
 
-    A module calls it as its attribute `join`, because several sites in one pass join theirs in another way
-    (models/stacked.py).
+    A module calls it as its attribute `join`, because several sites in one pass join theirs
+    in another way (models/stacked.py).
     """
     return torch.cat(list(parts), dim=1)
 
@@ -149,8 +154,8 @@ def load_complete(model: IncrementalModel, state: Mapping[str, Tensor]) -> None:
 
     The model must have been built with as many classes as the state has head rows. Modules that only one of
     the two has (a dual backbone's old one) appear or go; FlatParameters must then be built anew.
-    Raises StateError naming the key that is missing, unknown, or of another shape or dtype; no value is
-    copied.
+    Raises StateError naming the key that is missing, unknown, or of another shape or dtype;
+    no value is copied.
     """
     model.restructure(state)
     copy_state(complete_state(model), state)

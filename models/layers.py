@@ -1,4 +1,4 @@
-"""Which tensors of a model stay at a site, and how a site's own classifier grows with the classes."""
+"""Chooses the tensors of a model that stay at a site, and grows a site's own classifier with the classes."""
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase

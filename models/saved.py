@@ -1,4 +1,4 @@
-"""A finished run's model, ready to be used alone: the file holds everything that it needs."""
+"""The model of a finished run: one file holds everything that predictions need."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from perennial.foundation.errors import StateError, nearest
 from perennial.foundation.files import replace_file
 from perennial.foundation.safetensors_bytes import with_sorted_metadata
-from perennial.models.class_means import NearestMean
+from perennial.models.class_means import over_features
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.models.factory import build_model
 from perennial.models.incremental import IncrementalModel, load_complete
@@ -25,6 +25,8 @@ PERSONAL_MODEL = "personal_model.safetensors"
 """In a site's state folder."""
 CLASS_MEANS = "class_means"
 """Name of the class means among a file's tensors, where the model was judged by the nearest of them."""
+GAUSSIAN_HEAD = "gaussian_head"
+"""The same of a Gaussian head over the model's features."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class Inputs:
 
     stored: uint8 where the data are 8-bit pixels, float32 where they are numbers in a scale of their own.
     mean, std: (C,) or (D,) float32 of (x - mean) / std, after 8-bit images are scaled to 0..1.
-    columns: of a table, feature column -> "numeric", "date" or its categories, in the order of the D
-    features.
+    columns: of a table, feature column -> "numeric", "date" or its categories, in the order
+    of the D features.
     fill: (D,) what stands for a missing number of a table; None: the mean.
     """
 
@@ -104,7 +106,8 @@ class SavedModel:
     model: in evaluation mode.
     classes: names by label.
     settings: the experiment, as a mapping.
-    class_means: (M, d) rows of unit length, zero for a class that nobody had exemplars of; None: by the head.
+    class_means: (M, d) rows of unit length, zero for a class that nobody had exemplars of; or the (M, d + 1)
+    rows of a Gaussian head; None: by the model's own head.
     confidence: how stated probabilities and prediction sets were calibrated.
     """
 
@@ -119,9 +122,16 @@ class SavedModel:
     def classifier(self) -> nn.Module:
         """The module that turns inputs (B, ...) into logits (B, M), as the experiment judged the model.
 
-        It is the model with its head, or the nearest class mean if the file holds class means.
+        It is the model with its head, or what takes the head's place if the file holds that.
         """
-        return self.model if self.class_means is None else NearestMean(self.model, self.class_means).eval()
+        return self.model if self.class_means is None else over_features(self.model, self.class_means)
+
+    @property
+    def classifier_name(self) -> str:
+        """As learner.classifier calls it."""
+        if self.class_means is None:
+            return "head"
+        return "nearest_mean" if self.class_means.shape[1] == self.model.feature_width else "gaussian"
 
 
 def save_model(
@@ -146,7 +156,7 @@ def save_model(
         **({"confidence": json.dumps(confidence, sort_keys=True)} if confidence else {}),
     }
     # copies, because tensors that share memory cannot be saved
-    means = {} if class_means is None else {CLASS_MEANS: class_means}
+    means = {} if class_means is None else {_name(class_means, tensors): class_means}
     own = {name: tensor.detach().cpu().clone() for name, tensor in {**tensors, **means}.items()}
     replace_file(path, with_sorted_metadata(save(own, metadata)))
 
@@ -171,12 +181,18 @@ def load_saved(path: Path) -> SavedModel:
     model = build_model(
         config, inputs.shape, len(classes), settings["seed"], encoder.layout, with_weights=False
     )
-    means = tensors.pop(CLASS_MEANS, None)
+    means = None
+    for name, more in ((CLASS_MEANS, 0), (GAUSSIAN_HEAD, 1)):
+        if name in tensors:
+            means, expected = tensors.pop(name), (len(classes), model.feature_width + more)
+            if tuple(means.shape) != expected:
+                raise StateError(f"{path}: {name}: found {tuple(means.shape)}, allowed {expected}")
     load_complete(model, tensors)
-    expected = (len(classes), model.feature_width)
-    if means is not None and tuple(means.shape) != expected:
-        raise StateError(f"{path}: {CLASS_MEANS}: found {tuple(means.shape)}, allowed {expected}")
     return SavedModel(model.eval(), classes, inputs, settings, means, confidence)
+
+
+def _name(class_means: Tensor, tensors: Mapping[str, Tensor]) -> str:
+    return CLASS_MEANS if class_means.shape[1] == tensors["head.weight"].shape[1] else GAUSSIAN_HEAD
 
 
 def model_file(folder: Path, site: str) -> Path:

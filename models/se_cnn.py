@@ -15,8 +15,8 @@ FEATURE_WIDTH = 512
 class SqueezeExcitation(nn.Module):
     """Scales each channel by a factor in (0, 1) computed from the means of all channels.
 
-    u_BCHW -> u_BCHW * e_BC with e = sigmoid(W_b relu(W_a mean_HW(u) + a) + b); hidden width channels //
-    reduction.
+    u_BCHW -> u_BCHW * e_BC with e = sigmoid(W_b relu(W_a mean_HW(u) + a) + b); hidden
+    width channels // reduction.
     Raises ValueError unless 1 <= reduction < channels.
 
     Hu et al. 2018 (arXiv 1709.01507).
@@ -41,8 +41,8 @@ class SECNN(nn.Module):
     """1x1 convolution, channel attention, two 3x3 convolutions with pooling, two linear layers; d = 512.
 
     The paper gives the first convolution, the attention (16 to 8 channels, reduction 2) and the 512
-    features; the widths between them are ours. No non-linearity but the attention follows the first
-    convolution.
+    features; the widths between them are ours. No non-linearity but the attention
+    follows the first convolution.
     """
 
     def __init__(self, input_shape: tuple[int, int, int], norm: Norm, se_reduction: int | None) -> None:

@@ -20,7 +20,7 @@ Combine = Literal["average", "concatenate", "last"]
 VECTOR = "sparsity"
 """Name of the vector among the tensors of a message."""
 MODEL, VGG = "model", "vgg11"
-"""Whose layers are looked at: the model that sites train, or a network of its own."""
+"""The network whose layers are measured: the model that sites train, or the front of a VGG-11."""
 
 
 @dataclass(frozen=True)

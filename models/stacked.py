@@ -1,4 +1,4 @@
-"""One network that is K networks: the same layers with the weights of K sites, in one pass.
+"""K networks as one: the same layers with the weights of K sites, in one pass.
 
 Dimension 1 of every activation holds the sites one after the other, (B, K * C, ...), so that elementwise
 layers, pooling and flatten(1) are right as they are. A convolution has K groups, a linear layer is one

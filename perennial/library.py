@@ -90,9 +90,9 @@ class Model:
     def predictions(self, paths: Sequence[Path | str]) -> Iterator[Prediction]:
         """The same one after the other, for more samples than fit in memory."""
         from perennial.data.config import DataConfig
-        from perennial.data.given import files_in
         from perennial.data.images import ImageReading
         from perennial.data.inputs import read_inputs
+        from perennial.data.named_files import files_in
 
         inputs = self.saved.inputs
         files = files_in([*map(Path, paths)], of_images=len(inputs.shape) == 3)

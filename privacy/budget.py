@@ -129,9 +129,7 @@ def _most_steps(holds: Callable[[float], bool], start: int | None) -> int:
     while holds(high := math.ceil(low * factor)):
         low = high
         if high > 10**9:
-            raise PrivacyError(
-                "over 10**9 steps stay within the budget; the noise is far above what it asks for"
-            )
+            raise PrivacyError("over 10**9 steps stay within the budget; lower the noise multiplier")
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)

@@ -1,7 +1,7 @@
-"""Bounding what one site can contribute: the L2 norm over all its float parameters together.
+"""Bounds what one site can contribute: the L2 norm over all its float parameters together.
 
-One norm over the concatenation is what the sensitivity of a release is stated in; clipping tensor by tensor
-would multiply it by the square root of their number.
+The sensitivity of a release is stated as one norm over the concatenation; clipping tensor by tensor would
+multiply it by the square root of their number.
 """
 
 import math

@@ -1,7 +1,7 @@
 """What all releases of a site cost together, for one unit and one neighbouring relation.
 
-Releases differ in what they hide, and figures that hide different things do not add up. The rules, each
-conservative:
+Releases differ in what they hide, and figures that hide different things do not add up.
+The rules, each conservative:
 
 - A guarantee for a whole site also holds for each of its patients and samples, one for a patient for each of
   the patient's samples; one for a sample says nothing finite about a patient or the site.

@@ -57,12 +57,11 @@ class PrivacyConfig(Block):
     allow_unaccounted_metrics: lets sites report loss or accuracy in the clear, outside the guarantee.
     sample_rate: mode sample: probability with which each sample is in a batch, on its own. Public, so that
     the cost is the same at every site and no sample count is told; an epoch is 1 / sample_rate steps.
-    physical_batch: largest batch held in memory at once in "sample" mode (a Poisson batch has no upper
-    limit).
+    physical_batch: mode sample: largest batch held in memory at once; a Poisson batch has no upper limit.
     ghost: compute clipped gradients without holding one gradient for each sample (big models).
     unit: mode sample: whom the guarantee hides, one sample (the default) or one patient with all of theirs at
-    a site; sample_rate is then the probability of a patient, and clip_norm bounds the sum of a patient's
-    gradients.
+    a site; sample_rate is then the probability of a patient, and clip_norm bounds the sum
+    of a patient's gradients.
     """
 
     mode: Mode = "none"

@@ -74,5 +74,5 @@ class DigestConfig(Block):
 
     @property
     def protects(self) -> bool:
-        """Whether one sample's features are hidden by a proof."""
+        """Whether the noise provably hides one sample's features."""
         return self.protection in ("laplace", "gauss")

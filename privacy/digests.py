@@ -119,8 +119,8 @@ def make_digests(
     """What may leave, and what it costs. classes: the task's labels, which are public.
 
     features: (n, ...) float32, 0 or more; labels: (n,) int64 inside classes. Label columns: all classes up to
-    the task's last. Raises DataError on too few samples, PrivacyError on features that are negative or not
-    finite.
+    the task's last. Raises DataError on too few samples, PrivacyError on features that are
+    negative or not finite.
     """
     if not bool(torch.isfinite(features).all()) or bool((features < 0).any()):
         raise PrivacyError("digests: features must be finite and 0 or more, which their noise is sized by")

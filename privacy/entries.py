@@ -94,8 +94,8 @@ class Entry:
     ) -> Self:
         """The entry for one model update under the experiment's privacy block.
 
-        sample_rate, steps: of this round's DP-SGD in mode sample; the client modes release once, without
-        amplification.
+        sample_rate, steps: of this round's DP-SGD in mode sample; the client modes
+        release once, without amplification.
         """
         place: dict[str, Any] = {
             "run": run,

@@ -5,8 +5,8 @@ miss one that was. Lines only get added; each holds the SHA-256 of the line befo
 A head (privacy/ledger_head.py) says how far the ledger went. One is beside the ledger, and a site can have a
 second one elsewhere, on another disk. A ledger that lacks what a head noted was deleted, truncated, changed
 or replaced by an older copy: then nothing may leave. A ledger that goes on after a head is in order, because
-the line is written before the heads. Nobody can notice when the ledger and both heads are put back together,
-but the operator, whose receipts (privacy/receipts.py) a site can keep as a third place.
+the line is written before the heads. If the ledger and both heads are put back together, only the operator
+can notice it, by the receipts (privacy/receipts.py) that a site can keep as a third witness.
 
 A charge reads the head, what was added since, and a fixed amount of older lines, in turn, so that it costs
 the same at any length.
@@ -188,11 +188,11 @@ class Ledger:
     def would_cost(
         self, entry: Entry, delta: float, accountant: AccountantName = "prv", unit: Unit | None = None
     ) -> Cost:
-        """What they would cost with one more. Records nothing."""
+        """What all releases would cost with one more. Records nothing."""
         return compose(with_one_more(self._totals(), entry), delta, accountant, unit)
 
     def remaining(self, limit: Limit) -> float:
-        """Epsilon left under the limit; 0 when it is used up. Not a promise: releases do not cost alike."""
+        """Epsilon left under the limit; 0 when it is used up. No promise: the next release may cost more."""
         cost = self.cost(limit.delta, limit.accountant, limit.unit)
         return max(0.0, limit.epsilon - cost.epsilon)
 
@@ -265,8 +265,8 @@ class Ledger:
     def _note(self, head: Head) -> None:
         """Write both heads; the ledger is on the disk already, so either may be a line behind after a crash.
 
-        The one beside the ledger saves time, and a damaged one is not believed, so it need not wait for the
-        disk.
+        The one beside the ledger saves time, and a damaged one is not believed, so it need not
+        wait for the disk.
         """
         if self.elsewhere is not None:
             try:

@@ -26,7 +26,7 @@ _WHO = ("run", "experiment", "recipient", "kind", "note", "time")
 _OF_A_GUARANTEE = frozenset(field.name for field in fields(Entry)) - set(_WHO)
 
 Totals = Mapping[Entry, int]
-"""How many releases had which guarantee. That is all that composition needs to know about them."""
+"""How many releases had which guarantee, which is all that composition needs."""
 
 
 def guarantee(entry: Entry) -> Entry:
@@ -59,7 +59,7 @@ class Head:
     """A ledger up to a mark.
 
     totals: what was released until there. newest: bytes of the line before the mark, its newline included.
-    checked: how far the check of older lines has come, which goes round and round.
+    checked: how far the check of older lines has come; it begins again after the newest line.
     """
 
     mark: Mark

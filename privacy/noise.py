@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perennial.foundation.devices import to_device
+
 _SUMMANDS = 4
 _MANTISSA = (1 << 52) - 1
 _ONE = 0x3FF << 52
@@ -119,7 +121,7 @@ def add_noise(vector: Tensor, std: float, source: NoiseSource) -> None:
     if std == 0:
         return
     for chunk in vector.split(1 << 20):
-        noise = source.normal(tuple(chunk.shape), std).to(chunk.device)
+        noise = to_device(source.normal(tuple(chunk.shape), std), chunk.device)
         chunk.copy_(noise.add_(chunk))
 
 
@@ -132,5 +134,5 @@ def add_laplace(vector: Tensor, scale: float, source: NoiseSource) -> None:
     if scale == 0:
         return
     for chunk in vector.split(1 << 18):
-        squares = source.normal((4, *chunk.shape), 1.0).square_().to(chunk.device)
+        squares = to_device(source.normal((4, *chunk.shape), 1.0).square_(), chunk.device)
         chunk.copy_((squares[0] + squares[1] - squares[2] - squares[3]).mul_(scale / 2).add_(chunk))

@@ -1,11 +1,11 @@
 """Opacus's accountants without the rest of Opacus.
 
-A site starts one process for each message and asks its ledger what a release would cost. `import opacus`
-takes
-seconds there: it brings distributed optimizers and per-layer samplers that accounting never calls. The folder
-opacus/accountants needs NumPy and SciPy only, except that its abstract base class names an optimizer type. So
-the folder is opened as a package of its own, with a base class that keeps the history and nothing else. The
-mathematics stays Opacus's. A test holds the figures equal to those of the full import.
+A site starts one process for each message and asks its ledger what a release would cost. There `import
+opacus` takes seconds: it brings distributed optimizers and per-layer samplers that accounting never calls.
+The folder opacus/accountants needs NumPy and SciPy only, except that its abstract base class names an
+optimizer type. So this module opens the folder as a package of its own, with a base class that keeps the
+history and nothing else. The mathematics stays Opacus's. A test holds the figures equal to those of the full
+import of Opacus.
 """
 
 import sys

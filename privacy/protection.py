@@ -14,7 +14,7 @@ from perennial.privacy.shared_noise_cost import LEAST_STD, MOST_SITES, shared_mu
 
 @dataclass(frozen=True)
 class Release:
-    """What was done to an update before it leaves; the two norms stay at the site."""
+    """What happened to an update before it leaves; the two norms stay at the site."""
 
     norm_before: float
     clipped: bool

@@ -2,8 +2,8 @@
 
 A receipt says how far the ledger went when a reply left. The site keeps the newest one in a file outside its
 state folder, and refuses to release anything while its ledger is shorter than that or does not hold that
-line. The server keeps it too and sends it along with each request, so that a site whose whole disk was put
-back from an older copy is told. A receipt binds nobody else: it is signed, and names its site.
+line. The server keeps it too and sends it along with each request, so that a site notices when its whole
+disk was put back from an older copy. A receipt is signed and names its site, so it binds no other site.
 
 A receipt that a hospital set aside, because it began a new ledger, stays in the file as superseded.
 """

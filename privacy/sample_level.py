@@ -9,6 +9,7 @@ Shapes: B samples in the Poisson batch, P trainable parameters.
 Abadi et al. 2016 (arXiv 1607.00133); ghost clipping: Li et al. 2022 (arXiv 2110.05679).
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from perennial.foundation.devices import to_device
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import NoiseSource, add_noise
@@ -28,9 +30,9 @@ Losses = Callable[[Tensor], Tensor]
 
 
 def poisson_batches(samples: int, sample_rate: float, steps: int, source: NoiseSource) -> Iterator[Tensor]:
-    """Index batches (B,) int64 in which each sample is present with probability sample_rate, on its own.
+    """Index batches (B,) int64 in which each sample is present independently with probability sample_rate.
 
-    B varies and may be 0: an empty batch is a step too, and skipping it would tell that it was empty.
+    B varies and may be 0: an empty batch is a step too, and skipping it would reveal that it was empty.
     source: the one of the noise. Amplification counts on nobody knowing who was in a batch, so a seed that
     the server knows would undo it.
     Raises PrivacyError on a rate outside (0, 1] or no samples.
@@ -58,9 +60,19 @@ class PrivateGradient:
     """
 
     def __init__(
-        self, model: nn.Module, privacy: PrivacyConfig, expected_batch: float, source: NoiseSource
+        self,
+        model: nn.Module,
+        privacy: PrivacyConfig,
+        expected_batch: float,
+        source: NoiseSource,
+        *,
+        looks: bool | None = None,
     ) -> None:
         """expected_batch: what a batch's sum is divided by: a public number; never the batch's own size.
+
+        looks: whether the processor looks at each part of a batch for gradients that are not finite; None: on
+        a processor, where the look is cheaper than one more pass over the gradients of all samples. On a GPU
+        it would wait for the device in every step. Ghost clipping always looks.
 
         Raises PrivacyError when the mode is not "sample", or the model has layers that mix samples.
         """
@@ -76,6 +88,8 @@ class PrivateGradient:
         self._noise_multiplier = privacy.noise_multiplier
         self._physical_batch = privacy.physical_batch
         self._ghost = privacy.ghost
+        on_processor = all(parameter.device.type == "cpu" for parameter in model.parameters())
+        self._looks = privacy.ghost or (on_processor if looks is None else looks)
         self._expected_batch = expected_batch
         self._source = source
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -102,15 +116,17 @@ class PrivateGradient:
         for parameter in self._parameters:
             vars(parameter).pop("summed_grad", None)
 
-    def compute(self, batch: int, losses: Losses, patients: Tensor | None = None) -> float:
+    def compute(self, batch: int, losses: Losses, patients: Tensor | None = None) -> Tensor:
         """Set the private gradient of one Poisson batch; returns the mean loss (private; nan when empty).
+
+        The mean is a float64 number on the device, so that nobody waits for it.
 
         batch: B, 0 allowed. losses: takes indices in the batch and returns their losses, each depending on
         its own sample alone; a batch above physical_batch is taken in parts. patients: (B,) int64, whose each
         sample is; then the sum of a patient's gradients is clipped, and a part holds whole patients.
         A parameter that already has a .grad keeps its memory, so a flat gradient vector stays one.
-        Raises PrivacyError on losses of another shape, or a model in evaluation mode, which Opacus does not
-        watch.
+        Raises PrivacyError on losses of another shape, or a model in evaluation mode, which
+        Opacus does not watch.
         """
         if not self._model.training:
             raise PrivacyError("the model is in evaluation mode, in which Opacus sees no per-sample gradient")
@@ -131,7 +147,7 @@ class PrivateGradient:
                 parameter.grad = part.view_as(parameter)
             else:
                 parameter.grad.copy_(part.view_as(parameter))
-        return loss / batch if batch else float("nan")
+        return loss / batch if batch else torch.full_like(loss, math.nan)
 
     def clipped_norms(self, batch: int, losses: Losses) -> Tensor:
         """(B,) L2 norms of the samples' clipped gradients: how far each sample moves the sum.
@@ -175,7 +191,7 @@ class PrivateGradient:
             )
         return loss
 
-    def _add_parts(self, vector: Tensor, batch: int, losses: Losses, patients: Tensor | None) -> float:
+    def _add_parts(self, vector: Tensor, batch: int, losses: Losses, patients: Tensor | None) -> Tensor:
         """Add the clipped gradients of the batch to vector, part by part; returns the sum of the losses."""
         total = torch.zeros((), device=vector.device)
         with _without_remarks():
@@ -183,12 +199,13 @@ class PrivateGradient:
                 if patients is not None:
                     total += self._add_patients(vector, indices, losses, patients[indices])
                     continue
-                loss = self._finite_losses(indices, losses)
+                taken = self._finite_losses if self._looks else self._masked_losses
+                loss = taken(indices, losses)
                 if loss is not None:
                     total += loss.detach().sum()
                     vector += self._clipped_sum(loss)
                 self._forget_gradients()
-        return total.item()
+        return total.double()
 
     def _whole_patients(self, patients: Tensor) -> Iterator[Tensor]:
         """Places in the batch, patient by patient, as many at a time as fit; a larger patient comes alone."""
@@ -209,8 +226,9 @@ class PrivateGradient:
         """Add the clipped sum of each patient's gradients; a patient whose sum is not finite counts as 0."""
         loss = self._losses_of(indices, losses)
         loss.sum().backward()
-        whose = torch.unique(patients, return_inverse=True)[1].to(vector.device)
-        sums = torch.zeros(int(whose.max()) + 1, len(vector), device=vector.device)
+        present, whose = torch.unique(patients, return_inverse=True)
+        whose = to_device(whose, vector.device)
+        sums = torch.zeros(len(present), len(vector), device=vector.device)
         for start, parameter in zip(self._starts(), self._parameters, strict=True):
             found = vars(parameter).get("grad_sample")
             if found is not None:
@@ -218,7 +236,7 @@ class PrivateGradient:
         norms = sums.norm(dim=1)
         finite = norms.isfinite()
         factors = (self._clip_norm / norms.clamp(min=1e-12)).clamp(max=1.0)
-        vector += (sums[finite] * factors[finite, None]).sum(dim=0)
+        vector += torch.where(finite[:, None], sums * factors[:, None], 0.0).sum(dim=0)
         self._forget_gradients()
         return loss.detach().sum()
 
@@ -240,6 +258,18 @@ class PrivateGradient:
             self._forget_gradients()
             indices = indices[finite]
         return None
+
+    def _masked_losses(self, indices: Tensor, losses: Losses) -> Tensor:
+        """The losses after backward(); a sample whose gradient is not finite has loss and gradient 0."""
+        loss = self._losses_of(indices, losses)
+        loss.sum().backward()
+        finite = self._norms().isfinite()
+        for parameter in self._parameters:
+            found = vars(parameter).get("grad_sample")
+            if found is not None:
+                chosen = finite.view(-1, *[1] * (found.ndim - 1))
+                vars(parameter)["grad_sample"] = torch.where(chosen, found, 0.0)
+        return torch.where(finite, loss.detach(), 0.0)
 
     def _forget_gradients(self) -> None:
         for parameter in self._parameters:
@@ -290,7 +320,7 @@ class PrivateGradient:
 
 @contextmanager
 def _without_remarks() -> Iterator[None]:
-    """Opacus hooks the first layer too, whose input needs no gradient; PyTorch remarks on that."""
+    """Silence PyTorch's warning that Opacus hooks the first layer, whose input needs no gradient."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         yield

@@ -89,9 +89,9 @@ class SharedNoise:
 
 
 def scale(multiplier: float, sites: int, honest: int, bits: int) -> int:
-    """The scale at which a sum with noise fits into its words.
+    """The largest scale s at which a sum with noise fits into its words.
 
-    s: the largest power of two with n s sqrt(m) / sigma + 8 s sqrt(n) below half the range of the words.
+    s is the largest power of two with n s sqrt(m) / sigma + 8 s sqrt(n) below half the range of the words.
 
     Raises PrivacyError when the values would not fit, or s is too small for the sum to be near a Gaussian.
     """

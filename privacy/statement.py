@@ -60,7 +60,7 @@ _REPLACED: dict[Kind, str] = {
     "sample": "one training sample is replaced by another",
     "patient": "one patient is replaced by another",
 }
-"""Where the unit is hidden by releases of which some know no addition or removal."""
+"""The relation if some of the releases hide only a replacement of the unit."""
 BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
     "none": "none",
     "client_local": "the data of one site is replaced by another draw from where it came from",
@@ -69,7 +69,7 @@ BAYESIAN_NEIGHBOURS: dict[Mode, str] = {
     "sample": "one training sample, drawn like the others, is added or removed",
     "sample_shared": "none",
 }
-"""The neighbours of the Bayesian figure: typical ones, where the headline's are the worst."""
+"""The neighbours of the Bayesian figure: typical ones, while the headline's are the worst."""
 _NOT_COVERED: dict[Kind, tuple[str, ...]] = {
     "none": ("updates leave in the clear; a single one can give training images back",),
     "client_local": (

@@ -70,8 +70,8 @@ class TrainRequest(Maskable, NeedsPrevious):
     settings: str = at_most(LONGEST_SETTINGS, default="{}")
     """The strategy's settings for this round, a JSON object."""
     personal: list[str] | None = None
-    """Layers of which the site uses and trains its own values; they stay at the site, and the update is
-    without them."""
+    """Layers of which the site uses and trains its own values; they stay at the site and are not
+    part of the update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +83,13 @@ class TrainReply(Stamp):
     """Model after training minus model received, same names and shapes but for personal layers; protected as
     the experiment says."""
     num_examples: int = bounded(1, MAX_EXAMPLES)
-    """Samples trained on: new data and exemplars; 1 at every site under privacy unless
-    privacy.allow_unaccounted_metrics."""
+    """Samples trained on: new data and exemplars; 1 at every site
+    under privacy unless privacy.allow_unaccounted_metrics."""
     train_loss: float | None = None
     """Mean loss of the last local epoch; absent under privacy unless privacy.allow_unaccounted_metrics."""
     steps: int = bounded(0, default=0)
-    """Local optimiser steps; under privacy 0, or the public number of mode sample, unless
-    privacy.allow_unaccounted_metrics."""
+    """Local optimiser steps; under privacy 0, or the public number of
+    mode sample, unless privacy.allow_unaccounted_metrics."""
     within_clip_norm: bool | None = None
     """Whether the update was within clip_norm before clipping; with adaptive clipping alone."""
     method: Tensors | None = None
@@ -118,6 +118,9 @@ class FinishTaskReply(Stamp):
     class_sums: Tensors | None = None
     """Sums of the exemplars' unit features and their number, by class; only with learner.means: global,
     protected as the experiment says."""
+    statistics: Tensors | None = None
+    """Sums over the features of this task's samples and the exemplars, as in StatisticsReply; only with
+    learner.classifier: gaussian."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +131,9 @@ class EvaluateRequest(Maskable, NeedsPrevious):
     arrays: Tensors
     """The global model to measure."""
     class_means: Tensors | None = None
-    """Mean feature of each class over all sites, to classify with; only with learner.means: global."""
+    """What to classify with instead of the head: `means`, the mean feature of each class over all sites, with
+    learner.means: global; `gaussian`, a row of weights and a bias for each
+    class, with learner.classifier: gaussian."""
     tables: bool = False
     """Whether tables of counts are asked for beside the right answers; a site's policy decides."""
     validation: bool = False
@@ -143,8 +148,8 @@ class EvaluateReply(Stamp):
     correct: list[int] = bounded(-MAX_EXAMPLES, MAX_EXAMPLES)
     """Right answers of each class; with the experiment's noise below 0 too."""
     total: list[int] = bounded(-MAX_EXAMPLES, MAX_EXAMPLES)
-    """Held-out samples of each class, with noise likewise; of patients, where these are hidden, one sample of
-    each."""
+    """Held-out samples of each class, with noise likewise; of patients, where these are hidden,
+    one sample of each."""
     withheld: list[int] | None = bounded(0, MAX_CLASSES, default=None)
     """Classes whose counts stay at the site, because they are below its floor or would give such counts away;
     0 in both lists."""
@@ -175,7 +180,7 @@ class DigestReply(Stamp):
     encoder: str = hexadecimal(SHA256)
     """SHA-256 of the encoder that made them."""
     samples_per_digest: int = bounded(1, MAX_EXAMPLES)
-    """Samples mixed in one digest, so that their number can be told."""
+    """Samples mixed in one digest, from which the server knows how many samples the digests stand for."""
     digests: Tensors | None = None
     """`features`, one row for each digest, and `labels`, the share of each class in it; absent from a site
     that lends none, and the server then forgets what it has."""
@@ -193,13 +198,13 @@ class SparsityRequest(NeedsPrevious):
     channels: list[int] = bounded(0, MAX_CHANNELS)
     """Channels to look at, the same in every layer."""
     layers: int = bounded(1, MAX_LAYERS)
-    """So many first ReLU calls of the network."""
+    """Number of ReLU calls to measure, from the network's first on."""
     combine: str
     """average, concatenate or last: how the layers become one vector."""
     epsilon: float | None = bounded(0, default=None)
-    """Of the Gaussian noise that the site adds, for one of its samples replaced; absent: no noise."""
+    """Epsilon of the Gaussian noise that the site adds, for one of its samples replaced; absent: no noise."""
     delta: float | None = bounded(0, 1, default=None)
-    """Of that noise."""
+    """Delta of that noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,8 +225,8 @@ class PersonalModelRequest(NeedsPrevious):
 
     message_type = "train.personal_model"
     arrays: Tensors
-    """The shared layers of the site's cluster; for a personal layer, what a site without its own starts
-    from."""
+    """The shared layers of the site's cluster; for a personal layer, what a site without
+    its own starts from."""
     personal: list[str] | None = None
     """Layers of which the site uses its own values."""
 
@@ -246,12 +251,12 @@ class StatisticsRequest(Maskable):
 
     message_type = "query.statistics"
     of_task: int = bounded(1, MAX_TASKS)
-    """The task whose classes are meant: this one, or an earlier one that the site was away for."""
+    """The task whose classes are meant: this one, or an earlier one in which the site was away."""
     features: str = hexadecimal(SHA256)
     """SHA-256 of the fixed feature maps; a site with others refuses."""
     weights: list[int] | None = bounded(0, CLASS_WEIGHT, default=None)
-    """How often each sample of each of these classes counts, in steps of 2^-20; with class-balanced ridge
-    alone."""
+    """How often each sample of each of these classes counts, in steps of 2^-20;
+    with class-balanced ridge alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,8 +270,8 @@ class StatisticsReply(Stamp):
     """SHA-256 of the feature maps that were used."""
     statistics: Tensors
     """`gram`: the sum of products of every two features; `sums`: of the features of each class; `counts`: of
-    samples of each class. Integers. Without noise, sums over fewer samples than features tell the space that
-    these lie in, and features of images can be turned back into pictures."""
+    samples of each class. Integers. Without noise, sums over fewer samples than features reveal the space in
+    which these lie, and features of images can be turned back into pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ class LedgerReceipt(WireMessage):
     last: str = hexadecimal(64)
     """As in LedgerHead."""
     signature: str = hexadecimal(128)
-    """Of the operator's receipt key (Ed25519) over all of these."""
+    """Signature by the operator's receipt key (Ed25519) over all fields above."""
 
     @classmethod
     def beside(cls, request: RecordDict) -> Self | None:

@@ -52,7 +52,7 @@ class IntroduceReply(Stamp):
     cipher: str = hexadecimal(KEY)
     """The site's agreement key of this task, for what sites send each other."""
     signature: str = hexadecimal(SIGNATURE)
-    """By the signing key, over site, run, task and agreement key."""
+    """Signature by the signing key, over site, run, task and agreement key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +83,12 @@ class ShareReply(OfAttempt):
     commitment: str = hexadecimal(SHA256)
     """A hash of the seed of the self mask."""
     signature: str = hexadecimal(SIGNATURE)
-    """By the site's signing key, over both, the attempt and its peers."""
+    """Signature by the site's signing key, over mask key, commitment, attempt and peers."""
     receivers: list[str] = _names()
-    """For whom the shares are."""
+    """Sites that the shares are for."""
     shares: list[str] = _sealed()
-    """For each receiver one share of the mask key and one of the seed, sealed so that nobody else can read
-    them."""
+    """For each receiver one share of the mask key and one of the seed, sealed so that nobody
+    else can read them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +115,9 @@ class VoteRequest(OfAttempt):
     survivors: list[str] = _names()
     """Sites whose masked values are in the sum, in ascending order."""
     senders: list[str] = _names()
-    """Who sealed shares for this site."""
+    """Sites that sealed shares for this one."""
     shares: list[str] = _sealed()
-    """What each of them sealed."""
+    """The shares that each of them sealed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class VoteReply(OfAttempt):
 
     message_type = "query.vote"
     signature: str = hexadecimal(SIGNATURE)
-    """Over attempt, roster, model and survivors."""
+    """Signature over attempt, roster, model and survivors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ class OpenRequest(OfAttempt):
     survivors: list[str] = _names()
     """Sites whose masked values are in the sum."""
     voters: list[str] = _names()
-    """Who signed."""
+    """Survivors that signed."""
     votes: list[str] = hexadecimal(SIGNATURE)
     """Their signatures over exactly these survivors."""
 
@@ -146,7 +146,7 @@ class OpenRequest(OfAttempt):
 class OpenReply(OfAttempt):
     """Site to server: shares of the self masks of survivors, and of the mask keys of sites that are gone.
 
-    Of one site never both. Shares of one attempt open nothing of any other.
+    For one site it gives a share of one kind, never of both. Shares of one attempt open no other attempt.
     """
 
     message_type = "query.open"

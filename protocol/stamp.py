@@ -26,8 +26,8 @@ SPLIT_KEY = 64
 SHA256 = 64
 KEY = 64
 SIGNATURE = 128
-"""Hexadecimal digits. A run's token and a model's hash name files at the site, so nothing else may stand
-there."""
+"""Hexadecimal digits. A run's token and a model's hash name files at the site, so nothing
+else may stand there."""
 STAMP_FIELDS = ("run", "experiment", "class_order", "split_key", "task", "round", "num_classes")
 
 
@@ -76,11 +76,11 @@ class Maskable(Stamp):
     roster_masks: list[str] | None = hexadecimal(KEY, default=None)
     """The fresh public mask key of each."""
     roster_commitments: list[str] | None = hexadecimal(SHA256, default=None)
-    """Of each site's seed of its self mask, a hash that tells nothing of it."""
+    """For each site, a hash of the seed of its self mask, which does not reveal the seed."""
     roster_signatures: list[str] | None = hexadecimal(SIGNATURE, default=None)
     """Each site's signature over its two values, the attempt and its peers."""
     sum_updates: int | None = bounded(1, default=None)
-    """Sites that the grid of this sum has room for."""
+    """Number of sites that the grid of this sum has room for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Named tensors to and from Flower's ArrayRecord, without a copy that need not be.
+"""Converts named tensors to and from Flower's ArrayRecord, without a needless copy.
 
 Inside one process a tensor travels as itself: TensorArray is a Flower Array that serialises only when
 somebody asks for its bytes, so the in-process engine moves models on the device and the gRPC engine moves
@@ -56,8 +56,8 @@ class TensorArray(Array):
 
     tensor: "Tensor"
     known_finite = False
-    """Whether a receiver in this process has looked already; all sites of a round are sent the same
-    arrays."""
+    """Whether a receiver in this process has looked already; all sites of a round are
+    sent the same arrays."""
 
     def __init__(self, tensor: "Tensor") -> None:
         # not by attribute: Array's own setter keeps books about bytes that do not exist yet

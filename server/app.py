@@ -1,4 +1,4 @@
-"""The ServerApp: opens the run's folder and drives the curriculum over whatever grid it is given."""
+"""The ServerApp: opens the run's folder and drives the curriculum over a grid of any engine."""
 
 from collections.abc import Callable
 from logging import INFO, WARNING, getLogger
@@ -58,8 +58,9 @@ def serve(
 ) -> dict[str, Any]:
     """Run the experiment that the run config names, to its end; returns the summary.
 
-    engine: in-process, ray or grpc, for the record. listener: told every event of the journal.
-    cohort: how many sites the grid lets train in one pass, for the record too.
+    engine: in-process, ray or grpc; the summary names it.
+    listener: called with every event of the journal.
+    cohort: sites that the grid lets train in one pass; the summary names it too.
     """
     import torch
 

@@ -12,6 +12,8 @@ from perennial.config.run import CohortPlan, RunSettings
 from perennial.foundation.registered import NODES, RECEIPTS_KEY
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
+from perennial.learning.precision import use_products_of
+from perennial.learning.steps import prepare_gpu
 from perennial.models.saved import Inputs
 from perennial.server.curriculum import Curriculum
 from perennial.server.journal import Journal
@@ -19,7 +21,7 @@ from perennial.server.preflight import preflight
 from perennial.server.receipts import ReceiptGrid
 from perennial.server.run_folder import RunFolder, open_run_folder
 from perennial.server.summary import write_results
-from perennial.server.tracking.listen import Tell, trackers
+from perennial.server.tracking.listen import Listeners, trackers
 
 
 @dataclass
@@ -57,6 +59,8 @@ def assemble(
     Raises a PerennialError that says what is wrong.
     """
     device = choose_device(settings.device if engine == "in-process" else "cpu")
+    prepare_gpu(settings.gpu, device)
+    use_products_of(experiment.learner)
     checked = preflight(experiment, device)
     facts, model, strategy = checked.facts, checked.model, checked.strategy
     folder = open_run_folder(
@@ -64,8 +68,8 @@ def assemble(
     )
     position = folder.checkpoint.progress.journal_position if folder.checkpoint else 0
     done = folder.checkpoint.progress.round if folder.checkpoint else 0
-    told = Tell(listener, trackers(settings.track, path, experiment, first_round=done + 1))
-    journal = Journal(path, position, told)
+    listeners = Listeners(listener, trackers(settings.track, path, experiment, first_round=done + 1))
+    journal = Journal(path, position, listeners)
     journal.write(
         "resumed" if folder.checkpoint else "run_started",
         experiment=experiment.name,
@@ -73,6 +77,7 @@ def assemble(
         engine=engine,
         device=str(device),
         cohort=cohort.size,
+        **({"gpu": settings.gpu} if settings.gpu else {}),
         noise_source=experiment.privacy.noise_source if experiment.privacy.enabled else None,
     )
     for note in (folder.note, *facts.notes, cohort.note):
@@ -87,6 +92,7 @@ def assemble(
             data.y[data.test].to(device),
             data.mean.to(device),
             data.std.to(device),
+            channels_last=experiment.learner.channels_last,
             patients=data.keyed.numbered(data.test) if data.patients else None,
         )
     registered = path.parents[2] / NODES if engine == "grpc" else None

@@ -64,7 +64,7 @@ class CentralPrivacy:
 
     @property
     def sent_clip_norm(self) -> float | None:
-        """What the sites are told to clip to; None when the experiment says it once and for all."""
+        """The clip norm that requests carry; None if the experiment fixes it."""
         return self._state["clip_norm"] if self._adaptive else None
 
     @property
@@ -106,7 +106,7 @@ class CentralPrivacy:
         return {}
 
     def _bound(self) -> float:
-        """The gate measures again what sites were told to clip: no guarantee rests on their word."""
+        """Let the gate measure what sites were asked to clip, so that no guarantee rests on their word."""
         return self.clip_norm * _TOLERANCE
 
     def _source(self, number: int) -> NoiseSource:

@@ -73,7 +73,8 @@ class Progress:
 class Checkpoint:
     """progress, the experiment's settings, the model's travelling arrays and the strategy's state.
 
-    class_means: (M, d) global class means at the end of the last finished task, where the server has any.
+    class_means: (M, d) global class means, or the (M, d + 1) rows of a Gaussian head, at the end of the last
+    finished task, where the server has any.
     """
 
     progress: Progress

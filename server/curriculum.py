@@ -163,9 +163,9 @@ class Curriculum:
 
     def _measure(self, arrays: Mapping[str, Tensor]) -> Counts:
         assert self.test is not None
-        return evaluate_centrally(
-            self.model.holding(arrays), self.test, self.schedule.num_classes(self.progress.task)
-        )
+        classes = self.schedule.num_classes(self.progress.task)
+        with self.model.measuring():
+            return evaluate_centrally(self.model.holding(arrays), self.test, classes)
 
     def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> Scores:
         assert self.test is not None
@@ -248,7 +248,8 @@ class Curriculum:
         holders, means = end.finish(finished.sha256, self.model.feature_width)
         self.class_means = means
         reported = end.counts(self.schedule.num_classes(task), means)
-        scored = self.measuring.score(self.model.loaded, task, means)
+        with self.model.measuring():
+            scored = self.measuring.score(self.model.loaded, task, means)
         central = self._central_counts(task, means) if scored is None else (scored.correct, scored.total)
         facts = self.history.task_done(
             self.schedule.boundaries[: task + 1],
@@ -285,7 +286,8 @@ class Curriculum:
     def _central_counts(self, task: int, means: Tensor | None = None) -> Counts | None:
         if self.test is None:
             return None
-        return evaluate_centrally(self.model.loaded(), self.test, self.schedule.num_classes(task), means)
+        with self.model.measuring():
+            return evaluate_centrally(self.model.loaded(), self.test, self.schedule.num_classes(task), means)
 
     def _record(self, task: int, outcome: RoundOutcome, accuracy: float | None, seconds: float) -> None:
         self.history.round_done(outcome)

@@ -1,4 +1,4 @@
-"""Measuring the global model: on the server's test set where there is one, and at the sites."""
+"""Measures the global model: on the server's test set, if there is one, and at the sites."""
 
 from collections.abc import Iterable, Sequence
 
@@ -27,7 +27,7 @@ def evaluate_centrally(
 ) -> Counts:
     """Counts on the test samples of the classes seen so far. test: samples of all classes, in any order.
 
-    means: (M, d) class means to classify with in place of the head.
+    means: (M, d) class means, or (M, d + 1) rows of a Gaussian head, to classify with in place of the head.
     """
     seen = (test.y < num_classes).nonzero().flatten()
     if means is None:
@@ -40,7 +40,7 @@ def score_centrally(
 ) -> Scored:
     """The test samples of the classes seen so far under a model; arguments as of evaluate_centrally."""
     seen = (test.y < num_classes).nonzero().flatten()
-    part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std)
+    part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std, channels_last=test.channels_last)
     return score(model, part, means, cache_folder() / "features")
 
 
@@ -102,7 +102,7 @@ def reported_counts(
 
 
 def pooled(counts: Iterable[ReportedCounts], num_classes: int) -> ReportedCounts:
-    """What the sites told, added up; None for a class that sites withhold and no other site has told."""
+    """The sites' counts, added up; None for a class that some site withholds and no other site reports."""
     correct, total = [0] * num_classes, [0] * num_classes
     hidden: set[int] = set()
     for right, samples in counts:

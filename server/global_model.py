@@ -4,6 +4,7 @@ Between rounds it is the dictionary of arrays that travel.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.foundation.streams import stream
+from perennial.learning.precision import autocast
 from perennial.models.factory import build_model
 from perennial.models.feature_maps.pixels import Constants
 from perennial.models.flat import FlatParameters
@@ -68,7 +70,10 @@ class GlobalModel:
 
     def frozen(self) -> dict[str, Tensor]:
         """Every tensor of the model, its frozen parts too: the previous model of the next task."""
-        return {name: tensor.detach().clone() for name, tensor in complete_state(self.loaded()).items()}
+        return {
+            name: tensor.detach().clone(memory_format=torch.contiguous_format)
+            for name, tensor in complete_state(self.loaded()).items()
+        }
 
     def loaded(self) -> IncrementalModel:
         """The model holding the arrays, in evaluation mode."""
@@ -78,6 +83,10 @@ class GlobalModel:
         """The model holding other arrays of its shape, in evaluation mode, until the next call."""
         self._flat.load(arrays)
         return self._model.eval() if self._model.training else self._model
+
+    def measuring(self) -> AbstractContextManager[None]:
+        """The precision in which the model is measured: the one in which sites train it."""
+        return autocast(self._experiment.learner, self.device)
 
     def _build(self, num_classes: int) -> IncrementalModel:
         experiment = self._experiment
@@ -92,5 +101,8 @@ class GlobalModel:
 
     def _adopt(self, model: IncrementalModel) -> None:
         self._model = model
-        self._flat = FlatParameters(model)
-        self.arrays = {name: tensor.detach().clone() for name, tensor in travelling(model).items()}
+        self._flat = FlatParameters(model, self._experiment.learner.channels_last)
+        self.arrays = {
+            name: tensor.detach().clone(memory_format=torch.contiguous_format)
+            for name, tensor in travelling(model).items()
+        }

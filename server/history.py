@@ -26,8 +26,8 @@ class History:
 
     bytes_up, bytes_down: what the rounds sent, as the journal has it of each. task_end_bytes_up,
     task_end_bytes_down: what the ends of tasks sent beside that. All count tensors, of valid replies alone.
-    losses: of the rounds of the latest task. stopped: signs that learning had stopped, of each task with
-    some.
+    losses: of the rounds of the latest task. stopped: signs that learning had stopped, of
+    each task with some.
     """
 
     def __init__(self, data: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ class History:
     ) -> dict[str, Any]:
         """Add a row of the accuracy matrix; returns what the journal says of it.
 
-        boundaries: 0, M_1, ..., M_t. federated: what the sites told. sent: bytes up and down at the
+        boundaries: 0, M_1, ..., M_t. federated: what the sites reported. sent: bytes up and down at the
         end of this task.
         """
         together = federated.together(boundaries[-1])

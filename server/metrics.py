@@ -84,7 +84,7 @@ def balanced_accuracy(correct: Sequence[int], total: Sequence[int | None]) -> fl
 def unbalanced(total: Sequence[int | None]) -> bool:
     """Whether plain accuracy speaks for the large classes: one has over three times another's samples.
 
-    Classes without samples, or of which nobody told how many, are left out.
+    Classes without samples, or with an unknown number of them, are left out.
     """
     known = [samples for samples in total if samples]
     return bool(known) and max(known) > 3 * min(known)

@@ -25,7 +25,7 @@ from perennial.strategies.round.queries import describe_error
 NOW = "now.jsonl"
 ONLINE_EVERY = 2.0
 """Seconds between two questions who is connected."""
-TOLD_EVERY = 60.0
+LOGGED_EVERY = 60.0
 """Seconds between two lines of the log that say for whom a run waits."""
 
 
@@ -83,7 +83,7 @@ class WatchedGrid(ForwardingGrid):
         self._tell = tell
         self._waiting: dict[str, tuple[str, float]] = {}
         self._online: set[str] = set()
-        self._asked_online = self._told = 0.0
+        self._asked_online = self._logged = 0.0
 
     def begin_round(self, **facts: Any) -> None:
         """A round begins: forget whoever still owes a reply to an earlier one."""
@@ -97,9 +97,9 @@ class WatchedGrid(ForwardingGrid):
         if now - self._asked_online >= ONLINE_EVERY:
             self.get_node_ids()
         if not self._waiting:
-            self._told = now
-        elif now - self._told >= TOLD_EVERY:
-            self._told = now
+            self._logged = now
+        elif now - self._logged >= LOGGED_EVERY:
+            self._logged = now
             since = {site: round(now - asked) for site, asked in self._waiting.values()}
             self._tell("waiting_for", sites=since)
 
@@ -119,7 +119,7 @@ class WatchedGrid(ForwardingGrid):
         sent = list(messages)
         ids = list(self._grid.push_messages(sent))
         names, asked = self._names(), dict[str, list[str]]()
-        now = self._told = time.monotonic()
+        now = self._logged = time.monotonic()
         for message, message_id in zip(sent, ids, strict=True):
             site = names.get(message.metadata.dst_node_id)
             if message_id and site is not None:

@@ -10,8 +10,8 @@ def check_privacy(
 ) -> None:
     """Raises PrivacyError with every reason for which the experiment's privacy claim would be false.
 
-    rounds: of the whole run. estimated_constants: whether inputs are normalised by figures of the training
-    data.
+    rounds: of the whole run. estimated_constants: whether inputs are normalised by figures
+    of the training data.
     """
     disclosed = strategy.disclosures()
     check_claim(

@@ -27,7 +27,7 @@ class ReceiptGrid(ForwardingGrid):
     """A grid whose requests carry receipts, and whose replies are asked for heads.
 
     state: the operator's folder of the key and the receipts. record: the operator's file of nodes and names;
-    None: a node's word is taken. note: told of a ledger that went back, and of heads that are none.
+    None: a node is believed. note: called about a ledger that went back, and about heads that are none.
     """
 
     def __init__(self, grid: Grid, state: Path, record: Path | None, note: Callable[[str], None]) -> None:

@@ -35,7 +35,7 @@ class Releases:
         self._append(number, "asked", sites, entries, once)
 
     def refused(self, number: int, sites: Iterable[str], entries: Sequence[Entry], once: str = "") -> None:
-        """Sites that said no, and so sent nothing."""
+        """Take off sites that refused, and so sent nothing."""
         self._append(number, "refused", sites, entries, once)
 
     def charged(self) -> dict[str, list[Entry]]:

@@ -67,10 +67,10 @@ class _WrongName(ProtocolError):
 
 
 class Roster:
-    """The connected sites. note: told what the operator should know, once for each node.
+    """The connected sites. note: called with what the operator should know, once for each node.
 
     record: the operator's file of nodes and names, read again for each node that is new; None: there is none,
-    and a node's word is taken.
+    and a node is believed.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Roster:
     ) -> dict[str, int]:
         """Wait until at least `count` sites are connected, and return them as connected() does.
 
-        say: told the sites that are there while they are too few, whenever they change.
+        say: called with the connected sites whenever they change, while they are too few.
 
         Raises StateError after timeout seconds, naming who is there.
         """
@@ -154,7 +154,7 @@ class Roster:
                 self._note(f"node {node}: not asked to take part: {error}")
 
     def _rest(self, node: int, reason: str, behind: int = 0) -> None:
-        """Leave a node in peace for a while; a site may yet approve the app, or its disk be emptied."""
+        """Ask a node later again: its site may approve the app by then, or make room on its disk."""
         before = self._resting.get(node)
         if before is None or before.reason != reason:
             self._note(f"node {node}: {reason}")

@@ -23,7 +23,7 @@ from perennial.server.checkpoint import (
 )
 
 FREE_ON_RESUME = ("rounds", "evaluation", "absence")
-"""Sections that steer the run and not the result of its past."""
+"""Sections that may change when a run is resumed: they do not change what was trained so far."""
 
 
 @dataclass
@@ -64,9 +64,9 @@ def open_run_folder(
 ) -> RunFolder:
     """The folder, ready to run in. Call it while holding the folder (foundation.files.sole_owner).
 
-    Raises StateError when a fresh run meets an old one, when there is nothing to resume, when the experiment
-    its data or its cohorts were changed in a way that the past does not allow, or when the folder cannot be
-    written.
+    Raises StateError when a fresh run meets an old one, when there is nothing to resume, when a change of the
+    experiment, its data or its cohorts contradicts what was trained so far, or when the
+    folder cannot be written.
     """
     begun = any((path / CHECKPOINT / name).exists() for name in (LATEST, BEFORE))
     exists = begun or (path / "events.jsonl").exists()

@@ -1,4 +1,4 @@
-"""The measures of a run at the end of a task: from the server's test samples, else from what sites told."""
+"""The measures of a run at the end of a task: from the server's test samples, else from the sites' counts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,8 +43,8 @@ class TaskMeasures:
             return None
         return score_centrally(model(), self._test, classes, means)
 
-    def write(self, task: int, scored: Scored | None, told: SiteCounts, *, one_classifier: bool) -> None:
-        """Write measures.json. scored: as score() gave it. told: by the sites."""
+    def write(self, task: int, scored: Scored | None, reported: SiteCounts, *, one_classifier: bool) -> None:
+        """Write measures.json. scored: as score() gave it. reported: the sites' counts."""
         schedule = self._registry.schedule
         classes = schedule.num_classes(task)
         # the bootstrap over patients is worth its time for the figures that stay
@@ -52,7 +52,7 @@ class TaskMeasures:
         patients = seen_patients(self._test, classes) if last and self._test is not None else None
         names = list(self._registry.classes[:classes])
         found = task_measures(
-            self._experiment, task, names, scored, patients, told, one_classifier=one_classifier
+            self._experiment, task, names, scored, patients, reported, one_classifier=one_classifier
         )
         if found is not None:
             write_measures(self._folder, found)
@@ -71,7 +71,7 @@ def task_measures(
     """Every measure after a task; None where nobody counted more than right answers.
 
     central: the server's test samples. patients: whose each of them is, from 0; where a patient has several,
-    intervals come from drawing patients. sites: what they told. one_classifier: whether sites judged the
+    intervals come from drawing patients. sites: what they reported. one_classifier: whether sites judged the
     model with the classifier that the server has, and not each with class means of its own.
     """
     tables = _combined(central, sites.tables.total if one_classifier or central is None else None)
@@ -112,7 +112,7 @@ class _Subgroups(TypedDict):
 
 
 def _by_subgroup(experiment: Experiment, tables: EvaluationTables, classes: list[str]) -> _Subgroups:
-    """What is known of each subgroup, of those sites that told it."""
+    """The counts of each subgroup, from the sites that reported it."""
     config = experiment.data.subgroup
     if config is None or not len(tables.subgroups):
         return _Subgroups(subgroup_column="", subgroups={})
@@ -120,19 +120,19 @@ def _by_subgroup(experiment: Experiment, tables: EvaluationTables, classes: list
     return _Subgroups(subgroup_column=config.column, subgroups=part_measures(parts, classes))
 
 
-def _combined(central: Scored | None, told: EvaluationTables | None) -> EvaluationTables | None:
+def _combined(central: Scored | None, reported: EvaluationTables | None) -> EvaluationTables | None:
     """The server's tables with the sites' validation and calibration samples; theirs where it has none."""
     if central is None:
-        return told
+        return reported
     tables = central.tables()
-    if told is None:
+    if reported is None:
         return tables
     return replace(
         tables,
-        likelihood=told.likelihood,
-        validation=told.validation,
-        calibration=told.calibration,
-        subgroups=told.subgroups,
+        likelihood=reported.likelihood,
+        validation=reported.validation,
+        calibration=reported.calibration,
+        subgroups=reported.subgroups,
     )
 
 

@@ -79,7 +79,7 @@ def wilson(share: float, samples: int) -> tuple[float, float]:
 
 
 def possible(correct: Sequence[int], total: Sequence[int | None]) -> ReportedCounts:
-    """Noised counts, moved to the nearest that can be."""
+    """Noised counts, moved to the nearest possible ones."""
     samples = [None if reported is None else max(0, reported) for reported in total]
     return [
         min(max(0, right), reported or 0) for right, reported in zip(correct, samples, strict=True)
@@ -94,7 +94,7 @@ def ask_for_counts(
     sums: MaskedSums | None,
     note: Note,
 ) -> SiteCounts:
-    """What the sites tell of a model, noised as the experiment says; the server has counted the release."""
+    """The sites' counts for a model, noised as the experiment says; the server has counted the release."""
     if not requests:
         return SiteCounts({})
     deadline, noise = experiment.rounds.deadline, count_noise(experiment)
@@ -146,7 +146,7 @@ def _noised(
     experiment: Experiment,
     number: int,
 ) -> ReportedCounts:
-    """The sum of shrunk counts with the server's noise; what no site told stays unknown."""
+    """The sum of shrunk counts with the server's noise; what no site reported stays unknown."""
     correct, total = pooled(reported.values(), classes)
     secure = experiment.privacy.noise_source == "secure"
     source = SecureWords() if secure else SeededWords(stream(experiment.seed, "counts-noise-server", number))

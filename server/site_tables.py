@@ -13,7 +13,7 @@ LARGEST = 2**62
 
 @dataclass
 class SiteTables:
-    """total: the sum over the sites that sent theirs, of which there are `told`; None without any.
+    """total: the sum over the `reported` sites that sent tables; None without any.
 
     by_site: (M, 3) samples, right answers and samples called so, of each site that sent tables in the clear.
     suppressed: sites that keep some counts to themselves.
@@ -21,7 +21,7 @@ class SiteTables:
 
     total: EvaluationTables | None = None
     by_site: dict[str, np.ndarray] = field(default_factory=dict)
-    told: int = 0
+    reported: int = 0
     suppressed: int = 0
 
     def add(self, site: str, reply: EvaluateReply, subgroups: int) -> None:
@@ -32,16 +32,16 @@ class SiteTables:
         tables = tables_of(reply, subgroups)
         self.total = tables if self.total is None else self.total + tables
         self.by_site[site] = tables.by_class()
-        self.told += 1
+        self.reported += 1
 
     @classmethod
     def of_a_sum(cls, beside: list[int], classes: int, subgroups: int) -> "SiteTables":
         """From what a masked sum has beside right answers. Raises ValueError when it is not that."""
         if not beside:
             return cls()
-        *counts, told, suppressed = beside
+        *counts, reported, suppressed = beside
         tables = EvaluationTables.from_vector(np.array(counts, dtype=np.int64), classes, subgroups)
-        return cls(tables if told else None, {}, told, suppressed)
+        return cls(tables if reported else None, {}, reported, suppressed)
 
 
 def counts_beside(classes: int, subgroups: int) -> int:

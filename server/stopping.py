@@ -30,7 +30,7 @@ class Stopping:
     def judged(
         self, number: int, counts: tuple[Sequence[int], Sequence[int | None]], arrays: Mapping[str, Tensor]
     ) -> float | None:
-        """Take in what the sites counted after a round; returns the measure, None where nobody told.
+        """Take in what the sites counted after a round; returns the measure, None if no site reported.
 
         counts: right answers and samples of each class.
         """
@@ -53,7 +53,7 @@ class Stopping:
         return patience is not None and self.state.get("since", 0) >= patience
 
     def best(self) -> dict[str, Tensor] | None:
-        """The model to go on with in place of the last round's; None where that is it.
+        """The model to go on with in place of the last round's; None if the last round's is the best.
 
         Raises StateError when its file is missing or damaged.
         """

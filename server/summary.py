@@ -89,8 +89,8 @@ def _outline(measures: Measures | None) -> dict[str, Any] | None:
 def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     """The content of summary.json.
 
-    Accuracies are central if the server has a test set, otherwise the sites' pooled; null if nothing was
-    measured.
+    Accuracies are central if the server has a test set, otherwise the sites' pooled; null
+    if nothing was measured.
     unbalanced: whether balanced_accuracy is the figure to report, because the held-out samples of the classes
     differ too much in number.
     model_sha256: of the names, shapes and values of the tensors that travel, by which runs are compared bit
@@ -101,8 +101,8 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     deployed sites keep theirs to themselves.
     federated_interval: 95 % of federated_accuracy, for the sampling of held-out patients and for noise.
     federated_noise: standard deviation of the noise on a count, of each task; null where it was exact.
-    stopped_learning: tasks after which the model had learnt nothing, with the signs, and what to try; or
-    null.
+    stopped_learning: tasks after which the model had learnt nothing, with the signs, and what
+    to try; or null.
     bounds: site -> in how many rounds `bounds` scaled its update down, and capped its claim of samples.
     bytes_up, bytes_down: of the rounds' tensors.
     cohort: sites that trained in one pass.

@@ -9,11 +9,12 @@ from torch import Tensor
 from perennial.config import charges
 from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
-from perennial.foundation.errors import ProtocolError
+from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.evaluation_tables import MOST_CLASSES
 from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
 from perennial.protocol.tensors import Tensors
 from perennial.server.class_means import check_class_sums, global_means
+from perennial.server.gaussian_head import check_sums, gaussian_head
 from perennial.server.masked_task_end import opened_class_means
 from perennial.server.releases import Releases
 from perennial.server.site_counts import SiteCounts, ask_for_counts
@@ -28,7 +29,7 @@ class TaskEnd:
     """The exchanges at the end of each task of a run.
 
     sums: the masked sums, or None where the server sees each site's reply.
-    note: told (site, reason) of every site whose reply is missing, refused or not valid.
+    note: called with (site, reason) for every site whose reply is missing, refused or not valid.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class TaskEnd:
     def begin(
         self, run: str, number: int, sites: Mapping[str, int], fields: Callable[[str], dict[str, Any]]
     ) -> None:
-        """A task is over.
+        """Begin the exchanges of a task that is over.
 
         number: of its last round.
         sites: name -> node id of those to ask.
@@ -68,7 +69,8 @@ class TaskEnd:
 
         sha256: of that model.
         width: of its features.
-        Returns (sites that now hold it, global class means where the experiment has them).
+        Returns (sites that now hold it, what classifies instead of the head where the experiment has that:
+        global class means (M, d), or the rows of a Gaussian head (M, d + 1)).
         """
         learner, privacy = self._experiment.learner, self._experiment.privacy
         if not self._experiment.needs_previous:
@@ -86,19 +88,27 @@ class TaskEnd:
         def check(reply: FinishTaskReply) -> None:
             if learner.means == "global":
                 check_class_sums(reply, reply.num_classes, width, privacy.enabled)
+            if learner.classifier == "gaussian":
+                check_sums(reply, width)
             if reply.model != sha256:
                 raise ProtocolError(f"FinishTaskReply: model: found {reply.model:.12}, expected {sha256:.12}")
 
         replies = ask(
             self._grid, self._exchange, requests, FinishTaskReply, self._deadline, self._note, check
         )
-        return list(replies), global_means(replies)
+        if learner.classifier != "gaussian":
+            return list(replies), global_means(replies)
+        try:
+            return list(replies), gaussian_head(replies, width, learner.shrinkage)
+        except DataError as missing:
+            self._note("classifier", f"the model answers with its own head: {missing}")
+            return list(replies), None
 
     def counts(self, num_classes: int, means: Tensor | None, *, validation: bool = False) -> SiteCounts:
         """Counts on the sites' held-out samples, where the experiment asks for them.
 
         num_classes: M, of the tasks so far.
-        means: (M, d), the global class means, or None.
+        means: as finish() gives them.
         validation: whether a round's model is judged by validation samples; else the task's by test samples.
         """
         experiment = self._experiment
@@ -108,7 +118,7 @@ class TaskEnd:
             self._releases.asked(self._round, self._sites, [charges.evaluation(experiment, self._run)])
         requests = self._requests(
             EvaluateRequest,
-            class_means=None if means is None else Tensors(means=means),
+            class_means=None if means is None else Tensors({experiment.learner.rows_name: means}),
             tables=asks_for_tables(experiment) and num_classes <= MOST_CLASSES and not validation,
             validation=validation,
         )

@@ -1,4 +1,4 @@
-"""What people wish of a run while it goes on: that it pauses, or that it stops.
+"""Requests of people to a run in progress: to pause, or to stop.
 
 A wish is a small file beside the run folders. The run looks for it between rounds, and for a stop also while
 it waits for sites. A pause lasts until the file is removed, whatever happens to processes and machines in

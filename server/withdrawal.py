@@ -1,8 +1,8 @@
-"""After a closed-form run: a site's sums taken back, two runs made one, and certificates of both.
+"""After a closed-form run: withdraws a site's sums, merges two runs, and writes certificates of both.
 
-Sums are exact, so what is left after a subtraction has the bits that it would have had if the site had never
-taken part. What it does not undo: models that were handed out before, and what the difference of two models
-tells of what was subtracted.
+Sums are exact, so after a subtraction they have the bits that they would have had if the site had never taken
+part. A subtraction does not undo models that were handed out before, nor what the difference of two models
+reveals of what was subtracted.
 """
 
 import hashlib
@@ -213,8 +213,8 @@ def forget_group(folder: Path, site: str, group: Path, shrinkage: float | None =
 def merge(first: Path, second: Path, output: Path) -> Path:
     """Make one model of the sums of two finished runs on disjoint data, in a folder of its own.
 
-    Returns its certificate. Raises ConfigError if the runs' maps, classes or heads differ, or if a site is in
-    both.
+    Returns its certificate. Raises ConfigError if the runs' maps, classes or heads differ, or if a
+    site is in both.
     """
     one, other = _Finished.open(first), _Finished.open(second)
     features = _features(one), _features(other)

@@ -12,9 +12,9 @@ from perennial.strategies.sums.parameters import is_statistic
 class AdaBest(Corrected):
     """mean - beta (mean of the round before - mean), mean: the uniform mean of the sites' models.
 
-    mu: how much of its own drift a site takes out of its next gradients. beta: how far the server goes on in
-    the direction in which the mean moved. memory is the mean of the round before. beta = mu = 0 is the
-    uniform mean.
+    mu: share of its own drift that a site subtracts from its next gradients.
+    beta: how far the server continues in the direction in which the mean moved.
+    memory is the mean of the round before. beta = mu = 0 is the uniform mean.
     """
 
     needs = "the sites' drift estimates in their steps"

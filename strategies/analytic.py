@@ -72,7 +72,8 @@ class Analytic(IncrementalStrategy):
         self.head = self.settings.head
         self.keep_sites = keep_sites
         self._services: Services | None = None
-        self._features, self._width = "", 0
+        self.features, self.width = "", 0
+        """From the first task on: SHA-256 of the maps, and how many features there are with the constant."""
         self._awaited, self._complete = Awaited(), False
         self._plain = KeptSums()
         self._balanced: dict[int, KeptSums] = {}
@@ -112,9 +113,9 @@ class Analytic(IncrementalStrategy):
                 "trains; allowed: features"
             )
         require_width(backbone.width + 1)
-        self._features, self._width, self._facts = backbone.content, backbone.width + 1, backbone.facts
+        self.features, self.width, self._facts = backbone.content, backbone.width + 1, backbone.facts
         experiment, schedule = self._services.experiment, self._services.schedule
-        kept = self.kept_bytes(self._width, schedule) * (experiment.data.sites or 1)
+        kept = self.kept_bytes(self.width, schedule) * (experiment.data.sites or 1)
         if self.keep_sites and kept > WITHOUT_ASKING:
             raise ConfigError(
                 f"strategy.keep_sites: the sums of all sites and tasks would take {kept / 1e9:.0f} GB of the "
@@ -137,8 +138,8 @@ class Analytic(IncrementalStrategy):
         self.outcome = outcome = RoundOutcome()
         self._exchange.bytes_up = self._exchange.bytes_down = 0
         noised = self._privacy.enabled
-        features, width = self._features, self._width
-        asking = Asking(grid, self._exchange, request, outcome, features, width, noised, self._masked)
+        maps = self.features, self.width
+        asking = Asking(grid, self._exchange, request, outcome, *maps, noised, self._masked)
         task = request.stamp.task
         if self._asynchronous:
             self._collect_what_comes(asking, task)
@@ -177,12 +178,12 @@ class Analytic(IncrementalStrategy):
             "analytic": {
                 "head": self.head,
                 "maps": self._facts,
-                "features": self._features,
-                "width": self._width,
+                "features": self.features,
+                "width": self.width,
                 "samples": None if self._privacy.enabled else self._samples_of_all,
                 "sums_sha256": None if total is None else total.sha256,
                 "shrinkage": {str(task): value for task, value in sorted(self._chosen.items())},
-                "message_bytes": sums_bytes(self._width, self._task_classes()),
+                "message_bytes": sums_bytes(self.width, self._task_classes()),
                 "withdrawable": self.keep_sites and self.head != "balanced_ridge" and self._masked is None,
             }
         }
@@ -212,11 +213,6 @@ class Analytic(IncrementalStrategy):
     def closed_form(self) -> "Analytic":
         return self
 
-    @property
-    def width(self) -> int:
-        """Features with the constant, from the first task on."""
-        return self._width
-
     def require_solvable(self) -> None:
         """Raises ValueError where no coalition's model can be solved for."""
         if self.head == "balanced_ridge" or not self.keep_sites:
@@ -228,8 +224,11 @@ class Analytic(IncrementalStrategy):
 
     def game(self, stamp: Stamp) -> Solved:
         """What each coalition of sites could have made so far, shrunk as the whole is."""
-        shrinkage = self._chosen[stamp.task]
-        return Solved(self.kept_sums, stamp.num_classes, lambda sums: self.settings.solved(sums, shrinkage))
+        return Solved(self.kept_sums, stamp.num_classes, lambda sums: self.head_of(sums, stamp.task))
+
+    def head_of(self, sums: Sums, task: int) -> LinearHead:
+        """The head of other sums, shrunk as the task's whole is."""
+        return self.settings.solved(sums, self._chosen[task])
 
     @property
     def kept_sums(self) -> KeptSums:
@@ -271,11 +270,11 @@ class Analytic(IncrementalStrategy):
         few = []
         for sites, statistics in asking.of_sites(missing, task, self._classes(task)):
             self._plain.add(task, sites, statistics)
-            if 0 < statistics.samples < self._width and not asking.noised:
+            if 0 < statistics.samples < self.width and not asking.noised:
                 few.append(" with ".join(sites))
         if few:
             asking.outcome.warnings.append(
-                f"task {task}: without noise, sums over fewer samples than the {self._width} features tell "
+                f"task {task}: without noise, sums over fewer samples than the {self.width} features tell "
                 f"the space that these lie in: {', '.join(sorted(few)[:5])}{', ...' if few[5:] else ''}"
             )
 
@@ -390,7 +389,7 @@ class Analytic(IncrementalStrategy):
             assert self._services is not None and self._privacy.noise_multiplier is not None
             releases = sum(len(sites) for sites in self._plain.contributions.values())
             multiplier = share_of_noise(self._services.experiment, self._privacy.noise_multiplier)
-            std = math.sqrt(releases) * noise_std(multiplier, self._width)
+            std = math.sqrt(releases) * noise_std(multiplier, self.width)
             sums = Sums.of_noised(total.over(known), std)
         else:
             sums = Sums.of(total.over(known), samples=samples)

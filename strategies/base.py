@@ -1,8 +1,9 @@
 """What every strategy of Perennial shares: the gate, streaming aggregation, hooks for tasks, durable state.
 
-A method is a subclass that says what it does with one admitted reply (`fold`) and what the round comes to
-(`finish_round`). It works under Flower's own `start()` with any ClientApp that follows Flower's convention,
-and under the curriculum, which calls `begin_task`, `train_round`, `state_dict` and `load_state_dict`.
+A method is a subclass that defines what it does with one admitted reply (`fold`) and which model the round
+ends with (`finish_round`). It works under Flower's own `start()` with any ClientApp that follows Flower's
+convention, and under the curriculum, which calls `begin_task`,
+`train_round`, `state_dict` and `load_state_dict`.
 """
 
 import time
@@ -71,14 +72,14 @@ class IncrementalStrategy(FlowerFedAvg):
     takes_parts = True
     """Whether an update may be scaled down: not where the site remembers the whole of it."""
     serves_groups = True
-    """Whether one of these can aggregate some of the sites beside others that aggregate the rest."""
+    """Whether a cluster can have a strategy of this kind, beside those of other clusters."""
     combines_replies = True
     """Whether a round is one exchange with all sites, whose replies are folded; a ring has hops instead."""
     stands_in = False
     """Whether it makes updates in place of sites that do not answer."""
     needs: str = ""
-    """What the method needs and Flower's own start() with other people's ClientApps does not give, in words;
-    without it another method would run under this one's name. '' where nothing is missing."""
+    """What the method needs and Flower's own start() with other people's ClientApps does not provide, in
+    words; without it another method would run under this one's name. '' if nothing is missing."""
 
     def __init__(self, max_update_norm: float | None = None, **flower: Any) -> None:
         minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
@@ -296,7 +297,7 @@ class IncrementalStrategy(FlowerFedAvg):
         self.begin_round()
 
     def _take(self, reply: Admitted) -> None:
-        """Bound a reply, fold it, and let whoever watches see it."""
+        """Bound a reply, fold it, and show it to the watchers."""
         outcome, site = self.outcome, reply.site
         try:
             if self.running is not None:

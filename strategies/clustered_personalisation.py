@@ -1,8 +1,8 @@
 """FedPerC: sites that are alike learn together, and each keeps layers of its own.
 
 Each task begins with rounds in which all sites train one global model by the base strategy. Then the sites
-tell how often its channels are silent on their data, sites with near vectors form a cluster, and in the rest
-of the rounds the base strategy aggregates each cluster's shared layers, while the personal ones stay at their
+report how often its channels are silent on their data, and sites with similar vectors form a cluster. In the
+remaining rounds the base strategy aggregates each cluster's shared layers; personal layers stay at their
 sites. Yang, Huang, Shi and Cai 2022 (doi 10.18293/SEKE2022-100), algorithm 1.
 
 The printed algorithm adds up the shared layers of a cluster without dividing; the base strategy's weighted

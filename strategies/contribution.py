@@ -1,8 +1,8 @@
-"""What each site's updates have added: Shapley values of any strategy, and which sites add nothing or harm.
+"""The contribution of each site's updates, as Shapley values, and which sites add nothing or do harm.
 
 Yan et al. 2025 (TriCon-SF, arXiv 2506.16723), equations 10 to 12. The paper leaves open what a coalition of a
-serial method is worth; three readings are offered, and docs/methods/tricon_sf.md says what each one costs and
-assumes. A model is worth the mean over the classes of what it is worth on each, from 0 to 1.
+serial method is worth; we offer three readings, and docs/methods/tricon_sf.md says what each one costs and
+assumes. The worth of a model is the mean over the classes of its utility on each, from 0 to 1.
 """
 
 import math
@@ -38,9 +38,9 @@ from perennial.strategies.valuation.sweeps import checked_counts, sweep_marginal
 from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic
-"""What the cost of a valuation is stated in."""
+"""Seconds, in which the cost of a valuation is stated."""
 NULL_UPDATE = 1e-8
-"""Norm of an update as a share of the model's, below which a site has returned what it was sent."""
+"""Norm of an update as a share of the model's, below which the update counts as zero."""
 
 
 class Contribution(Wrapper):
@@ -51,17 +51,17 @@ class Contribution(Wrapper):
     (valuation/harm.py); that takes its label counts, so "online" and no privacy. If the server has samples, a
     round after which the model is worth less than chance explains is rolled back (valuation/rollback.py).
 
-    estimator: "online" takes a ring's sweeps as they happen for orders of joining; "reconstruct" puts models
-    together from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
+    estimator: "online" takes each sweep of a ring as one permutation of the sites; "reconstruct" builds
+    models from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
     names; "solve" solves for each coalition of a closed form (valuation/solved.py).
-    utility: what an answer is worth: the probability of the true class, or 1 if it is right. None:
-    probability, or accuracy where the sites measure and of a closed form.
-    samples: on how many held-out samples, as many of each class as of the others.
-    permutations: orders drawn at most; None: the larger of 30 and three times the sites.
-    exact: all coalitions instead.
-    every: one of so many rounds, or with "online" sweeps, is valued, drawn in secret.
+    utility: the worth of an answer: the probability of the true class, or 1 if it is right. None:
+    probability, or accuracy if the sites measure or the model is a closed form.
+    samples: number of held-out samples, as many of each class as of the others.
+    permutations: most permutations drawn; None: the larger of 30 and three times the sites.
+    exact: value all coalitions instead.
+    every: value one of so many rounds, or with "online" sweeps, drawn in secret.
     false_alarm: probability that an honest site is ever flagged for harm.
-    least_sweeps: turns after which a site that only ever returned what it was sent is flagged.
+    least_sweeps: updates after which a site whose every update was zero is flagged.
     on_flag: "exclude" no longer asks flagged sites.
     """
 
@@ -125,7 +125,7 @@ class Contribution(Wrapper):
         self._leave_one_out: dict[str, float] = {}
 
     def attach(self, services: Services) -> None:
-        """Raises ConfigError where nobody may measure models, or the game is too large to be exact."""
+        """Raises ConfigError if nobody may measure models, or the game is too large to be exact."""
         if services.judge is None:
             if self._asked_utility is None:
                 self.utility = "accuracy"
@@ -142,8 +142,8 @@ class Contribution(Wrapper):
         super().attach(services)
         self.watchers.append(self._watch)
         if self.turns is not None and self.estimator == "online":
-            first = self._site_judge is not None
-            self.turns.weigh_by(self._weigh, first=first, tell=[LABEL_COUNTS] if self.tests_harm else [])
+            first, reported = self._site_judge is not None, [LABEL_COUNTS] if self.tests_harm else []
+            self.turns.weigh_by(self._weigh, first=first, measurements=reported)
 
     def begin_task(self, task: TaskStart) -> None:
         """Raises ConfigError where the coalitions of a closed form would take more than an hour."""
@@ -155,7 +155,7 @@ class Contribution(Wrapper):
     def largest_weight(self) -> float:
         """Raises PrivacyError: what sites have contributed is computed from exact models, and published."""
         raise PrivacyError(
-            "strategy: contribution tells what models are worth before the server's noise; privacy.mode "
+            "strategy: contribution publishes what models are worth before the server's noise; privacy.mode "
             "client_central goes with fedavg"
         )
 
@@ -178,7 +178,7 @@ class Contribution(Wrapper):
         request = replace(request, sites=sites)
         self._round = grid, request
         outcome = super().train_round(grid, request)
-        self._tell_measuring(outcome)
+        self._count_measuring(outcome)
         if not outcome.skipped:
             valuing = clock()
             self._value_round(grid, request, outcome)
@@ -206,7 +206,7 @@ class Contribution(Wrapper):
         drawn = stream(self._services.secret_seed, "valued-sweeps", block).integers(self.every)
         return place == int(drawn)
 
-    # what is worth what
+    # the worth of a model
 
     def worth_of(self, arrays: Arrays) -> Worth:
         """(M,) utility on the held-out samples of each class."""
@@ -223,8 +223,8 @@ class Contribution(Wrapper):
         self._seconds["valuing"] += clock() - start
         return worth
 
-    def _tell_measuring(self, outcome: RoundOutcome) -> None:
-        """What the sites' measuring has sent, and who has not measured."""
+    def _count_measuring(self, outcome: RoundOutcome) -> None:
+        """Add the bytes that the sites' measuring took, and a warning for each site that did not measure."""
         if self._site_judge is not None:
             outcome.bytes_down += self._site_judge.sent
             outcome.warnings += [f"site {site}: {why}" for site, why in self._site_judge.failed.items()]
@@ -284,7 +284,7 @@ class Contribution(Wrapper):
         self._updates = {}
 
     def _value_sums(self, closed_form: Analytic, request: RoundRequest) -> None:
-        """The game of all tasks so far: older rows tell nothing that this one does not."""
+        """Value the game of all tasks so far, which replaces the values of earlier rounds."""
         game = closed_form.game(request.stamp)
         like = next(iter(request.arrays.values()))
         value = cache(

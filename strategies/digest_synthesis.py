@@ -1,4 +1,4 @@
-"""FedDig: an absent site goes on teaching through the digests that it has lent, under any base strategy.
+"""FedDig: the digests that an absent site has lent stand in for it, under any base strategy.
 
 While a round's replies are awaited, the server trains a copy of the model on the digests of each absent site,
 with inputs that a guidance producer makes of them; the base strategy takes the result as that site's update.
@@ -37,7 +37,7 @@ from perennial.strategies.wrapper import Wrapper
 
 @dataclass(frozen=True)
 class Heritage:
-    """What a strategy of digests hands on to its successor.
+    """The trained state that a strategy of digests hands to its successor.
 
     guidance: the producer's tensors.
     own: the server's own layers.

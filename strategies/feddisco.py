@@ -109,7 +109,7 @@ class FedDisco(FedAvg):
         assert self._waiting is not None
         sites = sorted(self._replies)
         weights = dict(zip(sites, self._weights(sites).tolist(), strict=True))
-        # weights that sum to the number of sites: the grid's step is small beside them however many there are
+        # weights that sum to the number of sites, so that the grid's step is small beside them for any number
         total = ExactSum(self.reference, self._grid)
         for site, update in self._waiting:
             total.add(update, weights[site] * len(sites), self._replies[site].norm)
@@ -139,9 +139,9 @@ def checked_counts(value: Any, samples: int) -> list[int]:
     )
     if not numbers or not any(count is None or count for count in value):
         raise Rejected(f"label_counts: found {value!r:.60}, allowed whole numbers from 0, one above 0")
-    untold = sum(count is None for count in value)
-    if not untold:
+    withheld = sum(count is None for count in value)
+    if not withheld:
         return value
     # at least one sample each, so that a row is never empty
-    rest = max(untold, samples - sum(count or 0 for count in value))
-    return [rest // untold if count is None else count for count in value]
+    rest = max(withheld, samples - sum(count or 0 for count in value))
+    return [rest // withheld if count is None else count for count in value]

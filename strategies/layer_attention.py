@@ -142,7 +142,7 @@ class LayerAttention(IncrementalStrategy):
 
         moved = of_each(self._groups, stepped)
         new = {name: tensor for layer in moved.values() for name, tensor in layer.items()}
-        self._tell({layer: total.weights() for layer, total in self._sums.items()})
+        self._report({layer: total.weights() for layer, total in self._sums.items()})
         return {name: new[name] for name in self.reference}
 
     @property
@@ -200,8 +200,8 @@ class LayerAttention(IncrementalStrategy):
         self._waiting = None
         return means
 
-    def _tell(self, weights: dict[str, dict[str, float]]) -> None:
-        """Weights into the journal and the summary, and a warning where they say that something is wrong."""
+    def _report(self, weights: dict[str, dict[str, float]]) -> None:
+        """Note the weights for journal and summary, with a warning if one site decides layers alone."""
         self._rounds += 1
         for layer, row in weights.items():
             totals = self._totals.setdefault(layer, {})

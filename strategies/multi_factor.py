@@ -102,7 +102,7 @@ class MultiFactor(IncrementalStrategy):
     def begin_round(self) -> None:
         self._values: dict[str, Values] = {}
         self._told = {name: ExactSum(self.reference, self._grid(name)) for name in self.coefficients}
-        self._untold: dict[str, ExactSum] = {}
+        self._unreported: dict[str, ExactSum] = {}
         self._largest = LargestWeights(int(1 / self.max_weight + 1e-9))
 
     def fold(self, reply: Admitted) -> None:
@@ -127,8 +127,8 @@ class MultiFactor(IncrementalStrategy):
         for name, coefficient in self.coefficients.items():
             part = coefficient / whole * filled.rest
             terms.append((part * shares[name].scale, self._told[name].value()))
-            if name in self._untold:
-                terms.append((part * shares[name].untold, self._untold[name].value()))
+            if name in self._unreported:
+                terms.append((part * shares[name].unreported, self._unreported[name].value()))
         for position, weight in sorted(filled.fixed.items()):
             site = sites[position]
             # what the sums hold of this site is replaced by its fixed weight
@@ -159,12 +159,12 @@ class MultiFactor(IncrementalStrategy):
                     now = self._stamp.round if self._stamp else reply.base_round
                     value = math.exp(-self.kappa * (now - reply.base_round))
                 case "timeliness":
-                    value = _told(reply, CLASS_COVERAGE, 1.0)
+                    value = _figure(reply, CLASS_COVERAGE, 1.0)
                 case "quality":
                     held_out = self.quality == "held_out"
-                    value = _told(reply, HELD_OUT_ACCURACY if held_out else TRAIN_ACCURACY, 1.0)
+                    value = _figure(reply, HELD_OUT_ACCURACY if held_out else TRAIN_ACCURACY, 1.0)
                 case _:
-                    loss = _told(reply, CLASSIFICATION_LOSS, math.inf, reply.train_loss)
+                    loss = _figure(reply, CLASSIFICATION_LOSS, math.inf, reply.train_loss)
                     value = None if loss is None else 1 / (loss + self.loss_floor)
             values[name] = None if value is None else max(value, LEAST)
         return values
@@ -172,7 +172,7 @@ class MultiFactor(IncrementalStrategy):
     def _sum(self, name: str, value: float | None) -> ExactSum:
         if value is not None:
             return self._told[name]
-        return self._untold.setdefault(name, ExactSum(self.reference, self.sum_grid()))
+        return self._unreported.setdefault(name, ExactSum(self.reference, self.sum_grid()))
 
     def _grid(self, name: str) -> SumGrid:
         """The grid for weights that are values of this factor."""
@@ -180,13 +180,13 @@ class MultiFactor(IncrementalStrategy):
         return self.sum_grid(max(1.0, largest.get(name, 1.0)))
 
 
-def _told(reply: Admitted, name: str, highest: float, otherwise: float | None = None) -> float | None:
+def _figure(reply: Admitted, name: str, highest: float, otherwise: float | None = None) -> float | None:
     """A figure from 0 to highest among the reply's metrics, or `otherwise` where there is none."""
     value = reply.metrics.get(name, otherwise)
     if value is None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    # comparisons bear integers that no float can hold, and NaN fails them
+    # comparisons work with integers that no float can hold, and NaN fails them
     if not number or not 0 <= value <= min(highest, sys.float_info.max):
         raise Rejected(f"{name}: found {value!r:.20}, allowed a finite number from 0 to {highest:g}")
     return float(value)

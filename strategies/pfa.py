@@ -1,8 +1,8 @@
 """PFA: sites whose sparsity vectors are near train one whole model together.
 
 Liu et al. 2021 (WWW, "PFA: Privacy-preserving Federated Adaptation for Effective Model Personalization"). The
-released code takes 20 random channels of one late ReLU layer; it prints distances and leaves the grouping
-open.
+released code takes 20 random channels of one late ReLU layer; it prints distances and
+leaves the grouping open.
 """
 
 from perennial.strategies.clustered_personalisation import ClusteredPersonalisation

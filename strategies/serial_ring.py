@@ -41,7 +41,7 @@ TELLING = 3
 
 
 class SerialRing(IncrementalStrategy):
-    """theta goes round all sites once for each segment of their data; what the last one returns is the model.
+    """The model goes through all sites once for each segment of their data; the last site returns the result.
 
     segments, sizes, least_segment, stratify: how each site cuts its data (config/turn.py). reshuffle: when a
     new order is drawn; "never" keeps the sites' own order. relabel: "permute" renames hidden neurons before
@@ -107,7 +107,7 @@ class SerialRing(IncrementalStrategy):
         """Seconds for a hop under Flower's own start(), which tells a strategy no deadline."""
         self._weighing: Weigh | None = None
         self._weigh_first = False
-        self._tell: tuple[str, ...] = ()
+        self._measurements: tuple[str, ...] = ()
         self.weighed: frozenset[int] = frozenset()
         """Sweeps of this round before, in and after which models are weighed."""
         self._chain = Chain()
@@ -146,9 +146,10 @@ class SerialRing(IncrementalStrategy):
     def renames_neurons(self) -> bool:
         return self.relabel != "none"
 
-    def weigh_by(self, weigh: Weigh, *, first: bool, tell: Sequence[str] = ()) -> None:
-        """The answer costs no time while a site is at work, except where the sites themselves give it."""
-        self._weighing, self._weigh_first, self._tell = weigh, first, tuple(tell)
+    def weigh_by(self, weigh: Weigh, *, first: bool, measurements: Sequence[str] = ()) -> None:
+        """As in TakesTurns; models are measured while a site trains, unless the sites themselves measure."""
+        self._weighing, self._weigh_first = weigh, first
+        self._measurements = tuple(measurements)
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Run one round: `segments` sweeps over all sites, one message at a time.
@@ -182,7 +183,7 @@ class SerialRing(IncrementalStrategy):
         return outcome
 
     def _bound_first_turns(self, log: RingLog, request: RoundRequest) -> None:
-        """Bound the turns of a run's first round by those before them, of which no former round tells.
+        """Bound the turns of a run's first round by those before them, because there is no former round.
 
         Nothing bounds the first turns of all. As soon as the next ones show that one of them was too large,
         the ring begins anew without them.
@@ -238,7 +239,9 @@ class SerialRing(IncrementalStrategy):
             request,
             site,
             arrays,
-            settings=json.dumps({"turn": turn.model_dump()} | ({"tell": self._tell} if self._tell else {})),
+            settings=json.dumps(
+                {"turn": turn.model_dump()} | ({"tell": self._measurements} if self._measurements else {})
+            ),
             held=holds_previous,
             max_update_norm=self.max_update_norm,
             max_samples=self.bounds.max_samples,

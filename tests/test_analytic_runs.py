@@ -234,6 +234,8 @@ def test_every_head_learns(tmp_path: Path, strategy: dict[str, Any]) -> None:
         strategy={"name": "analytic", **strategy},
     )
     assert summary["final_accuracy"] > 0.85
+    assert summary["analytic"]["withdrawable"] == (strategy["head"] != "balanced_ridge")
+    assert summary["analytic"]["samples"] == 1272  # of 1400, the others validate
     assert list(summary["analytic"]["shrinkage"]) == ["1", "2", "3", "4", "5"]
 
 
@@ -273,10 +275,10 @@ def test_check_says_what_the_kept_sums_take(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_each_sites_sums_are_kept_or_not(tmp_path: Path) -> None:
-    run(tmp_path, "kept")
+    assert run(tmp_path, "kept")["analytic"]["withdrawable"]
     kept = sorted(path.name for path in (tmp_path / "runs" / "kept" / "statistics").glob("*.safetensors"))
     assert len(kept) == 4 * 5 and kept[0] == "site-0-task-0001.safetensors"
-    run(tmp_path, "not", strategy={"keep_sites": False})
+    assert not run(tmp_path, "not", strategy={"keep_sites": False})["analytic"]["withdrawable"]
     assert not (tmp_path / "runs" / "not" / "statistics").exists()
     shutil.rmtree(tmp_path / "runs")
 

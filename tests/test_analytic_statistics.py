@@ -1,12 +1,20 @@
 """Sums that have the same bits however samples are divided."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from perennial.foundation.errors import DataError
+from perennial.foundation.errors import DataError, StateError
+from perennial.learning.analytic.files import (
+    read_by_task,
+    read_statistics_file,
+    write_by_task,
+    write_statistics,
+)
 from perennial.learning.analytic.statistics import (
     EXACT_SAMPLES,
     PRODUCT,
@@ -144,3 +152,17 @@ def test_features_off_the_grid_or_too_long_are_refused() -> None:
         with_constant(torch.full((1, 3), torch.nan))
     with pytest.raises(DataError, match="length above 1"):
         with_constant(torch.full((1, 3), 0.5))
+
+
+def test_a_file_of_sums_that_is_of_another_kind_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "sums.safetensors"
+    statistics = Statistics(torch.eye(3, dtype=torch.float64), torch.zeros(2, 3), torch.ones(2), range(2))
+    write_statistics(path, statistics, {"site": "a"})
+    found, facts = read_statistics_file(path)
+    assert found.sha256 == statistics.sha256 and facts["site"] == "a"
+    with pytest.raises(StateError, match=r"sums\.safetensors: missing or damaged"):
+        read_by_task(path)
+    write_by_task(path, {1: statistics}, {"site": "a"})
+    with pytest.raises(StateError, match=r"sums\.safetensors: missing or damaged"):
+        read_statistics_file(path)
+    assert [*read_by_task(path)[0]] == [1]

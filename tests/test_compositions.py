@@ -221,3 +221,9 @@ def test_a_private_ring_of_several_segments_is_refused(tmp_path: Path) -> None:
     }
     with pytest.raises(ConfigError, match=r"strategy.segments: found 2.*allowed 1"):
         run_in_process(settings_of(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("base", [5, ["fedavg"], {}, {"name": 3}, {"alpha": 0.1}])
+def test_a_base_is_a_name_or_a_mapping_with_one(base: Any) -> None:
+    with pytest.raises(ConfigError, match=r"strategy\.base: found .*, allowed a strategy: a name"):
+        build_strategy("digest_synthesis", {"base": base})

@@ -91,6 +91,10 @@ def test_what_a_stand_in_did_is_not_remembered_as_the_sites_work() -> None:
     # the mean is 2; the server's vector moves by the update of the site that was there, over both sites
     assert played(dynamic, there, reply("b", 3.0, 1, stand_in=True)).tolist() == [2.5, 2.5]
     assert dynamic.memory["w"].tolist() == [-0.5, -0.5]
+    further = FedDyn()
+    further.population = {"a", "b"}
+    played(further, reply("a", 2.0, 1), reply("b", 3.0, 1, stand_in=True))
+    assert further.memory["w"].tolist() == [-1.0, -1.0]
     again = FedDyn()
     again.population = {"a", "b"}
     assert played(again, there, reply("b", 3.0, 1)).tolist() == [4.0, 4.0]

@@ -79,6 +79,27 @@ def test_no_floor_is_above_the_claim(privacy: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sample", "sample_shared"])
+def test_no_floor_of_noised_sums_is_above_the_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path))
+    content = experiment(mode="client_local", noise_multiplier=1.0).model_dump(
+        mode="json", exclude_unset=True, exclude={"learner"}
+    )
+    content |= {
+        "model": {"name": "features", "features": [{"name": "random", "width": 8}]},
+        "strategy": {"name": "analytic", "head": "ridge", "shrinkage": 1.0, "standardise": False},
+        "secure": {"least": 2, "quorum": 2} if mode == "sample_shared" else None,
+        "privacy": {"mode": mode, "release": "sums", "noise_multiplier": 1.0, "noise_source": "seeded"}
+        | ({"accountant": "rdp"} if mode == "sample_shared" else {}),
+    }
+    found = audit_experiment(Experiment.model_validate(content), canaries=1000)
+    assert found.unit == "sample" and found.mode == mode
+    assert 0.3 < found.found.epsilon_floor < found.claim < math.inf
+
+
+@pytest.mark.slow
 def test_the_split_of_old_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federation._Builder, "_train_and_test", hold_out_by_permutation)
     found = audit_experiment(experiment(**WEAK), canaries=80, others=200)

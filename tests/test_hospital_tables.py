@@ -85,7 +85,9 @@ def test_a_point_among_decimal_commas_is_named(tmp_path: Path) -> None:
 
 def test_a_comma_inside_quotes_is_no_decimal_comma_where_commas_separate(tmp_path: Path) -> None:
     path = write(tmp_path, 'a,label\n"1,234",x\n"2,500",y\n')
-    assert read(path).columns == {"a": ("1,234", "2,500")}
+    with pytest.raises(DataError, match="holds numbers with a comma such as '1,234'.*data.decimal"):
+        read(path)
+    assert read(path, column_kinds={"a": "category"}).columns == {"a": ("1,234", "2,500")}
     assert read(path, decimal=",").train.x[:, 0].tolist() == pytest.approx([1.234, 2.5])
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, confusion_matrix, roc_auc_score
 
+from perennial.learning.batches import TrainingSet
 from perennial.learning.evaluation_tables import (
     CONFIDENCE_BINS,
     SCORE_BINS,
@@ -17,7 +18,7 @@ from perennial.learning.evaluation_tables import (
     score_bin_lower,
     score_bin_upper,
 )
-from perennial.learning.scored import Scored, bin_logits
+from perennial.learning.scored import Scored, bin_logits, score_logits
 from perennial.server.measures.assemble import (
     class_measures,
     part_measures,
@@ -105,6 +106,26 @@ def test_certain_and_impossible_classes_fall_into_the_outermost_bins() -> None:
     alone = Scored(*bin_logits(torch.zeros(2, 1), torch.tensor([0, 0])))
     assert alone.score.tolist() == [[SCORE_BINS - 1]] * 2
     assert (score_bin_lower(0), score_bin_upper(SCORE_BINS - 1)) == (0.0, 1.0)
+
+
+def test_a_sample_without_an_answer_is_as_far_from_every_class_as_can_be() -> None:
+    found = Scored(*bin_logits(torch.full((1, 3), torch.nan), torch.tensor([1])))
+    assert found.score.tolist() == [[0, 0, 0]]
+    assert found.confidence.tolist() == [[0] * len(TEMPERATURES)]
+
+
+def test_scoring_keeps_no_graph() -> None:
+    layer, asked = torch.nn.Linear(2, 3), []
+
+    def classify(inputs: torch.Tensor) -> torch.Tensor:
+        logits = layer(inputs)
+        asked.append(logits.requires_grad)
+        return logits
+
+    x = torch.zeros(5, 2)
+    constants = (torch.zeros(2), torch.ones(2))
+    score_logits(classify, TrainingSet(x, torch.zeros(5, dtype=torch.int64), *constants), 3)
+    assert asked == [False]
 
 
 def test_areas_agree_with_another_implementation() -> None:

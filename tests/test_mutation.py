@@ -3,7 +3,10 @@
 import ast
 import gc
 import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -71,6 +74,89 @@ def test_the_likeliest_tests_come_first() -> None:
     assert tests.of("a.py", 0, 1) == ["one", "all", "slow"]
     tests.replace("all", {"a.py": {"9": ["new"]}}, {"new": 0.2})
     assert tests.of("a.py", 9, 9) == ["new", "slow"]
+
+
+def test_what_runs_at_import_is_held_by_tests_of_importers_and_by_those_that_run_no_line(tree: Path) -> None:
+    (tree / "learning" / "user.py").write_text("from perennial.learning.names import Names")
+    (tree / "tests").mkdir()
+    (tree / "tests" / "test_names.py").write_text("from perennial.learning.names import Names")
+    lines = {"learning/user.py": {"3": ["of user"]}, "learning/small.py": {"7": ["tests/test_small.py::it"]}}
+    quick = {"tests/test_names.py::it": 0.1, "tests/test_pages.py::it": 0.2, "of user": 9.0}
+    tests = CoveringTests(lines, quick | {"tests/test_small.py::it": 0.1, "tests/test_slow.py::it": 5.0})
+    assert tests.of("learning/names.py", 0, 3) == []
+    found = tests.at_import("learning/names.py", tree)
+    assert found == ["tests/test_names.py::it", "of user", "tests/test_pages.py::it"]
+
+
+COVERED = """
+def of_test(x):
+    return x + 1
+
+def of_shared_fixture():
+    return 2
+
+def of_own_fixture():
+    return 3
+"""
+COVERING = """
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+spec = importlib.util.spec_from_file_location("covered", Path("learning/covered.py"))
+covered = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(covered)
+
+@pytest.fixture(scope="module")
+def shared():
+    return covered.of_shared_fixture()
+
+@pytest.fixture
+def own():
+    return covered.of_own_fixture()
+
+class TestThing:
+    @pytest.mark.parametrize("x", [1, 2])
+    def test_in_a_class(self, x):
+        assert covered.of_test(x) == x + 1
+
+def test_first(shared):
+    assert shared == 2
+
+def test_second(shared, own):
+    assert (shared, own) == (2, 3)
+
+def test_that_fails():
+    assert covered.of_test(1) == 3
+"""
+
+
+def test_tests_are_known_in_classes_and_by_what_their_fixtures_run(tmp_path: Path) -> None:
+    (tmp_path / "learning").mkdir()
+    (tmp_path / "learning" / "covered.py").write_text(COVERED)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_covering.py").write_text(COVERING)
+    program = (
+        "from pathlib import Path; from perennial.benchmarks.covering_tests import run_under_coverage; "
+        "root = Path.cwd(); "
+        "run_under_coverage(root, 'tests/test_covering.py', root / 'coverage.db', root / 'found.json')"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
+    found = CoveringTests.read(tmp_path / "found.json")
+    test = "tests/test_covering.py::"
+    assert found.lines == {
+        "learning/covered.py": {
+            "3": [f"{test}TestThing::test_in_a_class"],
+            "6": [f"{test}test_first", f"{test}test_second"],
+            "9": [f"{test}test_second"],
+        }
+    }
+    assert set(found.seconds) == {
+        f"{test}{name}"
+        for name in ("TestThing::test_in_a_class", "test_first", "test_second", "test_that_fails")
+    }
 
 
 def test_the_interval_is_wilsons() -> None:

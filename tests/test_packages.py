@@ -13,10 +13,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONFIGURATION = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = CONFIGURATION["project"]
 ROOMS = [
     *("perennial", "foundation", "config", "protocol", "data", "models", "privacy", "learning"),
-    *("client", "strategies", "server", "engine", "deploy", "cli", "benchmarks"),
+    *("client", "strategies", "server", "engine", "deploy", "live", "cli", "benchmarks"),
 ]
 OF_PEERS = ("benchmarks/peers/",)
 """Programs that run in environments of other simulators."""
@@ -91,3 +92,12 @@ def test_versions_are_ranges_and_python_is_311_to_313() -> None:
     python = SpecifierSet(PROJECT["requires-python"])
     allowed = [minor for minor in range(9, 16) if python.contains(f"3.{minor}.1")]
     assert allowed == [11, 12, 13]
+
+
+def test_the_wheel_has_every_folder_of_the_rooms() -> None:
+    """A folder that pyproject.toml does not list is missing from the wheel, and only there."""
+    setuptools = CONFIGURATION["tool"]["setuptools"]
+    folders = {path.parent.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    names = {".".join(("perennial", *folder.parts)) for folder in folders - {Path("perennial")}}
+    assert {"perennial", *names} == {*setuptools["packages"]} - {"perennial.experiments"}
+    assert {*setuptools["package-dir"]} == {"perennial", *names, "perennial.experiments"}

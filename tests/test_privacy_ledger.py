@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -93,6 +94,25 @@ def test_unprotected_releases_cost_infinity_and_stay_json_safe(tmp_path: Path) -
     assert (cost.epsilon, cost.unprotected, cost.releases) == (float("inf"), 1, 3)
     assert json.loads(json.dumps(cost.to_json(), allow_nan=False))["epsilon"] == "infinite"
     json.dumps([json.loads(line) for line in ledger.path.read_text().splitlines()], allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"sample_rate": 0.0},
+        {"sample_rate": -0.5},
+        {"sample_rate": 1.1},
+        {"steps": 0},
+        {"noise_multiplier": -0.1},
+        {"noise_multiplier": float("inf")},
+        {"steps": None},
+    ],
+)
+def test_an_entry_has_numbers_that_a_mechanism_can_have(numbers: dict[str, Any]) -> None:
+    entry = update()
+    assert replace(entry, sample_rate=1.0, steps=1, noise_multiplier=0.0).steps == 1
+    with pytest.raises(PrivacyError, match="gaussian"):
+        replace(entry, **numbers)
 
 
 class TestLimit:

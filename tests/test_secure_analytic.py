@@ -16,11 +16,13 @@ from perennial.config.site import SitePolicy
 from perennial.foundation.errors import ConfigError, PolicyRefusal
 from perennial.learning.analytic.statistics import PRODUCT
 from perennial.models.feature_maps.ball import GRID
+from perennial.privacy.attacks.audit import audit
 from perennial.privacy.discrete_gaussian import SecureWords
-from perennial.privacy.noised_sums import add_noise_to_sums, noise_std
+from perennial.privacy.noised_sums import STEPS, add_noise_to_sums, noise_std
 from perennial.server.withdrawal import forget, merge
 from tests.test_analytic_runs import EXPERIMENT, experiment, own_cache, run, sums_of  # noqa: F401
 from tests.test_secure_runs import Killed, events, gone, serve_dying, serve_file
+from tests.test_shared_noise import exact_epsilon
 
 SECURE: dict[str, Any] = {"least": 3}
 SMALL: dict[str, Any] = {"data": {"samples_limit": 200}, "tasks": {"count": 2, "rounds": 1}}
@@ -141,7 +143,7 @@ def test_classes_that_were_opened_go_into_no_sum_of_other_tasks(tmp_path: Path) 
     state = {"secure": SECURE, "data": SMALL["data"]}
     run(tmp_path, "first", **state, tasks={"count": 2, "rounds": 1})
     for folder in (tmp_path / "runs" / "first").rglob("secure/opened.json"):
-        opened = [statistic for statistic, _ in yaml.safe_load(folder.read_text())]
+        opened = [statistic for statistic, *_ in yaml.safe_load(folder.read_text())]
         assert opened.count("statistics") == 10
         break
     else:
@@ -235,6 +237,29 @@ def test_shares_come_to_the_noise_of_one_site(monkeypatch: pytest.MonkeyPatch, t
     features = sum(part[1] for part in parts).double() / GRID
     assert float(above.std()) == pytest.approx(whole / math.sqrt(2), rel=0.05)
     assert float(features.std()) == pytest.approx(whole, rel=0.15)
+
+
+def test_audit_of_noised_sums_stays_below_the_claim_and_notices_a_missing_share() -> None:
+    """Each of many classes is a trial: its one sample, of one feature, is there or not, and shows in the
+    class's sum and count. Two honest shares keep the claim; with one left out the floor passes it."""
+    classes, delta = 400_000, 1e-2
+    gram, rows = torch.zeros(1, dtype=torch.int64), torch.zeros(classes, 1, dtype=torch.int64)
+
+    def scores(shares: int, there: int) -> torch.Tensor:
+        counts = torch.full((classes,), there, dtype=torch.int64)
+        found = torch.zeros(classes, dtype=torch.float64)
+        for share in range(shares):
+            own = counts if share == 0 else torch.zeros_like(counts)
+            parts = add_noise_to_sums(
+                gram, rows + GRID * own[:, None], own, PRODUCT, 1 / math.sqrt(2), SecureWords()
+            )
+            found += parts[1][:, 0].double() / GRID + parts[2].double() / STEPS
+        return found
+
+    claim = exact_epsilon(1.0, delta)
+    whole, missing = (audit(scores(n, 1), scores(n, 0), delta).epsilon_floor for n in (2, 1))
+    assert claim / 2 < whole < claim
+    assert missing > claim, "one share left out must be noticed"
 
 
 @pytest.mark.parametrize(

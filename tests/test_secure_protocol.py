@@ -4,8 +4,10 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import hypergeom
 
 from perennial.benchmarks.secure_sites import (
     RUN,
@@ -250,6 +252,21 @@ def test_parameters_leave_an_honest_site_between_any_two_openings():
     assert Parameters(least=5).survivors_needed(6) == 5
 
 
+@pytest.mark.parametrize(
+    ("sites", "colluders", "survivors"), [(300, 10, 290), (200, 3, 180), (1000, 50, 950)]
+)
+def test_the_failure_of_a_graph_is_the_sum_of_three_hypergeometric_tails(
+    sites: int, colluders: int, survivors: int
+) -> None:
+    degree, among, failure = regular(sites, colluders, survivors)
+    gone, others = sites - survivors, sites - 1
+    follower = hypergeom(others, colluders + gone, degree // 2).sf(degree // 2 - 1)
+    caught = hypergeom(others, colluders, degree).sf(among)
+    starved = hypergeom(others, gone, degree).sf(degree - Parameters(among).threshold(degree + 1))
+    assert failure == pytest.approx(sites * (follower + caught + starved), rel=1e-6)
+    assert failure <= 2**-40
+
+
 def test_sites_beyond_a_hundred_share_masks_with_some():
     degree, _, failure = regular(300, 10, 290)
     assert degree < 299 and 0 < failure <= FAILURE
@@ -359,6 +376,15 @@ def test_masks_are_the_streams_of_their_seeds():
     add_masks(vector, [b"2" * 32], subtract=True)
     add_masks(vector, [b"1" * 32], subtract=True)
     assert np.array_equal(vector, np.arange(100_000, dtype=np.uint64))
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_mask_is_aes_256_in_counter_mode_over_its_whole_length(dtype: type):
+    """Beside the plain counter mode of the cipher, over several pieces and an end within a block."""
+    vector: Words = np.zeros(150_001, dtype=dtype)
+    add_masks(vector, [b"k" * 32])
+    counter = Cipher(algorithms.AES(b"k" * 32), modes.CTR(bytes(15) + b"\x02")).encryptor()
+    assert vector.tobytes() == counter.update(bytes(vector.nbytes))
 
 
 def test_fingerprints_can_be_read_aloud():

@@ -101,8 +101,9 @@ def test_no_more_orders_are_drawn_when_the_values_stand_still() -> None:
 def test_what_is_no_game_is_refused() -> None:
     with pytest.raises(ValueError, match="found 13 players, allowed 1 to 12"):
         exact(13, toy)
-    with pytest.raises(ValueError, match=r"found \[0, 0, 1\], no permutation"):
-        over_permutations(3, toy, [np.array([0, 0, 1])])
+    for order in ([0, 0, 1], [1, 1, 2], [2, 2, 2], [0, 1], [0, 1, 2, 3], [1, 2, 3]):
+        with pytest.raises(ValueError, match=rf"found \[{', '.join(map(str, order))}\], no permutation"):
+            over_permutations(3, toy, [np.array(order)])
     with pytest.raises(ValueError, match="found no permutation"):
         over_permutations(3, toy, [])
 

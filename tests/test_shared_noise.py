@@ -20,6 +20,8 @@ from perennial.privacy.discrete_gaussian import SecureWords, SeededWords, discre
 from perennial.privacy.entries import Entry
 from perennial.privacy.shared_noise import SharedNoise, scale
 from perennial.privacy.shared_noise_cost import shared_multiplier, tau
+from perennial.server import central_privacy
+from perennial.strategies.fedavg import FedAvg
 
 SMALL: dict[str, Any] = {
     "name": "shared",
@@ -131,6 +133,45 @@ def test_noise_of_a_site_has_its_share_of_the_variance() -> None:
     assert words[-1] == 0
 
 
+def test_run_carries_the_noise_of_client_central_at_the_wider_multiplier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shares for m = 3 of n = 4 sites, of which all answer, beside a trusted server's noise at multiplier
+    sigma sqrt(n/m). Training at a rate of next to nothing leaves the noise of the round alone."""
+    found: list[torch.Tensor] = []
+    take_sum, noised = FedAvg.take_sum, central_privacy.noised
+
+    def flat(tensors: Any) -> torch.Tensor:
+        return torch.cat([tensors[name].reshape(-1).double() for name in sorted(tensors)])
+
+    def opened(strategy: FedAvg, total: Any, weight: float) -> Any:
+        found.append(flat(total))
+        return take_sum(strategy, total, weight)
+
+    def released(arrays: Any, std: float, source: Any) -> Any:
+        result = noised(arrays, std, source)
+        found.append(4 * (flat(result) - flat(arrays)))
+        return result
+
+    monkeypatch.setattr(FedAvg, "take_sum", opened)
+    monkeypatch.setattr(central_privacy, "noised", released)
+    changes: dict[str, Any] = {
+        "model": {"name": "mlp", "hidden": [64]},
+        "learner": {"optimizer": {"lr": 1e-9}},
+        "tasks": {"count": 1, "rounds": 1},
+    }
+    shares = SMALL["privacy"] | {"noise_multiplier": 2.0, "clip_norm": 0.5}
+    trusted = shares | {"mode": "client_central", "noise_multiplier": 2 * math.sqrt(4 / 3)}
+    for name, rest in {
+        "shared": {"secure": {"least": 3, "quorum": 3}, "privacy": shares},
+        "central": {"secure": None, "privacy": trusted},
+    }.items():
+        run_in_process(RunSettings(write(tmp_path, name=name, **changes, **rest), runs=str(tmp_path)))
+    for noise in found:
+        assert abs(float(noise.var()) / ((2 * 0.5) ** 2 * 4 / 3) - 1) < 5 * math.sqrt(2 / len(noise))
+    assert len(found) == 2 and len(found[0]) == len(found[1]) > 4_000
+
+
 def test_run_has_the_same_bits_with_masks_and_without(tmp_path: Path) -> None:
     masked = run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "on")))
     off = write(tmp_path, secure={"least": 3, "quorum": 4, "masks": False})
@@ -191,20 +232,21 @@ def test_audit_of_the_sum_stays_below_the_claim_and_notices_missing_noise() -> N
                 best = max(best, math.log((low - delta) / high))
         return best
 
-    def exact(multiplier: float) -> float:
-        """Epsilon of the Gaussian mechanism at delta (Balle and Wang 2018)."""
-        low, high = 0.0, 50.0
-        for _ in range(80):
-            middle = (low + high) / 2
-            a, b = 1 / (2 * multiplier) - middle * multiplier, -1 / (2 * multiplier) - middle * multiplier
-            found = _normal(a) - math.exp(middle) * _normal(b)
-            low, high = (middle, high) if found > delta else (low, middle)
-        return high
-
-    claim = exact(1.0)
+    claim = exact_epsilon(1.0, delta)
     assert floor(3) < claim
     assert floor(2) > claim, "one part left out must be noticed"
 
 
 def _normal(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def exact_epsilon(multiplier: float, delta: float) -> float:
+    """Epsilon of the Gaussian mechanism at delta (Balle and Wang 2018)."""
+    low, high = 0.0, 50.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        a, b = 1 / (2 * multiplier) - middle * multiplier, -1 / (2 * multiplier) - middle * multiplier
+        found = _normal(a) - math.exp(middle) * _normal(b)
+        low, high = (middle, high) if found > delta else (low, middle)
+    return high

@@ -12,7 +12,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
 from perennial.server.journal import read_events
 from perennial.server.tracking.figures import figures
-from perennial.server.tracking.listen import Tell, trackers
+from perennial.server.tracking.listen import Listeners, trackers
 from tests.run_folders import round_event
 from tests.test_secure_runs import SMALL, write
 
@@ -82,13 +82,13 @@ def test_a_tracker_that_fails_does_not_end_the_run(caplog: pytest.LogCaptureFixt
     def broken(event: dict[str, Any]) -> None:
         raise OSError("no space left")
 
-    tell = Tell(lambda event: heard.append(event["event"]), [broken])
+    tell = Listeners(lambda event: heard.append(event["event"]), [broken])
     with caplog.at_level(logging.WARNING, "perennial.tracking"):
         for kind in ("round", "note"):
             tell({"event": kind})
     assert heard == ["round", "note"]
     assert [record.message for record in caplog.records] == [
-        "track: function failed and is told no more: no space left"
+        "track: function failed and gets no more events: no space left"
     ]
 
 

@@ -10,16 +10,19 @@ import venv
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from perennial.benchmarks.flower_simulation import FlowerSimulation
 from tests.plugin_package import MODULE, write_sources
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
-EXPERIMENT = {
+EXPERIMENT: dict[str, Any] = {
     "name": "wheel",
     "data": {"source": "digits", "sites": 2, "samples_limit": 200, "partition": {"kind": "iid"}},
     "tasks": {"count": 2, "rounds": 1},
@@ -65,6 +68,16 @@ class Fresh:
         assert (done.returncode != 0) == fails, done.stdout + done.stderr
         return (done.stdout + done.stderr).strip()
 
+    def flwr_run(self, experiment: str, work: Path) -> dict[str, Any]:
+        """The summary of `flwr run` of the app that the wheel makes of an experiment, on Ray's workers."""
+        self.python("-c", STAGE, experiment, work / "apps")
+        app = work / "apps" / "staged"
+        with FlowerSimulation(work / "simulation", app, self.binaries, beside=self.folder) as simulation:
+            done = simulation.run(EXPERIMENT["data"]["sites"], {"runs": str(work / "runs")})
+            found = [*(work / "runs").glob("*/summary.json")]
+            assert found, done.output + simulation.log()
+        return json.loads(found[0].read_text())
+
 
 def build(source: Path, wheels: Path) -> Path:
     """A wheel of a source folder, without the network."""
@@ -100,7 +113,13 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
     )
     # the libraries of this environment, but none of its .pth files: an editable install stays behind
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    installed(base / "environment" / "bin" / "python", wheel)
+    python = base / "environment" / "bin" / "python"
+    installed(python, wheel)
+    for command in distribution("flwr").entry_points.select(group="console_scripts"):
+        script = python.with_name(command.name)
+        start = f"import sys\nfrom {command.module} import {command.attr}\nsys.exit({command.attr}())\n"
+        script.write_text(f"#!{python}\n{start}")
+        script.chmod(0o755)
     folder = base / "own"
     for name in ("data", "models", "client"):
         (folder / name).mkdir(parents=True)
@@ -139,6 +158,16 @@ def test_spawned_workers_import_the_package_and_not_the_folder(fresh: Fresh) -> 
     assert fresh.python("spawned.py").splitlines()[-1] == alone
 
 
+def test_ray_workers_import_the_app_and_not_the_folder(
+    fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    code = "from perennial import run; print(run('experiment.yaml', runs='beside', device='cpu').summary"
+    alone = fresh.python("-c", code + "['model_sha256'])").splitlines()[-1]
+    there = fresh.flwr_run("experiment.yaml", tmp_path)
+    assert (there["engine"], there["model_sha256"]) == ("ray", alone)
+
+
 def test_a_foreign_room_in_site_packages_is_not_ours(fresh: Fresh) -> None:
     foreign = fresh.packages / "learning"
     foreign.mkdir()
@@ -174,7 +203,10 @@ def test_an_app_beside_an_older_wheel_uses_its_own_code(fresh: Fresh, tmp_path: 
         assert Path(place).is_relative_to(app)
 
 
-def test_a_plug_in_package_is_installed_and_used_by_name(fresh: Fresh, tmp_path: Path) -> None:
+def test_a_plug_in_package_is_installed_and_used_by_name(
+    fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     wheel = build(write_sources(tmp_path / "source"), tmp_path / "wheels")
     installed(fresh.binaries / "python", wheel)
     path = fresh.folder / "median.yaml"
@@ -184,3 +216,6 @@ def test_a_plug_in_package_is_installed_and_used_by_name(fresh: Fresh, tmp_path:
     stored = yaml.safe_load((fresh.folder / "runs" / "median" / "experiment.yaml").read_text())
     assert stored["strategy"]["name"] == f"{MODULE}:Median"
     assert list(stored["plugins"]) == [f"{MODULE}:Median"]
+    summary = json.loads((fresh.folder / "runs" / "median" / "summary.json").read_text())
+    there = fresh.flwr_run("median.yaml", tmp_path)
+    assert (there["engine"], there["model_sha256"]) == ("ray", summary["model_sha256"])

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,45 @@ def test_init_proposes_a_window_a_patient_and_padding(tmp_path: Path) -> None:
     assert (data.window, data.resize, data.color) == ((0, 2047), "pad", "gray")
 
 
+def table(folder: Path, columns: Mapping[str, Sequence[object]], separator: str = ",") -> Path:
+    rows = zip(*columns.values(), strict=True)
+    text = "\n".join(separator.join(map(str, row)) for row in [tuple(columns), *rows])
+    (folder / "table.csv").write_text(text + "\n")
+    return folder / "table.csv"
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ([0, 1], False),
+        ([0, 1, 2], True),
+        ([*range(11, 21)], True),
+        ([*range(11)], False),
+        ([1, 2, 21], False),
+        ([-1, 0, 1], False),
+        ([1, 2, 2.5], False),
+    ],
+)
+def test_few_small_whole_numbers_are_taken_for_codes(tmp_path: Path, values: list[float], code: bool) -> None:
+    cells = [values[row % len(values)] for row in range(40)]
+    path = table(tmp_path, {"grade": cells, "label": ["a", "b"] * 20})
+    assert survey(path).codes == (("grade",) if code else ())
+
+
+def test_a_table_s_samples_are_counted_by_class_and_by_site(tmp_path: Path) -> None:
+    columns = {"size": [1.5, 2.5, 3.5], "label": ["a", "b", "a"]}
+    assert survey(table(tmp_path, columns)).sites == {}
+    found = survey(table(tmp_path, columns | {"site": ["wien", "graz", "graz"]}))
+    assert (found.samples, found.sites) == ({"a": 2, "b": 1}, {"graz": 2, "wien": 1})
+    assert found.options == {"label_column": "label", "site_column": "site"}
+
+
+def test_decimal_commas_are_numbers_and_no_codes(tmp_path: Path) -> None:
+    path = table(tmp_path, {"dose": ["1,5", "2,5", "3,5", "1,5"], "label": ["a", "b"] * 2}, ";")
+    found = survey(path)
+    assert found.columns == {"dose": "numeric"} and found.codes == ()
+
+
 def test_init_looks_at_a_list_and_at_arrays(tmp_path: Path) -> None:
     write_files(tmp_path)
     lines = [f"skin/{kind}/p1_0.png,{kind},p1" for kind in ("nevus", "melanoma")]
@@ -139,6 +179,9 @@ def test_init_looks_at_a_list_and_at_arrays(tmp_path: Path) -> None:
     assert survey(tmp_path / "list.csv").patient == "patient"
     np.savez(tmp_path / "a.npz", x=np.zeros((6, 8, 8), np.uint8), y=np.array([0, 1] * 3), classes=["u", "v"])
     assert survey(tmp_path / "a.npz").samples == {"u": 3, "v": 3}
+    for shape, mode in (((6, 8, 8), "gray"), ((6, 3, 8, 8), "colour"), ((6, 8, 8, 3), "colour")):
+        np.savez(tmp_path / "b.npz", x=np.zeros(shape, np.uint8), y=np.array([0, 1] * 3))
+        assert [*survey(tmp_path / "b.npz").modes] == [mode]
     call("init", str(tmp_path / "a.npz"), "--output", str(tmp_path / "arrays"))
     np.savez(tmp_path / "rows.npz", x=np.zeros((6, 5)), y=np.array(["u", "v"] * 3))
     call("init", str(tmp_path / "rows.npz"), "--output", str(tmp_path / "rows"))

@@ -19,7 +19,7 @@ from perennial.models.feature_maps.ball import CONSTANT, GRID
 
 HeadName = Literal["ridge", "balanced_ridge", "gaussian"]
 LEAST_VARIANCE = 1e-12
-"""Features that vary less say nothing, and make the covariance singular."""
+"""Least variance of a feature that is used; below it the covariance would be singular."""
 NEVER = -1e9
 """Bias of a class without samples: it is never predicted."""
 REFINEMENTS = 2
@@ -60,9 +60,9 @@ class Sums:
 
     @classmethod
     def of_noised(cls, statistics: Statistics, noise: float) -> "Sums":
-        """Turn sums that left with noise into what sums can be.
+        """Sums that left with noise, corrected so that a head can be solved from them.
 
-        They then have no negative eigenvalue, and a sample or more of each class.
+        They then have no negative eigenvalue, and at least one sample of each class.
         noise: its standard deviation.
         """
         gram = unpacked(statistics.gram, statistics.width)
@@ -70,6 +70,15 @@ class Sums:
         gram = (vectors * values.clamp(min=0)) @ vectors.T
         counts = (statistics.counts.double() / GRID).clamp(min=1)
         return cls((gram + gram.T) / 2, statistics.sums.double() / GRID, counts, noise=noise)
+
+    def with_more(self, other: "Sums", times: float) -> "Sums":
+        """These, and other ones counted so many times. Of sums without noise and without class weights."""
+        return Sums(
+            self.gram + times * other.gram,
+            self.sums + times * other.sums,
+            self.counts + times * other.counts,
+            self.constant,
+        )
 
     @property
     def least_penalty(self) -> float:

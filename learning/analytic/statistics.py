@@ -1,4 +1,4 @@
-"""What a closed-form classifier needs to know of samples: sums of their features and of products of these.
+"""The sums from which a closed-form classifier follows: of features, and of products of two features.
 
 Every feature is a multiple of 2^-16 and every sample's features have length 1 at most, so every product is a
 multiple of 2^-32 of size 1 at most, and a sum over up to 2^20 samples is exact in double precision, in

@@ -25,7 +25,7 @@ class RandomMapConfig(Block):
 
 
 class PatchesConfig(Block):
-    """Whitened patches as filters, averaged over a coarse grid; nobody's training.
+    """Whitened patches as filters, averaged over a coarse grid; nothing is trained.
 
     image_size: what larger images are averaged down to first; null keeps theirs.
 
@@ -106,7 +106,7 @@ FeatureMapConfig = Annotated[
 
 
 def map_in_words(config: FeatureMapConfig) -> str:
-    """What a map is and where its values come from, for who has to allow it."""
+    """What a map is and where its values come from, for the person who has to approve it."""
     if isinstance(config, RandomMapConfig):
         return f"a random projection of the public seed {config.seed}"
     if isinstance(config, PatchesConfig):

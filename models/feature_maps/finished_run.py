@@ -17,7 +17,7 @@ from perennial.models.feature_maps.weights import known_content, tensors_in
 from perennial.models.incremental import IncrementalModel, below, load_complete
 
 LAYOUT = ("name", "model", "seed", "classes", "inputs", "encoder")
-"""What of a run its layers and inputs follow from, and what it is called."""
+"""Settings of a run that decide its layers and inputs, and its name."""
 
 
 class FinishedRun(nn.Module):
@@ -109,11 +109,10 @@ def build_finished_run(
 
 @lru_cache(maxsize=2)
 def _tensors_of(file: str | None, sha256: str) -> dict[str, Tensor]:
-    from perennial.models.saved import CLASS_MEANS
+    from perennial.models.saved import CLASS_MEANS, GAUSSIAN_HEAD
 
     tensors = tensors_in(known_content("a finished run", file, sha256), file or sha256)
-    tensors.pop(CLASS_MEANS, None)
-    return tensors
+    return {name: found for name, found in tensors.items() if name not in (CLASS_MEANS, GAUSSIAN_HEAD)}
 
 
 def written_down(features: dict[str, Any]) -> None:

@@ -20,8 +20,8 @@ _LUMA = (0.299, 0.587, 0.114)
 def photographs(channels: int) -> tuple[np.ndarray, ...]:
     """scikit-learn's photographs, each (channels, H, W) float64 in 0..255; 1 channel is brightness.
 
-    Raises ConfigError on another number of channels, or if they are decoded to other pixels than everywhere
-    else.
+    Raises ConfigError on another number of channels, or if they are decoded to other
+    pixels than everywhere else.
     """
     from sklearn.datasets import load_sample_images
 

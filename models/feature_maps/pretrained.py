@@ -1,7 +1,7 @@
 """A network that was trained elsewhere, cut before its classifier, as a fixed map.
 
-Its weights, size and preprocessing are part of the map's hash. Batch normalisation uses what it learnt
-there.
+Its weights, size and preprocessing are part of the map's hash. Batch normalisation uses
+what it learnt there.
 """
 
 import torch

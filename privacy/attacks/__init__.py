@@ -1,1 +1,1 @@
-"""Attacks that test this room's claims: what leaves in the clear comes back, what is protected does not."""
+"""Attacks that test this room's claims: they recover what leaves in the clear, and not what is protected."""

@@ -1,9 +1,8 @@
-"""An empirical floor under epsilon: what a distinguishing attack over many runs proves.
+"""An empirical lower bound on epsilon: what a distinguishing attack over many runs proves.
 
-A mechanism with (epsilon, delta) cannot be told apart from its neighbour better than TPR <= e^epsilon FPR +
-delta. Many runs with and without the record bound both rates with confidence, and so epsilon from below. A
-floor above the claim shows that the mechanism does not do what is accounted; a floor below it proves nothing
-more.
+Under (epsilon, delta) no attack that tells two neighbours apart exceeds TPR <= e^epsilon FPR + delta. Many
+runs with and without the record bound both rates with confidence, and so epsilon from below. A bound above
+the claim shows that the mechanism does not do what is accounted; a bound below the claim proves nothing.
 
 Jagielski et al. 2020 (arXiv 2006.07709); Nasr et al. 2021 (arXiv 2101.04535).
 """
@@ -20,7 +19,7 @@ _THRESHOLDS = 512
 
 @dataclass(frozen=True)
 class Audit:
-    """epsilon_floor holds with the given confidence, at the claim's delta."""
+    """epsilon_floor holds with `confidence` at the claim's delta."""
 
     epsilon_floor: float
     delta: float

@@ -37,8 +37,8 @@ def infer_labels(head_gradient: Tensor, count: int) -> Tensor:
 
     head_gradient: (M, d), over features that are not negative (after a ReLU, sigmoid or pooling): a row's sum
     is then negative for classes in the batch and positive for the others, so one sample's label is certain.
-    Of a batch the most negative rows come first, and a class present twice is found once. Returns (count,)
-    int64.
+    Of a batch the most negative rows come first, and a class present twice is found
+    once. Returns (count,) int64.
     """
     order = head_gradient.sum(dim=1).argsort()
     return order[torch.arange(count) % len(order)]

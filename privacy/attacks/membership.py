@@ -1,7 +1,7 @@
 """Was this sample in the training set? Two tests that need no shadow models, and how strong each is.
 
-Scores are higher for likelier members. AUC is the average case; what a careful attacker can be sure of is the
-true positive rate where almost nobody is accused wrongly.
+Scores are higher for likelier members. AUC describes the average case; the true positive rate at a low false
+positive rate describes what a careful attacker can be sure of.
 
 Yeom et al. 2018 (arXiv 1709.01604): loss threshold. Carlini et al. 2022 (arXiv 2112.03570): likelihood ratio,
 and why TPR at low FPR is the measure.

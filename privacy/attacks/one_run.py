@@ -1,8 +1,8 @@
-"""A floor under epsilon from one run: many independent canaries, each in or out by the toss of a coin.
+"""A lower bound on epsilon from one run: many independent canaries, each in or out by the toss of a coin.
 
-Whoever sees the release guesses of the clearest ones whether they were in. Under (epsilon, delta) no guess is
-right more often than with probability e^epsilon / (1 + e^epsilon), whatever the other canaries did, but for a
-share of runs that delta bounds; so many right guesses bound epsilon from below.
+The attacker sees the release and guesses, for the clearest canaries, whether they were in. Under (epsilon,
+delta) a guess is right with probability at most e^epsilon / (1 + e^epsilon), whatever the other canaries did,
+except in a share of runs that delta bounds. So many right guesses bound epsilon from below.
 
 Steinke, Nasr and Jagielski 2023 (arXiv 2305.08846), theorem 5.2 and appendix D.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class OneRunAudit:
-    """epsilon_floor holds with the given confidence, at delta. right of guesses were right, of canaries."""
+    """epsilon_floor holds with `confidence` at delta; `right` of `guesses` on `canaries` were right."""
 
     epsilon_floor: float
     delta: float

@@ -9,8 +9,8 @@ def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
     """SSIM of each pair of images: 1 for equal ones, about 0 for unrelated ones.
 
     first, second: (N, C, H, W) float in [0, 1]. Returns (N,), the mean over channels and positions. The
-    window is a Gaussian of 11 x 11 with standard deviation 1.5, cut to the largest odd size that fits smaller
-    images.
+    window is a Gaussian of 11 x 11 with standard deviation 1.5, cut to the largest odd size
+    that fits smaller images.
     Raises ValueError when the shapes differ.
 
     Wang et al. 2004, "Image quality assessment: from error visibility to structural similarity", equation 13.

@@ -1,7 +1,9 @@
 """Masks: streams of uniform words from a seed, added to a vector modulo 2^32 or 2^64.
 
-A mask is AES-256 in counter mode over zeros. One fresh key makes one mask, so the counter starts at zero. On
-one core with AES instructions a mask of 11 million 32-bit words takes about 7 ms.
+A mask is the key stream of AES-256-GCM under a nonce of zeros, which is AES-256 in counter mode from block 2
+on; one fresh key makes one mask. The tag is not asked for: OpenSSL has vector instructions for this mode and
+none for plain counter mode, so that it takes less than half the time. On one core a mask of 11 million 32-bit
+words takes about 3 ms.
 """
 
 from collections.abc import Iterable
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 _CHUNK = 1 << 18
 """Bytes of a mask made at once: they and the piece that they are added to stay in the processor's cache."""
 _BLOCK = 16
+_NONCE = bytes(12)
 Words = NDArray[Any]
 """(N,) uint32 or uint64."""
 
@@ -31,7 +34,7 @@ def add_masks(vector: Words, seeds: Iterable[bytes], *, subtract: bool = False) 
     room = bytearray(_CHUNK + _BLOCK)
     stream = np.frombuffer(room, dtype=vector.dtype.newbyteorder("<"), count=words)
     combine = np.subtract if subtract else np.add
-    ciphers = [Cipher(algorithms.AES(seed), modes.CTR(bytes(_BLOCK))).encryptor() for seed in seeds]
+    ciphers = [Cipher(algorithms.AES(seed), modes.GCM(_NONCE)).encryptor() for seed in seeds]
     for start in range(0, len(vector), words):
         piece = vector[start : start + words]
         for cipher in ciphers:

@@ -98,7 +98,7 @@ class Member:
 
 
 def commit(seed: bytes) -> str:
-    """A hash that fixes a seed of 32 random bytes without telling it."""
+    """A hash that fixes a seed of 32 random bytes without revealing it."""
     return sha256(joined("seed", seed)).hexdigest()
 
 

@@ -100,8 +100,8 @@ class ServerSession:
     def add_vote(self, name: str, signature: str) -> None:
         """One survivor's signature. Raises ProtocolError when it is not over this set."""
         identity = next(peer.identity for peer in self.peers if peer.name == name)
-        content = vote_content(self.attempt, self._roster_hash, self.survivors)
-        if name not in self.survivors or not verified(identity, content, signature):
+        known = self.closed and name in self.survivors
+        if not known or not verified(identity, self._vote_content, signature):
             raise ProtocolError("signature: not this site's over these survivors")
         self.votes[name] = signature
 
@@ -208,6 +208,11 @@ class ServerSession:
     @property
     def _roster_hash(self) -> bytes:
         return roster_hash(peers_hash(self.attempt, self.peers), self.subject, self.members)
+
+    @cached_property
+    def _vote_content(self) -> bytes:
+        """What survivors sign; fixed when their set is closed."""
+        return vote_content(self.attempt, self._roster_hash, self.survivors)
 
     @cached_property
     def _graph(self) -> Graph:

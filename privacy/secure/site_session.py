@@ -1,8 +1,8 @@
 """A site's part in one attempt: prepare, mask once, sign one set of survivors, open once.
 
 The state is JSON-able and small, so that a site writes it to disk before it answers; a site that was killed
-goes on where it was, and answers the same request with the same bytes. Whatever is asked out of turn, or
-again with other content, is refused.
+goes on where it was, and answers the same request with the same bytes. It refuses a request that comes out
+of turn, or again with other content.
 
 Bonawitz et al. 2017 (eprint 2017/281), figure 4; fresh mask keys and self-mask seeds for each attempt.
 """

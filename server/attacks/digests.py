@@ -1,4 +1,4 @@
-"""Images back from the digests that a site lends: from a sample alone, from a mixture, from a noised one.
+"""Reconstructs images from a site's digests: of one sample alone, of a mixture, of a noised mixture.
 
 The digests are made again from the samples, in the groups in which the run released them; the noise is
 seeded, for figures that repeat.

@@ -1,4 +1,4 @@
-"""What somebody should know of a model first, the worst first, in plain sentences."""
+"""What a person should know about a model first, in plain sentences, the worst first."""
 
 from collections.abc import Sequence
 

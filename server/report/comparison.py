@@ -1,4 +1,4 @@
-"""What several runs say together: means over seeds, and differences seed by seed.
+"""Compares several runs: means over seeds, and differences seed by seed.
 
 A row is an experiment: runs of one name and the same settings but the seed. Deviations are those of a sample
 (divided by n - 1); with one seed there is none. A claim "A > B" rests on the seeds that both have: on how
@@ -180,7 +180,7 @@ OF_THE_DIVISION = (
 
 
 def unlike_data(first: Row, second: Row) -> str:
-    """Why the figures of two rows are of different things; '' when they can be compared."""
+    """Why the figures of two rows cannot be compared; '' if they can."""
     one, other = ({frozenset(run.summary.classes) for run in row.runs.values()} for row in (first, second))
     if one != other:
         return "their models know different classes"

@@ -1,4 +1,4 @@
-"""The bricks of a report page: escaped text, numbers in words, tables, and figures with their numbers.
+"""The elements of a report page: escaped text, numbers in words, tables, and figures with their numbers.
 
 Names of sites and classes and reasons of refusals come from other institutions: none of them reaches the
 page, or a chart, except through `escape`.

@@ -42,7 +42,7 @@ def panel(title: str, content: Markup, note: str = "", long: bool = False) -> Ma
 
 
 def accuracy(run: Run) -> Section:
-    """What the model knows after each task, and what of it nobody measured."""
+    """Accuracy after each task, and what was not measured."""
     cells = [value for row in run.summary.accuracy_matrix for value in row]
     parts: list[Figure | Markup] = []
     if any(value is not None for value in cells):
@@ -209,7 +209,7 @@ def cost(run: Run) -> Section | None:
 
 
 def origin(run: Run) -> Section:
-    """What it takes to repeat this run: experiment, versions, model hash; and the journal's notes."""
+    """What repeating this run takes (experiment, versions, model hash), and the journal's notes."""
     code = element("pre", element("code", run.experiment_text))
     parts: list[Figure | Markup] = []
     if run.notes:

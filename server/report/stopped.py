@@ -1,11 +1,11 @@
-"""At the top of a report: that the model has learnt nothing, why this is thought, and what to try."""
+"""The alert at the top of a report if the model has stopped learning: the signs, and what to try."""
 
 from perennial.server.report.markup import Markup, element, join
 from perennial.server.run_record import StoppedLearning
 
 
 def stopped_alert(stopped: StoppedLearning | None) -> Markup:
-    """Nothing for a run that learnt."""
+    """The alert; empty for a run that learnt."""
     if stopped is None:
         return Markup("")
     last = stopped.tasks[-1]

@@ -83,7 +83,7 @@ def _header(run: Run) -> Markup:
 
 
 def _alarms(run: Run) -> Markup:
-    """What is wrong with the model, before anything else is said."""
+    """Warnings about the model, which stand before everything else."""
     wrong = run.measures.headline[:-1] if run.measures is not None else []
     if not wrong:
         return Markup()

@@ -1,1 +1,1 @@
-"""Writers for other people's dashboards: each is told the events of a run's journal, and nothing else."""
+"""Writers for other people's dashboards: each gets the events of a run's journal, and nothing else."""

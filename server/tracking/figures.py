@@ -16,23 +16,23 @@ class Figure(NamedTuple):
 
 
 def figures(event: dict[str, Any]) -> Iterator[Figure]:
-    """What an event tells in numbers; what was not measured is left out."""
+    """The numbers of an event; what was not measured is left out."""
     match event["event"]:
         case "round":
             step = event["round"]
-            told = {name: event.get(name) for name in OF_A_ROUND}
-            told |= {"sites": len(event["participants"]), "dropped": len(event["dropped"])}
-            yield from _known("round", told, step)
+            reported = {name: event.get(name) for name in OF_A_ROUND}
+            reported |= {"sites": len(event["participants"]), "dropped": len(event["dropped"])}
+            yield from _known("round", reported, step)
         case "validated":
             yield from _known("round", {"validation": event["value"]}, event["round"])
         case "task_finished":
             step = event["task"]
-            told = {name: event.get(name) for name in OF_A_TASK}
-            told |= {f"accuracy of task {i}": value for i, value in enumerate(event["accuracy"], start=1)}
-            yield from _known("task", told, step)
+            reported = {name: event.get(name) for name in OF_A_TASK}
+            reported |= {f"accuracy of task {i}": value for i, value in enumerate(event["accuracy"], start=1)}
+            yield from _known("task", reported, step)
 
 
-def _known(folder: str, told: dict[str, Any], step: int) -> Iterator[Figure]:
-    for name, value in told.items():
+def _known(folder: str, reported: dict[str, Any], step: int) -> Iterator[Figure]:
+    for name, value in reported.items():
         if value is not None:
             yield Figure(f"{folder}/{name}", float(value), step)

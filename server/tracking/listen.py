@@ -1,4 +1,4 @@
-"""Which writers a run has, and how they hear of its events."""
+"""The trackers that a run's setting `track` names, and the object that passes events on to them."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ def trackers(names: str, folder: Path, experiment: Experiment, first_round: int)
     return found
 
 
-class Tell:
-    """One listener that tells several. A tracker that fails is told nothing more: the run goes on."""
+class Listeners:
+    """Passes each event on to several listeners. One that fails gets no more events; the run goes on."""
 
     def __init__(self, first: Listener | None, others: Sequence[Listener]) -> None:
         self._first, self._others = first, list(others)
@@ -52,7 +52,7 @@ class Tell:
             # whatever a store raises, hours of training must not end with it
             except Exception as error:
                 self._others.remove(tracker)
-                log.warning("track: %s failed and is told no more: %s", type(tracker).__name__, error)
+                log.warning("track: %s failed and gets no more events: %s", type(tracker).__name__, error)
 
 
 def _dotted(content: Any, key: str = "") -> dict[str, str]:

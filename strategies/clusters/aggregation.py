@@ -1,4 +1,4 @@
-"""The models of clusters: each with a base strategy of its own that aggregates it."""
+"""The models of clusters, each aggregated by a base strategy of its own."""
 
 import copy
 from collections import Counter

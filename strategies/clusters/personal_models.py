@@ -29,8 +29,8 @@ def complete_personal_models(
 
     noise: that the experiment has the counts carry.
 
-    models: what goes out to each cluster, every tensor. clusters: of the sites to ask, which request.sites
-    holds.
+    models: what goes out to each cluster, every tensor. clusters: of the sites to
+    ask, which request.sites holds.
     """
     common = {
         **request.stamp.stamp_fields,

@@ -1,7 +1,7 @@
 """Makes inputs from a model alone, by training a generator.
 
-The generator is trained until the model is sure of what it makes, and a second model that learns from it is
-not yet.
+The generator learns to make inputs of which the model is sure, while a second model that learns from them is
+not yet sure.
 
 Zhang et al. 2023 (TARGET, arXiv 2303.06937), after Yin et al. 2020 (DeepInversion, arXiv 1912.08795).
 """
@@ -27,8 +27,8 @@ class Inversion:
 
     steps: of its training.
     boundary: weight of the disagreement with the second model.
-    statistics: weight of the distance from the running statistics of batch normalisation, if the model has
-    any.
+    statistics: weight of the distance from the running statistics of batch normalisation, if
+    the model has any.
     """
 
     steps: int = 200

@@ -32,8 +32,8 @@ class RingCost:
     def block(self, link: Link | None) -> dict[str, Any]:
         """The block of summary.json about a ring's traffic.
 
-        bytes_direct: of a ring whose sites have a channel between them, with the last hand-over, to the
-        server.
+        bytes_direct: of a ring whose sites have a channel between them, with the last
+        hand-over, to the server.
         seconds_equation_15: what its hand-overs take on the link, one after the other.
         """
         last = self.turn_bytes // self.turns if self.turns else 0

@@ -1,4 +1,4 @@
-"""What a strategy whose sites train one after the other offers to whoever values its turns."""
+"""The interface of a strategy whose sites train one after the other, for wrappers that value its turns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from perennial.strategies.round.request import RoundRequest
 
 Weigh = Callable[[Mapping[str, Tensor]], Worth | None]
-"""From a model to what it is worth on each class; None where nobody could say."""
+"""From a model to its worth on each class; None if nobody could measure it."""
 
 
 class TakesTurns(Protocol):
@@ -34,10 +34,11 @@ class TakesTurns(Protocol):
         """Whether neurons have other names after a turn, so that updates of two turns cannot be added."""
         ...
 
-    def weigh_by(self, weigh: Weigh, *, first: bool, tell: Sequence[str] = ()) -> None:
-        """Ask weigh what a model is worth.
+    def weigh_by(self, weigh: Weigh, *, first: bool, measurements: Sequence[str] = ()) -> None:
+        """Have weigh measure models before, in and after the weighed sweeps.
 
-        first: before a site is given the model, not while it works. tell: measurements to ask of each turn.
+        first: before a site gets the model, not while it works.
+        measurements: what to ask of each turn.
         """
         ...
 

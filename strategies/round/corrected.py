@@ -19,7 +19,7 @@ from perennial.strategies.sums.parameters import parameter_zeros, prefixed, unpr
 
 
 class Corrected(FedAvg):
-    """Uniform mean of the sites' models, with a server vector and an order to the sites.
+    """Uniform mean of the sites' models, with a server vector and corrections at the sites.
 
     memory: name -> tensor, the server's vector; a subclass says what it means. population: every site that
     was connected at a task's start or has ever answered. folded: site -> its last round that memory holds;

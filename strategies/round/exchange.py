@@ -33,7 +33,7 @@ class Exchange:
     """Remembers which site still owes a reply from an earlier round, so that a late one is recognised.
 
     A late update waits for the next round of training, whatever is asked in between. Any other late reply is
-    let go: its question is over, and its site was named when time ran out.
+    dropped: nobody needs it any more, and its site was named when the deadline passed.
     """
 
     slowest_poll: float = SLOWEST_POLL

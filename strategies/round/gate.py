@@ -57,11 +57,11 @@ class Refused(Exception):
 class Gate:
     """The conditions of one round.
 
-    reference: the model that was sent. stamp: the round's; None under Flower's own start(), which stamps
-    nothing.
+    reference: the model that was sent. stamp: the round's; None under Flower's own
+    start(), which stamps nothing.
     max_update_norm: L2 norm above which an update is dropped; None: no bound.
-    staleness: rounds by which a reply may be late. max_samples: what a site counts as at most, whatever it
-    claims.
+    staleness: rounds by which a reply may be late. max_samples: what a site counts as at
+    most, whatever it claims.
     """
 
     reference: Mapping[str, Tensor]

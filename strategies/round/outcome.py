@@ -21,7 +21,7 @@ class RoundOutcome:
     bytes_down: int = 0
     seconds: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
-    """What the method has to say about this round, JSON-able; written to the journal with the round."""
+    """The method's own facts about this round, JSON-able; written to the journal with the round."""
     warnings: list[str] = field(default_factory=list)
     """Sentences for the operator."""
 

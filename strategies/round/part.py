@@ -14,8 +14,8 @@ from perennial.strategies.round.request import Arrays
 class RoundPart:
     """What a strategy hands to one inside it when a round begins.
 
-    reference, outcome: the inner strategy's part of the model and of the outcome; the rest is the round's
-    own.
+    reference, outcome: the inner strategy's part of the model and of the outcome; the rest
+    is the round's own.
     """
 
     reference: Arrays

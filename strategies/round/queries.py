@@ -21,7 +21,7 @@ NOT_APPROVED = "this site has not approved the app of this run"
 
 
 def describe_error(reason: str) -> str:
-    """What Flower says of a message that no ClientApp answered, for the operator.
+    """Flower's reason why no ClientApp answered a message, for the operator.
 
     A site runs approved apps only: the folder that apps are unpacked to is read-only (deploy/approval.py).
     """

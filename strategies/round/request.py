@@ -1,4 +1,4 @@
-"""What a strategy is told: that a task begins, and what one round asks of which sites."""
+"""What the curriculum passes to a strategy: the start of a task, and the request of one round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class TaskStart:
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """One round, as the curriculum orders it. sites: name -> node id of those to ask, in canonical order."""
+    """One round that the curriculum asks for. sites: name -> node id of those to ask, in canonical order."""
 
     stamp: Stamp
     arrays: Arrays

@@ -41,7 +41,7 @@ class RunningBounds:
 
     @property
     def waiting(self) -> bool:
-        """Whether no former round says what is usual, so that the round's own replies have to."""
+        """Whether there is no former round, so that the round's own replies set the medians."""
         wanted = self.config.norm_multiple is not None or self.config.samples_multiple is not None
         return wanted and not self.state[NORMS]
 
@@ -100,7 +100,7 @@ class RunningBounds:
 
     def _limit(self, name: str, multiple: float | None) -> float | None:
         usual = max(self.state[name], default=self._first.get(name, 0.0))
-        # where the typical update is nothing at all there is no size to compare with
+        # if the median update is zero there is no size to compare with
         return multiple * usual if multiple is not None and usual > 0 else None
 
 

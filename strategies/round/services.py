@@ -26,7 +26,7 @@ Judge = Callable[[Mapping[str, Tensor], int], Scores]
 
 
 class ReleaseRecord(Protocol):
-    """Whoever asks sites for a protected release beside the update says so first; see server/releases.py."""
+    """Where a strategy records a protected release before it asks sites for it; see server/releases.py."""
 
     def asked(self, number: int, sites: Iterable[str], entries: Sequence[Entry], once: str = "") -> None: ...
 

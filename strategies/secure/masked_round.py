@@ -1,7 +1,7 @@
 """A round of training of which the server sees the sum of the updates, and no update.
 
-The gate cannot look at one update here: the site clips and checks its own range, and the server checks the
-sum.
+The gate cannot look at one update here: the site clips and checks its own range, and the
+server checks the sum.
 """
 
 import math

@@ -39,8 +39,8 @@ class Pending:
 class Awaited:
     """Requests that no reply has come to yet, by message id.
 
-    They are not part of a checkpoint: a server that was resumed asks again, and a site sends the same sums
-    again.
+    They are not part of a checkpoint: a server that was resumed asks again, and a site sends
+    the same sums again.
     """
 
     pending: dict[str, Pending] = field(default_factory=dict)

@@ -15,7 +15,7 @@ Shrinkage = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["valida
 Criterion = Literal["balanced", "plain"]
 GAMMAS = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
 LAMBDAS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 2.0, 4.0)
-"""Shrinkages that are tried, where none is given."""
+"""Shrinkages that are tried if the experiment lists none."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class HeadSettings:
         prior: float,
         standardise: bool,
     ) -> "HeadSettings":
-        """With what is None filled in. Raises ValueError naming a key that does not go with the head."""
+        """The settings with defaults filled in. Raises ValueError naming a key that does not fit the head."""
         if head == "gaussian" and shrinkage == "gcv":
             raise ValueError("shrinkage: gcv chooses for ridge alone; allowed a number or validation")
         if head == "gaussian" and isinstance(shrinkage, float) and shrinkage > 1:

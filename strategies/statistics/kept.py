@@ -1,4 +1,4 @@
-"""The sums of a run: one exact total, and what each site gave, so that it can be taken back."""
+"""The sums of a run: one exact total, and what each site sent, so that it can be withdrawn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class KeptSums:
         self.contributions.setdefault(task, {}).update(dict.fromkeys(sites, facts))
 
     def take_back(self, site: str) -> Statistics:
-        """Subtract everything that a site gave, and forget that it did; returns what was subtracted.
+        """Subtract everything that a site sent, and forget it; returns what was subtracted.
 
         Raises StateError where its own sums were not kept, or are not those that it gave.
         """

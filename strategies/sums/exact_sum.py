@@ -120,7 +120,7 @@ class ExactSum:
 
     @property
     def _offset(self) -> int:
-        """Wrapping integer arithmetic: what is taken away here is what the additions of the anchor put in."""
+        """What the additions of the anchor have added to the integers, modulo 2^64."""
         return _wrapped(self._anchors * int(np.float64(self._anchor_value).view(np.int64)))
 
     def value(self) -> dict[str, Tensor]:

@@ -20,21 +20,21 @@ UNCAPPED_SITES = 2
 
 @dataclass(frozen=True)
 class Share:
-    """How the values of one factor become shares: value * scale + constant, or `untold` where there is none.
+    """How the values of one factor become shares: value * scale + constant, or `unreported` if there is none.
 
     A site that reports nothing counts as the mean of those that do, so that silence neither pays nor costs.
     """
 
     scale: float
     constant: float
-    untold: float
+    unreported: float
 
     def of(self, value: float | None) -> float:
-        return self.untold if value is None else value * self.scale + self.constant
+        return self.unreported if value is None else value * self.scale + self.constant
 
 
 def share(values: Sequence[float | None]) -> Share:
-    """The shares of one factor over m > 0 sites; equal shares where all values are 0 or untold.
+    """The shares of one factor over m > 0 sites; equal shares where all values are 0 or unreported.
 
     values: (m,) finite and not negative; None if a site reported nothing.
     """

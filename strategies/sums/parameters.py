@@ -11,8 +11,8 @@ STATISTICS = ("running_mean", "running_var")
 def is_statistic(name: str) -> bool:
     """Whether a tensor is a running mean or variance.
 
-    Statistics are averaged, and never extrapolated or corrected, because a variance below zero is no
-    variance.
+    Statistics are averaged, and never extrapolated or corrected, because a variance below
+    zero is no variance.
     """
     return name.rsplit(".", 1)[-1] in STATISTICS
 

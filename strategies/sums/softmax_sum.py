@@ -27,8 +27,8 @@ class SoftmaxSum:
     """sum_k softmax_k(score) update_k over the updates of a round, in the memory of at most KEPT_BANDS sums.
 
     Scores that differ by less than 5.5, the usual case, need one or two of them. like: name -> tensor; the
-    shapes and device of every update to come; grid, for weights up to LARGEST, and model_size: as in
-    ExactSum.
+    shapes and device of every update to come; grid, for weights up to LARGEST, and
+    model_size: as in ExactSum.
     """
 
     def __init__(self, like: Mapping[str, Tensor], grid: SumGrid, model_size: int = 0) -> None:

@@ -2,8 +2,8 @@
 
 reconstruct: the sites' updates of one round, added (a ring, whose updates telescope) or averaged (all others;
 Song et al. 2019, "Profit Allocation for Federated Learning"; Liu et al. 2022, arXiv 2109.02053). A heuristic:
-a site's update depends on the model that it was given. replay: the members really train again, one after the
-other.
+a site's update depends on the model that it was given. replay: the members really train again,
+one after the other.
 """
 
 from collections.abc import Callable
@@ -75,8 +75,8 @@ class Replayed:
     """The game of a ring's first sweep, trained again: members in the order of their names, same batches.
 
     Every coalition's model is trained once, from the one without its last member: 2^N - 1 turns for all of
-    them. A member that does not answer passes the model on unchanged. The bytes of the turns are added to
-    outcome.
+    them. A member that does not answer passes the model on unchanged. The bytes of the turns
+    are added to outcome.
     """
 
     def __init__(self, ring: TakesTurns, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:

@@ -42,6 +42,13 @@ LIMIT = Limit(epsilon=compose([update()] * 4, 1e-5, "rdp").epsilon, delta=1e-5, 
 """Four releases and no more."""
 
 
+def test_a_commitment_is_the_one_that_earlier_versions_wrote() -> None:
+    """Ledgers on disks hold commitments; another order of the same totals would break every chain."""
+    assert commitment({update(noise=9.0): 3, update(): 2, update("s"): 1}) == (
+        "a52646ebec48f51c8a1ce5ed741ec09a20ce70236cd776436a852b94fb0f7115"
+    )
+
+
 def spent(folder: Path, *, elsewhere: bool = True) -> tuple[Ledger, bytes]:
     """A site that has spent its budget, and its ledger as it was after two releases."""
     second = folder / "other-disk" / "head" if elsewhere else None
@@ -323,6 +330,15 @@ def test_an_edit_far_back_is_found_within_as_many_charges_as_the_ledger_has_piec
     with pytest.raises(StateError, match="line 6002 does not follow"):
         for _ in range(pieces):
             ledger.charge(update())
+
+
+def test_older_lines_without_any_newline_are_named(tmp_path: Path) -> None:
+    ledger = long_ledger(tmp_path / "state", 8_000)
+    data = ledger.path.read_bytes()
+    older = ledger_lines.CHECKED_EACH_TIME + 1000
+    ledger.path.write_bytes(data[:older].replace(b"\n", b" ") + data[older:])
+    with pytest.raises(StateError, match="line 1 does not follow"):
+        ledger.charge(update())
 
 
 def test_a_server_cannot_fill_the_head_with_guarantees(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ TABLES = frozenset({".csv", ".npz"})
 
 
 def files_in(paths: Sequence[Path], *, of_images: bool) -> list[Path]:
-    """The paths, with each folder replaced by what a model can read inside it, at any depth, by name.
+    """The paths, with each folder replaced by the files inside it that a model can read, sorted by name.
 
     of_images: whether the model takes images; else tables and arrays are read. Hidden files do not count.
     Raises DataError naming a path that is not there, or a folder without such a file.

@@ -1,0 +1,178 @@
+"""Every key of a strategy is taken up to the limits that its error names, and refused beyond them."""
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+import yaml
+
+from perennial.config.learner import LearnerConfig
+from perennial.foundation.errors import ConfigError
+from perennial.strategies.factory import build_strategy
+from perennial.strategies.fednova import FedNova
+from perennial.strategies.round.services import Services
+from perennial.strategies.splitfed import SplitFed
+
+BASES: dict[str, dict[str, Any]] = {
+    "bucketing": {"base": {"name": "median"}},
+    "clustered_personalisation": {"base": "fedavg", "global_rounds": 1},
+    "contribution": {"base": "serial_ring"},
+    "digest_synthesis": {"base": "fedavg"},
+    "fedper": {"personal": ["head"]},
+    "pfa": {"global_rounds": 1, "layer": 1},
+}
+"""What a strategy must be told besides the key that is tried."""
+
+LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
+    ("adabest", "mu", [0.0], [-0.1, math.nan]),
+    ("adabest", "beta", [0.0, 0.99], [-0.1, 1.0]),
+    ("analytic", "prior", [0.0, 1.0], [-0.1, 1.1]),
+    ("analytic", "shrinkage", [0.5, 1.0], ["mean"]),
+    ("bucketing", "size", [1], [0]),
+    ("centred_clipping", "iterations", [1], [0]),
+    ("centred_clipping", "radius", [1e-9], [0.0, math.inf]),
+    ("clustered_personalisation", "global_rounds", [0, [0, 1]], [-1, [1, -1]]),
+    ("clustered_personalisation", "channels", [1], [0]),
+    ("clustered_personalisation", "layers", [1], [0]),
+    ("clustered_personalisation", "clusters", [1, "auto"], [0]),
+    ("clustered_personalisation", "sparsity_epsilon", [1e-6], [0.0, -1.0]),
+    ("contribution", "samples", [1], [0]),
+    ("contribution", "every", [1], [0]),
+    ("contribution", "least_sweeps", [1], [0]),
+    ("contribution", "false_alarm", [1e-9, 0.999], [0.0, 1.0]),
+    ("digest_synthesis", "recall_epochs", [0, 1], [-1]),
+    ("digest_synthesis", "server_epochs", [0, 1], [-1]),
+    ("digest_synthesis", "server_momentum", [0.0, 0.999], [-0.1, 1.0]),
+    ("digest_synthesis", "server_lr", [1e-9], [0.0, math.inf]),
+    ("digest_synthesis", "guidance_lr", [1e-9], [0.0, math.inf]),
+    ("feddisco", "a", [0.0], [-0.1, math.nan]),
+    ("feddisco", "b", [0.0], [-0.1, math.nan]),
+    ("feddyn", "alpha", [1e-9], [0.0, math.nan]),
+    ("fedper", "personal", [["head"]], [[]]),
+    ("geometric_median", "iterations", [1], [0]),
+    ("geometric_median", "smoothing", [1e-12], [0.0, math.inf]),
+    ("glfc", "noise", [0.0, 100.0], [-0.1, 100.1]),
+    ("glfc", "entropy_rise", [0.0, 100.0], [-0.1, 100.1]),
+    ("glfc", "per_class", [1], [0]),
+    ("glfc", "steps", [1], [0]),
+    ("krum", "chosen", [1], [0]),
+    ("krum", "dishonest", [0], [-1]),
+    ("layer_attention", "alpha", [0.0, 2.0], [-0.1, 2.1]),
+    ("layer_attention", "order", [1.0], [0.9, math.nan]),
+    ("layer_attention", "temperature", [1e-9], [0.0, math.inf]),
+    ("multi_factor", "alpha", [0.0], [-0.1, math.inf]),
+    ("multi_factor", "kappa", [0.0], [-0.1, math.inf]),
+    ("multi_factor", "loss_floor", [1e-9], [0.0, math.inf]),
+    ("multi_factor", "max_weight", [1e-9, 1.0], [0.0, 1.1]),
+    ("multi_factor", "staleness", [0], [-1]),
+    ("pfa", "layer", [1], [0]),
+    ("scaffold", "server_lr", [1e-9], [0.0, math.nan]),
+    ("serial_ring", "segments", [1], [0]),
+    ("serial_ring", "least_segment", [1], [0]),
+    ("serial_ring", "freeze", [0], [-1]),
+    ("serial_ring", "init_noise_std", [0.0], [-0.1]),
+    ("serial_ring", "init_noise_layers", [0.0, 1.0], [-0.1, 1.1]),
+    ("target", "samples", [2], [1]),
+    ("target", "steps", [1], [0]),
+    ("target", "distillation", [1e-9], [0.0]),
+    ("target", "temperature", [1e-9], [0.0]),
+]
+
+
+def built(name: str, changes: dict[str, Any]) -> None:
+    build_strategy(name, BASES.get(name, {}) | changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"), [(name, key, value) for name, key, taken, _ in LIMITS for value in taken]
+)
+def test_a_key_is_taken_up_to_its_limits(name: str, key: str, value: Any) -> None:
+    built(name, {key: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"), [(name, key, value) for name, key, _, refused in LIMITS for value in refused]
+)
+def test_a_key_is_refused_beyond_its_limits(name: str, key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=key):
+        built(name, {key: value})
+
+
+def test_multi_factor_needs_one_factor_at_least() -> None:
+    none: dict[str, Any] = dict.fromkeys(("alpha", "beta", "gamma", "delta"), 0.0)
+    for name in none:
+        built("multi_factor", none | {name: 0.1})
+    with pytest.raises(ConfigError, match="not all 0"):
+        built("multi_factor", none)
+
+
+def test_shares_as_shrinkage_and_a_prior_go_with_a_gaussian_head_alone() -> None:
+    for changes in ({"shrinkage": 30.0}, {"shrinkage": "gcv"}, {"shrinkage": "validation"}):
+        built("analytic", {"head": "ridge"} | changes)
+    for changes in ({"shrinkage": 1.1}, {"shrinkage": "gcv"}):
+        with pytest.raises(ConfigError, match="shrinkage"):
+            built("analytic", {"head": "gaussian"} | changes)
+    with pytest.raises(ConfigError, match="allowed with head gaussian"):
+        built("analytic", {"head": "ridge", "prior": 0.5})
+
+
+def test_sparsity_vectors_take_a_delta_between_0_and_1() -> None:
+    private = {"sparsity_epsilon": 1.0}
+    built("pfa", private | {"sparsity_delta": 0.5})
+    for delta in (0.0, 1.0):
+        with pytest.raises(ConfigError, match="sparsity_delta"):
+            built("pfa", private | {"sparsity_delta": delta})
+
+
+def test_values_of_a_ring_count_permutations_only_where_the_estimator_draws_some() -> None:
+    sums = {"base": "fedavg", "estimator": "reconstruct"}
+    built("contribution", sums | {"permutations": 1})
+    with pytest.raises(ConfigError, match="allowed 1 and more"):
+        built("contribution", sums | {"permutations": 0})
+    for changes in ({"permutations": 5}, {"exact": True}):
+        with pytest.raises(ConfigError, match="online"):
+            built("contribution", changes)
+
+
+def test_frozen_layers_go_with_no_relabelling() -> None:
+    built("serial_ring", {"freeze": 1, "relabel": "none"})
+    built("serial_ring", {"freeze": 0, "relabel": "permute"})
+    with pytest.raises(ConfigError, match="relabel"):
+        built("serial_ring", {"freeze": 1, "relabel": "permute"})
+
+
+def test_words_are_told_apart_by_their_letters() -> None:
+    """Words of a file are other objects than those of the program."""
+    for text, message in (
+        ("{base: fedavg, estimator: reconstruct, on_flag: exclude}", "on_flag"),
+        ("{base: serial_ring, estimator: online, exact: true}", "online"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build_strategy("contribution", yaml.safe_load(text))
+
+
+def test_the_part_of_the_sites_begins_the_names_of_some_tensors() -> None:
+    arrays = {name: torch.zeros(1) for name in ("first.weight", "first.bias", "second.weight")}
+    assert SplitFed().server_part(arrays) == {"second.weight"}
+    assert SplitFed(client_part=("second.",)).server_part(arrays) == {"first.weight", "first.bias"}
+    assert SplitFed(client_part=("first.", "second.")).server_part(arrays) == frozenset()
+    with pytest.raises(ConfigError, match=r"client_part: third\. begin no tensor's name"):
+        SplitFed(client_part=("third.",)).server_part(arrays)
+
+
+def test_methods_with_a_correction_take_a_reply_whole_or_not_at_all() -> None:
+    assert build_strategy("fedavg", {}).takes_parts
+    for name in ("scaffold", "feddyn", "adabest"):
+        assert not build_strategy(name, {}).takes_parts
+
+
+@pytest.mark.parametrize(("optimizer", "momentum", "pull"), [("sgd", 0.9, 0.05), ("adam", 0.0, 0.0)])
+def test_fednova_takes_momentum_and_pull_of_sgd_alone(optimizer: str, momentum: float, pull: float) -> None:
+    learner = {"correction": {"name": "fedprox", "mu": 0.5}}
+    chosen = {"name": optimizer, "lr": 0.1} | ({"momentum": 0.9} if optimizer == "sgd" else {})
+    experiment = SimpleNamespace(learner=LearnerConfig.model_validate(learner | {"optimizer": chosen}))
+    strategy = FedNova()
+    strategy.attach(cast(Services, SimpleNamespace(experiment=experiment)))
+    assert (strategy._momentum, strategy._pull) == pytest.approx((momentum, pull))
