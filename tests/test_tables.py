@@ -16,7 +16,7 @@ from perennial.benchmarks.chart import chart
 from perennial.benchmarks.controls import controls_of
 from perennial.benchmarks.cost import cost, duration
 from perennial.benchmarks.grid import finished, newest, read_results, run_table
-from perennial.benchmarks.markdown import markdown
+from perennial.benchmarks.markdown import age, markdown
 from perennial.benchmarks.paper_claims import Claim, judge
 from perennial.benchmarks.results_page import PAGE, PICTURES, Measured, measured, page, pictures
 from perennial.benchmarks.table import (
@@ -213,7 +213,8 @@ def test_a_table_of_cpu_size_is_there_whole_or_says_why_not_and_its_page_says_wh
     missing = wanted - {(run["row"], run["seed"]) for run in held[name]}
     text = (RESULTS / f"{name}.md").read_text()
     if missing:
-        assert table.pending.endswith("."), f"run it again: perennial bench {name}; or say why not: pending"
+        why = table.pending.endswith(".") or age(held[name])
+        assert why, f"run it again: perennial bench {name}; or say why not: pending"
         count = f"{len(held[name])} of {len(wanted)} runs"
         section = PAGE.read_text().partition(f"{table.title}")[2][:1000]
         assert all(count in said and table.pending in said for said in (text, section))
