@@ -204,8 +204,7 @@ def serve(
 def check(path: SiteFile = Path("site.yaml")) -> None:
     """Check key, certificates, approvals and connection; say what a hostile server could get."""
     from perennial.client.exposure import in_words
-    from perennial.deploy.handshake import check_handshake
-    from perennial.deploy.supernode import ports_in_words, read_setup
+    from perennial.deploy.supernode import check_superlink, ports_in_words, read_setup
 
     setup = read_setup(path)
     typer.echo(f"site:        {setup.config.site}, key {setup.fingerprint}")
@@ -218,8 +217,9 @@ def check(path: SiteFile = Path("site.yaml")) -> None:
     for line in in_words(setup.config.policy, any_app=setup.connection.any_app):
         typer.echo(line)
     typer.echo(f"supernode:   {ports_in_words(setup.connection)}")
-    check_handshake(setup.connection.superlink, setup.path(setup.connection.ca))
-    typer.echo(f"superlink:   {setup.connection.superlink} answers with a certificate that this site trusts")
+    check_superlink(setup)
+    address = setup.connection.superlink
+    typer.echo(f"superlink:   {address} answers with a certificate that this site trusts, and knows its key")
 
 
 @app.command()

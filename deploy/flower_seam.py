@@ -44,6 +44,19 @@ if TYPE_CHECKING:
 
     legacy_types: ModuleType
     recorddict_compat: ModuleType
+    from flwr.client.grpc_rere_client.node_auth_client_interceptor import (
+        NodeAuthClientInterceptor as NodeAuthClientInterceptor,
+    )
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest as ActivateNodeRequest
+    from flwr.proto.fleet_pb2_grpc import FleetStub as FleetStub
+    from flwr.supercore.constant import NodeStatus as NodeStatus
+    from flwr.supercore.error import ApiErrorCode as ApiErrorCode
+    from flwr.supercore.error import FlowerError as FlowerError
+    from flwr.supercore.grpc import create_channel as create_channel
+    from flwr.supercore.interceptors import RuntimeVersionClientInterceptor as RuntimeVersionClientInterceptor
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes as public_key_to_bytes
+
+    fleet_message_handler: ModuleType
     http_grid: ModuleType
     run_clientapp_module: ModuleType
     run_superexec: ModuleType
@@ -67,6 +80,9 @@ class Private:
 _SERDE = "worker processes of the in-process engine exchange Flower's own serialised messages"
 _PUBLIC_SERDE = "a public serialisation of Message"
 
+_ASKS = "a site asks whether the SuperLink would let it in, without connecting"
+_SAYS = "the SuperLink says why it lets a node not in"
+_REASON = "a SuperNode that is told why it is not activated, and a check that does not activate it"
 _FORKS = "a ClientApp is forked from a process that has its imports"
 _WARM = "an executor of Flower that keeps ClientApps warm, as it has for other tasks in Kubernetes"
 _YARDSTICK = "a benchmark runs Flower's own SecAgg+ beside ours"
@@ -173,6 +189,27 @@ PRIVATE = {
     ),
     "LaunchResult": Private("flwr.supercore.superexec.executor", "LaunchResult", _FORKS, _WARM),
     "TaskType": Private("flwr.supercore.constant", "TaskType", _FORKS, _WARM),
+    "ActivateNodeRequest": Private("flwr.proto.fleet_pb2", "ActivateNodeRequest", _ASKS, _REASON),
+    "FleetStub": Private("flwr.proto.fleet_pb2_grpc", "FleetStub", _ASKS, _REASON),
+    "NodeAuthClientInterceptor": Private(
+        "flwr.client.grpc_rere_client.node_auth_client_interceptor",
+        "NodeAuthClientInterceptor",
+        _ASKS,
+        _REASON,
+    ),
+    "RuntimeVersionClientInterceptor": Private(
+        "flwr.supercore.interceptors", "RuntimeVersionClientInterceptor", _ASKS, _REASON
+    ),
+    "create_channel": Private("flwr.supercore.grpc", "create_channel", _ASKS, _REASON),
+    "public_key_to_bytes": Private(
+        "flwr.supercore.primitives.asymmetric", "public_key_to_bytes", _ASKS, _REASON
+    ),
+    "ApiErrorCode": Private("flwr.supercore.error", "ApiErrorCode", _SAYS, _REASON),
+    "FlowerError": Private("flwr.supercore.error", "FlowerError", _SAYS, _REASON),
+    "NodeStatus": Private("flwr.supercore.constant", "NodeStatus", _SAYS, _REASON),
+    "fleet_message_handler": Private(
+        "flwr.server.superlink.fleet.message_handler.message_handler", "", _SAYS, _REASON
+    ),
     "iterate_object_tree": Private(
         "flwr.supercore.inflatable.inflatable_object",
         "iterate_object_tree",

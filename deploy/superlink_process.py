@@ -6,6 +6,7 @@ the run. A model of hundreds of megabytes keeps the file busy for longer on a sl
 
 import sys
 
+from perennial.deploy.admission import give_reasons
 from perennial.deploy.child_watch import end_with_child
 from perennial.deploy.flower_seam import flower_superlink, sql_mixin, superlink_module
 
@@ -23,6 +24,7 @@ def wait_for_the_database() -> None:
 
 if __name__ == "__main__":
     wait_for_the_database()
+    give_reasons()
     superexec = [sys.executable, "-m", "perennial.deploy.superexec_process"]
     end_with_child(superlink_module, "flower-superexec", instead=superexec)
     flower_superlink()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.config.site import Connection, SiteConfig, load_site_config
+from perennial.deploy.admission import check_admission
 from perennial.deploy.approval import ApprovedApp, approved_apps, require_read_only
 from perennial.deploy.certificates import Validity, read_validity
 from perennial.deploy.handshake import Unreachable, check_handshake
@@ -80,6 +81,26 @@ def require_free_ports(connection: Connection) -> None:
                 ) from error
 
 
+def runs_here(connection: Connection) -> bool:
+    """Whether this site's SuperNode runs and serves."""
+    try:
+        check_health(health_address(connection))
+    except StateError:
+        return False
+    return True
+
+
+def check_superlink(setup: SiteSetup) -> None:
+    """Do with the SuperLink what a SuperNode does, up to being let in.
+
+    Raises StateError that says what is wrong and what to do.
+    """
+    authority, address = setup.path(setup.connection.ca), setup.connection.superlink
+    check_handshake(address, authority)
+    key = read_node_key(setup.path(setup.connection.key))
+    check_admission(address, authority, key, connected=runs_here(setup.connection))
+
+
 def ports_in_words(connection: Connection) -> str:
     """Whether this site's SuperNode runs already, or could start.
 
@@ -88,11 +109,7 @@ def ports_in_words(connection: Connection) -> str:
     try:
         require_free_ports(connection)
     except StateError:
-        try:
-            check_health(health_address(connection))
-        except StateError:
-            pass
-        else:
+        if runs_here(connection):
             return f"one runs already and serves, at port {connection.runtime_port}"
         raise
     return f"does not run; ports {connection.runtime_port} and {connection.runtime_port + 1} are free for it"
@@ -111,7 +128,7 @@ def start_supernode(path: Path) -> None:
             log.warning("%s: %s", connection.ca, authority)
     require_free_ports(connection)
     try:
-        check_handshake(connection.superlink, setup.path(connection.ca))
+        check_superlink(setup)
     except Unreachable as problem:
         log.warning("%s The SuperNode keeps trying.", problem)
     home = setup.path(connection.flower_home)

@@ -148,10 +148,11 @@ def hurry() -> int:
         time.sleep(min(seconds, max(SHORTEST_SLEEP, (time.monotonic() - latest) / 10)))
 
     give_own(start_client_internal, "time", sleep=sleep)
-    vars(start_client_internal).update(
-        _pull_and_store_message=pull_and_wake,
-        _push_messages=push_and_note,
-        pull_objects=partial(start_client_internal.pull_objects, initial_backoff=FIRST_WAIT),
+    start_client_internal._pull_and_store_message = pull_and_wake
+    start_client_internal._push_messages = push_and_note
+    start_client_internal.pull_objects = partial(  # pyright: ignore[reportPrivateImportUsage]
+        start_client_internal.pull_objects,  # pyright: ignore[reportPrivateImportUsage]
+        initial_backoff=FIRST_WAIT,
     )
     return reads
 

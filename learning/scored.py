@@ -100,14 +100,19 @@ class Scored:
 
 
 def score(
-    model: IncrementalModel, data: TrainingSet, means: Tensor | None = None, folder: Path | None = None
+    model: IncrementalModel,
+    data: TrainingSet,
+    means: Tensor | None = None,
+    folder: Path | None = None,
+    among: Tensor | None = None,
 ) -> Scored:
     """The samples under a model with its head, or with means instead: as over_features takes them.
 
-    folder: where the answers of fixed feature maps may be kept; None: in memory.
+    folder: where the answers of fixed feature maps may be kept; None: in memory. among: (m,) int64, the
+    samples to look at; None: all.
     """
     classify, rows = classifier(model, data, means, folder)
-    return score_logits(classify, rows, model.num_classes)
+    return score_logits(classify, rows, model.num_classes, among)
 
 
 def classifier(
@@ -123,12 +128,15 @@ def classifier(
 
 
 @torch.no_grad()
-def score_logits(classify: Callable[[Tensor], Tensor], data: TrainingSet, classes: int) -> Scored:
-    """Score data with a function from inputs (B, ...) to logits (B, M)."""
+def score_logits(
+    classify: Callable[[Tensor], Tensor], data: TrainingSet, classes: int, among: Tensor | None = None
+) -> Scored:
+    """Score data with a function from inputs (B, ...) to logits (B, M). among: as of score."""
     parts = [
         bin_logits(classify(data.inputs(rows)), data.y[rows])
-        for start in range(0, len(data), EVALUATION_BATCH)
-        for rows in (slice(start, start + EVALUATION_BATCH),)
+        for start in range(0, len(data) if among is None else len(among), EVALUATION_BATCH)
+        for batch in (slice(start, start + EVALUATION_BATCH),)
+        for rows in (batch if among is None else among[batch],)
     ] or [bin_logits(torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64))]
     return Scored(*(np.concatenate([part[index] for part in parts]) for index in range(5)))
 

@@ -23,7 +23,7 @@ from perennial.live.board import Board
 from perennial.live.guard import Guard, Session, Sessions, read_form
 from perennial.live.markup import STATIC, confirm, page, panel
 from perennial.live.metrics import CONTENT_TYPE, exposition, gauge
-from perennial.live.operator import answer_sign_in, said, signed_in_words
+from perennial.live.signing_in import answer_sign_in, answer_sign_out, error_page, signed_in_words
 from perennial.live.site_page import PANELS
 from perennial.live.site_state import SiteState
 from perennial.server.report.markup import Markup, escape, join
@@ -91,7 +91,7 @@ class HospitalPages:
             *(Route(f"/{action}", self.act, methods=["GET", "POST"]) for action in TITLES),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        return Guard(Starlette(routes=routes, exception_handlers={HTTPException: said}), hosts)
+        return Guard(Starlette(routes=routes, exception_handlers={HTTPException: error_page}), hosts)
 
     async def index(self, request: Request) -> Response:
         """The page."""
@@ -125,9 +125,7 @@ class HospitalPages:
 
     async def sign_out(self, request: Request) -> Response:
         """End the session."""
-        self._sessions.allow_change(request, await read_form(request))
-        self._sessions.end(request)
-        return RedirectResponse("/", HTTPStatus.SEE_OTHER)
+        return await answer_sign_out(request, self._sessions)
 
     async def act(self, request: Request) -> Response:
         """Show what an action would do, and do it when the form comes back."""

@@ -20,11 +20,12 @@ from starlette.types import ASGIApp
 from perennial.foundation.errors import StateError
 from perennial.live.charts import share_chart, share_curve
 from perennial.live.guard import Guard, Sessions, read_form
-from perennial.live.markup import STATIC, confirm, message, page, panel, sign_in
+from perennial.live.markup import STATIC, confirm, page, panel, sign_in
 from perennial.live.metrics import CONTENT_TYPE, run_metrics
 from perennial.live.notices import Notices
 from perennial.live.run_page import SITE_WORDS, SitesAsked, sites
 from perennial.live.runs import Runs, WatchedRun, compared
+from perennial.live.signing_in import answer_sign_in, answer_sign_out, error_page, signed_in_words
 from perennial.live.tail import number
 from perennial.server.report.markup import Markup, element, escape, join
 from perennial.server.wishes import clear_wish, write_wish
@@ -81,7 +82,9 @@ class OperatorPages:
             Route("/runs/{name}/{action:str}", self.act, methods=["GET", "POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: said})
+        app = Starlette(
+            routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: error_page}
+        )
         return Guard(app, hosts)
 
     @asynccontextmanager
@@ -189,9 +192,7 @@ class OperatorPages:
 
     async def sign_out(self, request: Request) -> Response:
         """End the session."""
-        self._sessions.allow_change(request, await read_form(request))
-        self._sessions.end(request)
-        return RedirectResponse("/", HTTPStatus.SEE_OTHER)
+        return await answer_sign_out(request, self._sessions)
 
     async def act(self, request: Request) -> Response:
         """Ask whether to pause, resume or stop a run, and do so when the form comes back."""
@@ -255,41 +256,6 @@ class OperatorPages:
         return signed_in_words(request, self._sessions)
 
 
-def signed_in_words(request: Request, sessions: Sessions) -> Markup:
-    """At the top of a page: a way to sign in or out, where there is a token."""
-    if not sessions.enabled:
-        return Markup('<span class="quiet">read-only</span>')
-    session = sessions.of(request)
-    if session is None:
-        return Markup(f'<a href="/sign-in?back={quote(request.url.path)}">sign in</a>')
-    return Markup(
-        '<form class="inline" method="post" action="/sign-out">'
-        f'<input type="hidden" name="form" value="{escape(session.form)}"><button>sign out</button></form>'
-    )
-
-
-async def answer_sign_in(request: Request, sessions: Sessions) -> Response:
-    """The page that asks for the token, or the session that it begins."""
-    if request.method == "GET":
-        return sign_in(_inside(request.query_params.get("back", "/")))
-    form = await read_form(request)
-    back = _inside(form.get("back", "/"))
-    if not sessions.holds(form.get("token", "").strip()):
-        await asyncio.sleep(0.5)
-        return sign_in(back, "This is not the token; after ten wrong ones in a minute none is looked at.")
-    answer = RedirectResponse(back, HTTPStatus.SEE_OTHER)
-    answer.set_cookie(
-        sessions.cookie, sessions.begin(), httponly=True, samesite="strict", secure=sessions.secure, path="/"
-    )
-    return answer
-
-
-async def said(request: Request, error: Exception) -> Response:
-    """What went wrong, as a page."""
-    assert isinstance(error, HTTPException)
-    return message(HTTPStatus(error.status_code).phrase, error.detail, error.status_code)
-
-
 async def _with_own_sites(
     stream: AsyncIterator[str], run: WatchedRun, asked: SitesAsked
 ) -> AsyncIterator[str]:
@@ -330,8 +296,3 @@ def _averages(summary: dict[str, Any]) -> list[tuple[float, float | None]]:
 def _version(request: Request) -> int:
     text = request.headers.get("last-event-id") or request.query_params.get("v", "0")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
-
-
-def _inside(path: str) -> str:
-    """path where it leads to one of these pages, else the first one."""
-    return path if path.startswith("/") and not path.startswith("//") and "\\" not in path else "/"

@@ -97,17 +97,13 @@ class Entry:
         sample_rate, steps: of this round's DP-SGD in mode sample; the client modes
         release once, without amplification.
         """
-        place: dict[str, Any] = {
-            "run": run,
-            "experiment": experiment,
-            "recipient": recipient,
-            "kind": "update",
-        }
+        sent: dict[str, Any] = {"run": run, "experiment": experiment, "recipient": recipient}
+        sent["kind"] = "update"
         if privacy.mode == "none" or privacy.noise_multiplier is None:
-            return cls(**place, unit="site", relation="replace", mechanism="unprotected")
+            return cls(**sent, unit="site", relation="replace", mechanism="unprotected")
         once = privacy.mode != "sample"
         return cls(
-            **place,
+            **sent,
             unit=privacy.hidden_unit or "site",
             relation="replace" if privacy.mode == "client_local" else "add_remove",
             mechanism="discrete_gaussian" if privacy.shared else "gaussian",
@@ -121,16 +117,12 @@ class Entry:
     @classmethod
     def of_sums(cls, privacy: PrivacyConfig, *, run: str, experiment: str, recipient: str, task: int) -> Self:
         """The entry for one task's sums of features: one release, of the task's samples alone."""
-        place: dict[str, Any] = {
-            "run": run,
-            "experiment": experiment,
-            "recipient": recipient,
-            "kind": "statistics",
-        }
+        sent: dict[str, Any] = {"run": run, "experiment": experiment, "recipient": recipient}
+        sent["kind"] = "statistics"
         if privacy.mode == "none" or privacy.noise_multiplier is None:
-            return cls(**place, unit="site", relation="replace", mechanism="unprotected")
+            return cls(**sent, unit="site", relation="replace", mechanism="unprotected")
         return cls(
-            **place,
+            **sent,
             unit="sample",
             relation="add_remove",
             mechanism="discrete_gaussian" if privacy.shared else "gaussian",

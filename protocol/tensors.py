@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from numpy.lib import format as npy
 
 from perennial.foundation.errors import ProtocolError
@@ -22,6 +22,7 @@ from perennial.foundation.errors import ProtocolError
 if TYPE_CHECKING:
     from torch import Tensor
 
+Record = TypeVar("Record", ArrayRecord, ConfigRecord)
 ALLOWED_DTYPES = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool")
 _NUMPY_SERIALISED = "numpy.ndarray"
 _MAGIC = b"\x93NUMPY\x01\x00"
@@ -111,12 +112,18 @@ def _decode(data: bytes) -> np.ndarray[Any, Any]:
     return np.frombuffer(data, dtype=dtype, offset=start).reshape(shape)
 
 
+def filled(record: Record, entries: Mapping[str, Any]) -> Record:
+    """record, new and empty, with entries whose names and types are known to be right.
+
+    Flower checks each entry that is set, which costs a message of this project more than its making.
+    """
+    record.__dict__["_data"].update(entries)
+    return record
+
+
 def pack(tensors: Mapping[str, "Tensor"]) -> ArrayRecord:
     """An ArrayRecord that shares the tensors' memory."""
-    record = ArrayRecord()
-    for name, tensor in tensors.items():
-        record[name] = TensorArray(tensor)
-    return record
+    return filled(ArrayRecord(), {name: TensorArray(tensor) for name, tensor in tensors.items()})
 
 
 def unpack(record: ArrayRecord, where: str) -> Tensors:

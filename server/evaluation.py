@@ -40,8 +40,7 @@ def score_centrally(
 ) -> Scored:
     """The test samples of the classes seen so far under a model; arguments as of evaluate_centrally."""
     seen = (test.y < num_classes).nonzero().flatten()
-    part = TrainingSet(test.x[seen], test.y[seen], test.mean, test.std, channels_last=test.channels_last)
-    return score(model, part, means, cache_folder() / "features")
+    return score(model, test, means, cache_folder() / "features", seen)
 
 
 def seen_patients(test: TrainingSet, num_classes: int) -> np.ndarray | None:

@@ -7,7 +7,7 @@ reveals of what was subtracted.
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,14 +121,8 @@ def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
             subtracted = sums.take_back(site)
             if not run.total.samples:
                 raise StateError(f"{folder}: {site} is the only site; without it there is no model")
-            strategy.withdrawn[site] = {
-                "time": datetime.now(UTC).isoformat(timespec="seconds"),
-                "sums_before": before,
-                "sums_after": run.total.sha256,
-                "subtracted": subtracted.sha256,
-                "by_task": {str(task): facts["sha256"] for task, facts in contributed.items()},
-                "classes_removed": _classes_removed(run, subtracted),
-            }
+            by_task = {task: found["sha256"] for task, found in contributed.items()}
+            strategy.withdrawn[site] = _withdrawal(run, before, subtracted, by_task)
         head, used = run.head(shrinkage)
         _commit(run, head)
         for path in (folder / FOLDER).glob(f"{site}-task-*.safetensors"):
@@ -186,14 +180,8 @@ def forget_group(folder: Path, site: str, group: Path, shrinkage: float | None =
             sums.replace(site, remaining)
             if not run.total.samples:
                 raise StateError(f"{folder}: nothing would be left, and without samples there is no model")
-            strategy.groups[sha256] = {
-                "time": datetime.now(UTC).isoformat(timespec="seconds"),
-                "sums_before": before,
-                "sums_after": run.total.sha256,
-                "subtracted": subtracted.sha256,
-                "by_task": {str(task): part.sha256 for task, part in sorted(by_task.items())},
-                "classes_removed": _classes_removed(run, subtracted),
-            }
+            parts = {task: part.sha256 for task, part in sorted(by_task.items())}
+            strategy.groups[sha256] = _withdrawal(run, before, subtracted, parts)
         head, used = run.head(shrinkage)
         _commit(run, head)
         sums.keep_again(site, by_task)
@@ -309,6 +297,23 @@ def _added_up(parts: Iterable[Statistics]) -> Statistics:
     if total is None:
         raise StateError("a group of no task; nothing is withdrawn")
     return total
+
+
+def _withdrawal(
+    run: _Finished, before: str, subtracted: Statistics, by_task: Mapping[int, str]
+) -> dict[str, Any]:
+    """What a certificate says of a subtraction.
+
+    before: SHA-256 of the sums. by_task: SHA-256 of what each task lost.
+    """
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "sums_before": before,
+        "sums_after": run.total.sha256,
+        "subtracted": subtracted.sha256,
+        "by_task": {str(task): sha256 for task, sha256 in by_task.items()},
+        "classes_removed": _classes_removed(run, subtracted),
+    }
 
 
 def _classes_removed(run: _Finished, subtracted: Statistics) -> list[str]:

@@ -19,9 +19,10 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.clusters.personal_models import OwnAccuracy, complete_personal_models
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.outcome import RoundOutcome
-from perennial.strategies.round.request import RoundRequest
+from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.statistics.asking import Asking
+from perennial.strategies.valuation.solved import require_affordable
 from perennial.strategies.wrapper import Wrapper
 
 KAPPAS = (0.3, 1.0, 3.0, 10.0, 30.0)
@@ -60,6 +61,13 @@ class OwnHeads(Wrapper):
                 raise ConfigError(f"strategy.kappas: a site's validation samples choose, and {found}")
         self._services = services
         super().attach(services)
+
+    def begin_task(self, task: TaskStart) -> None:
+        """Raises ConfigError where the sites' heads would take more than an hour."""
+        super().begin_task(task)
+        assert self._services is not None
+        players = self._services.experiment.data.sites or len(task.sites)
+        require_affordable(players * len(self.kappas), self._base.width)
 
     @property
     def _base(self) -> Analytic:

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from perennial.benchmarks.loopback import Deployment, digit_folders
+from perennial.benchmarks.loopback import Deployment, digit_folders, free_ports
 from perennial.benchmarks.split_keys import split_key_of
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
@@ -116,7 +117,20 @@ def test_an_app_that_was_not_approved_does_not_run(federation: Deployment) -> No
     federation.deploy("submit", experiment)
     assert federation.wait_for_run("unapproved") == "finished:failed", federation.logs()
     assert "has not approved the app of this run" in federation.deploy("logs", "unapproved")
-    assert "hospitals" in federation.perennial("site", "check", federation.site_file("graz"))
+
+
+def test_a_check_proves_the_key_and_leaves_a_supernode_that_runs_alone(federation: Deployment) -> None:
+    said = federation.perennial("site", "check", federation.site_file("graz"))
+    assert "hospitals" in said and "knows its key" in said and "one runs already" in said
+    assert federation.running("graz")
+    # the same key on another machine
+    copy = federation.folder / "copy"
+    shutil.copytree(federation.folder / "graz", copy, ignore=shutil.ignore_patterns("state"))
+    content = yaml.safe_load((copy / "site.yaml").read_text())
+    content["connection"]["runtime_port"] = free_ports(1)[0]
+    (copy / "site.yaml").write_text(yaml.safe_dump(content))
+    said = federation.perennial("site", "check", copy / "site.yaml", fails=True)
+    assert "another SuperNode is connected with this key" in said and "the key was copied" in said
 
 
 def test_a_revoked_site_and_a_stranger_are_shut_out(federation: Deployment) -> None:
@@ -126,11 +140,16 @@ def test_a_revoked_site_and_a_stranger_are_shut_out(federation: Deployment) -> N
     # its old key is known and cannot come back, nor can a key that was never registered
     federation.start_site("linz")
     assert federation.wait_for_end("linz") != 0
-    assert "Failed to activate" in federation.log("linz")
+    assert "the operator has revoked this site's key" in federation.log("linz")
+    said = federation.perennial("site", "check", federation.site_file("linz"), fails=True)
+    assert "the operator has revoked this site's key" in said and "site keygen" in said
     federation.perennial("site", "keygen", federation.folder / "stranger.key")
     federation.edit_site("linz", connection={"key": "../stranger.key"})
     federation.start_site("linz")
     assert federation.wait_for_end("linz") != 0
+    assert "this site's key is not registered at the SuperLink" in federation.log("linz")
+    said = federation.perennial("site", "check", federation.site_file("linz"), fails=True)
+    assert "is not registered" in said and "deploy register" in said
 
 
 def test_a_site_with_another_authority_says_what_to_do(federation: Deployment) -> None:

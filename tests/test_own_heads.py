@@ -181,3 +181,9 @@ def test_a_hospital_answers_it_with_statistics(tmp_path: Path) -> None:
     assert [entry.kind for entry in entries(site)] == ["evaluation"]
     with pytest.raises(PolicyRefusal, match="'statistics' is not answered here"):
         answer("closed", ["train", "evaluate"])
+
+
+def test_more_than_an_hour_of_solves_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perennial.strategies.valuation.solved.MOST_SECONDS", 0.0)
+    with pytest.raises(ConfigError, match="strategy: 24 solves of 61 features would take about"):
+        own(tmp_path, "long")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
@@ -170,6 +171,38 @@ def test_run_carries_the_noise_of_client_central_at_the_wider_multiplier(
     for noise in found:
         assert abs(float(noise.var()) / ((2 * 0.5) ** 2 * 4 / 3) - 1) < 5 * math.sqrt(2 / len(noise))
     assert len(found) == 2 and len(found[0]) == len(found[1]) > 4_000
+
+
+def test_run_is_client_central_s_once_both_have_the_same_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clipping, weights, grid and rounds make no difference: what accuracies differ by is the draw."""
+    drawn: list[np.ndarray] = []
+    add = SharedNoise.add
+
+    def noted(self: SharedNoise, words: Any, source: Any, *, counts_within: bool) -> None:
+        before = words.copy()
+        add(self, words, source, counts_within=counts_within)
+        drawn.append((words - before)[:-1].view(np.int32) * self.step)
+
+    def same(arrays: dict[str, torch.Tensor], std: float, source: Any) -> dict[str, torch.Tensor]:
+        noise = torch.from_numpy(np.sum([drawn.pop(0) for _ in range(4)], axis=0)) / 4
+        names = sorted(arrays)
+        parts = noise.split([arrays[name].numel() for name in names])
+        return {
+            name: (arrays[name] + part.view(arrays[name].shape)).float()
+            for name, part in zip(names, parts, strict=True)
+        }
+
+    monkeypatch.setattr(SharedNoise, "add", noted)
+    monkeypatch.setattr(central_privacy, "noised", same)
+    trusted = SMALL["privacy"] | {"mode": "client_central", "noise_multiplier": math.sqrt(4 / 3)}
+    run_in_process(RunSettings(write(tmp_path, secure={"least": 3, "quorum": 3}), runs=str(tmp_path / "a")))
+    assert len(drawn) == 8
+    run_in_process(RunSettings(write(tmp_path, secure=None, privacy=trusted), runs=str(tmp_path / "b")))
+    shared, central = (load_file(tmp_path / run / "shared" / "model.safetensors") for run in "ab")
+    largest = max(float((shared[name] - central[name]).abs().max()) for name in central)
+    assert not drawn and largest < 1e-5 * max(float(tensor.abs().max()) for tensor in central.values())
 
 
 def test_run_has_the_same_bits_with_masks_and_without(tmp_path: Path) -> None:

@@ -94,6 +94,6 @@ def require_affordable(solves: int, width: int) -> None:
     seconds = solves * (time.perf_counter() - start) * (width / PROBE) ** 3
     if seconds > MOST_SECONDS:
         raise ConfigError(
-            f"strategy: contribution by solves: {solves} solves of {width} features would take about "
-            f"{seconds / 3600:.1f} h; allowed an hour: fewer sites, fewer features, or permutations"
+            f"strategy: {solves} solves of {width} features would take about {seconds / 3600:.1f} h; allowed "
+            "an hour: fewer sites, features, permutations or kappas"
         )
