@@ -83,16 +83,12 @@ def _within_a_point() -> list[Claim]:
 
 
 def _table(
-<<<<<<< HEAD
-    title: str, rows: list[Row], note: str, seeds: tuple[int, ...] = (1, 2, 3, 4, 5), pending: str = ""
-=======
     title: str,
     rows: list[Row],
     note: str,
-    seeds: tuple[int, ...] = (1, 2, 3),
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5),
     pending: str = "",
     claims: Sequence[Claim] = (),
->>>>>>> main
 ) -> Table:
     return Table(
         title,
