@@ -94,6 +94,10 @@ class FlowerSimulation:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        # Flower and Ray give their processes sessions of their own, which outlive a run that was cut short
+        for process in _processes_with(f"FLWR_HOME={self.environment['FLWR_HOME']}"):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def run(self, sites: int, run_config: dict[str, str], limit: float = 300) -> FlwrRun:
         """`flwr run` of the app on simulated sites, to its end.
@@ -123,6 +127,16 @@ class FlowerSimulation:
     def log(self) -> str:
         """The end of the SuperLink's log."""
         return (self.folder / "superlink.log").read_text()[-4000:]
+
+
+def _processes_with(variable: str) -> list[int]:
+    """Processes of this user that were started with this environment variable, as Linux says; else none."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if variable.encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def _free_port() -> int:
