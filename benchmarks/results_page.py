@@ -173,11 +173,12 @@ def _versions(run: Mapping[str, Any]) -> str:
 
 
 def write_pages() -> None:
-    """Write the page of each table that is whole or says why not, and the page of all tables."""
+    """Write the page of each table of CPU size or with runs, and the page of all tables."""
     held = measured()
     for name, table in tables().items():
-        if table.pending or len(held[name]) == table.planned:
-            (RESULTS / f"{name}.md").write_text(markdown(name, table, held[name], controls_of(table)))
+        if table.scale == "cpu" or held[name]:
+            text = markdown(name, table, held[name], controls_of(table))
+            (RESULTS / f"{name}.md").write_text(text)
     PAGE.write_text(page(held))
     PICTURES.mkdir(exist_ok=True)
     for path in PICTURES.glob("*.svg"):
