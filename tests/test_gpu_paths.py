@@ -1,30 +1,24 @@
 """What a GPU would do, as far as a processor can do it: no look at a value between steps, steps that are
-recorded and replayed, bfloat16 through group norms, weights with their channels last, GPUs dealt to workers.
+recorded and replayed, bfloat16 through group norms, weights with their channels last.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
-from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perennial.config.learner import LearnerConfig
-from perennial.config.run import RunSettings
 from perennial.data.augmentation import augment, draw_moves, moved
 from perennial.data.config import AugmentationConfig
-from perennial.engine.run import run_in_process
-from perennial.engine.workers import WorkerGrid
 from perennial.foundation.errors import ConfigError
-from perennial.learning import device, losses, private_training
+from perennial.learning import losses, private_training
 from perennial.learning.batches import TrainingSet, shuffled
 from perennial.learning.cohort_training import Member, train_cohort
 from perennial.learning.gradient_correction import GradientCorrection
@@ -368,73 +362,3 @@ def no_look() -> Iterator[None]:
 def test_no_step_of_dp_sgd_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None) -> None:
     found, expected = private_update(monkeypatch, False), private_update(monkeypatch, True)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
-
-
-def test_every_gpu_gets_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device.worker_devices("cpu") == ["cpu"]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert device.worker_devices("auto") == device.worker_devices("cuda") == ["cuda:0", "cuda:1"]
-    assert device.worker_devices("cuda:1") == ["cuda:1"]
-
-
-def device_reply(message: Message, context: Context) -> Message:
-    told = ConfigRecord({"name": str(context.run_config["device"])})
-    return Message(RecordDict({"device": told}), reply_to=message)
-
-
-def test_each_worker_keeps_to_its_device() -> None:
-    contexts = {
-        node: Context(
-            run_id=1,
-            node_id=node,
-            node_config={},
-            state=RecordDict(),
-            run_config={"device": "cuda", "threads": 1},
-        )
-        for node in (1, 2, 3)
-    }
-    grid = WorkerGrid(device_reply, contexts, 3, devices=["cuda:0", "cuda:1"])
-    try:
-        asked = [grid.create_message(RecordDict(), "train", node, "") for node in contexts]
-        replies = {
-            reply.metadata.src_node_id: reply.content["device"]["name"]  # pyright: ignore[reportIndexIssue]
-            for reply in grid.send_and_receive(asked)
-        }
-    finally:
-        grid.close()
-    assert list(replies.values()).count("cuda:0") == 2
-    assert list(replies.values()).count("cuda:1") == 1
-
-
-def test_a_run_with_channels_last_is_the_same_over_workers(tmp_path: Path) -> None:
-    data = {"source": "digits", "sites": 2, "samples_limit": 120, "partition": {"kind": "iid"}}
-    settings = {
-        "name": "last",
-        "seed": 3,
-        "data": data,
-        "tasks": {"count": 2, "rounds": 1},
-        "model": {"name": "small_cnn", "norm": "group"},
-        "strategy": "scaffold",
-        "learner": {
-            "epochs": 1,
-            "optimizer": {"lr": 0.05},
-            "distillation": {},
-            "memory": {"per_class": 2},
-            "channels_last": True,
-            "precision": "bfloat16",
-        },
-    }
-    path = tmp_path / "experiment.yaml"
-    path.write_text(yaml.safe_dump(settings))
-    found = [
-        run_in_process(RunSettings(str(path), runs=str(tmp_path / str(workers)), device="cpu"), workers)
-        for workers in (1, 2)
-    ]
-    assert found[0]["model_sha256"] == found[1]["model_sha256"]
-
-
-def test_a_run_names_what_its_device_cannot_do(tmp_path: Path) -> None:
-    quick = Path(__file__).parents[1] / "experiments" / "quickstart.yaml"
-    with pytest.raises(ConfigError, match="gpu: found 'graphs' on device cpu"):
-        run_in_process(RunSettings(str(quick), runs=str(tmp_path), device="cpu", gpu="graphs"))

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import re
 import subprocess
 import sys
@@ -331,46 +330,6 @@ def test_other_pictures_are_refused(tmp_path: Path, image: str) -> None:
     (tmp_path / "secret.png").write_bytes(PIXEL)
     folder = write_run(tmp_path / "run", attacks=[{"name": "inversion", "images": [image]}])
     with pytest.raises(StateError, match="attacks: images: found .*allowed"):
-        write_report(folder)
-
-
-@pytest.mark.parametrize("name", ["summary.json", "events.jsonl", "experiment.yaml"])
-def test_a_missing_file_is_named_with_what_to_do(tmp_path: Path, name: str) -> None:
-    folder = write_run(tmp_path / "run")
-    (folder / name).unlink()
-    with pytest.raises(StateError, match=rf"{name}: missing.*--resume"):
-        write_report(folder)
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="nowhere: no such run folder"):
-        write_report(tmp_path / "nowhere")
-
-
-def test_a_summary_that_is_cut_short_or_lacks_a_key_is_named(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    whole = (folder / "summary.json").read_text()
-    (folder / "summary.json").write_text(whole[:-20])
-    with pytest.raises(StateError, match=r"summary\.json: damaged or cut short"):
-        write_report(folder)
-    content = json.loads(whole)
-    del content["final_accuracy"]
-    (folder / "summary.json").write_text(json.dumps(content))
-    with pytest.raises(StateError, match=r"summary\.json: .*final_accuracy: Field required"):
-        write_report(folder)
-    assert not (folder / "report.html").exists()
-
-
-def test_a_torn_last_line_is_tolerated_and_a_damaged_one_before_is_not(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    whole = (folder / "events.jsonl").read_text()
-    (folder / "events.jsonl").write_text(whole + '{"event": "round", "rou')
-    assert len(report(folder).charts["time"].tells) == 3
-    (folder / "events.jsonl").write_text('{"event": "round", "rou\n' + whole)
-    with pytest.raises(StateError, match=r"events\.jsonl.*line 1"):
-        write_report(folder)
-    (folder / "events.jsonl").write_text(whole + json.dumps(round_event(4, 3, bytes_up="many")) + "\n")
-    with pytest.raises(StateError, match=r"events\.jsonl, round 4: .*bytes_up.*'many'"):
         write_report(folder)
 
 
