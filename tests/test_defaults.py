@@ -6,6 +6,7 @@ there too, and says so in CHANGELOG.md.
 
 import inspect
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def of_strategy(name: str) -> dict[str, Any]:
     return json.loads(json.dumps(found))
 
 
+@cache
 def of_sections() -> dict[str, dict[str, Any]]:
     """Defaults by the class of a section and key, as JSON has them."""
     schema = Experiment.model_json_schema()

@@ -81,3 +81,10 @@ def test_a_run_trains_on_digests_that_were_spread(tmp_path: Path) -> None:
     noised = {**EXPERIMENT["digests"], "protection": "laplace", "epsilon": 8.0, "largest": 1.0}
     with pytest.raises(ConfigError, match=r"strategy\.spread"):
         run(tmp_path, "noised", digests=noised)
+
+
+def test_a_digest_that_is_alone_in_its_class_stays_where_it_is() -> None:
+    features = torch.tensor([[4.0, 2.0], [1.0, 1.0], [3.0, 5.0]])
+    labels = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    found = spread(features, labels, 2.0)
+    assert found.tolist() == [[4.0, 2.0], [0.0, 0.0], [4.0, 7.0]]

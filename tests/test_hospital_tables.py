@@ -196,3 +196,13 @@ def test_constants_for_missing_numbers_are_part_of_what_an_experiment_says(tmp_p
     block = config(write(tmp_path, GAPS), sites=1, imputation={"a": 7, "b": 8})
     assert block.model_dump(mode="json")["imputation"] == {"a": 7, "b": 8}
     assert "imputation" not in block.model_copy(update={"imputation": "mean"}).model_dump(mode="json")
+
+
+def test_inputs_of_several_batches_come_with_their_names(tmp_path: Path) -> None:
+    x = np.arange(1200, dtype=np.float32).reshape(600, 2)
+    path = tmp_path / "rows.npz"
+    np.savez(path, x=x)
+    pieces = [*read_inputs([path], (2,), "float32", torch.zeros(2))]
+    assert [len(names) for names, _ in pieces] == [len(part) for _, part in pieces] == [256, 256, 88]
+    assert [name for names, _ in pieces for name in names] == [f"{path}[{row}]" for row in range(600)]
+    assert torch.equal(torch.cat([part for _, part in pieces]), torch.from_numpy(x))

@@ -23,7 +23,7 @@ from perennial.server.app import serve
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.cyclic_weight_transfer import CyclicWeightTransfer
 from perennial.strategies.round.exchange import Exchange
-from perennial.strategies.round.queries import ask, describe_error
+from perennial.strategies.round.queries import NOT_APPROVED, ask, describe_error
 
 STAMP: dict[str, Any] = {
     "run": 16 * "a",
@@ -239,3 +239,9 @@ def test_a_chain_goes_on_without_a_site_that_is_late() -> None:
 def test_only_an_app_that_cannot_be_unpacked_is_called_unapproved(reason: str, unapproved: bool) -> None:
     assert ("has not approved" in describe_error(reason)) == unapproved
     assert (reason in describe_error(reason)) != unapproved
+
+
+def test_a_reason_of_flower_is_told_apart_by_its_words() -> None:
+    again = "".join(list(NOT_APPROVED))
+    assert describe_error(again) == NOT_APPROVED
+    assert describe_error("no memory") == "error at the site or on the way: no memory"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, confusion_matrix, roc_auc_score
 
-from perennial.learning.batches import TrainingSet
+from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.learning.evaluation_tables import (
     CONFIDENCE_BINS,
     SCORE_BINS,
@@ -126,6 +126,14 @@ def test_scoring_keeps_no_graph() -> None:
     constants = (torch.zeros(2), torch.ones(2))
     score_logits(classify, TrainingSet(x, torch.zeros(5, dtype=torch.int64), *constants), 3)
     assert asked == [False]
+
+
+def test_every_sample_is_scored_in_batches_too() -> None:
+    count = 2 * EVALUATION_BATCH + 3
+    labels = torch.arange(count) % 3
+    data = TrainingSet(torch.eye(3)[labels], labels, torch.zeros(3), torch.ones(3))
+    found = score_logits(lambda inputs: inputs, data, 3)
+    assert found.label.tolist() == found.predicted.tolist() == labels.tolist()
 
 
 def test_areas_agree_with_another_implementation() -> None:

@@ -125,3 +125,9 @@ def test_sparsity_claim_by_hand() -> None:
     assert sparsity_l2_sensitivity(32, 1000) * gaussian_multiplier(1.0, 1e-5) == pytest.approx(
         0.0211, abs=1e-4
     )
+
+
+@pytest.mark.parametrize("missing", ["noise_multiplier", "sample_rate", "steps", "delta"])
+def test_an_epsilon_needs_the_other_four(missing: str) -> None:
+    with pytest.raises(PrivacyError, match="from the other four"):
+        replace(KNOWN, **{"noise_multiplier": 1.0, missing: None}).cost("rdp")

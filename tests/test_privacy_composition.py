@@ -98,6 +98,8 @@ def test_stated_add_remove_pays_twice_beside_a_replace_release() -> None:
     assert epsilon(stated(0.5, relation="add_remove")) == 0.5
     costly = [stated(800.0, 1e-9, relation="add_remove"), stated(1.0)]
     assert epsilon(*costly) == math.inf
+    # without a delta nothing is multiplied by e^epsilon
+    assert epsilon(stated(800.0, relation="add_remove"), stated(1.0)) == 2 * 800.0 + 1.0
 
 
 def test_hopeless_noise_stays_a_number_or_infinity() -> None:

@@ -22,6 +22,7 @@ from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.learning.worth import Scores
 from perennial.privacy.secure.masks import Words
+from perennial.privacy.secure.roster import Subject
 from perennial.privacy.secure.site_session import SiteSession
 from perennial.protocol.fields import read_kind
 from perennial.protocol.stamp import STAMP_FIELDS
@@ -381,3 +382,16 @@ def test_update_that_costs_accuracy_is_halved_and_named(tmp_path: Path) -> None:
     assert "halved 3 times" in outcome.warnings[0]
     assert float(rounds.halved({"w": torch.tensor(0.5)}, before, outcome)["w"]) == 0.5
     assert len(outcome.warnings) == 1
+
+
+def test_the_last_four_sums_are_kept_and_those_that_a_stopped_round_may_ask_for(tmp_path: Path) -> None:
+    store = SumStore(tmp_path)
+    for attempt in range(1, 8):
+        words = np.full(3, attempt, dtype=np.uint64)
+        store.keep_opened(Subject(attempt, "update", "m"), Opened(words, ("a",), ("a", "b"), attempt=attempt))
+    assert sorted(found.attempt for found in store.all_opened("update", "m")) == [4, 5, 6, 7]
+    # of this round and the one before none is forgotten, however many there are
+    for attempt in range(8, 14):
+        words = np.full(3, attempt, dtype=np.uint64)
+        store.keep_opened(Subject(8, "update", "m"), Opened(words, ("a",), ("a", "b"), attempt=attempt))
+    assert sorted(found.attempt for found in store.all_opened("update", "m")) == [*range(7, 14)]
