@@ -195,6 +195,18 @@ FIGURES: dict[str, Figure] = {
     "engine_vs_plain_loop_w2": Figure(
         "rounds of W2: engine over a plain PyTorch loop", "at most", 1.25, engine_vs_plain_loop("w2", 5)
     ),
+    "cohorts_vs_plain_loop_w1": Figure(
+        "rounds of W1 with `--cohort auto`: engine over a plain PyTorch loop",
+        "at most",
+        0.65,
+        engine_vs_plain_loop("w1", 5, cohort="auto"),
+    ),
+    "cohorts_vs_plain_loop_w2": Figure(
+        "rounds of W2 with `--cohort auto`: engine over a plain PyTorch loop",
+        "at most",
+        0.75,
+        engine_vs_plain_loop("w2", 5, cohort="auto"),
+    ),
     "two_workers_vs_one": Figure("rounds of W1: two workers over one", "at most", 0.65, two_workers_vs_one),
     "flwr_run_vs_engine": Figure(
         "W1, start to exit: `flwr run` over `perennial run`", "at least", 3.0, flwr_run_vs_engine

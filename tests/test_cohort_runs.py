@@ -96,21 +96,22 @@ def test_a_round_in_cohorts_agrees_with_one_site_after_the_other(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "tolerance"),
     [
-        {"learner": REMEMBERING, "model": {"name": "dual_backbone", "backbone": "small_cnn"}},
-        {"learner": {**REMEMBERING, "classification": "balanced_softmax", "contrastive": {}}},
-        {"learner": REMEMBERING, "strategy": {"name": "glfc"}},
-        {"strategy": {"name": "target"}},
+        ({"learner": REMEMBERING, "model": {"name": "dual_backbone", "backbone": "small_cnn"}}, 1e-6),
+        ({"learner": {**REMEMBERING, "classification": "balanced_softmax", "contrastive": {}}}, 1e-6),
+        ({"learner": REMEMBERING, "strategy": {"name": "glfc"}}, 1e-6),
+        # a generator is trained through the model, and the sites on what it makes
+        ({"strategy": {"name": "target"}}, 2e-3),
     ],
     ids=str,
 )
-def test_two_tasks_in_cohorts(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_two_tasks_in_cohorts(tmp_path: Path, changes: dict[str, Any], tolerance: float) -> None:
     settings = merged(TWO_TASKS, changes)
     alone, together = run(tmp_path, "alone", settings), run(tmp_path, "together", settings, cohort=5)
     assert together["final_accuracy"] == pytest.approx(alone["final_accuracy"], abs=0.05)
     one, other = models(tmp_path, "alone"), models(tmp_path, "together")
-    assert float((one - other).norm()) <= 1e-2 * float(one.norm())
+    assert float((one - other).norm()) <= tolerance * float(one.norm())
 
 
 def test_cohort_1_is_the_sequential_engine_and_cohorts_repeat(tmp_path: Path) -> None:
