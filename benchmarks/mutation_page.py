@@ -88,6 +88,14 @@ def page(found: Sequence[Tried], wanted: int, made: str) -> str:
         "written for some of them. A mutant that cannot be noticed, because the program does the same with"
     ]
     lines += ["it, counts as not noticed all the same."]
+    others = [one for one in found if one.noticed(one.last) or not one.reason.startswith("equivalent")]
+    if len(others) < len(found):
+        now = sum(one.noticed(one.last) for one in others)
+        low, high = wilson(now, len(others))
+        lines += [
+            f"Without the {len(found) - len(others)} that are said to be equivalent below, the tests notice "
+            f"{now} of {len(others)}, {now / len(others):.1%} ({low:.1%} to {high:.1%})."
+        ]
     lines += _listed("Noticed by a test that was written for it", found, _repaired)
     lines += _listed("Survivors", found, lambda one: one.last["how"] in ("survived", "uncovered"))
     lines += _listed("Mutants that hang", found, lambda one: one.last["how"] == "hung")

@@ -12,6 +12,10 @@ from perennial.foundation.errors import StateError
 if TYPE_CHECKING:
     from perennial.data.federation import Federation
 
+NOTHING_LEARNT = (
+    "{} training records of known classes are new, and there is no new class: nothing is learnt; {}"
+)
+
 
 def check_resume_command(run: Path, experiment: Path | None) -> None:
     """Print what the run has learnt, what its data add to it, and what it needs of the old data.
@@ -59,33 +63,17 @@ def check_resume_command(run: Path, experiment: Path | None) -> None:
 
 def _of_the_data(run: Path, experiment: Experiment, known: int, *, grows: bool) -> Iterator[str]:
     """Which records of learnt classes a simulation's data hold, and which of them the run would use."""
-    import numpy as np
-
-    from perennial.client.learnt import FOLDER, learnt_hashes
     from perennial.config.simulation import simulated_federation
 
     federation = simulated_federation(experiment)
-    folders = sorted(run.glob(f"sites/*/runs/*/{FOLDER}"))
-    hashes = learnt_hashes(folders, before_task=1 << 30)
-    rows = np.concatenate(
-        [site.task_indices("train", 0, known).numpy() for site in federation.sites.values()]
-    )
-    keyed = next(iter(federation.sites.values())).keyed
-    fresh = int((~np.isin(keyed.values("learnt", rows), hashes)).sum()) if folders else 0
-    replays = experiment.learner.memory is not None
+    fresh = _fresh(run, federation, known)
+    replays = experiment.strategy.trains and experiment.learner.memory is not None
     if fresh and not grows:
-        yield (
-            f"{fresh} training records of known classes are new, and there is no new class: nothing would be "
-            "learnt. Records of known classes are learnt with the next class that is new; to learn them now, "
-            "begin a new run"
-        )
+        yield NOTHING_LEARNT.format(fresh, _when_learnt(experiment))
     elif fresh and replays:
         yield f"{fresh} new records of known classes would be learnt with it, beside the exemplars"
     elif fresh:
-        yield (
-            f"{fresh} new records of known classes would not be learnt: without learner.memory a task trains "
-            "on its own classes alone"
-        )
+        yield f"{fresh} new records of known classes would not be learnt: {_when_learnt(experiment)}"
     if not grows and not fresh:
         yield "there is no new class and no new record: the run is as it would be"
     lacking = [name for name in federation.classes[:known] if not _held(federation, name)]
@@ -98,6 +86,55 @@ def _of_the_data(run: Path, experiment: Experiment, known: int, *, grows: bool) 
         yield "of the old data the exemplars that sites chose are needed, and test samples to measure them"
     elif grows:
         yield "the old data are needed to measure earlier classes, and not to train"
+
+
+def nothing_learnt(run: Path, experiment: Experiment) -> str:
+    """A sentence on new records that a finished run does not learn, since they come without a new class.
+
+    '' where there are none, where the run learns something, or where the data are at the sites.
+    """
+    from perennial.config.simulation import simulated_federation
+    from perennial.server.continuation import Learnt
+
+    learnt = Learnt.of(run, experiment)
+    if (
+        learnt is None
+        or not learnt.finished
+        or not experiment.data.kind.collected
+        or experiment.data.only_at_sites
+    ):
+        return ""
+    federation = simulated_federation(experiment)
+    if len(federation.classes) > len(learnt.registry.classes):
+        return ""
+    fresh = _fresh(run, federation, len(federation.classes))
+    return NOTHING_LEARNT.format(fresh, _when_learnt(experiment)) if fresh else ""
+
+
+def _when_learnt(experiment: Experiment) -> str:
+    """When records of known classes are learnt, by the kind of training."""
+    if not experiment.strategy.trains:
+        return (
+            "closed form adds up the records of a task once; a new run takes one exchange and has all of them"
+        )
+    if experiment.learner.memory is None:
+        return "without learner.memory a task trains on its own classes alone; begin a new run"
+    return "they are learnt with the next class that is new; to learn them now, begin a new run"
+
+
+def _fresh(run: Path, federation: "Federation", known: int) -> int:
+    """How many training records of the known classes no site has noted as learnt."""
+    import numpy as np
+
+    from perennial.client.learnt import FOLDER, learnt_hashes
+
+    folders = sorted(run.glob(f"sites/*/runs/*/{FOLDER}"))
+    hashes = learnt_hashes(folders, before_task=1 << 30)
+    rows = np.concatenate(
+        [site.task_indices("train", 0, known).numpy() for site in federation.sites.values()]
+    )
+    keyed = next(iter(federation.sites.values())).keyed
+    return int((~np.isin(keyed.values("learnt", rows), hashes)).sum()) if folders else 0
 
 
 def _held(federation: "Federation", name: str) -> bool:

@@ -25,6 +25,7 @@ def run_command(
     gpu: str = "",
 ) -> None:
     """Run or resume, with a live display, and say where the results are."""
+    from perennial.cli.check_resume import nothing_learnt
     from perennial.cli.live import LiveDisplay
     from perennial.engine.run import resumed_settings, run_in_process
 
@@ -46,12 +47,15 @@ def run_command(
     settings = replace(settings, track=track, gpu=gpu)
     loaded = settings.load()
     folder = settings.folder(loaded)
+    left_out = nothing_learnt(folder, loaded) if resume is not None else ""
     with LiveDisplay(loaded) as display:
         try:
             summary = run_in_process(settings, workers, display.on_event, asked)
         except KeyboardInterrupt:
             raise StateError(f"stopped; go on with: perennial run --resume {folder}") from None
     display.show_result(summary, folder)
+    if left_out:
+        print(left_out)
 
 
 def _cohort(word: str) -> int | Literal["auto"]:

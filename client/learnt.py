@@ -20,11 +20,14 @@ FOLDER = "learnt"
 VALUES = "values"
 
 
-def note_learnt(site: Site, stamp: Stamp, rows: Tensor) -> None:
-    """Write down the records that a site trains on in a task. rows: their indices in its data."""
+def note_learnt(site: Site, stamp: Stamp, rows: Tensor, task: int | None = None) -> None:
+    """Write down the records that a site trains on, or adds up, in a task.
+
+    rows: their indices in its data. task: None is the stamp's; a late site adds up those of earlier ones.
+    """
     if not site.experiment.data.kind.collected:
         return
-    path = _folder(site.state(stamp.run).folder) / f"task-{stamp.task:05d}.safetensors"
+    path = _folder(site.state(stamp.run).folder) / f"task-{task or stamp.task:05d}.safetensors"
     if path.exists():
         return
     from safetensors.torch import save

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from perennial.client.floor import check_floor, withheld
+from perennial.client.learnt import note_learnt
 from perennial.client.policy import check_answer, check_evaluation, check_statistics
 from perennial.client.release import charge, charge_entry
 from perennial.client.secure_values import is_secure, masked_reply
@@ -103,7 +104,11 @@ def _charged_sums(site: Site, request: StatisticsRequest, backbone: FixedFeature
             backbone.width,
         )
     shown = [label for label, count in zip(classes, counts, strict=True) if count]
-    return _released(site, request, summed(site, backbone, classes, shown, request.weights))
+    told = _released(site, request, summed(site, backbone, classes, shown, request.weights))
+    if shown:
+        rows = site.data.task_indices("train", classes.start, classes.stop)
+        note_learnt(site, request, rows[torch.isin(site.data.y[rows], torch.tensor(shown))], request.of_task)
+    return told
 
 
 def _reply(request: StatisticsRequest, tensors: Tensors) -> StatisticsReply:

@@ -27,12 +27,13 @@ def training_indices(site: Site, stamp: Stamp, previous: Previous) -> tuple[Tens
     """
     classes = site.task_range(stamp)
     new = indices_left_for_training(site, stamp, site.data.task_indices("train", classes.start, classes.stop))
-    old = torch.empty(0, dtype=torch.int64)
+    old = late = torch.empty(0, dtype=torch.int64)
     if site.experiment.learner.memory is not None and stamp.task > 1:
         store = site.exemplars(stamp.run)
         _catch_up(site, store, stamp, previous)
-        old = torch.cat([store.indices(before_round=stamp.round), not_learnt(site, stamp)])
-    note_learnt(site, stamp, new)
+        late = not_learnt(site, stamp)
+        old = torch.cat([store.indices(before_round=stamp.round), late])
+    note_learnt(site, stamp, torch.cat([new, late]))
     indices = torch.cat([new, old])
     if len(indices) == 0:
         raise DataError("no samples to train on in this task: no new data and no exemplars")

@@ -11,6 +11,7 @@ from perennial.deploy.signing import sign_app
 from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
+from perennial.server.tracking.listen import tracker_names
 from perennial.server.wishes import clear_wish, read_wish, write_wish
 
 
@@ -47,10 +48,15 @@ class Submission:
 
 
 def submit(
-    folder: OperatorFolder, experiment: Path, overrides: list[str], name: str, device: str
+    folder: OperatorFolder, experiment: Path, overrides: list[str], name: str, device: str, track: str = ""
 ) -> Submission:
-    """Stage an experiment and start its run."""
-    return _start(folder, stage(folder, experiment, overrides, name), {"device": device})
+    """Stage an experiment and start its run.
+
+    track: as in RunSettings; the server's image needs the extras. Raises ConfigError for an unknown one.
+    """
+    tracker_names(track)
+    application = stage(folder, experiment, overrides, name)
+    return _start(folder, application, {"device": device, "track": track})
 
 
 def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: str) -> Application:
@@ -70,11 +76,12 @@ def pause(folder: OperatorFolder, name: str) -> None:
     write_wish(folder.state / "runs" / name, "pause")
 
 
-def resume(folder: OperatorFolder, name: str, device: str) -> Submission | None:
+def resume(folder: OperatorFolder, name: str, device: str, track: str = "") -> Submission | None:
     """Go on with a run that was paused, or that ended early, with the same app, so with the same approval.
 
     None for a run that was paused and goes on by itself. Raises StateError while it runs.
     """
+    tracker_names(track)
     application = read_application(name, folder.apps)
     last = last_run(folder, name)
     status = run_statuses(folder).get(last, "unknown")
@@ -84,7 +91,7 @@ def resume(folder: OperatorFolder, name: str, device: str) -> Submission | None:
         if paused:
             return None
         raise StateError(f"run {name!r}: still {status} (Flower's run {last}); stop it first")
-    return _start(folder, application, {"device": device, "resume": "yes"})
+    return _start(folder, application, {"device": device, "resume": "yes", "track": track})
 
 
 def stop(folder: OperatorFolder, name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perennial.benchmarks.continuity import Running
+from perennial.benchmarks.disturbances import Running
 from perennial.benchmarks.flower_simulation import FlowerSimulation
 from perennial.benchmarks.loopback import Deployment
 from perennial.config.run import RunSettings

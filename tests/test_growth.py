@@ -87,7 +87,10 @@ def test_new_records_of_known_classes_are_learnt_with_the_next_new_class(tmp_pat
     assert len(folders) == 2 and 60 < len(known) < 120
     images(tmp_path / "images", "a", 20, first=30)
     text = invoke("check", "--resume", run)
-    assert "training records of known classes are new, and there is no new class" in text
+    alone = (
+        "training records of known classes are new, and there is no new class: nothing is learnt; they are"
+    )
+    assert alone in text and alone in invoke("run", "--resume", run)
     images(tmp_path / "images", "e", 30)
     assert "new records of known classes would be learnt with it" in invoke("check", "--resume", run)
     samples = {site: each["samples"] for site, each in summary(run)["sites"].items()}
@@ -95,6 +98,32 @@ def test_new_records_of_known_classes_are_learnt_with_the_next_new_class(tmp_pat
     grown = {site: each["samples"] for site, each in summary(run)["sites"].items()}
     # a task has the training records of one class and exemplars; the last one has the new records of `a` too
     assert sum(grown.values()) > sum(samples.values()) / 2 + 10
+    assert "there is no new class and no new record" in invoke("check", "--resume", run)
+
+
+def test_closed_form_says_of_new_records_that_its_sums_lack_them(tmp_path: Path) -> None:
+    images(tmp_path / "images", "abcd", 30)
+    data = {"source": "folder", "path": str(tmp_path / "images"), "color": "gray", "sites": 2}
+    content = {
+        **{"name": "growing", "data": data, "tasks": {"count": 2, "rounds": 1}, "strategy": "analytic"},
+        "model": {"name": "features", "features": [{"name": "random", "width": 40}]},
+    }
+    path = tmp_path / "growing.yaml"
+    path.write_text(yaml.safe_dump(content))
+    run = tmp_path / "runs" / "growing"
+    invoke("run", path, "--runs", tmp_path / "runs")
+    assert "there is no new class and no new record" in invoke("check", "--resume", run)
+    images(tmp_path / "images", "a", 20, first=30)
+    for command in ("check", "run"):
+        told = invoke(command, "--resume", run)
+        assert "nothing is learnt; closed form adds up the records of a task once" in told
+    images(tmp_path / "images", "e", 30)
+    told = invoke("check", "--resume", run)
+    assert (
+        "would learn task 3: e" in told and "new records of known classes would not be learnt: closed" in told
+    )
+    assert "nothing is learnt" not in invoke("run", "--resume", run)
+    assert summary(run)["tasks"][-1] == ["e"]
 
 
 def test_old_data_are_not_needed_where_nothing_is_replayed(tmp_path: Path) -> None:

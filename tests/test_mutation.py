@@ -183,6 +183,7 @@ def test_the_page_states_the_share_at_first_and_now_and_every_survivor() -> None
     # of two that hang one has been looked at, and counts; the one that a new test notices counts now
     assert "| all | 11 | 8 | 9 | 81.8% |" in text and "Not finished" not in text
     assert "| `data/x.py:8:0 core/AddNot#0` | 1 of 2 | equivalent: both branches are the same |" in text
+    assert "Without the 1 that are said to be equivalent below, the tests notice 9 of 10, 90.0%" in text
     assert "| `data/x.py:10:0 core/AddNot#0` | 1 of 2 | not yet looked at |" in text
     assert "noticed by `tests/test_new.py::test_it`" in text
     assert "**Not finished: 11 of 20 mutants" in page(tried(lines, reasons), 20, "Made here.")

@@ -14,6 +14,17 @@ TRACKERS = ("tensorboard", "mlflow")
 log = logging.getLogger("perennial.tracking")
 
 
+def tracker_names(said: str) -> list[str]:
+    """The names in a run's setting `track`. Raises ConfigError for one that is unknown."""
+    names = [name for part in said.split(",") if (name := part.strip())]
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(
+                f"track: found {name!r}{nearest(name, TRACKERS)}, allowed {', '.join(TRACKERS)}"
+            )
+    return names
+
+
 def trackers(names: str, folder: Path, experiment: Experiment, first_round: int) -> list[Listener]:
     """The writers that a run's setting `track` names, separated by commas.
 
@@ -21,11 +32,7 @@ def trackers(names: str, folder: Path, experiment: Experiment, first_round: int)
     PerennialError naming the extra that is not installed.
     """
     found: list[Listener] = []
-    for name in filter(None, (part.strip() for part in names.split(","))):
-        if name not in TRACKERS:
-            raise ConfigError(
-                f"track: found {name!r}{nearest(name, TRACKERS)}, allowed {', '.join(TRACKERS)}"
-            )
+    for name in tracker_names(names):
         if name == "tensorboard":
             from perennial.server.tracking.tensorboard import TensorBoard
 

@@ -1,0 +1,63 @@
+"""Early stopping and trackers over gRPC: the bits of the in-process engine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perennial.benchmarks.continuity import Running
+from perennial.benchmarks.loopback import Deployment
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+
+SITES = ["site-0", "site-1"]
+EXPERIMENT: dict[str, Any] = {
+    "name": "hospitals",
+    "data": {"source": "digits", "sites": 2, "samples_limit": 200, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 4},
+    "model": {"name": "mlp", "hidden": [16]},
+    "learner": {"optimizer": {"lr": 0.05}, "memory": {"selection": "random", "per_class": 2}},
+    # no round after the first one is so much better, so that each task ends after its second round
+    "stopping": {"patience": 1, "gain": 0.9},
+}
+
+
+DEPLOYED = {"rounds": {"wait_for": 2, "quorum": 2, "join_timeout": 120, "deadline": 120}}
+
+
+def written(folder: Path, **more: Any) -> tuple[Path, dict[str, Any]]:
+    """The experiment's file, and the summary of its run in process."""
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | more))
+    here = run_in_process(RunSettings(str(path), runs=str(folder / "here")))
+    assert here["rounds"] == 4, "two of four rounds in each task"
+    return path, here
+
+
+def compare(run: Path, here: dict[str, Any], engine: str) -> None:
+    there = json.loads((run / "summary.json").read_text())
+    assert there["engine"] == engine and there["rounds"] == here["rounds"]
+    assert there["model_sha256"] == here["model_sha256"]
+    assert list((run / "tensorboard").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.slow
+def test_deployed_sites_stop_where_the_in_process_engine_stops() -> None:
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    with Deployment(SITES) as deployment:
+        deployment.init()
+        experiment, here = written(deployment.folder, **DEPLOYED)
+        deployment.start_superlink()
+        fab, digest = deployment.deploy("stage", experiment).split()[-2:]
+        for name in SITES:
+            deployment.make_site(name)
+            deployment.edit_site(name, data=None)
+            deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
+            deployment.deploy("register", name)
+            deployment.start_site(name)
+        assert "tensorbord" in deployment.deploy("submit", experiment, "--track", "tensorbord", fails=True)
+        deployment.deploy("submit", experiment, "--track", "tensorboard")
+        assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()
+        compare(Running(deployment, {}).run_folder, here, "grpc")
