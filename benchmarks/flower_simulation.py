@@ -55,6 +55,8 @@ class FlowerSimulation:
             "FLWR_HOME": str(folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            # a cluster of its own: Ray would join the latest one that runs on this machine
+            "RAY_ADDRESS": "local",
             "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
         }
 
