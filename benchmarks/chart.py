@@ -1,4 +1,4 @@
-"""A table's main measure as a picture: every seed a dot, every row its mean and deviation.
+"""A table's main measure as a picture: every seed a dot, every row its mean and 95 % t-interval.
 
 SVG, the same bytes for the same results, so that a test can hold it against them."""
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from perennial.benchmarks.intervals import half_width
 from perennial.benchmarks.table import Row, Table
 
 WIDTH, LABELS, RIGHT = 860, 400, 30
@@ -73,8 +74,8 @@ def _row(row: Row, places: list[float], middle: float) -> Iterator[str]:
 
 
 def _whisker(values: list[float]) -> tuple[float, float]:
-    """The mean less and plus the standard deviation (ddof 1)."""
-    mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+    """The ends of the mean's 95 % t-interval."""
+    mean, spread = statistics.mean(values), half_width(values) if len(values) > 1 else 0.0
     return mean - spread, mean + spread
 
 

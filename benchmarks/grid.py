@@ -113,6 +113,7 @@ def run_table(
     workers: runs at the same time, each in a process of its own. on: this machine, or a Ray cluster, which
     decides by itself how many there are. A stop loses the runs in progress only.
     """
+    from perennial.benchmarks.controls import controls_of, run_controls
     from perennial.benchmarks.markdown import markdown
 
     path = results / f"{name}.jsonl"
@@ -125,10 +126,13 @@ def run_table(
         with path.open("a") as file:
             file.write(json.dumps(done[job]) + "\n")
         say(f"{name}: {job.row.label}, seed {job.seed}: {done[job]['measures']}")
+    run_controls(table, say, results)
     runs = [done[job] for job in planned]
     # runs of rows that have changed since are no longer part of the table
     replace_file(path, "".join(json.dumps(run) + "\n" for run in runs).encode(), mode=0o644)
-    replace_file(results / f"{name}.md", markdown(name, table, runs).encode(), mode=0o644)
+    replace_file(
+        results / f"{name}.md", markdown(name, table, runs, controls_of(table, results)).encode(), mode=0o644
+    )
     return runs
 
 

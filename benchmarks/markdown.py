@@ -3,21 +3,25 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from perennial.benchmarks.paper_claims import judge
+from perennial.benchmarks.controls import LABELS, SIMPLE, Measured, compared
+from perennial.benchmarks.intervals import LEAST_SEEDS, half_width, t_interval
+from perennial.benchmarks.paper_claims import Runs, Verdict
 from perennial.benchmarks.table import OLD_REVISIONS, Row, Table
 
-Runs = Sequence[Mapping[str, Any]]
 
+def markdown(name: str, table: Table, runs: Runs, controls: Measured) -> str:
+    """The page of one table: title, how to run it, note, which runs are missing, figures, controls.
 
-def markdown(name: str, table: Table, runs: Runs) -> str:
-    """The page of one table: title, how to run it, note, which runs are missing, figures, claims."""
+    Verdicts on claims are on the page of all tables, which corrects them for their number.
+    """
     lines = [f"# {table.title}", "", f"`perennial bench {name}`, seeds {listed(table.seeds)}."]
     lines += ["", table.note] if table.note else []
     lines += ["", old] if (old := age(runs)) else []
     lines += ["", gap] if (gap := missing(table, runs)) else []
-    lines += ["", *figures(table, runs), *claims(table, runs)] if runs else []
+    if runs:
+        lines += ["", *not_above(table, runs, controls), *figures(table, runs), *beside(table, controls)]
+        lines += differences(table, runs)
     return "\n".join(lines) + "\n"
 
 
@@ -36,7 +40,7 @@ def age(runs: Runs) -> str:
 
 
 def figures(table: Table, runs: Runs) -> list[str]:
-    """Mean and standard deviation (ddof 1) over seeds, in per cent, the paper's figure beside ours."""
+    """Mean over seeds in per cent and half its 95 % t-interval, the paper's figure beside ours."""
     heads = list(table.measures)
     lines = [f"| | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
     return lines + [
@@ -54,20 +58,85 @@ def cell(table: Table, row: Row, head: str, runs: Runs) -> str:
         return "-"
     if math.inf in values:
         return "∞"
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     paper = f" (paper: {row.paper[head]:g})" if head in row.paper else ""
-    return f"{statistics.mean(values):.1f}{spread}{paper}"
+    return f"{_mean(values)}{paper}"
 
 
-def claims(table: Table, runs: Runs) -> list[str]:
-    """Each claim, its verdict and the difference behind it."""
+def _mean(values: Sequence[float]) -> str:
+    spread = f" ± {half_width(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}"
+
+
+def beside(table: Table, controls: Measured) -> list[str]:
+    """The controls of each kind of data in a table, as a table of the measures that both have."""
+    heads = compared(table)
+    lines: list[str] = []
+    for row, found in controls.items():
+        whose = f" on the data of “{row}”" if len(controls) > 1 else ""
+        lines += ["", f"| control{whose} | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
+        for label in LABELS:
+            if label in found:
+                cells = [_control(found[label], measure) for measure in heads.values()]
+                lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def _control(by_seed: Mapping[int, Mapping[str, float]], measure: str) -> str:
+    values = [100 * measures[measure] for measures in by_seed.values() if measure in measures]
+    return _mean(values) if values else "-"
+
+
+def not_above(table: Table, runs: Runs, controls: Measured) -> list[str]:
+    """A sentence that names the rows which do not beat the simple controls, on tables of one kind of data.
+
+    A row beats a control when the 95 % t-interval of the paired difference is above 0.
+    """
+    heads = compared(table)
+    if len(controls) != 1 or not heads:
+        return []
+    head, measure = next(iter(heads.items()))
+    (found,) = controls.values()
+    simple = {
+        label: {seed: measures[measure] for seed, measures in found[label].items()}
+        for label in SIMPLE
+        if label in found
+    }
+    best = max(simple, key=lambda label: statistics.mean(simple[label].values()))
+    behind = [row.label for row in table.rows if not _beats(row, head, runs, simple[best])]
+    if not behind:
+        return []
+    share = 100 * statistics.mean(simple[best].values())
+    return [f"**Not above the best simple control ({best}, {share:.1f}):** {'; '.join(behind)}.", ""]
+
+
+def _beats(row: Row, head: str, runs: Runs, control: Mapping[int, float]) -> bool:
+    """Or cannot be told, because fewer than five seeds have both."""
+    differences = [
+        run["measures"][head] - control[run["seed"]]
+        for run in runs
+        if run["row"] == row.label and run["seed"] in control and not math.isnan(run["measures"][head])
+    ]
+    return len(differences) < LEAST_SEEDS or t_interval(differences).low > 0
+
+
+def differences(table: Table, runs: Runs) -> list[str]:
+    """What each claim compares: the paired difference with its own 95 % t-interval, without a verdict."""
     if not table.claims:
         return []
-    lines = ["", "| claim | here | difference, points |", "| --- | --- | --- |"]
+    lines = ["", "| claim | difference, points |", "| --- | --- |"]
     for claim in table.claims:
-        verdict = judge(claim, runs)
-        value = f"{verdict.difference:+.1f} ± {verdict.error:.1f}" if verdict.seeds > 1 else "-"
-        lines.append(f"| {claim.text} | {verdict.word} | {value} |")
+        found = claim.differences(runs)
+        lines.append(f"| {claim.text} | {t_interval(found) if len(found) > 1 else '-'} |")
+    return [*lines, "", "Verdicts, which count how many claims are tested, are in `docs/results.md`."]
+
+
+def claims(table: Table, verdicts: Sequence[Verdict]) -> list[str]:
+    """Each claim, its verdict if there is one, and the difference behind it with its interval."""
+    if not table.claims:
+        return []
+    lines = ["| claim | here | difference, points |", "| --- | --- | --- |"]
+    for claim, verdict in zip(table.claims, verdicts, strict=True):
+        lines.append(f"| {claim.text} | {verdict.word} | {verdict.difference or '-'} |")
     return lines
 
 

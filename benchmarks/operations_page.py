@@ -10,6 +10,7 @@ from typing import Any
 
 from perennial.benchmarks.continuity import as_markdown
 from perennial.benchmarks.markdown import age
+from perennial.benchmarks.marked_blocks import with_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "operations.md"
@@ -80,13 +81,7 @@ def where(entry: Mapping[str, Any]) -> str:
 
 def rendered(page: str) -> str:
     """The page with both parts between their marks."""
-    for mark, text in (("continuity", continuity()), ("deployment", costs())):
-        before, _, rest = page.partition(f"<!-- {mark} -->")
-        _, end, after = rest.partition(f"<!-- end of {mark} -->")
-        if not end:
-            raise ValueError(f"{PAGE}: needs <!-- {mark} --> and <!-- end of {mark} -->")
-        page = f"{before}<!-- {mark} -->\n\n{text}\n<!-- end of {mark} -->{after}"
-    return page
+    return with_blocks(page, {"continuity": continuity(), "deployment": costs()})
 
 
 if __name__ == "__main__":

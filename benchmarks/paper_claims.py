@@ -1,12 +1,14 @@
 """What a paper claims of two rows of a table, and whether our figures bear it out."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, sqrt
+from math import isnan
 from typing import Any, Literal
 
+from perennial.benchmarks.intervals import LEAST_SEEDS, Interval, holm, t_interval
+
 Word = Literal["holds", "does not hold", "undecided", "not measured"]
+Runs = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -24,40 +26,54 @@ class Claim:
     margin: float = 0.0
     lower: bool = False
 
+    def differences(self, runs: Runs) -> list[float]:
+        """Better minus worse, seed by seed, in points; worse minus better where lower is better.
+
+        Seeds decide data and initial weights, so a difference within a seed is free of what they do alike.
+        """
+        better, worse = (
+            {run["seed"]: run for run in runs if run["row"] == row} for row in (self.better, self.worse)
+        )
+        sign = -1 if self.lower else 1
+        found = [
+            100 * sign * (better[seed]["measures"][self.measure] - worse[seed]["measures"][self.measure])
+            for seed in sorted(better.keys() & worse.keys())
+        ]
+        return [difference for difference in found if not isnan(difference)]
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a paper's claim holds in our figures.
+    """Whether a claim holds in our figures.
 
-    difference: mean over seeds of better minus worse (worse minus better where lower is better), points.
-    error: its standard error over the seeds. The claim holds when the difference is above the margin by more
-    than the standard error, does not hold when it is below by more, and is undecided in between.
+    difference: None when fewer than two seeds have both rows. The claim holds when the whole interval is
+    above its margin and does not hold when the whole interval is below; else, and with fewer than five seeds,
+    it is undecided.
     """
 
     word: Word
-    difference: float = 0.0
-    error: float = 0.0
-    seeds: int = 0
+    difference: Interval | None
+    seeds: int
 
 
-def judge(claim: Claim, runs: Sequence[Mapping[str, Any]]) -> Verdict:
-    """The verdict on a claim from a table's runs, seed by seed, which takes out what seeds have in common."""
-    better, worse = (
-        {run["seed"]: run for run in runs if run["row"] == row} for row in (claim.better, claim.worse)
-    )
-    sign = -1 if claim.lower else 1
-    differences = [
-        100 * sign * (better[seed]["measures"][claim.measure] - worse[seed]["measures"][claim.measure])
-        for seed in sorted(better.keys() & worse.keys())
-    ]
-    differences = [difference for difference in differences if not isnan(difference)]
-    if len(differences) < 2:
-        return Verdict("not measured", seeds=len(differences))
-    mean = statistics.mean(differences)
-    error = statistics.stdev(differences) / sqrt(len(differences))
-    word: Word = "undecided"
-    if mean - claim.margin > error:
-        word = "holds"
-    elif claim.margin - mean > error:
-        word = "does not hold"
-    return Verdict(word, mean, error, len(differences))
+def judge(claims: Sequence[tuple[Claim, Runs]]) -> list[Verdict]:
+    """The verdicts on all claims of a page, with intervals that are corrected for their number (Holm)."""
+    measured = [(claim.differences(runs), claim.margin) for claim, runs in claims]
+    enough = {place: test for place, test in enumerate(measured) if len(test[0]) >= LEAST_SEEDS}
+    corrected = holm(enough)
+    verdicts = []
+    for place, (differences, margin) in enumerate(measured):
+        if len(differences) < 2:
+            verdicts.append(Verdict("not measured", None, len(differences)))
+        elif place not in corrected:
+            verdicts.append(Verdict("undecided", t_interval(differences), len(differences)))
+        else:
+            interval = corrected[place]
+            verdicts.append(Verdict(_word(interval, margin), interval, len(differences)))
+    return verdicts
+
+
+def _word(interval: Interval, margin: float) -> Word:
+    if interval.low > margin:
+        return "holds"
+    return "does not hold" if interval.high < margin else "undecided"

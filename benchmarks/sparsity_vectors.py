@@ -11,8 +11,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from perennial.benchmarks.table import EXPERIMENTS, RESULTS
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
@@ -21,7 +19,7 @@ from perennial.data.augmentation import to_float
 from perennial.engine.run import run_in_process
 from perennial.models.incremental import IncrementalModel
 from perennial.models.saved import GLOBAL_MODEL, load_saved
-from perennial.models.sparsity import Combine, SparsityPlan, common_channels, zero_shares
+from perennial.models.sparsity import Combine, SparsityPlan, zero_shares
 from perennial.strategies.clusters.clustering import adjusted_rand, k_means
 from perennial.strategies.clusters.site_vectors import VectorSettings
 
@@ -74,7 +72,7 @@ def _plan(
     model: IncrementalModel, shape: tuple[int, ...], layers: int, combine: Combine, channels: int, seed: int
 ) -> SparsityPlan:
     settings = VectorSettings(channels, layers, combine, False, None, 0.0)
-    return settings.first_plan(common_channels(model, torch.zeros(1, *shape), layers, combine), seed)
+    return settings.first_plan(settings.measurable(model, shape), seed)
 
 
 def page(runs: dict[int, dict[str, float]]) -> str:

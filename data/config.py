@@ -3,6 +3,7 @@
 import codecs
 import operator
 import re
+from functools import partial
 from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
@@ -191,7 +192,9 @@ class DataConfig(FiniteBlock):
     labels: dict[Name, Name] | None = None
     image_size: Pixels | tuple[Pixels, Pixels] | None = None
     color: Literal["rgb", "gray"] | None = None
-    resize: Literal["stretch", "pad", "crop"] = Field(default="stretch", exclude_if="stretch".__eq__)
+    resize: Literal["stretch", "pad", "crop"] = Field(
+        default="stretch", exclude_if=partial(operator.eq, "stretch")
+    )
     window: Window | None = Field(default=None, exclude_if=_is_none)
     frame: Literal["first", "middle", "last"] | Annotated[int, Field(ge=0)] | None = Field(
         default=None, exclude_if=_is_none
@@ -202,12 +205,12 @@ class DataConfig(FiniteBlock):
     site_column: str | None = None
     missing: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
     imputation: Literal["mean", "median"] | float | dict[str, float] = Field(
-        default="mean", exclude_if="mean".__eq__
+        default="mean", exclude_if=partial(operator.eq, "mean")
     )
     encoding: Annotated[str, AfterValidator(_encoding)] | None = Field(default=None, exclude_if=_is_none)
     decimal: Literal[".", ","] | None = Field(default=None, exclude_if=_is_none)
     unreadable: Annotated[UnreadableConfig, BeforeValidator(_action_only)] = Field(
-        default=UnreadableConfig(), exclude_if=UnreadableConfig().__eq__
+        default=UnreadableConfig(), exclude_if=partial(operator.eq, UnreadableConfig())
     )
     arrays: dict[ArrayRole, str] = Field(default_factory=dict)
     patient: str | None = None

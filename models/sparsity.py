@@ -67,6 +67,13 @@ def common_channels(model: nn.Module, sample: Tensor, layers: int, combine: Comb
     return widths[-1] if combine == "last" else min(widths)
 
 
+def relu_calls(model: nn.Module, sample: Tensor) -> int:
+    """How often a forward pass calls a ReLU. sample: (1, ...) input of any values."""
+    with torch.no_grad(), _recorded(model, None) as outputs:
+        model(sample)
+    return len(outputs)
+
+
 @torch.no_grad()
 def zero_shares(model: nn.Module, batches: Iterable[Tensor], layers: int) -> list[Tensor]:
     """(C_l,) float64 share of exact zeros of each channel, for the first ReLU calls of a model.
@@ -112,11 +119,12 @@ def _relu_outputs(model: nn.Module, inputs: Tensor, layers: int) -> list[Tensor]
 
 
 @contextmanager
-def _recorded(model: nn.Module, layers: int) -> Iterator[list[Tensor]]:
+def _recorded(model: nn.Module, layers: int | None) -> Iterator[list[Tensor]]:
+    """Outputs of the first ReLU calls while it is open; of all calls without a number."""
     outputs: list[Tensor] = []
 
     def record(module: nn.Module, arguments: object, output: Tensor) -> None:
-        if len(outputs) < layers:
+        if layers is None or len(outputs) < layers:
             # an operation in place that follows the ReLU would change what was recorded
             outputs.append(output.detach().clone())
 

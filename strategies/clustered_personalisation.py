@@ -49,6 +49,7 @@ class ClusteredPersonalisation(Wrapper):
     personal: layers that stay at the sites: modules, tensors or wildcards; none is PFA, all is fine-tuning.
     batch_norm: shared, as other layers, or local: these layers stay at the sites too, statistics and weights.
     channels, layers, combine, channel_choice, extractor: what a sparsity vector is made of (VectorSettings).
+    By default that is every channel of the last ReLU call; the paper averages the first: combine: average.
     sparsity_epsilon, sparsity_delta: of the noise on each vector; None: no noise, and no claim.
     """
 
@@ -64,9 +65,9 @@ class ClusteredPersonalisation(Wrapper):
         standardise: bool = False,
         personal: tuple[str, ...] = ("head",),
         batch_norm: Literal["shared", "local"] = "shared",
-        channels: int = 32,
-        layers: int = 3,
-        combine: Combine = "average",
+        channels: int | None = None,
+        layers: int | None = None,
+        combine: Combine = "last",
         channel_choice: Literal["seeded", "variance"] = "seeded",
         extractor: str = "global",
         sparsity_epsilon: float | None = None,
@@ -82,7 +83,7 @@ class ClusteredPersonalisation(Wrapper):
             )
         if min([global_rounds] if isinstance(global_rounds, int) else global_rounds, default=0) < 0:
             raise ValueError(f"global_rounds: found {global_rounds}, allowed 0 or more")
-        if channels < 1 or layers < 1:
+        if any(number is not None and number < 1 for number in (channels, layers)):
             raise ValueError(f"channels, layers: found {channels}, {layers}; allowed 1 or more")
         if sparsity_epsilon is not None and not (sparsity_epsilon > 0 and 0 < sparsity_delta < 1):
             raise ValueError(
@@ -137,7 +138,7 @@ class ClusteredPersonalisation(Wrapper):
         self.check_layers(self._shared(task.reference))
         if self._services is not None and self._grouping.needs_vectors:
             network = self._vectors.network(self._services, task.reference)
-            self._vectors.available(network, self._services.input_shape)
+            self._vectors.measurable(network, self._services.input_shape)
         super().begin_task(task)
 
     def largest_weight(self) -> float:

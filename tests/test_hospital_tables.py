@@ -192,6 +192,12 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path, block: dict[str, An
         config(tmp_path / "table.csv", **block)
 
 
+def test_constants_for_missing_numbers_are_part_of_what_an_experiment_says(tmp_path: Path) -> None:
+    block = config(write(tmp_path, GAPS), sites=1, imputation={"a": 7, "b": 8})
+    assert block.model_dump(mode="json")["imputation"] == {"a": 7, "b": 8}
+    assert "imputation" not in block.model_copy(update={"imputation": "mean"}).model_dump(mode="json")
+
+
 def test_inputs_of_several_batches_come_with_their_names(tmp_path: Path) -> None:
     x = np.arange(1200, dtype=np.float32).reshape(600, 2)
     path = tmp_path / "rows.npz"

@@ -19,9 +19,13 @@ from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.server.app import serve
 
 ROOT = Path(__file__).resolve().parents[1]
+IID = "data.partition={kind: iid}"
 SHORT = {
     "pp_fcil": ("pp_fcil_digits", ["tasks.count=2", "tasks.rounds=2"]),
-    "incre_fl": ("incre_fl_digits", ["tasks.count=2", "tasks.rounds=1", "pretraining.rounds=1"]),
+    "incre_fl": (
+        "incre_fl_digits",
+        ["tasks.count=2", "tasks.rounds=1", "pretraining={samples: 40, rounds: 1}", IID],
+    ),
     "feddig": (
         "feddig_digits",
         ["tasks.rounds=3", "strategy.server_epochs=1", "absence=[{site: site-0, first_round: 3}]"],

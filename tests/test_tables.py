@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from perennial.benchmarks import grid
 from perennial.benchmarks.chart import chart
+from perennial.benchmarks.controls import controls_of
 from perennial.benchmarks.cost import cost, duration
 from perennial.benchmarks.grid import finished, newest, read_results, run_table
-from perennial.benchmarks.markdown import markdown
+from perennial.benchmarks.markdown import age, markdown
 from perennial.benchmarks.paper_claims import Claim, judge
 from perennial.benchmarks.results_page import PAGE, PICTURES, Measured, measured, page, pictures
 from perennial.benchmarks.table import (
@@ -121,7 +122,7 @@ def test_results_of_an_old_revision_are_shown_as_old_and_run_again(small: Table,
     assert cost(small, path, "cpu").missing == 4
     shown = newest(small, path)
     assert [run["measures"] for run in shown] == [run["measures"] for run in found]
-    assert f"**These figures are old:** they were {OLD_REVISIONS[1]}." in markdown("t", small, shown)
+    assert f"**These figures are old:** they were {OLD_REVISIONS[1]}." in markdown("t", small, shown, {})
     path.write_text("\n".join([*lines, json.dumps(found[3])]) + "\n")
     assert newest(small, path) == [found[3]], "old and new runs are never in one table"
 
@@ -134,13 +135,17 @@ def runs(better: list[float], worse: list[float]) -> list[dict[str, Any]]:
     ]
 
 
+TEN_ABOVE = [0.50, 0.60, 0.70, 0.61, 0.52], [0.401, 0.499, 0.60, 0.512, 0.419]
+
+
 @pytest.mark.parametrize(
     ("better", "worse", "margin", "lower", "word"),
     [
-        ([0.50, 0.60, 0.70], [0.40, 0.50, 0.60], 0.0, False, "holds"),
-        ([0.50, 0.60, 0.70], [0.40, 0.50, 0.60], 0.0, True, "does not hold"),
-        ([0.50, 0.60, 0.70], [0.40, 0.50, 0.60], 12.0, False, "does not hold"),
-        ([0.50, 0.60, 0.70], [0.60, 0.50, 0.70], 0.0, False, "undecided"),
+        (*TEN_ABOVE, 0.0, False, "holds"),
+        (*TEN_ABOVE, 0.0, True, "does not hold"),
+        (*TEN_ABOVE, 12.0, False, "does not hold"),
+        ([0.50, 0.60, 0.70, 0.61, 0.52], [0.60, 0.50, 0.70, 0.62, 0.50], 0.0, False, "undecided"),
+        (TEN_ABOVE[0][:4], TEN_ABOVE[1][:4], 0.0, False, "undecided"),
         ([0.50], [0.40], 0.0, False, "not measured"),
         ([], [0.40, 0.50], 0.0, False, "not measured"),
     ],
@@ -149,13 +154,30 @@ def test_a_claim_is_judged_seed_by_seed(
     better: list[float], worse: list[float], margin: float, lower: bool, word: str
 ) -> None:
     claim = Claim("a claim", "better", "worse", "m", margin, lower)
-    assert judge(claim, runs(better, worse)).word == word
+    assert judge([(claim, runs(better, worse))])[0].word == word
 
 
 def test_the_difference_is_paired() -> None:
-    verdict = judge(Claim("", "better", "worse", "m"), runs([0.1, 0.9], [0.05, 0.87]))
-    assert verdict.difference == pytest.approx(4.0)
-    assert verdict.error == pytest.approx(1.0)
+    (verdict,) = judge([(Claim("", "better", "worse", "m"), runs([0.1, 0.9], [0.05, 0.87]))])
+    assert verdict.difference is not None
+    assert verdict.difference.mean == pytest.approx(4.0)
+    # the quantile of one degree of freedom is 12.706; the standard error of 5 and 3 is 1
+    assert verdict.difference.high == pytest.approx(4.0 + 12.706, abs=1e-3)
+
+
+def test_verdicts_are_corrected_for_the_number_of_claims_on_the_page() -> None:
+    claim = Claim("", "better", "worse", "m")
+    clear, faint = runs(*TEN_ABOVE), runs([0.52, 0.50, 0.56, 0.51, 0.53], [0.49, 0.49, 0.51, 0.50, 0.515])
+    assert judge([(claim, faint)])[0].word == "holds"
+    assert [verdict.word for verdict in judge([(claim, faint)] * 3)] == ["undecided"] * 3
+    both = judge([(claim, faint), (claim, clear)])
+    assert [verdict.word for verdict in both] == ["holds", "holds"], (
+        "the clear one leaves the faint its level"
+    )
+    first, second = (verdict.difference for verdict in both)
+    assert first is not None
+    assert second is not None
+    assert (first.level, second.level) == (pytest.approx(0.95), pytest.approx(0.975))
 
 
 @pytest.mark.parametrize("name", sorted(tables()))
@@ -191,27 +213,28 @@ def test_a_table_of_cpu_size_is_there_whole_or_says_why_not_and_its_page_says_wh
     missing = wanted - {(run["row"], run["seed"]) for run in held[name]}
     text = (RESULTS / f"{name}.md").read_text()
     if missing:
-        assert table.pending.endswith("."), f"run it again: perennial bench {name}; or say why not: pending"
+        why = table.pending.endswith(".") or age(held[name])
+        assert why, f"run it again: perennial bench {name}; or say why not: pending"
         count = f"{len(held[name])} of {len(wanted)} runs"
         section = PAGE.read_text().partition(f"{table.title}")[2][:1000]
         assert all(count in said and table.pending in said for said in (text, section))
     else:
         assert not table.pending, f"{name} is whole: take its pending away"
     assert len(table.seeds) >= 3 or "One seed: a survey" in table.note
-    assert text == markdown(name, table, held[name])
+    assert text == markdown(name, table, held[name], controls_of(table))
 
 
 def test_a_table_says_which_of_its_runs_are_missing(small: Table) -> None:
     pending = replace(small, pending="The machine was needed for others.")
     one = {"row": "as it is", "seed": 1, "measures": dict.fromkeys(small.measures, 0.5)}
-    nothing = markdown("t", pending, [])
+    nothing = markdown("t", pending, [], {})
     assert nothing.endswith("**Not run (0 of 4 runs).** The machine was needed for others.\n")
     assert "| as it is |" not in nothing
-    partly = markdown("t", pending, [one])
+    partly = markdown("t", pending, [one], {})
     assert "**1 of 4 runs.** The machine was needed for others." in partly
     assert "| as it is | 50.0 |" in partly
-    assert " runs.**" not in markdown("t", pending, [one] * 4)
-    assert "**1 of 4 runs.**\n" in markdown("t", small, [one]), "also without a reason"
+    assert " runs.**" not in markdown("t", pending, [one] * 4, {})
+    assert "**1 of 4 runs.**\n" in markdown("t", small, [one], {}), "also without a reason"
 
 
 def test_a_misspelt_table_and_a_large_one_are_refused(
@@ -246,10 +269,10 @@ def test_what_a_run_did_not_measure_is_a_dash_in_a_table(small: Table) -> None:
         for row, accuracy in (("as it is", 0.5), ("longer", None))
         for seed in (1, 2)
     ]
-    lines = markdown("t", small, found).splitlines()
+    lines = markdown("t", small, found, {}).splitlines()
     assert "| as it is | 50.0 ± 0.0 | - | - |" in lines
     assert "| longer | - | - | - |" in lines
-    assert "| longer is better (nobody) | not measured | - |" in lines
+    assert "| longer is better (nobody) | - |" in lines
     assert "longer" not in chart(small, found)
 
 

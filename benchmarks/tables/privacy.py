@@ -86,7 +86,7 @@ def _table(
     title: str,
     rows: list[Row],
     note: str,
-    seeds: tuple[int, ...] = (1, 2, 3),
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5),
     pending: str = "",
     claims: Sequence[Claim] = (),
 ) -> Table:

@@ -152,11 +152,11 @@ class Grouping:
     ) -> dict[str, np.ndarray]:
         settings = self._settings
         network = settings.network(services, request.arrays)
+        measurable = settings.measurable(network, services.input_shape)
         if self._channels is not None:
-            plan = settings.plan(self._channels)
+            plan = settings.plan(measurable, self._channels)
         else:
-            available = settings.available(network, services.input_shape)
-            plan = settings.first_plan(available, services.experiment.seed)
+            plan = settings.first_plan(measurable, services.experiment.seed)
 
         def dropped(site: str, reason: str) -> None:
             notes.append(f"site {site}: no cluster: {reason}")
@@ -169,7 +169,7 @@ class Grouping:
         if self._channels is None and found:
             self._channels = list(plan.channels)
             if settings.variance:
-                self._channels = most_varied(found, plan, settings.channels)
+                self._channels = most_varied(found, plan, settings.channels or len(plan.channels))
                 found = {site: of_channels(v, plan, self._channels) for site, v in found.items()}
         return found
 

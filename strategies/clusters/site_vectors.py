@@ -14,7 +14,7 @@ from perennial.config import charges
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.foundation.streams import stream
-from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, common_channels
+from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, common_channels, relu_calls
 from perennial.models.vgg_front import VggFront, read_vgg11, vgg11_front, with_weights
 from perennial.privacy.entries import Entry
 from perennial.protocol.messages import SparsityReply, SparsityRequest
@@ -29,14 +29,16 @@ GLOBAL = "global"
 
 @dataclass(frozen=True)
 class VectorSettings:
-    """What sites are asked for. channels: how many. variance: ask for all, keep those in which sites differ.
+    """What sites are asked for.
 
+    channels: how many; None: as many as there are. layers: so many first ReLU calls; None: all that the
+    network makes. combine: see SparsityPlan. variance: ask for all channels, keep those that differ most.
     epsilon, delta: of each vector, for one sample replaced; epsilon None: no noise. extractor: whose layers
     are looked at: global, vgg11:random, or vgg11:FILE with weights of torchvision's names (safetensors).
     """
 
-    channels: int
-    layers: int
+    channels: int | None
+    layers: int | None
     combine: Combine
     variance: bool
     epsilon: float | None
@@ -44,48 +46,60 @@ class VectorSettings:
     extractor: str = GLOBAL
 
     def __post_init__(self) -> None:
-        """Raises ValueError when there is no such extractor."""
+        """Raises ValueError when there is no such extractor, or when nothing says how far it is needed."""
         kind, _, weights = self.extractor.partition(":")
         if self.extractor != GLOBAL and (kind != VGG or not weights):
             raise ValueError(
                 f"extractor: found {self.extractor!r}, allowed {GLOBAL}, {VGG}:random or {VGG}:FILE"
             )
+        if kind == VGG and self.layers is None:
+            raise ValueError(f"layers: missing; extractor {self.extractor} needs their number")
 
     def network(self, services: Services, arrays: Mapping[str, Tensor]) -> nn.Module:
         """What is looked at, in evaluation mode. arrays: the global model."""
         if self.extractor == GLOBAL:
             return services.load(arrays)
         weights = self.extractor.removeprefix(f"{VGG}:")
+        assert self.layers is not None
         front = vgg11_front(self.layers, services.input_shape, services.experiment.seed)
         if weights != "random":
             front = with_weights(front, read_vgg11(Path(weights)))
         return front.to(services.device)
 
-    def available(self, network: nn.Module, input_shape: tuple[int, ...]) -> int:
-        """Channels that can be asked for. Raises ConfigError when there are fewer than are wanted."""
-        device = next(network.parameters()).device
-        sample = torch.zeros(1, *input_shape, device=device)
-        found = common_channels(network, sample, self.layers, self.combine)
-        if self.channels > found:
+    def measurable(self, network: nn.Module, input_shape: tuple[int, ...]) -> "Measurable":
+        """What the network can be asked for. Raises ConfigError when it has less than these settings want."""
+        sample = torch.zeros(1, *input_shape, device=next(network.parameters()).device)
+        layers = self.layers or relu_calls(network, sample)
+        found = common_channels(network, sample, layers, self.combine)
+        if self.channels is not None and self.channels > found:
+            which = "last of the first" if self.combine == "last" else "first"
             raise ConfigError(
                 f"strategy.channels: found {self.channels}, allowed 1 to {found}, the channels that the "
-                f"first {self.layers} ReLU layers of this network have in common"
+                f"{which} {layers} ReLU layers of this network have in common"
             )
-        return found
+        return Measurable(layers, found)
 
-    def first_plan(self, available: int, seed: int) -> SparsityPlan:
+    def first_plan(self, network: "Measurable", seed: int) -> SparsityPlan:
         """What the first vectors are made of: a seeded choice of channels, or all where variance decides."""
-        if self.variance:
-            return self.plan(range(available))
-        chosen = stream(seed, "sparsity-channels").choice(available, self.channels, replace=False)
-        return self.plan(sorted(chosen.tolist()))
+        if self.variance or self.channels is None:
+            return self.plan(network, range(network.channels))
+        chosen = stream(seed, "sparsity-channels").choice(network.channels, self.channels, replace=False)
+        return self.plan(network, sorted(chosen.tolist()))
+
+    def plan(self, network: "Measurable", channels: Sequence[int]) -> SparsityPlan:
+        return SparsityPlan(tuple(channels), network.layers, self.combine)
 
     def charge(self, experiment: Experiment, run: str) -> Entry:
         """What a site charges for one vector."""
         return charges.sparsity(experiment, run, self.epsilon, self.delta)
 
-    def plan(self, channels: Sequence[int]) -> SparsityPlan:
-        return SparsityPlan(tuple(channels), self.layers, self.combine)
+
+@dataclass(frozen=True)
+class Measurable:
+    """Of one network: the ReLU calls that are looked at, and the channels that they have in common."""
+
+    layers: int
+    channels: int
 
 
 def most_varied(vectors: dict[str, np.ndarray], plan: SparsityPlan, count: int) -> list[int]:

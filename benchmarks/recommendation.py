@@ -1,0 +1,168 @@
+"""What a hospital gains, in README.md, and which method suits whom, in docs/which_method.md.
+
+`python -m perennial.benchmarks.recommendation` writes the figures between the pages' marks again.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perennial.benchmarks.grid import newest
+from perennial.benchmarks.intervals import half_width
+from perennial.benchmarks.markdown import age, listed
+from perennial.benchmarks.marked_blocks import with_blocks
+from perennial.benchmarks.table import RESULTS, ROOT, table_called
+from perennial.benchmarks.tables.hospital_gains import FEDERATED, PLACES, POOLED, PROTECTED, Place
+
+README = ROOT / "README.md"
+WHICH = ROOT / "docs" / "which_method.md"
+GAINS = "hospital_gains"
+BALANCED, PLAIN = "final balanced accuracy", "final accuracy"
+Runs = Sequence[Mapping[str, Any]]
+
+
+def runs_of(table: str) -> Runs:
+    """The committed runs of a table."""
+    return newest(table_called(table), RESULTS / f"{table}.jsonl")
+
+
+def _by_seed(runs: Runs, row: str, measure: str) -> dict[int, float]:
+    return {run["seed"]: 100 * run["measures"][measure] for run in runs if run["row"] == row}
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return "not run"
+    spread = f" ± {half_width(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{spread}"
+
+
+def gains() -> str:
+    """One line for each place and measure."""
+    runs = runs_of(GAINS)
+    heads = ("data", "each alone", "best alone", "together", "together, epsilon 8", "all data in one place")
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for measure in (BALANCED, PLAIN):
+        for place in PLACES:
+            cells = (f"{place.name}, {measure.removeprefix('final ')}", *_cells(place, measure, runs))
+            lines.append(f"| {' | '.join(cells)} |")
+    seeds = listed(sorted({run["seed"] for run in runs}))
+    about = (
+        f"Per cent, mean of seeds {seeds} and half its 95 % t-interval, on the test records of all sites.\n"
+        "Each alone: the mean over sites that learn by themselves; best alone: the site with the highest\n"
+        "mean. All columns are closed form (`strategy: analytic`), one exchange a task. Epsilon 8, delta\n"
+        "0.00001, hides one training record from the server and from every other site."
+    )
+    return "\n".join([*lines, "", about]) + "\n"
+
+
+def _cells(place: Place, measure: str, runs: Runs) -> list[str]:
+    def values(label: str) -> dict[int, float]:
+        return _by_seed(runs, f"{place.name}: {label}", measure)
+
+    alone = [values(f"{site} alone") for site in place.sites]
+    seeds = sorted(set.intersection(*(set(each) for each in alone)))
+    mean = [statistics.mean(each[seed] for each in alone) for seed in seeds]
+    best = max(alone, key=lambda each: statistics.mean(each.values()) if each else 0.0)
+    together = [list(values(label).values()) for label in (FEDERATED, PROTECTED, POOLED)]
+    return [_cell(found) for found in (mean, list(best.values()), *together)]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Who should use what, and the rows that say so: (what they are called here, table, row, measure)."""
+
+    situation: str
+    use: str
+    evidence: Sequence[tuple[str, str, str, str]]
+
+    def line(self, read: Callable[[str], Runs] = runs_of) -> str:
+        figures = "; ".join(
+            f"{label} {_cell(list(_by_seed(read(table), row, measure).values()))}"
+            for label, table, row, measure in self.evidence
+        )
+        return f"| {self.situation} | {self.use} | {figures} |"
+
+
+LAST_NINE = "mean of the last 9 rounds"
+ADVICE = (
+    Advice(
+        "you begin, or data are few, or nobody can supervise rounds",
+        "`strategy: analytic` ([page](methods/analytic.md))",
+        (
+            ("digits in five tasks: closed form", "analytic_digits", "ridge on 1,500 random features", PLAIN),
+            ("PP-FCIL at the same protocol", "analytic_digits", "PP-FCIL", PLAIN),
+        ),
+    ),
+    Advice(
+        "new classes arrive and a network must learn its own features",
+        "PP-FCIL ([page](methods/pp_fcil.md)), or plain replay with a balanced softmax",
+        (
+            (
+                "digits in five tasks: replay, balanced softmax",
+                "learners_digits",
+                "quickstart: replay, balanced softmax, distillation, contrastive term",
+                PLAIN,
+            ),
+            ("fine-tuning", "learners_digits", "fine-tuning", PLAIN),
+        ),
+    ),
+    Advice(
+        "sites leave for good, and what they knew must stay",
+        "FedDig ([page](methods/feddig.md)), if the sites lend digests",
+        (
+            (
+                "digits, all four sites leave: FedDig",
+                "feddig_digits",
+                "FedDig, mixing within classes, spread, 4 server epochs",
+                LAST_NINE,
+            ),
+            ("FedAvg", "feddig_digits", "FedAvg, with FedDig's network", LAST_NINE),
+        ),
+    ),
+    Advice(
+        "groups of sites differ from one another",
+        "FedPerC ([page](methods/fedperc.md)), or fine-tuning of the global model",
+        (
+            ("16 sites in 4 groups: FedPerC", "fedperc_synth", "FedPerC", "own models"),
+            ("fine-tuning, equal budget", "fedperc_synth", "fine-tuning, equal budget", "own models"),
+        ),
+    ),
+    Advice(
+        "few exchanges, little data at each site, order of visits does not matter",
+        "TriCon-SF's ring ([page](methods/tricon_sf.md)), or averaging with more local epochs",
+        (
+            ("digits, 10 sites, 10 rounds: ring", "tricon_sf_digits", "ring, new order each sweep", PLAIN),
+            (
+                "averaging at equal work",
+                "tricon_sf_digits",
+                "FedAvg, equal work: 10 local epochs",
+                PLAIN,
+            ),
+        ),
+    ),
+)
+
+
+def advice() -> str:
+    """The table of advice; a figure of an old revision says so below it."""
+    tables = sorted({table for each in ADVICE for _, table, _, _ in each.evidence})
+    old = [f"`{table}`" for table in tables if age(runs_of(table))]
+    lines = ["| if | use | because, per cent |", "| --- | --- | --- |", *(each.line() for each in ADVICE)]
+    if old:
+        lines += ["", f"Made before the keyed split, and to be made again: {', '.join(old)}."]
+    return "\n".join(lines) + "\n"
+
+
+def rendered(path: Path) -> str:
+    """README.md or docs/which_method.md with the figures of today's results."""
+    blocks = {"gains": gains()} if path == README else {"gains": gains(), "advice": advice()}
+    return with_blocks(path.read_text(), blocks)
+
+
+if __name__ == "__main__":
+    for path in (README, WHICH):
+        path.write_text(rendered(path))
+        print(path)

@@ -1,0 +1,30 @@
+"""README's first table and the page of advice say what the committed results say."""
+
+from pathlib import Path
+
+import pytest
+
+from perennial.benchmarks.marked_blocks import with_blocks
+from perennial.benchmarks.recommendation import ADVICE, README, WHICH, rendered
+from perennial.benchmarks.table import table_called
+
+
+@pytest.mark.parametrize("path", [README, WHICH], ids=lambda path: path.name)
+def test_figures_are_those_of_the_results(path: Path) -> None:
+    assert path.read_text() == rendered(path), "run: python -m perennial.benchmarks.recommendation"
+
+
+def test_advice_names_rows_and_measures_that_exist() -> None:
+    for each in ADVICE:
+        for _, name, row, measure in each.evidence:
+            table = table_called(name)
+            assert row in {found.label for found in table.rows}, row
+            assert measure in table.measures, measure
+
+
+def test_a_page_without_the_marks_is_named() -> None:
+    assert with_blocks("a <!-- x --> old <!-- end of x --> b", {"x": "new"}) == (
+        "a <!-- x -->\n\nnew\n<!-- end of x --> b"
+    )
+    with pytest.raises(ValueError, match="needs <!-- x -->"):
+        with_blocks("nothing", {"x": "new"})
