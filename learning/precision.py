@@ -44,7 +44,7 @@ class GroupNormInside(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is not F.group_norm:
+        if func != F.group_norm:
             return func(*args, **(kwargs or {}))
         return _group_norm(*args, **(kwargs or {}))
 
