@@ -119,8 +119,7 @@ TABLES = {
         _shared("dp_central_digits", "shared_noise_digits", 40),
         _NOTE_SHARED,
         _TWENTY,
-        "Runs of the last row are missing.",
-        _within_a_point(),
+        claims=_within_a_point(),
     ),
     "shared_noise_fashion_mnist": _table(
         "Fashion-MNIST (6000 images of 14 x 14), 60 sites, 2 tasks of 5 classes, 10 rounds each: noise that "
