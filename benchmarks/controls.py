@@ -44,6 +44,7 @@ ALONE = "the best site alone"
 SIMPLE = (CHANCE, RAW_MEAN, UNTRAINED_MEAN, UNTRAINED_LINEAR)
 """Those that a method must beat before its figures say anything for it."""
 LABELS = (*SIMPLE, CLOSED_FORM, JOINT, ALONE)
+RATES = (1.0, 0.3, 0.1)
 RANDOM_FEATURES = 1500
 SHRINKAGES = [10.0**power for power in range(-6, 3)]
 BATCH = 500
@@ -141,9 +142,20 @@ class Controls:
         )
         found[CLOSED_FORM] = self._measured(linear(_in_batches(drawn, x), y, self.classes, drawn))
         if _trained(self.experiment):
-            found[JOINT] = self._measured(_decisions(self._train(x, y, "pooled")))
+            found[JOINT] = self._measured(_decisions(self._joint(x, y)))
             found[ALONE] = self._alone()
         return found
+
+    def _joint(self, x: Tensor, y: Tensor) -> IncrementalModel:
+        """On all sites' data, at the row's learning rate or a smaller one: the best on validation samples.
+
+        What suits a few steps of each site may be too much for one model that makes all of them.
+        """
+        parts = [self._samples(site, site.validation) for site in self.sites]
+        inputs, labels = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+        models = [self._train(x, y, "pooled", share) for share in (RATES if len(labels) else RATES[:1])]
+        hits = [int((_in_batches(_decisions(model), inputs) == labels).sum()) for model in models]
+        return models[hits.index(max(hits))]
 
     def _alone(self) -> dict[str, float]:
         """The best by each measure, on test samples; own models: each site's own on its own, the mean."""
@@ -178,11 +190,14 @@ class Controls:
             experiment.model, self.federation.input_shape, self.classes, experiment.seed
         ).eval()
 
-    def _train(self, x: Tensor, y: Tensor, who: str) -> IncrementalModel:
-        """The row's network on these samples: its optimiser, batches, and epochs of all its rounds."""
+    def _train(self, x: Tensor, y: Tensor, who: str, share: float = 1.0) -> IncrementalModel:
+        """The row's network on these samples: its optimiser, batches, and epochs of all its rounds.
+
+        share: of the row's learning rate.
+        """
         learner, model = self.experiment.learner, self._network()
         settings = learner.optimizer
-        parameters, lr, decay = model.parameters(), settings.lr, settings.weight_decay
+        parameters, lr, decay = model.parameters(), share * settings.lr, settings.weight_decay
         optimizer = (
             torch.optim.SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay)
             if settings.name == "sgd"

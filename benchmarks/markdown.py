@@ -19,6 +19,7 @@ def markdown(name: str, table: Table, runs: Runs, controls: Measured) -> str:
     lines += ["", table.note] if table.note else []
     lines += ["", old] if (old := age(runs)) else []
     lines += ["", gap] if (gap := missing(table, runs)) else []
+    controls = {} if age(runs) else controls  # old runs held out other samples
     if runs:
         lines += ["", *not_above(table, runs, controls), *figures(table, runs), *beside(table, controls)]
         lines += differences(table, runs)

@@ -1,6 +1,7 @@
 """What a hospital gains, in README.md, and which method suits whom, in docs/which_method.md.
 
-`python -m perennial.benchmarks.recommendation` writes the figures between the pages' marks again.
+`python -m perennial.benchmarks.recommendation` writes the figures between the pages' marks again, and both
+blocks to benchmarks/results/recommendation.md.
 """
 
 import statistics
@@ -124,10 +125,11 @@ ADVICE = (
     ),
     Advice(
         "groups of sites differ from one another",
-        "FedPerC ([page](methods/fedperc.md)), or fine-tuning of the global model",
+        "fine-tuning of the global model; FedPerC ([page](methods/fedperc.md)) if the groups are known",
         (
-            ("16 sites in 4 groups: FedPerC", "fedperc_synth", "FedPerC", "own models"),
-            ("fine-tuning, equal budget", "fedperc_synth", "fine-tuning, equal budget", "own models"),
+            ("16 sites in 4 groups: fine-tuning", "fedperc_synth", "fine-tuning, equal budget", "own models"),
+            ("FedPerC with known groups", "fedperc_synth", "FedPerC, true groups", "own models"),
+            ("FedPerC that looks for them", "fedperc_synth", "FedPerC", "own models"),
         ),
     ),
     Advice(
@@ -152,7 +154,10 @@ def advice() -> str:
     old = [f"`{table}`" for table in tables if age(runs_of(table))]
     lines = ["| if | use | because, per cent |", "| --- | --- | --- |", *(each.line() for each in ADVICE)]
     if old:
-        lines += ["", f"Made before the keyed split, and to be made again: {', '.join(old)}."]
+        lines += [
+            "",
+            f"**Figures here are old** where they are of {', '.join(old)}; they will be made again.",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -163,6 +168,7 @@ def rendered(path: Path) -> str:
 
 
 if __name__ == "__main__":
+    (RESULTS / "recommendation.md").write_text(f"{gains()}\n{advice()}")
     for path in (README, WHICH):
         path.write_text(rendered(path))
         print(path)

@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 
 from perennial.benchmarks.marked_blocks import with_blocks
-from perennial.benchmarks.recommendation import ADVICE, README, WHICH, rendered
-from perennial.benchmarks.table import table_called
+from perennial.benchmarks.recommendation import ADVICE, README, WHICH, advice, gains, rendered
+from perennial.benchmarks.table import RESULTS, table_called
+
+
+def test_the_blocks_are_kept_with_the_results() -> None:
+    assert (RESULTS / "recommendation.md").read_text() == f"{gains()}\n{advice()}"
 
 
 @pytest.mark.parametrize("path", [README, WHICH], ids=lambda path: path.name)

@@ -96,7 +96,6 @@ TABLES = {
                 margin=-1.0,
             ),
         ],
-        pending="Its settings are new; its runs are to be made again.",
     ),
     "fedperc_cifar100": Table(
         "FedPerC on CIFAR-100, 20 sites in 4 groups, cut to fit a CPU: 6 global and 4 personal rounds",

@@ -126,9 +126,7 @@ TABLES = {
         "sites share",
         _shared("dp_central_fashion_mnist", "shared_noise_fashion_mnist", 60),
         _NOTE_SHARED,
-        (1, 2, 3, 4, 5),
-        "Its runs are still being made.",
-        _within_a_point(),
+        claims=_within_a_point(),
     ),
     "privacy_samples": _table(
         "Digits, 5 sites, 2 tasks of 5 classes, 5 rounds each: hiding one training sample",
