@@ -18,9 +18,10 @@ from perennial.config.learner import LearnerConfig
 
 def use_products_of(config: LearnerConfig) -> None:
     """Let this process multiply float32 numbers on a GPU as the learner asks."""
-    word = "tf32" if config.precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = word
-    torch.backends.cudnn.conv.fp32_precision = word  # pyright: ignore[reportAttributeAccessIssue]
+    rounds = config.precision == "tf32"
+    # the one way in which both halves of cuDNN agree: PyTorch exports no model while they differ
+    torch.backends.cuda.matmul.allow_tf32 = rounds
+    torch.backends.cudnn.allow_tf32 = rounds
 
 
 def autocast(config: LearnerConfig, device: torch.device) -> AbstractContextManager[None]:

@@ -5,7 +5,7 @@ recorded and replayed, bfloat16 through group norms, weights with their channels
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -260,11 +260,11 @@ def test_group_norm_takes_bfloat16_as_it_comes() -> None:
 
 
 def test_products_are_exact_unless_the_learner_says_otherwise() -> None:
-    found, cudnn = [], cast(Any, torch.backends.cudnn)
+    found = []
     for precision in ("tf32", "bfloat16", "float32"):
         use_products_of(learner(precision=precision))
-        found.append((torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision))
-    assert found == [("tf32", "tf32"), ("ieee", "ieee"), ("ieee", "ieee")]
+        found.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+    assert found == [(True, True), (False, False), (False, False)]
 
 
 def test_weights_with_their_channels_last_train_the_same_model() -> None:
