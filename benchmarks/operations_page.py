@@ -49,9 +49,8 @@ def scale_in_words(rows: list[dict[str, Any]]) -> str:
     """Rounds in which sites have next to nothing to do, by the number of sites."""
     lines = [
         "Rounds in which sites have next to nothing to do, all processes on one machine; processor time in "
-        "seconds of a core, memory with shared pages counted once. Other work kept the two cores busy "
-        "meanwhile, so the seconds are upper bounds; numbers of sites that are missing did not finish in "
-        "their time. The goal, under 5 s with 20 sites, is not shown:\n",
+        "seconds of a core, memory with shared pages counted once. The sites share the two cores with the "
+        "SuperLink. The goal, under 5 s with 20 sites, is not reached:\n",
         "| sites | seconds of a round (median, most) | first round | processor of one site | "
         "of the SuperLink | MB of one site | of the SuperLink |",
         "| --- | --- | --- | --- | --- | --- | --- |",
