@@ -149,8 +149,7 @@ class DataConfig(FiniteBlock):
 
     source: the kind of data. path: the folder, the CSV or .npz file, or the pack; from the file's own folder.
     dataset, download: of torchvision; nothing is downloaded without being asked for.
-    sites: how many simulated sites; none for a natural partition. partition: how samples are divided among
-    them.
+    sites: how many simulated sites; none for a natural partition. partition: how they share the samples.
     label_column, site_column (csv): the columns that hold the class, and who holds the row.
     normalise: constants of (x - mean) / std. augmentation: of training images.
     classes: the registry. A fixed benchmark source takes these classes out of its own; a folder or table
@@ -161,8 +160,7 @@ class DataConfig(FiniteBlock):
     resize: to image_size: stretch; pad, black beside the whole image; or crop, the middle of it.
     window: the values that become black and white, for images of more than 8 bits; full: the least and the
         greatest that the file's kind of number has; file: as a DICOM file says, which is the rule for those.
-    frame: which one of a DICOM or TIFF file with several becomes the image; without it such a file is
-    refused.
+    frame: which one of a DICOM or TIFF file with several becomes the image; without it the file is refused.
     columns (csv): feature -> "numeric", "date" or its categories; without it they are discovered, in
     simulation only. column_kinds: what columns are, where discovery would be wrong; ignore leaves one out.
     missing (csv): texts that mean a missing value, beside the usual ones such as NA.

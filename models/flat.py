@@ -20,8 +20,7 @@ class FlatParameters:
     vector (P,): trainable parameters in the model's order, then float buffers, each in row-major order
     whatever the memory format was, so that vectors of different sites can be added. With channels_last the
     weights of 2-D convolutions lie as (O, H, W, C), as convolutions on channels_last inputs want them.
-    trainable (T,): view of the parameters, whose .grad is gradient; an optimiser over [trainable] steps the
-    model.
+    trainable (T,): view of the parameters, whose .grad is gradient; an optimiser over [trainable] steps all.
     gradient (T,): the parameters' .grad are views of it, into which autograd accumulates. Clear it with
     gradient.zero_(); never set a .grad to None, nor call backward with create_graph=True, which replaces it.
 

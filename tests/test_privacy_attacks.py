@@ -174,8 +174,7 @@ class TestMembership:
         assert (sure.auc, sure.tpr_at_1_percent_fpr) == (1.0, 1.0)
 
     def test_by_hand(self) -> None:
-        """Of 3 x 2 pairs the member is above in 4 and equal in 1; above all non-members: one member of
-        three."""
+        """Of 3 x 2 pairs the member is above in 4 and equal in 1; one of three is above all non-members."""
         found = strength(torch.tensor([3.0, 2.0, 0.5]), torch.tensor([2.0, 1.0]))
         assert found.auc == pytest.approx((2 + 1.5 + 0) / 6)
         assert found.tpr_at_1_percent_fpr == pytest.approx(1 / 3)

@@ -34,8 +34,7 @@ def floor(with_record: Tensor, without: Tensor) -> float:
 
 
 def local_scores(sign: float, noise_multiplier: float, runs: int) -> Tensor:
-    """One coordinate of releases of an update far beyond the clip norm that points along it, or away from
-    it."""
+    """One coordinate of releases of an update far beyond the clip norm, along it (sign 1) or against it."""
     scores = torch.empty(runs)
     for run in range(runs):
         update = torch.tensor([sign * 50.0, 0.0, 0.0])
