@@ -54,7 +54,7 @@ def gains() -> str:
         f"Per cent, mean of seeds {seeds} and half its 95 % t-interval, on the test records of all sites.\n"
         "Each alone: the mean over sites that learn by themselves; best alone: the site with the highest\n"
         "mean. All columns are closed form (`strategy: analytic`), one exchange a task. Epsilon 8, delta\n"
-        "0.00001, hides one training record from the server and from every other site."
+        "0.00001, hides one training record from the server together with any one other site."
     )
     return "\n".join([*lines, "", about]) + "\n"
 

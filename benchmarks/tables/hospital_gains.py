@@ -69,7 +69,7 @@ def _noise(sites: int) -> tuple[str, ...]:
         **{"mode": "sample_shared", "release": "sums", "noise_multiplier": MULTIPLIER},
         **{"accountant": "rdp", "noise_source": "seeded"},
     }
-    secure = {"least": sites, "quorum": sites, "assumed_colluders": 0}
+    secure = {"least": sites, "quorum": sites, "assumed_colluders": 1}
     ridge = "strategy={name: analytic, head: ridge, shrinkage: 1.0e-6, standardise: false}"
     return f"privacy={json.dumps(privacy)}", f"secure={json.dumps(secure)}", ridge
 
@@ -138,7 +138,7 @@ TABLES = {
         measures=MEASURES,
         note="Each row is one model, measured on the test records of all sites. Alone: the others never "
         "answer. Protected: mode `sample_shared`, one training record hidden from the server and "
-        "from every other site, by noise that the sites share under secure aggregation; fewer features, "
+        "from any one other site together, by noise that the sites share under secure aggregation; fewer features, "
         "because noise grows with their number, and ridge, the one head that noise allows, which leaves rare "
         "classes out. Features and the shrinkage of 0.1 were fixed beforehand.",
     )
