@@ -138,7 +138,7 @@ TABLES = {
         measures=MEASURES,
         note="Each row is one model, measured on the test records of all sites. Alone: the others never "
         "answer. Protected: mode `sample_shared`, one training record hidden from the server and "
-        "from any one other site together, by noise that the sites share under secure aggregation; fewer features, "
+        "one other site together, by noise that sites share under secure aggregation; fewer features, "
         "because noise grows with their number, and ridge, the one head that noise allows, which leaves rare "
         "classes out. Features and the shrinkage of 0.1 were fixed beforehand.",
     )
