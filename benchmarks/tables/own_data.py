@@ -95,7 +95,6 @@ TABLES = {
     "own_data": Table(
         "Own data: the default learner, federated beside the same network trained on the pooled data",
         _rows(),
-        seeds=(1, 2, 3),
         pending=(
             "The processors were shared with other work. What is missing are further seeds, and HAM10000 at "
             "128 x 96 pixels, whose runs take hours there."

@@ -1,4 +1,4 @@
-"""Early stopping and trackers over gRPC: the bits of the in-process engine."""
+"""Early stopping and trackers on Ray and over gRPC: the bits of the in-process engine."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from perennial.benchmarks.continuity import Running
+from perennial.benchmarks.flower_simulation import FlowerSimulation
 from perennial.benchmarks.loopback import Deployment
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
@@ -41,6 +42,18 @@ def compare(run: Path, here: dict[str, Any], engine: str) -> None:
     assert there["engine"] == engine and there["rounds"] == here["rounds"]
     assert there["model_sha256"] == here["model_sha256"]
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.slow
+def test_ray_stops_where_the_in_process_engine_stops(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    experiment, here = written(tmp_path)
+    config = {"experiment": str(experiment), "runs": str(tmp_path / "there"), "track": "tensorboard"}
+    with FlowerSimulation(tmp_path / "simulation") as simulation:
+        output = simulation.run(len(SITES), config).output + simulation.log()
+    folder = tmp_path / "there" / "hospitals"
+    assert (folder / "summary.json").exists(), output
+    compare(folder, here, "ray")
 
 
 @pytest.mark.slow
