@@ -1,10 +1,12 @@
-"""docs/results.md with its pictures, and the page of each table, from the committed results.
+"""docs/results.md with its pictures, the page of each table, and the tables on other pages, from the results.
 
-`python -m perennial.benchmarks.results_page` writes them again.
+`python -m perennial.benchmarks.results_page` writes them again. Where another page has `<!-- table NAME -->`
+and `<!-- end of table NAME -->`, the table's figures and the verdicts on its claims stand between the two.
 Nothing is run here. A table appears with its figures once its result file has a run of the table as it is
 now; until then, and while runs are missing, the page says so.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +25,15 @@ from perennial.benchmarks.markdown import (
     missing,
     not_above,
 )
+from perennial.benchmarks.marked_blocks import with_blocks
 from perennial.benchmarks.paper_claims import Verdict, judge
 from perennial.benchmarks.paper_tables import coverage
 from perennial.benchmarks.table import RESULTS, ROOT, Table, tables
 
-PAGE = ROOT / "docs" / "results.md"
-PICTURES = ROOT / "docs" / "results"
+DOCS = ROOT / "docs"
+PAGE = DOCS / "results.md"
+PICTURES = DOCS / "results"
+MARK = re.compile(r"<!-- table (\w+) -->")
 HEAD = """# Results
 
 Every figure on this page is computed from the runs in `benchmarks/results/`;
@@ -108,6 +113,36 @@ def pictures(held: Measured) -> dict[str, str]:
     return {name: chart(table, held[name]) for name, table in tables().items() if held[name]}
 
 
+def pages_with_tables(held: Measured) -> dict[Path, str]:
+    """The pages, other than this one, that show tables, each with its tables as the results say them."""
+    present = [(name, table, held[name]) for name, table in sorted(tables().items()) if held[name]]
+    verdicts = _verdicts(present)
+    blocks = {f"table {name}": _block(name, table, runs, verdicts[name]) for name, table, runs in present}
+    found = {}
+    for path in sorted(DOCS.rglob("*.md")):
+        text = path.read_text()
+        if names := MARK.findall(text):
+            here = "../" * (len(path.relative_to(DOCS).parts) - 1)
+            wanted = {f"table {name}": blocks[f"table {name}"] for name in names}
+            found[path] = with_blocks(
+                text,
+                {mark: f"{block} [With its controls]({here}results.md).\n" for mark, block in wanted.items()},
+            )
+    return found
+
+
+def _block(name: str, table: Table, runs: Sequence[Mapping[str, Any]], verdicts: Sequence[Verdict]) -> str:
+    """Figures and verdicts of one table, after what a reader of them must know first."""
+    controls = {} if age(runs) else controls_of(table)  # old runs held out other samples
+    lines = [line for text in (age(runs), missing(table, runs)) if text for line in (text, "")]
+    lines += [*not_above(table, runs, controls), *figures(table, runs), ""]
+    if judged := claims(table, verdicts):
+        lines += [*judged, ""]
+    seeds = len({run["seed"] for run in runs})
+    lines.append(f"`{name}`, {seeds} seeds: mean, and half the 95 % t-interval.")
+    return "\n".join(lines)
+
+
 def _ages(present: Sequence[tuple[str, Table, Sequence[Mapping[str, Any]]]]) -> Iterator[str]:
     old = [name for name, _, runs in present if age(runs)]
     if old:
@@ -180,6 +215,8 @@ def write_pages() -> None:
             text = markdown(name, table, held[name], controls_of(table))
             (RESULTS / f"{name}.md").write_text(text)
     PAGE.write_text(page(held))
+    for path, text in pages_with_tables(held).items():
+        path.write_text(text)
     PICTURES.mkdir(exist_ok=True)
     for path in PICTURES.glob("*.svg"):
         path.unlink()

@@ -18,7 +18,15 @@ from perennial.benchmarks.cost import cost, duration
 from perennial.benchmarks.grid import finished, newest, read_results, run_table
 from perennial.benchmarks.markdown import age, markdown
 from perennial.benchmarks.paper_claims import Claim, judge
-from perennial.benchmarks.results_page import PAGE, PICTURES, Measured, measured, page, pictures
+from perennial.benchmarks.results_page import (
+    PAGE,
+    PICTURES,
+    Measured,
+    measured,
+    page,
+    pages_with_tables,
+    pictures,
+)
 from perennial.benchmarks.table import (
     OLD_REVISIONS,
     RESULTS,
@@ -202,6 +210,13 @@ def test_the_results_page_and_its_pictures_are_what_the_committed_results_say(he
     assert PAGE.read_text() == page(held), "write it again: python -m perennial.benchmarks.results_page"
     drawn = {path.stem: path.read_text() for path in PICTURES.glob("*.svg")}
     assert drawn == pictures(held), "write them again: python -m perennial.benchmarks.results_page"
+
+
+def test_tables_on_other_pages_are_what_the_committed_results_say(held: Measured) -> None:
+    found = pages_with_tables(held)
+    assert {path.name for path in found} >= {"pp_fcil.md", "feddig.md", "compositions.md", "privacy.md"}
+    for path, text in found.items():
+        assert path.read_text() == text, "write it again: python -m perennial.benchmarks.results_page"
 
 
 @pytest.mark.parametrize("name", [name for name, table in tables().items() if table.scale == "cpu"])

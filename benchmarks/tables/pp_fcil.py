@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perennial.benchmarks.paper_claims import Claim
-from perennial.benchmarks.table import STANDARD, Measure, Row, Table
+from perennial.benchmarks.table import STANDARD, TEN_SEEDS, Measure, Row, Table
 from perennial.benchmarks.tables.privacy import epsilon
 from perennial.server.metrics import average_incremental_accuracy
 
@@ -113,6 +113,7 @@ TABLES = {
                 )
             ),
         ],
+        seeds=TEN_SEEDS,
     ),
     "pp_fcil_sign_digits": Table(
         "The sign of balanced softmax, digits, 5 sites with equal shares of every class",
@@ -195,6 +196,7 @@ TABLES = {
                 AVERAGE_BALANCED,
             )
         ],
+        seeds=TEN_SEEDS,
     ),
     "pp_fcil_cifar100": Table(
         "PP-FCIL on CIFAR-100, ResNet-18, 5 sites, Dirichlet 0.5: the paper's size",
