@@ -28,6 +28,7 @@ from perennial.deploy.flower_seam import (
     give_own,
     iterate_object_tree,
     start_client_internal,
+    supernode_heartbeat,
 )
 from perennial.deploy.fork_server import FIRST_WAIT
 from perennial.deploy.superexec_process import WAKE
@@ -39,6 +40,8 @@ PATIENCE = 60.0
 POLL = 0.05
 SHORTEST_SLEEP = 0.02
 """Seconds between two looks for a message or a reply, just after the latest."""
+HEARTBEAT = 15
+"""Seconds: Flower beats every 7 to 9 then. The SuperLink takes a node for gone after a minute, as before."""
 ALIVE = "supernode.alive"
 """In a site's state_dir: its heartbeat."""
 log = logging.getLogger("perennial.site")
@@ -157,8 +160,14 @@ def hurry() -> int:
     return reads
 
 
+def beat_often() -> None:
+    """Let the SuperNode of this process beat more often than it has to, so that it is missed sooner."""
+    vars(supernode_heartbeat)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
+
+
 if __name__ == "__main__":
     site = Path(sys.argv.pop(1))
+    beat_often()
     send_whole_replies()
     refuse_unapproved_apps(site)
     wake = hurry()
