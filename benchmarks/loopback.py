@@ -179,22 +179,13 @@ class Deployment:
         """Start the operator's pages and wait until they answer; their address."""
         runs = self.operator / "state" / "runs"
         self._start("pages", [], "serve", str(runs), "--port", str(self.pages))
-        for _ in range(240):
-            if self._listens(self.pages):
-                return f"http://{LOOPBACK}:{self.pages}"
-            assert self.running("pages"), self.logs()
-            time.sleep(0.25)
-        raise AssertionError(f"the pages do not answer: {self.logs()}")
+        self._wait_for_ports("pages", self.pages)
+        return f"http://{LOOPBACK}:{self.pages}"
 
     def start_superlink(self) -> None:
         """Start it and wait until it serves."""
         self._start("superlink", [], "deploy", "start", str(self.operator))
-        for _ in range(240):
-            if self._listens(self.control) and self._listens(self.fleet):
-                return
-            assert self.running("superlink"), self.logs()
-            time.sleep(0.25)
-        raise AssertionError(f"the SuperLink does not listen: {self.logs()}")
+        self._wait_for_ports("superlink", self.control, self.fleet)
 
     def start_site(self, name: str) -> None:
         self._start(name, self._prefix, "site", "start", str(self.site_file(name)))
@@ -286,6 +277,12 @@ class Deployment:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def _wait_for_ports(self, name: str, *ports: int, seconds: float = 180) -> None:
+        until = time.monotonic() + seconds
+        while not all(map(self._listens, ports)):
+            assert self.running(name) and time.monotonic() < until, f"{name} does not listen: {self.logs()}"
+            time.sleep(0.25)
 
     @staticmethod
     def _listens(port: int) -> bool:
