@@ -25,7 +25,7 @@ class Said:
     @property
     def cause(self) -> str:
         """The same words while the cause lasts."""
-        return re.sub(r"[\d.]+ ?(s|min|h|GB|days?)?", "#", self.text)
+        return re.sub(r"(\d[\d.,]*\s*(s|min|h|GB|days?)?\s*)+", "#", self.text)
 
 
 @dataclass(frozen=True)

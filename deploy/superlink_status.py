@@ -62,29 +62,39 @@ def read_superlink_status(runs: Path) -> SuperLinkStatus | None:
 
 
 def keep_status(runs: Path, certificate_ends: float, sites: Callable[[], Mapping[str, float | None]]) -> None:
-    """Write the status from now on, in a thread of its own, every BEAT seconds.
+    """Write the status from now on, in threads of its own, every BEAT seconds.
 
     sites: as in SuperLinkStatus; an error in it is logged once.
     """
+    path = runs / STATUS
 
-    def keep() -> None:
+    def say() -> None:
         written, failed = b"", ""
         while True:
             try:
                 status = {"certificate_ends": certificate_ends, "sites": dict(sorted(sites().items()))}
                 content = json.dumps(status).encode()
                 if content != written:
-                    replace_file(runs / STATUS, content, mode=0o644, durable=False)
+                    replace_file(path, content, mode=0o644, durable=False)
                     written = content
                 failed = ""
             except Exception as error:  # of Flower's database too, or of a full disk
                 if str(error) != failed:
                     failed = str(error)
                     log.warning("what the live pages know of the SuperLink is not up to date: %s", error)
-            renew(runs / STATUS)
             time.sleep(BEAT)
 
-    threading.Thread(target=keep, name="status of the SuperLink", daemon=True).start()
+    def beat() -> None:
+        while True:
+            if path.exists():
+                renew(path)
+            time.sleep(BEAT)
+
+    # apart, because a busy database lets `sites` wait, and the SuperLink lives all the same
+    for target in (say, beat):
+        threading.Thread(
+            target=target, name=f"status of the SuperLink: {target.__name__}", daemon=True
+        ).start()
 
 
 class SilentSites:
