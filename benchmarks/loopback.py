@@ -198,7 +198,8 @@ class Deployment:
         """
         before = self.log(name).count(ENTERED)
         until = time.monotonic() + seconds
-        self.kill(name)
+        if name in self._processes:
+            self.kill(name)
         self.start_site(name)
         while self.log(name).count(ENTERED) == before:
             assert time.monotonic() < until, f"{name} is not let in: {self.logs()}"

@@ -9,6 +9,7 @@ from typing import Literal
 from perennial.deploy.superlink_status import SuperLinkStatus
 from perennial.live.run_state import RunState
 from perennial.server.report.markup import Markup, duration, escape, plural
+from perennial.strategies.round.queries import NOT_APPROVED
 
 Grade = Literal["critical", "warning"]
 FULL_BELOW = 0.05
@@ -139,7 +140,9 @@ def _of_sites(state: RunState) -> Iterator[Warned]:
         (refused if said_no else failed).setdefault(reason, []).append(site)
     for kind, word, groups in (("refused", "refused", refused), ("failed", "failed", failed)):
         for reason, sites in list(groups.items())[:SHOWN]:
-            yield Warned(kind, "warning", f"{_named(sites)} {word}: {reason}.")
+            yield Warned(
+                kind, "warning", f"{_named(sites)} {word}: {reason.rstrip('.')}.", _remedy(kind, reason)
+            )
         if len(groups) > SHOWN:
             yield Warned(
                 kind, "warning", f"{plural(len(groups) - SHOWN, 'other reason')}; see the sites below."
@@ -158,6 +161,22 @@ def _of_sites(state: RunState) -> Iterator[Warned]:
                 f"{duration(limit)}.",
                 "The round goes on without those that miss its deadline.",
             )
+
+
+def _remedy(kind: str, reason: str) -> str:
+    """What to do about a site's refusal (its reason begins with what refused) or failure."""
+    if reason == NOT_APPROVED:
+        return "At the site: perennial site review, then perennial site approve."
+    if kind == "failed":
+        return "At the site: the SuperNode's log says more, and perennial site check what is wrong now."
+    match reason.partition(":")[0]:
+        case "policy" | "privacy":
+            return "The hospital decides: site.yaml and its page say what it answers."
+        case "state" | "data" | "error":
+            return "At the site: its log says more; often its disk is full or its data moved."
+        case "config" | "protocol":
+            return "At the site: perennial site check; is the app that it approved the one that runs?"
+    return "At the site: its page and its log say more."
 
 
 def _not_connected(sites: list[str]) -> Warned:
