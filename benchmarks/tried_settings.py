@@ -32,7 +32,7 @@ def _many_sites() -> Table:
         },
         **{
             f"FedProx, mu {mu:g}": (f"learner.correction={{name: fedprox, mu: {mu:g}}}",)
-            for mu in (0.01, 0.1, 1)
+            for mu in (0.01, 0.1)
         },
         **{
             f"FedDyn, alpha {alpha:g}": (f"strategy={{name: feddyn, alpha: {alpha:g}}}",)
@@ -50,7 +50,7 @@ def _many_sites() -> Table:
     return Table(
         "Strength of each baseline, 100 sites of Fashion-MNIST, Dirichlet 0.1",
         [Row(label, many_sites.EXPERIMENT, changes) for label, changes in tried.items()],
-        seeds=SEEDS[:3],
+        seeds=SEEDS[:2],
         measures=many_sites.MEASURES,
     )
 
