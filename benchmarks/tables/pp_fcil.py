@@ -114,7 +114,8 @@ def _task_sweep(title: str, experiment: str, counts: tuple[int, ...], *changes: 
             for count in counts
             for label, extra in ((FULL, ()), (PLAIN_REPLAY, (*PLAIN_LEARNER, rate)))
         ],
-        note="30 rounds in every row (20 with 20 tasks), divided among its tasks. Plain replay has the full system's memory.",
+        note="30 rounds in every row (20 with 20 tasks), divided among its tasks. Plain replay has as much "
+        "memory.",
         claims=[
             Claim(
                 f"full system over plain replay, {count} tasks",
