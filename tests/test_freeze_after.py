@@ -70,7 +70,7 @@ def test_a_killed_run_goes_on_to_the_same_head(tmp_path: Path) -> None:
     assert summary["rounds"] == 4
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "killed", listener=die, **settings)
-    run(tmp_path / "killed", resume=str(tmp_path / "killed" / "runs" / "learnt"))
+    run(tmp_path / "killed", resume=str(tmp_path / "killed" / "runs" / "learnt"), **settings)
     assert torch.equal(rows_of(saved(tmp_path / "whole")), rows_of(saved(tmp_path / "killed")))
 
 
