@@ -34,5 +34,5 @@ def _folded(convolution: nn.Conv2d, normalisation: _BatchNorm) -> nn.Conv2d:
     before = torch.zeros_like(scale) if convolution.bias is None else convolution.bias.double()
     shift = (before - normalisation.running_mean.double()) * scale + normalisation.bias.double()
     convolution.weight.copy_(convolution.weight.double() * scale[:, None, None, None])
-    convolution.bias = nn.Parameter(shift.float(), requires_grad=False)
+    convolution.bias = nn.Parameter(shift.to(convolution.weight.dtype), requires_grad=False)
     return convolution
