@@ -65,11 +65,14 @@ class Pretrained(nn.Module):
 
 
 def stages_of(network: nn.Module) -> list[nn.Module]:
-    """The parts of a network of timm's after which it has fewer pixels or more channels, in order."""
+    """The parts of a network of timm's after which it has fewer pixels or more channels, in order.
+
+    timm calls them blocks or stages, and those of ResNets layer1 to layer4.
+    """
     for name in ("blocks", "stages"):
         if isinstance(parts := getattr(network, name, None), nn.Sequential):
             return list(parts)
-    return [part for part in network.children() if isinstance(part, nn.Sequential)]
+    return [part for name, part in network.named_children() if name.startswith("layer")]
 
 
 def build_pretrained(
