@@ -173,6 +173,9 @@ class LearnerConfig(FiniteBlock):
     from the sites' exact sums over new samples and exemplars; policies answer it with `statistics`."""
     shrinkage: float = Field(default=0.1, gt=0, le=1, exclude_if=(0.1).__eq__)
     """gaussian: of the covariance towards its diagonal."""
+    freeze_after: int | None = Field(default=None, ge=1, exclude_if=operator.not_)
+    """gaussian: the task after which nothing trains any more. Each later task's sums over all of its samples
+    are added to those of the tasks before, so that its classes cost no other class anything."""
     means: Literal["site", "global"] = "site"
     """nearest_mean: whose exemplars make the class means; global sends their sums to the server."""
     correction: Annotated[Correction, BeforeValidator(name_only)] | None = None
@@ -198,10 +201,13 @@ class LearnerConfig(FiniteBlock):
     def _parts_fit_the_memory(self) -> "LearnerConfig":
         if self.classifier == "nearest_mean" and self.memory is None:
             raise ValueError("classifier nearest_mean classifies by exemplars; it needs `memory`")
-        if self.classifier == "gaussian" and self.memory is None:
+        if self.classifier == "gaussian" and self.memory is None and self.freeze_after != 1:
             raise ValueError(
-                "classifier gaussian knows earlier classes by their exemplars; it needs `memory`"
+                "classifier gaussian knows earlier classes by their exemplars; it needs `memory`, or "
+                "`freeze_after: 1`"
             )
+        if self.freeze_after is not None and self.classifier != "gaussian":
+            raise ValueError(f"freeze_after: found {self.freeze_after}, allowed with classifier gaussian")
         if self.classifier != "gaussian" and self.shrinkage != type(self).model_fields["shrinkage"].default:
             raise ValueError(f"shrinkage: found {self.shrinkage}, allowed with classifier gaussian")
         if self.classification.name == "current_softmax" and self.memory is not None:
@@ -217,6 +223,10 @@ class LearnerConfig(FiniteBlock):
     def rows_name(self) -> str:
         """What the rows that classify instead of the head are called on the wire."""
         return "gaussian" if self.classifier == "gaussian" else "means"
+
+    def trains_in(self, task: int) -> bool:
+        """Whether sites train in a task. task: from 1."""
+        return self.freeze_after is None or task <= self.freeze_after
 
     @property
     def needs_previous(self) -> bool:
