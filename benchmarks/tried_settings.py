@@ -1,7 +1,7 @@
 """The settings that were tried for benchmarks/choices.py, choice by choice; each note says what was taken."""
 
 from perennial.benchmarks.table import Row, Table
-from perennial.benchmarks.tables import incre_fl, many_sites
+from perennial.benchmarks.tables import incre_fl, many_sites, pp_fcil
 
 SEEDS = (11, 12, 13, 14, 15)
 CONTRAST = "learner.contrastive={weight: 0.5, temperature: 0.1}"
@@ -55,7 +55,25 @@ def _many_sites() -> Table:
     )
 
 
+def _fedcbdr() -> Table:
+    """The optimiser of the rival, whose loss has larger steps where few old samples are in a batch."""
+    tried = {
+        "learning rate 0.1, momentum 0.9, as PP-FCIL": (),
+        "learning rate 0.1, no momentum, as iCaRL and GLFC": ("learner.optimizer={name: sgd, lr: 0.1}",),
+        "learning rate 0.02, momentum 0.9": ("learner.optimizer.lr=0.02",),
+    }
+    return Table(
+        "Optimiser of FedCBDR, digits",
+        [
+            Row(label, pp_fcil.DIGITS, (pp_fcil.CENTRAL, *pp_fcil.CBDR, *changes))
+            for label, changes in tried.items()
+        ],
+        seeds=SEEDS[:2],
+    )
+
+
 CHOICES = {
+    "fedcbdr": _fedcbdr(),
     "many_sites": _many_sites(),
     "incre_fl_digits": _incre_fl("incre_fl_digits", "Learner of Incre-FL, digits"),
     "incre_fl_fashion_mnist": _incre_fl("incre_fl_fashion_mnist", "Learner of Incre-FL, Fashion-MNIST"),

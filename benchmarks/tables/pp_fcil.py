@@ -80,6 +80,14 @@ def _full_size(tasks: int, final: float, average: float) -> Row:
     )
 
 
+CBDR = (
+    "model={name: small_cnn}",
+    "learner.classification={name: task_temperatures}",
+    "learner.distillation=null",
+    "learner.contrastive=null",
+    "learner.memory.selection=random",
+    "strategy=fedavg",
+)
 DATA = (
     "data.sites=5",
     "data.partition={kind: dirichlet, alpha: 0.5, min_samples: 10}",
@@ -155,12 +163,8 @@ TABLES = {
             _row(
                 FEDCBDR,
                 DIGITS,
-                "model={name: small_cnn}",
-                "learner.classification={name: task_temperatures}",
-                "learner.distillation=null",
-                "learner.contrastive=null",
-                "learner.memory.selection=random",
-                "strategy=fedavg",
+                *CBDR,
+                "learner.optimizer={name: sgd, lr: 0.1}",
             ),
             _row(TARGET, "target_digits", *DATA),
         ],
