@@ -89,7 +89,7 @@ def worst() -> list[Row]:
 
 
 BACKDOORS = ("none", "backdoor", "backdoor x5", "backdoor x100", "backdoor, claims 1e8")
-MEANS = ("mean, no bounds", "mean, default bounds")
+MEANS = ("mean, default bounds", "mean, no bounds")
 
 
 def backdoors(experiment: str, rules: Sequence[str], divisions: Sequence[str]) -> list[Row]:
