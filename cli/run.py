@@ -5,7 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+# everything that a run needs comes in with this module, which the command imports in one go
+import perennial.client.handlers
+import perennial.server.assembly
+import perennial.server.report.write  # noqa: F401
+from perennial.cli.check_resume import nothing_learnt
+from perennial.cli.live import LiveDisplay
 from perennial.config.run import RunSettings
+from perennial.engine.run import resumed_settings, run_in_process
 from perennial.foundation.errors import ConfigError, StateError
 
 MOST = 10_000
@@ -25,10 +32,6 @@ def run_command(
     gpu: str = "",
 ) -> None:
     """Run or resume, with a live display, and say where the results are."""
-    from perennial.cli.check_resume import nothing_learnt
-    from perennial.cli.live import LiveDisplay
-    from perennial.engine.run import resumed_settings, run_in_process
-
     asked = None if cohort is None else _cohort(cohort)
     if resume is not None:
         settings = resumed_settings(experiment, overrides, seed, resume, device)

@@ -11,6 +11,7 @@ from perennial.config.run import CohortPlan, RunSettings
 from perennial.config.simulation import simulated_federation, simulated_site_names
 from perennial.engine.cohorts import Asked, Cohorts, plan_cohorts
 from perennial.engine.grid import InProcessGrid, Listener, set_task_identity, site_contexts
+from perennial.foundation.allocator import keep_freed_memory
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
 
@@ -34,6 +35,7 @@ def run_in_process(
     import perennial.client.handlers  # noqa: F401
     from perennial.server.app import serve
 
+    keep_freed_memory()
     set_task_identity()
     run_config = dict(vars(settings))
     experiment = settings.load()
