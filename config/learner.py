@@ -4,14 +4,18 @@ import operator
 import sys
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, model_validator
 
 from perennial.config.yaml_file import name_only
 from perennial.foundation import plugins
 from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import ConfigError, nearest
 
-CLASSIFICATIONS = ("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation")
+CLASSIFICATIONS = (
+    *("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation"),
+    "task_temperatures",
+)
+TEMPERATURES, KIND_WEIGHTS = (0.9, 1.1), (1.1, 0.9)
 
 
 class Optimizer(FiniteBlock):
@@ -43,13 +47,20 @@ class Classification(FiniteBlock):
 
     name: Annotated[str, AfterValidator(_classification)] = "ce"
     """current_softmax: cross entropy over the classes of the current task alone; not with a memory.
-    gradient_compensation: GLFC's, in which a sample counts by its gradient among old or among new classes."""
+    gradient_compensation: GLFC's, in which a sample counts by its gradient among old or among new classes.
+    task_temperatures: FedCBDR's; old and new classes have a temperature and a weight each."""
     scale: float = Field(default=1.0, ge=0)
     """balanced_softmax: multiplies the log-prior; 0 is plain cross entropy over the classes
     that the site holds."""
     sign: Literal[1, -1] = 1
     """balanced_softmax: -1 subtracts the log-prior in training, as printed in PP-FCIL;
     for the ablation only."""
+    temperatures: tuple[PositiveFloat, PositiveFloat] = Field(
+        default=TEMPERATURES, exclude_if=TEMPERATURES.__eq__
+    )
+    """task_temperatures: what logits of old and of new classes are divided by."""
+    weights: tuple[PositiveFloat, PositiveFloat] = Field(default=KIND_WEIGHTS, exclude_if=KIND_WEIGHTS.__eq__)
+    """task_temperatures: of the mean loss over samples of old and of new classes."""
     options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
     """Keys of a loss that is a plug-in: the keywords of its constructor."""
 
