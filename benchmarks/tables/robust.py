@@ -39,7 +39,7 @@ ATTACKS: Mapping[str, str] = {
 """benchmarks/dishonest.py says what each does.
 
 Noise of an honest length, an inner product of 2 and a little (z 0.3) do no more to an even mean of five than
-the site's absence. So each stands here in a stronger form as well: an inner product of 5 turns the mean round.
+the site's absence. Each stands here in a stronger form as well: an inner product of 5 turns the mean round.
 """
 SURVEY = "One seed: a survey, whose differences of a few points mean nothing."
 DIVISIONS: Mapping[str, str] = {"even": "100", "Dirichlet 0.5": "0.5", "Dirichlet 0.1": "0.1"}

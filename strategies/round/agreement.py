@@ -22,7 +22,7 @@ MOST = 64
 APART = 0.45
 """A site whose agreement is below this part of the others' median points elsewhere.
 
-With even shares, on seeds 11 and 12 of robust_digits and 11 of robust_ham10000, a site with a backdoor had up to
+With even shares, on seeds 11 and 12 of robust_digits and 11 of robust_ham10000, a backdoor had at most
 0.38 of it in the first round, and an honest one no less than 0.75."""
 BACK = 0.6
 """A site that was left out counts again with so much of the others' median, once they agree."""
