@@ -205,8 +205,8 @@ def hear_of_killed_clientapps() -> int:
 def let_token_expire(state: Any, token: str) -> None:
     """Let the heartbeat of a token's task be overdue. state: Flower's NodeState.
 
-    A message that the task had not fetched yet counts as fetched: Flower answers for no other, and a SuperNode,
-    which handles one message at a time, would wait for that answer for ever.
+    A message that the task had not fetched yet counts as fetched: Flower answers for no other, and a
+    SuperNode, which handles one message at a time, would wait for that answer for ever.
     """
     with state.lock_task_store:
         task = state.task_store.get(state.task_token_to_task_id.get(token))
