@@ -15,6 +15,7 @@ from perennial.deploy.certificates import read_validity
 from perennial.deploy.child_watch import end_with_child
 from perennial.deploy.flower_seam import NodeStatus, flower_superlink, sql_mixin, superlink_module
 from perennial.deploy.superlink_status import SilentSites, keep_status
+from perennial.deploy.waiting_pulls import let_pulls_wait
 from perennial.foundation.registered import NODES, registered_names
 
 BUSY_TIMEOUT = 120_000
@@ -46,10 +47,22 @@ def say_who_is_connected(folder: Path) -> None:
     superlink_module.SuperLinkLifespan.startup = start_and_say
 
 
+def answer_when_there_is_a_message() -> None:
+    """Let questions for messages wait at the SuperLink of this process."""
+    startup = superlink_module.SuperLinkLifespan.startup
+
+    def wait_and_start(self: Any) -> None:
+        let_pulls_wait(type(self.state_factory.state()))
+        startup(self)
+
+    superlink_module.SuperLinkLifespan.startup = wait_and_start
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv.pop(1))
     wait_for_the_database()
     say_who_is_connected(folder)
+    answer_when_there_is_a_message()
     give_reasons()
     superexec = [sys.executable, "-m", "perennial.deploy.superexec_process"]
     end_with_child(superlink_module, "flower-superexec", instead=superexec)
