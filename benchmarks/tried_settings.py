@@ -52,8 +52,8 @@ def _many_sites() -> Table:
         [Row(label, many_sites.EXPERIMENT, changes) for label, changes in tried.items()],
         seeds=SEEDS[:3],
         measures=many_sites.MEASURES,
-        note="Taken: 0.05, FedProx 0.1, FedDyn 0.01. AdaBest and FedDisco were not tried to the end, and have "
-        "their papers' strengths.",
+        note="Taken: 0.05, FedProx 0.1, FedDyn 0.01. AdaBest and FedDisco were not tried to the end, and "
+        "have their papers' strengths.",
     )
 
 
