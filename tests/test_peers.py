@@ -118,8 +118,8 @@ def test_every_adapter_is_a_module_with_pinned_packages() -> None:
 def test_the_committed_lines_are_whole_and_the_page_is_theirs() -> None:
     entries = page.read()
     assert {(each["workload"], each["peer"]) for each in entries} == {
-        (workload, peer) for workload in ("w1", "w2") for peer in CONTESTANTS
+        (workload, peer) for workload in ("w1", "w2", "w3") for peer in CONTESTANTS
     }
-    for workload in ("w1", "w2"):
+    for workload in ("w1", "w2", "w3"):
         check_steps(workload, {e["peer"]: [e["steps"]] for e in entries if e["workload"] == workload})
     assert page.MARKDOWN.read_text() == page.as_markdown(entries)

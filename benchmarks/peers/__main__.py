@@ -81,7 +81,7 @@ def entry(workload: str, name: str, contestant: Contestant, runs: list[Ended], l
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="of peers; all without")] = None,
-    workloads: Annotated[str, typer.Option(help="separated by commas")] = "w1,w2",
+    workloads: Annotated[str, typer.Option(help="separated by commas")] = "w1,w2,w3",
     times: Annotated[int, typer.Option(help="turns")] = 3,
     rounds: Annotated[int | None, typer.Option(help="fewer rounds, to try it out; nothing is kept")] = None,
     environments: Annotated[Path, typer.Option(help="where the peers' environments are made")] = FOLDER,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perennial.benchmarks.processes import ROOT, Ended
+from perennial.benchmarks.processes import BYTECODE, ROOT, Ended
 
 PERIOD = 0.1
 """Seconds between two looks at the memory."""
@@ -75,7 +75,8 @@ def watched(*arguments: str, python: Path = Path(sys.executable), also: Sequence
 
     also: processes that serve it and were there before. Raises RuntimeError when it fails.
     """
-    environment: Mapping[str, str] = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment: Mapping[str, str] = os.environ | BYTECODE | own
     with tempfile.TemporaryFile("w+") as errors:
         start = time.perf_counter()
         process = subprocess.Popen(
