@@ -1,8 +1,8 @@
 """The workload in BlazeFL, in its environment: client after client, or in threads.
 
 Its FedAvg server, with its own trainer that takes clients one after the other, or with its pool of two
-threads. Neither has momentum, so both get an optimiser that has it, new at each client. The releases that
-let threads run at the same time need Python 3.14; this is the newest that runs on 3.11, where they take turns.
+threads. Neither has momentum, so both get an optimiser that has it, new at each client. Threads run at the
+same time on Python 3.14 without its lock; this is the newest release that runs on 3.11, where they take turns.
 """
 # pyright: reportMissingImports=false
 
