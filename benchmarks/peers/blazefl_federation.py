@@ -2,7 +2,7 @@
 
 Its FedAvg server, with its own trainer that takes clients one after the other, or with its pool of two
 threads. Neither has momentum, so both get an optimiser that has it, new at each client. Threads run at the
-same time on Python 3.14 without its lock; this is the newest release that runs on 3.11, where they take turns.
+same time on Python 3.14 without its lock; this is the newest release that runs on 3.11, where they share it.
 """
 # pyright: reportMissingImports=false
 
