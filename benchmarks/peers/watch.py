@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perennial.benchmarks.processes import BYTECODE, ROOT, Ended
+from perennial.benchmarks.processes import ROOT, Ended
 
 PERIOD = 0.1
 """Seconds between two looks at the memory."""
@@ -75,8 +75,9 @@ def watched(*arguments: str, python: Path = Path(sys.executable), also: Sequence
 
     also: processes that serve it and were there before. Raises RuntimeError when it fails.
     """
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    environment: Mapping[str, str] = os.environ | BYTECODE | own
+    # every simulator has its bytecode beside its code, as pip has put it there
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}
+    environment: Mapping[str, str] = os.environ | own
     with tempfile.TemporaryFile("w+") as errors:
         start = time.perf_counter()
         process = subprocess.Popen(
