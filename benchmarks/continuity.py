@@ -1,13 +1,13 @@
 """What happens to a deployed run when a process is killed, a site is cut off, or the disk is full.
 
 Each case runs two hospitals on loopback, with TLS and node keys, disturbs one process in one phase, lets the
-operator do what docs/operations.md says, and compares the final model with that of an undisturbed run.
+operator do what docs/operations.md says, and compares the final model with that of an undisturbed run. The
+operator's pages are followed all the while: what they say is wrong, and how soon.
 
     python -m perennial.benchmarks.continuity [CASE...]   writes benchmarks/results/continuity.jsonl and .md
 """
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,10 +17,11 @@ import yaml
 
 from perennial.benchmarks.disturbances import CASES, Case, Running
 from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.loopback import ENTERED, Deployment, digit_folders
+from perennial.benchmarks.loopback import Deployment, QuickDeployment, digit_folders
 from perennial.benchmarks.markdown import age
 from perennial.benchmarks.split_keys import split_key_of
 from perennial.benchmarks.table import RESULTS_REVISION
+from perennial.benchmarks.watched_page import WatchedPage
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 
@@ -28,6 +29,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 SITES = ["graz", "linz"]
 RESULTS = ROOT / "benchmarks" / "results" / "continuity.jsonl"
+PAGES = ("/", "/runs/hospitals")
+AFTERWARDS = 3.0
+"""Seconds after the end in which the pages show it."""
 EXPERIMENT: dict[str, Any] = {
     "name": "hospitals",
     "data": {
@@ -67,14 +71,20 @@ def main() -> None:
 def run_case(name: str, case: Case) -> dict[str, Any]:
     """One case; what was seen."""
     start = time.monotonic()
-    with Deployment(SITES) as deployment:
+    with QuickDeployment(SITES) as deployment:
         prepare(deployment, case)
-        running = Running(deployment, case.changes)
+        address = deployment.start_pages()
+        running = Running(deployment, case.changes, [WatchedPage(address, path) for path in PAGES])
         case.disturb(running)
         resumed = 0
         while not (status := settle(deployment)).endswith("completed") and resumed < 3:
             deployment.deploy("resume", "hospitals")
             resumed += 1
+        time.sleep(AFTERWARDS)
+        noticed = running.noticed()
+        left = [said.text for page in running.pages for said in page.now()]
+        for page in running.pages:
+            page.close()
         summary = running.run_folder / "summary.json"
         facts = json.loads(summary.read_text()) if summary.exists() else {}
         rounds = [event for event in running.events() if event["event"] == "round"]
@@ -94,7 +104,11 @@ def run_case(name: str, case: Case) -> dict[str, Any]:
         "skipped": sum(event["skipped"] for event in rounds),
         "ledger_lines": ledgers,
         "same_model": facts.get("model_sha256") == expected,
-        "noticed": None if running.noticed is None else round(running.noticed, 1),
+        "noticed": [
+            {"seconds": round(seen.seconds, 1), "text": seen.said.text, "remedy": seen.said.remedy}
+            for seen in noticed
+        ],
+        "left": left,
         "seconds": round(time.monotonic() - start),
         "revision": RESULTS_REVISION,
         "versions": versions(),
@@ -109,23 +123,13 @@ def settle(deployment: Deployment) -> str:
 def prepare(deployment: Deployment, case: Case) -> None:
     """Operator, sites, approvals."""
     deployment.init()
-    if case.small_disk:
-        runs = deployment.operator / "state" / "runs"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(runs)], check=True)
     digit_folders(deployment.folder / "data", SITES, 150)
-    experiment = {**EXPERIMENT, **case.changes}
     path = deployment.folder / "experiment.yaml"
-    path.write_text(yaml.safe_dump(experiment))
-    deployment.start_superlink()
-    fab, digest = deployment.deploy("stage", path).split()[-2:]
-    for name in SITES:
-        deployment.make_site(name)
-        deployment.edit_site(name, data={"path": str(deployment.folder / "data" / name)})
-        deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
-        deployment.deploy("register", name)
-        deployment.start_site(name)
-    for name in SITES:
-        deployment.wait_for_log(name, ENTERED)
+    path.write_text(yaml.safe_dump({**EXPERIMENT, **case.changes}))
+    deployment.prepare(path, lambda site: {"data": {"path": str(deployment.folder / "data" / site)}})
+    if case.before is not None:
+        case.before(deployment)
+    deployment.start_sites()
 
 
 def undisturbed(deployment: Deployment, case: Case, run: Path) -> str:
@@ -142,8 +146,9 @@ def undisturbed(deployment: Deployment, case: Case, run: Path) -> str:
 def as_markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
         *([old, ""] if (old := age(rows)) else []),
-        "| disturbed | phase | the operator did | ended | rounds | ledger lines | same model |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| disturbed | phase | the operator's page said | the operator did | ended | rounds | ledger lines | "
+        "same model |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         did = "nothing" if not row["resumed"] else f"`perennial deploy resume`, {row['resumed']} times"
@@ -151,11 +156,22 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         ledgers = ", ".join(f"{site} {count}" for site, count in row["ledger_lines"].items())
         same = "yes, bit for bit" if row["same_model"] else "no"
         rounds = f"{row['rounds']}, {row['skipped']} skipped" if row.get("skipped") else row["rounds"]
-        noticed = row.get("noticed")
-        seen = "" if noticed is None else f"; on the operator's page after {noticed} s"
-        cells = (row["process"], row["phase"] + seen, did, row["status"], rounds, ledgers, same)
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+        said = said_in_words(row["noticed"])
+        cells = (row["process"], row["phase"], said, did, row["status"], rounds, ledgers, same)
+        lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def said_in_words(noticed: list[dict[str, Any]]) -> str:
+    """What the page said first, and what it advised first, with seconds since the disturbance."""
+    if not noticed:
+        return "nothing"
+    first = noticed[0]
+    advised = next((seen for seen in noticed if seen["remedy"]), None)
+    words = f"after {first['seconds']} s: {first['text']}"
+    if advised is not None and advised is not first:
+        words += f"; after {advised['seconds']} s: {advised['text']}"
+    return words + (f" *{advised['remedy']}*" if advised is not None else "")
 
 
 if __name__ == "__main__":

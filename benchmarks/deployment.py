@@ -50,14 +50,8 @@ def deployed(content: dict[str, Any], sites: list[str]) -> tuple[list[float], di
         deployment.init()
         path = deployment.folder / "experiment.yaml"
         path.write_text(yaml.safe_dump(content))
-        deployment.start_superlink()
-        fab, digest = deployment.deploy("stage", path).split()[-2:]
-        for name in sites:
-            deployment.make_site(name)
-            deployment.edit_site(name, data=None)
-            deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
-            deployment.deploy("register", name)
-            deployment.start_site(name)
+        deployment.prepare(path, lambda site: {"data": None})
+        deployment.start_sites()
         deployment.deploy("submit", path)
         status = deployment.wait_for_run(content["name"], 1500)
         folder = deployment.operator / "state" / "runs" / content["name"]

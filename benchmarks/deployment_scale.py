@@ -15,14 +15,12 @@ from statistics import median
 from typing import Any
 
 import yaml
-from typer.testing import CliRunner
 
 from perennial.benchmarks.deployment import experiment
 from perennial.benchmarks.environment import machine, versions
-from perennial.benchmarks.loopback import Deployment
+from perennial.benchmarks.loopback import QuickDeployment
 from perennial.benchmarks.processes import family
 from perennial.benchmarks.table import RESULTS_REVISION
-from perennial.cli.main import app
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_site_names
 
@@ -33,16 +31,6 @@ GOAL = 5.0
 """Seconds of a round with 20 sites."""
 
 
-class QuickDeployment(Deployment):
-    """A federation whose commands run in this process, because twenty sites need more than a hundred."""
-
-    def perennial(self, *arguments: str | Path, fails: bool = False) -> str:
-        """One command; what it said. Raises AssertionError when it fails, or does not where fails is set."""
-        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        assert (done.exit_code != 0) == fails, f"{arguments}: {done.output}"
-        return done.output
-
-
 def measure(count: int) -> dict[str, Any]:
     """One run with this many sites. Memory is shared fairly among processes that share a page (PSS)."""
     content = experiment("scale", {"name": "mlp"}, count, ROUNDS)
@@ -51,16 +39,8 @@ def measure(count: int) -> dict[str, Any]:
         deployment.init()
         path = deployment.folder / "experiment.yaml"
         path.write_text(yaml.safe_dump(content))
-        deployment.start_superlink()
-        fab, digest = deployment.deploy("stage", path).split()[-2:]
-        for name in names:
-            deployment.make_site(name)
-            deployment.edit_site(name, data=None)
-            deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
-            deployment.deploy("register", name)
-            deployment.start_site(name)
-        for name in names:
-            deployment.wait_for_log(name, "SuperNode ID", 240)
+        deployment.prepare(path, lambda site: {"data": None})
+        deployment.start_sites()
         deployment.deploy("submit", path)
         folder = deployment.operator / "state" / "runs" / "scale"
         seconds: list[float] = []

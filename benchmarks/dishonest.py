@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from torch import Tensor
 
 from perennial.client.site import Site
@@ -28,7 +28,7 @@ from perennial.foundation.streams import stream, torch_seed
 from perennial.learning.batches import TrainingSet
 from perennial.models.saved import GLOBAL_MODEL, load_saved
 from perennial.protocol.fields import read_kind
-from perennial.protocol.messages import TrainReply
+from perennial.protocol.messages import TrainReply, TrainRequest
 from perennial.protocol.stamp import MAX_EXAMPLES
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
@@ -37,6 +37,11 @@ TARGET, SOURCE = 0, 1
 """Classes by label: what a backdoor and a one-class flip call a sample, and what the flip takes."""
 PATCH = 2
 """Width of the trigger, white, in the corner of the image."""
+LEAST_Z = 1.5
+"""Standard deviations by which "a little is enough" moves each value at least."""
+
+ABSENT = "absent"
+"""No attack: the dishonest sites never answer, so that the honest ones train alone."""
 
 Update = dict[str, Tensor]
 
@@ -62,8 +67,8 @@ class Attack:
     def parsed(cls, text: str) -> "Attack":
         """From NAME:KEY=VALUE,... Raises ValueError for a name or key that there is not."""
         name, _, rest = text.partition(":")
-        if name not in (*DATA, *UPDATES):
-            raise ValueError(f"attack: found {name!r}, allowed {', '.join((*DATA, *UPDATES))}")
+        if name not in (*DATA, *UPDATES, ABSENT):
+            raise ValueError(f"attack: found {name!r}, allowed {', '.join((*DATA, *UPDATES, ABSENT))}")
         values: dict[str, Any] = {}
         for part in filter(None, rest.split(",")):
             key, _, value = part.partition("=")
@@ -114,20 +119,27 @@ def random_direction(own: Update, honest: list[Update], sites: int, generator: n
 def a_little(own: Update, honest: list[Update], sites: int, generator: np.random.Generator) -> Update:
     """Mean minus z standard deviations of the honest updates.
 
-    z follows from the number of honest sites that must be outdone for a majority.
+    z follows from the number of honest sites that must be outdone for a majority. With one of five that is 0,
+    which harms nobody, so z is at least LEAST_Z, which Baruch et al. use too.
 
     Baruch et al. 2019 (arXiv 1902.06156).
     """
     n = len(honest) + sites
     supporters = n // 2 + 1 - sites
     share = (n - sites - supporters) / max(n - sites, 1)
-    z = NormalDist().inv_cdf(min(max(share, 0.5), 0.99)) or 0.3
+    z = max(NormalDist().inv_cdf(min(max(share, 0.5), 0.99)), LEAST_Z)
     stacked = {name: torch.stack([update[name] for update in honest]) for name in own}
-    return {name: rows.mean(dim=0) - max(z, 0.3) * rows.std(dim=0) for name, rows in stacked.items()}
+    return {name: rows.mean(dim=0) - z * rows.std(dim=0) for name, rows in stacked.items()}
 
 
 def inner_product(own: Update, honest: list[Update], sites: int, generator: np.random.Generator) -> Update:
-    """Minus twice the mean of the honest updates (Xie et al. 2020, arXiv 1903.03936)."""
+    """Minus twice the mean of the honest updates.
+
+    The mean of all sites' updates turns round from a boost of (honest sites) / (2 x dishonest ones) on; a
+    minority without one slows the model down and does no more.
+
+    Xie et al. 2020 (arXiv 1903.03936).
+    """
     return {name: -2.0 * torch.stack([u[name] for u in honest]).mean(dim=0) for name in own}
 
 
@@ -170,11 +182,16 @@ class DishonestClient:
             if content := _update_of(reply):
                 self._honest = {content.round: [*self._honest.get(content.round, []), dict(content.update)]}
             return reply
+        if self.attack.name == ABSENT:
+            return Message(Error(0, "absent"), reply_to=message)
+        request = TrainRequest.from_record(message.content)
+        if (request.round - 1) % 10 < self.attack.quiet:
+            return answer(message, context)
         poison = DATA.get(self.attack.name)
         with _poisoned(poison) if poison else _as_it_is():
             reply = answer(message, context)
         content = _update_of(reply)
-        if content is None or (content.round - 1) % 10 < self.attack.quiet:
+        if content is None:
             return reply
         change = UPDATES.get(self.attack.name, unchanged)
         generator = stream(self.seed, "attack", content.round, partition)
@@ -213,17 +230,28 @@ def attacked_run(settings: RunSettings, attack: str) -> dict[str, Any]:
 
 
 def success(path: Path, experiment: Experiment, attack: str) -> float | None:
-    """Share of the test samples that the attack wants to be TARGET and that are; None for other attacks."""
+    """Share of the test samples that the attack has moved to TARGET; None for other attacks.
+
+    Of a backdoor, samples that the model takes for TARGET without the trigger as well count neither as moved
+    nor as movable. Of one flipped class, all of its samples count.
+    """
     if attack not in ("backdoor", "one_class_flip"):
         return None
     saved, data = load_saved(path), simulated_federation(experiment).test
     if data is None:
         return None
     x, y = data.x[data.test], data.y[data.test]
-    x = x[y == SOURCE] if attack == "one_class_flip" else triggered(x[y != TARGET])
-    inputs = TrainingSet(x, torch.zeros(len(x), dtype=torch.int64), data.mean, data.std).floats(x)
-    with torch.no_grad():
-        return float((saved.classifier(inputs).argmax(dim=1) == TARGET).double().mean())
+
+    def called_target(images: Tensor) -> Tensor:
+        inputs = TrainingSet(images, torch.zeros(len(images), dtype=torch.int64), data.mean, data.std)
+        with torch.no_grad():
+            return saved.classifier(inputs.floats(images)).argmax(dim=1) == TARGET
+
+    if attack == "one_class_flip":
+        return float(called_target(x[y == SOURCE]).double().mean())
+    other = x[y != TARGET]
+    movable = other[~called_target(other)]
+    return float(called_target(triggered(movable)).double().mean()) if len(movable) else None
 
 
 @contextmanager

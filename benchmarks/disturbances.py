@@ -1,18 +1,30 @@
 """The ways in which benchmarks/continuity.py disturbs a deployed run, each at its moment."""
 
+import datetime
 import json
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from perennial.benchmarks.loopback import Deployment
-from perennial.live.run_state import RunState
+from perennial.benchmarks.watched_page import Seen, WatchedPage
+from perennial.deploy.certificates import read_validity
+from perennial.deploy.federation import OperatorFolder
+
+CLOCK = "linz.clock"
+SHORT_LIFE = 120
+TELEPHONE = 10.0
+"""Seconds from what the operator's page says until the hospital has put it right."""
 
 
 @dataclass
@@ -21,23 +33,28 @@ class Running:
 
     deployment: Deployment
     changes: dict[str, Any]
-    noticed: float | None = None
-    """Seconds from the disturbance until the operator's page says that something is wrong."""
+    pages: Sequence[WatchedPage] = ()
+    """What somebody watches: the overview, and the run's own page."""
+    moment: float | None = None
+    """When it was disturbed (time.monotonic)."""
 
     def disturbed(self) -> None:
-        """From now on, look at what the operator's page says."""
-        threading.Thread(target=self._watch, daemon=True).start()
+        """Now; from here on, what the pages say counts as noticed."""
+        self.moment = time.monotonic()
 
-    def _watch(self) -> None:
-        began, state = time.monotonic(), RunState(self.run_folder)
-        while time.monotonic() - began < 120:
-            state.read()
-            if state.status in ("silent", "ended", "waiting", "paused") or any(
-                site.status in ("refused", "failed", "silent", "offline") for site in state.sites()
-            ):
-                self.noticed = time.monotonic() - began
-                return
-            time.sleep(0.2)
+    def noticed(self) -> list[Seen]:
+        """What the pages have begun to say since the disturbance, the earliest first."""
+        moment = self.moment
+        found = [] if moment is None else [seen for page in self.pages for seen in page.new_since(moment)]
+        latest_first = sorted(found, key=lambda seen: -seen.seconds)
+        first = {seen.said.cause: seen for seen in latest_first}
+        return sorted(first.values(), key=lambda seen: seen.seconds)
+
+    def wait_until_noticed(self, seconds: float = 60) -> None:
+        """Return when a page says that something is wrong, or after some seconds if none does."""
+        until = time.monotonic() + seconds
+        while self.pages and not self.noticed() and time.monotonic() < until:
+            time.sleep(0.1)
 
     def submit(self) -> None:
         self.deployment.deploy("submit", self.deployment.folder / "experiment.yaml")
@@ -79,28 +96,45 @@ class Running:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def training_begins(running: Running, site: str = "linz") -> None:
+    """The run is submitted, and a site trains."""
+    running.submit()
+    running.wait(lambda: running.training(site), "training")
+
+
 def kill_child(running: Running, name: str, word: str) -> None:
     found = running.children(name, word)
     if not found:
         raise RuntimeError(f"{name}: no {word} to kill")
+    running.disturbed()
     for process in found:
         os.kill(process, signal.SIGKILL)
 
 
-def restart_superlink(running: Running) -> None:
+def kill_superlink(running: Running) -> None:
+    """Kill it; the operator starts it again when the page says so."""
+    running.disturbed()
     running.deployment.kill("superlink")
+    running.wait_until_noticed()
     running.deployment.start_superlink()
 
 
+def kill_supernode(running: Running, site: str) -> None:
+    """Kill it; its service manager starts it again once the page has said so."""
+    running.disturbed()
+    running.deployment.kill(site)
+    running.wait_until_noticed()
+    running.deployment.restart_site(site)
+
+
 def superlink_idle(running: Running) -> None:
-    restart_superlink(running)
+    kill_superlink(running)
     running.submit()
 
 
 def superlink_training(running: Running) -> None:
-    running.submit()
-    running.wait(lambda: running.training("graz"), "training")
-    restart_superlink(running)
+    training_begins(running, "graz")
+    kill_superlink(running)
 
 
 def serverapp_sending(running: Running) -> None:
@@ -110,8 +144,7 @@ def serverapp_sending(running: Running) -> None:
 
 
 def serverapp_training(running: Running) -> None:
-    running.submit()
-    running.wait(lambda: running.training("graz"), "training")
+    training_begins(running, "graz")
     kill_child(running, "superlink", "flwr-serverapp")
 
 
@@ -129,19 +162,17 @@ def serverapp_checkpointing(running: Running) -> None:
 
 
 def supernode_idle(running: Running) -> None:
-    running.deployment.restart_site("linz")
+    kill_supernode(running, "linz")
     running.submit()
 
 
 def supernode_training(running: Running) -> None:
-    running.submit()
-    running.wait(lambda: running.training("linz"), "training")
-    running.deployment.restart_site("linz")
+    training_begins(running)
+    kill_supernode(running, "linz")
 
 
 def clientapp_training(running: Running) -> None:
-    running.submit()
-    running.wait(lambda: running.training("linz"), "training")
+    training_begins(running)
     kill_child(running, "linz", "flwr-clientapp")
 
 
@@ -152,20 +183,17 @@ def clientapp_replying(running: Running) -> None:
 
 
 def superexec_at_site(running: Running) -> None:
-    running.submit()
-    running.wait(lambda: running.training("linz"), "training")
+    training_begins(running)
     end_by(running, "linz", "superexec_process", signal.SIGKILL)
 
 
 def superexec_stopped(running: Running) -> None:
-    running.submit()
-    running.wait(lambda: running.training("linz"), "training")
+    training_begins(running)
     end_by(running, "linz", "superexec_process", signal.SIGSTOP)
 
 
 def fork_server(running: Running) -> None:
-    running.submit()
-    running.wait(lambda: running.training("linz"), "training")
+    training_begins(running)
     end_by(running, "linz", "fork_server.py", signal.SIGKILL)
 
 
@@ -178,50 +206,91 @@ def end_by(running: Running, site: str, word: str, how: signal.Signals) -> None:
 
 
 def superexec_at_operator(running: Running) -> None:
-    running.submit()
-    running.wait(lambda: running.training("linz"), "training")
+    training_begins(running)
     running.disturbed()
     os.kill(min(running.children("superlink", "superexec_process")), signal.SIGKILL)
     running.deployment.wait_for_end("superlink", 60)
-    restart_superlink(running)
+    running.wait_until_noticed()
+    running.deployment.kill("superlink")
+    running.deployment.start_superlink()
 
 
 def rotated(running: Running) -> None:
-    running.submit()
-    running.wait(lambda: running.training("linz"), "training")
+    training_begins(running)
     running.deployment.deploy("rotate")
     running.disturbed()
-    restart_superlink(running)
+    running.deployment.kill("superlink")
+    running.deployment.start_superlink()
 
 
 def site_cut_off(running: Running) -> None:
-    running.submit()
-    running.wait(lambda: running.training("linz"), "training")
+    training_begins(running)
     session = running.deployment.process_id("linz")
+    running.disturbed()
     os.killpg(session, signal.SIGSTOP)
     time.sleep(40)
     os.killpg(session, signal.SIGCONT)
 
 
 def site_never_returns(running: Running) -> None:
-    running.submit()
-    running.wait(lambda: running.training("linz"), "training")
+    training_begins(running)
+    running.disturbed()
     running.deployment.kill("linz")
 
 
 def disk_full(running: Running) -> None:
-    filler = running.deployment.operator / "state" / "runs" / "filler"
-    running.submit()
-    running.wait(lambda: running.training("linz"), "training")
-    with open(filler, "wb") as file:
-        try:
-            while True:
-                file.write(b"\0" * 2**16)
-                file.flush()
-        except OSError:
-            pass
+    """The operator makes room once the run has ended for lack of it."""
+    training_begins(running)
+    filler = fill(running, running.run_folder.parent)
     running.deployment.wait_for_run("hospitals", 300)
     filler.unlink()
+
+
+def site_disk_full(running: Running) -> None:
+    """The hospital makes room once the operator, whose page says so, has telephoned."""
+    training_begins(running)
+    filler = fill(running, running.deployment.folder / "linz" / "state")
+    running.wait_until_noticed(120)
+    time.sleep(TELEPHONE)
+    filler.unlink()
+
+
+def fill(running: Running, folder: Path) -> Path:
+    """A file that takes all that is left of a disk."""
+    filler = folder / "filler"
+    running.disturbed()
+    with open(filler, "wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"\0" * 2**12)
+    return filler
+
+
+def clock_jumps(running: Running) -> None:
+    """A hospital's clock goes an hour ahead, and back once the operator has telephoned."""
+    training_begins(running)
+    clock = running.deployment.folder / CLOCK
+    running.disturbed()
+    clock.write_text("3600")
+    running.wait_until_noticed(120)
+    time.sleep(TELEPHONE)
+    clock.write_text("0")
+    running.deployment.restart_site("linz")
+
+
+def certificate_expires(running: Running) -> None:
+    """The SuperLink's certificate ends while a site is away, which cannot come back before it is renewed."""
+    training_begins(running)
+    running.deployment.kill("linz")
+    (served,) = read_validity(running.deployment.operator / "certificates" / "server.pem")
+    time.sleep(max(0.0, served.ends.timestamp() - time.time()))
+    running.disturbed()
+    running.deployment.start_site("linz")
+    running.wait_until_noticed()
+    time.sleep(TELEPHONE)
+    running.deployment.deploy("rotate")
+    running.deployment.kill("superlink")
+    running.deployment.start_superlink()
+    running.deployment.restart_site("linz")
 
 
 @dataclass(frozen=True)
@@ -230,14 +299,52 @@ class Case:
 
     process and phase: for the table.
     changes: to the experiment.
-    small_disk: run folders on 24 MB.
+    before: makes the machine ready once every site is registered and none has started; None: nothing.
     """
 
     process: str
     phase: str
     disturb: Callable[[Running], None]
     changes: dict[str, Any]
-    small_disk: bool = False
+    before: Callable[[Deployment], None] | None = None
+
+
+def small_runs(deployment: Deployment) -> None:
+    deployment.mount_small_disk(deployment.operator / "state" / "runs", 24)
+
+
+def small_state(deployment: Deployment) -> None:
+    deployment.mount_small_disk(deployment.folder / "linz" / "state", 24)
+
+
+def movable_clock(deployment: Deployment) -> None:
+    """The wall clock of linz is off by the seconds in a file. Needs a C compiler."""
+    library, clock = deployment.folder / "moved_clock.so", deployment.folder / CLOCK
+    source = Path(__file__).with_name("moved_clock.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
+    clock.write_text("0")
+    deployment.environment["linz"] = {"LD_PRELOAD": str(library), "MOVED_CLOCK": str(clock)}
+
+
+def short_lived(deployment: Deployment) -> None:
+    """The SuperLink starts anew with a certificate that ends in SHORT_LIFE seconds."""
+    operator = OperatorFolder(deployment.operator)
+    served = operator.certificates / "server.pem"
+    old = x509.load_pem_x509_certificate(served.read_bytes())
+    signer = serialization.load_pem_private_key(operator.authority_key.read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    new = x509.CertificateBuilder(
+        old.issuer,
+        old.subject,
+        old.public_key(),
+        old.serial_number,
+        old.not_valid_before_utc,
+        datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=SHORT_LIFE),
+        list(old.extensions),
+    )
+    served.write_bytes(new.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
+    deployment.kill("superlink")
+    deployment.start_superlink()
 
 
 ONE_IS_ENOUGH = {"rounds": {"wait_for": 2, "quorum": 1, "join_timeout": 120, "deadline": 45}}
@@ -259,5 +366,14 @@ CASES = {
     "rotated": Case("SuperLink", "`perennial deploy rotate` while training", rotated, {}),
     "site_cut_off": Case("site", "cut off for 40 s while training", site_cut_off, {}),
     "site_never_returns": Case("site", "gone for good", site_never_returns, ONE_IS_ENOUGH),
-    "disk_full": Case("operator's disk", "full while a round runs", disk_full, {}, small_disk=True),
+    "disk_full": Case("operator's disk", "full while a round runs", disk_full, {}, small_runs),
+    "site_disk_full": Case("site's disk", "full while it trains", site_disk_full, {}, small_state),
+    "clock_jumps": Case("site's clock", "an hour ahead while it trains", clock_jumps, {}, movable_clock),
+    "certificate_expires": Case(
+        "certificate",
+        "expires while a site trains, which connects anew",
+        certificate_expires,
+        {},
+        short_lived,
+    ),
 }

@@ -144,11 +144,11 @@ def _runs(missing: Sequence[Job], workers: int, device: str, on: Machines) -> It
         return
     if workers == 1 or len(missing) < 2:
         for job in missing:
-            yield job, _run(job.row.file, job.row, job.seed, device)
+            yield job, run_job(job.row.file, job.row, job.seed, device)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
-        waiting = {pool.submit(_run, job.row.file, job.row, job.seed, device): job for job in missing}
+        waiting = {pool.submit(run_job, job.row.file, job.row, job.seed, device): job for job in missing}
         try:
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
@@ -167,10 +167,10 @@ def _run_there(job: Job, device: str) -> Ran:
             f"{job.row.label}, seed {job.seed}: the experiment on {platform.node()} has the settings "
             f"{found:.12}, asked for are {job.settings:.12}; all machines need the same version of Perennial"
         )
-    return _run(job.row.file, job.row, job.seed, device)
+    return run_job(job.row.file, job.row, job.seed, device)
 
 
-def _run(experiment: Path, row: Row, seed: int, device: str) -> Ran:
+def run_job(experiment: Path, row: Row, seed: int, device: str) -> Ran:
     from perennial.benchmarks.dishonest import attacked_run
     from perennial.engine.run import run_in_process
 

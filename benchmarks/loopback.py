@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -76,9 +77,12 @@ class Deployment:
         self.pinned = prefix is not None
         self._prefix = prefix or []
         self.names = sites
-        self.fleet, self.control, self.health, *ports = free_ports(3 + len(sites))
+        self.fleet, self.control, self.health, self.pages, *ports = free_ports(4 + len(sites))
         self.ports = dict(zip(sites, ports, strict=True))
+        self.environment: dict[str, dict[str, str]] = {}
+        """Variables beside this process's own, by the name of a process."""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._mounts: list[Path] = []
 
     def __enter__(self) -> Self:
         return self
@@ -88,7 +92,8 @@ class Deployment:
     ) -> None:
         for name in list(self._processes):
             self.kill(name)
-        subprocess.run(["umount", str(self.operator / "state" / "runs")], capture_output=True, check=False)
+        for mount in self._mounts:
+            subprocess.run(["umount", "--lazy", str(mount)], capture_output=True, check=False)
         subprocess.run(["chmod", "-R", "u+w", str(self.folder)], check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -140,15 +145,47 @@ class Deployment:
         trusting = {"answers": answers, "min_samples": 1, "require_privacy": "none", "max_epsilon": None}
         self.edit_site(name, policy=trusting)
 
+    def prepare(self, experiment: Path, edit: Callable[[str], dict[str, Any]]) -> None:
+        """After init(): the SuperLink serves, and every site has approved the experiment and is registered.
+
+        edit: sections of a site's site.yaml by its name, asked for once every site's folder is there.
+        """
+        self.start_superlink()
+        fab, digest = self.deploy("stage", experiment).split()[-2:]
+        for name in self.names:
+            self.make_site(name)
+        for name in self.names:
+            self.edit_site(name, **edit(name))
+            self.perennial("site", "approve", fab, digest, "--site", self.site_file(name))
+            self.deploy("register", name)
+
+    def start_sites(self, seconds: float = 240) -> None:
+        """Start every site, and wait until the SuperLink has let them all in."""
+        for name in self.names:
+            self.start_site(name)
+        for name in self.names:
+            self.wait_for_log(name, ENTERED, seconds)
+
+    def mount_small_disk(self, folder: Path, megabytes: int) -> None:
+        """A disk of its own for a folder; what is in the folder moves there. Needs root."""
+        with tempfile.TemporaryDirectory() as aside:
+            shutil.copytree(folder, aside, dirs_exist_ok=True)
+            size = ["-o", f"size={megabytes}m"]
+            subprocess.run(["mount", "-t", "tmpfs", *size, "tmpfs", str(folder)], check=True)
+            self._mounts.append(folder)
+            shutil.copytree(aside, folder, dirs_exist_ok=True)
+
+    def start_pages(self) -> str:
+        """Start the operator's pages and wait until they answer; their address."""
+        runs = self.operator / "state" / "runs"
+        self._start("pages", [], "serve", str(runs), "--port", str(self.pages))
+        self._wait_for_ports("pages", self.pages)
+        return f"http://{LOOPBACK}:{self.pages}"
+
     def start_superlink(self) -> None:
         """Start it and wait until it serves."""
         self._start("superlink", [], "deploy", "start", str(self.operator))
-        for _ in range(240):
-            if self._listens(self.control) and self._listens(self.fleet):
-                return
-            assert self.running("superlink"), self.logs()
-            time.sleep(0.25)
-        raise AssertionError(f"the SuperLink does not listen: {self.logs()}")
+        self._wait_for_ports("superlink", self.control, self.fleet)
 
     def start_site(self, name: str) -> None:
         self._start(name, self._prefix, "site", "start", str(self.site_file(name)))
@@ -161,7 +198,8 @@ class Deployment:
         """
         before = self.log(name).count(ENTERED)
         until = time.monotonic() + seconds
-        self.kill(name)
+        if name in self._processes:
+            self.kill(name)
         self.start_site(name)
         while self.log(name).count(ENTERED) == before:
             assert time.monotonic() < until, f"{name} is not let in: {self.logs()}"
@@ -235,13 +273,33 @@ class Deployment:
             self._processes[name] = subprocess.Popen(
                 [*prefix, sys.executable, "-m", "perennial.cli.main", *arguments],
                 cwd=self.folder,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                env=os.environ | {"PYTHONPATH": str(ROOT)} | self.environment.get(name, {}),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
+    def _wait_for_ports(self, name: str, *ports: int, seconds: float = 180) -> None:
+        until = time.monotonic() + seconds
+        while not all(map(self._listens, ports)):
+            assert self.running(name) and time.monotonic() < until, f"{name} does not listen: {self.logs()}"
+            time.sleep(0.25)
+
     @staticmethod
     def _listens(port: int) -> bool:
         with socket.socket() as probe:
             return probe.connect_ex((LOOPBACK, port)) == 0
+
+
+class QuickDeployment(Deployment):
+    """A federation whose commands run in this process, because starting a hundred takes minutes."""
+
+    def perennial(self, *arguments: str | Path, fails: bool = False) -> str:
+        """One command; what it said. Raises AssertionError when it fails, or does not where fails is set."""
+        from typer.testing import CliRunner
+
+        from perennial.cli.main import app
+
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert (done.exit_code != 0) == fails, f"{arguments}: {done.output}{done.exception}{self.logs()}"
+        return done.output

@@ -44,10 +44,10 @@ from perennial.protocol.messages import (
     StatisticsRequest,
     TrainRequest,
 )
+from perennial.protocol.parcel import is_parcel, opened, parcelled
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
 from perennial.protocol.stamp import LONGEST_REASON, VERSION, Stamp
 
-app = ClientApp()
 log = logging.getLogger("perennial.site")
 Request = TypeVar("Request", bound=WireMessage)
 Done = TypeVar("Done")
@@ -65,6 +65,26 @@ RAISED = 2
 """Flower's code for a ClientApp that could not answer (ErrorCode.CLIENT_APP_RAISED_EXCEPTION)."""
 TELLABLE = (PolicyRefusal, PrivacyError, ProtocolError, RecordGone)
 """Errors that speak of settings, messages and rounds only."""
+
+
+def answer_in_kind(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Answer a parcel with a parcel."""
+    if not message.has_content() or not is_parcel(message.content):
+        return call_next(message, context)
+    try:
+        message.content = opened(message.content)
+    except ProtocolError as error:
+        log.warning("refused: %s", error)
+        return Message(Error(RAISED, str(error)), reply_to=message)
+    reply = call_next(message, context)
+    if reply.has_content():
+        reply.content = parcelled(reply.content)
+    return reply
+
+
+app = ClientApp(mods=[answer_in_kind])
 
 
 def _answer(

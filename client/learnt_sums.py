@@ -1,4 +1,8 @@
-"""A site's part of a Gaussian head over features that were learnt: exact sums at the end of a task."""
+"""A site's part of a Gaussian head over features that were learnt: exact sums at the end of a task.
+
+While the network trains, its features change, so that earlier classes are known by their exemplars. Once it
+trains no more (freeze_after), sums stay right: a site adds each later task's to those that it kept.
+"""
 
 import torch
 from torch import Tensor
@@ -8,12 +12,17 @@ from perennial.client.policy import check_answer, check_statistics
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
 from perennial.config import charges
-from perennial.learning.analytic.statistics import Collector
+from perennial.foundation.errors import ProtocolError
+from perennial.learning.analytic.statistics import Collector, Statistics
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.models.feature_maps.ball import on_grid
+from perennial.models.feature_maps.content import content_of
 from perennial.models.incremental import IncrementalModel
 from perennial.protocol.messages import FinishTaskRequest
 from perennial.protocol.tensors import Tensors
+
+RECORD = "learnt-sums"
+"""Sums since the network trains no more, as they are after a task, under the round that ended it."""
 
 
 def check_learnt_sums(site: Site) -> None:
@@ -23,23 +32,61 @@ def check_learnt_sums(site: Site) -> None:
 
 
 def release_learnt_sums(site: Site, request: FinishTaskRequest, model: IncrementalModel) -> Tensors:
-    """Sums over the features of the task's samples and of the exemplars of earlier classes, charged.
+    """Sums over the features of the task's samples and of those of earlier classes, charged.
 
+    Earlier classes are those of exemplars, or all of the site's samples once the network trains no more.
     Classes below the policy's floor are in none of them. Raises PolicyRefusal where sums may not leave, or
     all classes are below the floor.
     """
     check_learnt_sums(site)
-    policy = site.identity.policy
-    samples = site.samples(_rows(site, request))
+    if site.experiment.learner.trains_in(request.task + 1):
+        found = _shown_sums(site, model, _rows(site, request))
+    else:
+        found = _with_kept(site, request, model)
+    if site.identity.deployed:
+        charge_entry(site, charges.in_the_clear(site.experiment, request.run, "statistics"))
+    return as_tensors(found)
+
+
+def as_tensors(sums: Statistics) -> Tensors:
+    """Sums as they are sent and kept."""
+    return Tensors(gram=sums.gram, sums=sums.sums, counts=sums.counts)
+
+
+def _with_kept(site: Site, request: FinishTaskRequest, model: IncrementalModel) -> Statistics:
+    """Sums over the samples of all tasks so far: those that were kept, and of the tasks since.
+
+    Raises ProtocolError when they were kept over the features of another network.
+    """
+    state, network = site.state(request.run), content_of([("", model.backbone.state_dict())])
+    kept = state.get(RECORD, before=request.round)
+    known, classes = 0, range(model.num_classes)
+    if kept is not None:
+        _, facts = kept
+        if facts["network"] != network:
+            raise ProtocolError(
+                "FinishTaskRequest: arrays: the network is not the one whose features this site has summed "
+                f"since task {site.experiment.learner.freeze_after}; allowed: a network that trains no more"
+            )
+        known = int(facts["classes"])
+    found = _shown_sums(site, model, site.data.task_indices("train", known, classes.stop))
+    if kept is not None:
+        tensors, _ = kept
+        found += Statistics(tensors["gram"], tensors["sums"], tensors["counts"], range(known))
+    facts = {"network": network, "classes": classes.stop}
+    state.put(RECORD, request.round, as_tensors(found), facts)
+    return found
+
+
+def _shown_sums(site: Site, model: IncrementalModel, rows: Tensor) -> Statistics:
+    """Sums over those of the samples at rows whose classes may leave."""
+    samples, policy = site.samples(rows), site.identity.policy
     counts = samples.counts(model.num_classes).cpu()
     stay = withheld(policy, "statistics", counts.tolist())
     if len(stay) == len(counts):
         check_floor(policy, "statistics", 0)
     shown = ~torch.isin(samples.y, torch.tensor(sorted(stay), dtype=torch.int64, device=samples.y.device))
-    found = _collected(model, samples, shown.nonzero().flatten())
-    if site.identity.deployed:
-        charge_entry(site, charges.in_the_clear(site.experiment, request.run, "statistics"))
-    return found
+    return _collected(model, samples, shown.nonzero().flatten())
 
 
 def _rows(site: Site, request: FinishTaskRequest) -> Tensor:
@@ -51,10 +98,9 @@ def _rows(site: Site, request: FinishTaskRequest) -> Tensor:
 
 
 @torch.no_grad()
-def _collected(model: IncrementalModel, samples: TrainingSet, rows: Tensor) -> Tensors:
+def _collected(model: IncrementalModel, samples: TrainingSet, rows: Tensor) -> Statistics:
     model.eval()
     collector = Collector(model.feature_width, range(model.num_classes))
     for part in rows.split(EVALUATION_BATCH):
         collector.add(on_grid(model.features(samples.inputs(part))), samples.y[part])
-    sums = collector.finish()
-    return Tensors(gram=sums.gram, sums=sums.sums, counts=sums.counts)
+    return collector.finish()

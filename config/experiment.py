@@ -302,6 +302,11 @@ class Experiment(Block):
                 "neither noised nor masked: a sample would be in a release of each task; allowed: head, or "
                 "strategy analytic"
             )
+        if self.learner.freeze_after is not None and self.model.name == "dual_backbone":
+            raise ValueError(
+                "learner.freeze_after: model dual_backbone begins each task with a network that has to "
+                "train; allowed with the other models"
+            )
         return self
 
     @model_validator(mode="after")
@@ -364,11 +369,12 @@ class Experiment(Block):
     def needs_previous(self) -> bool:
         """Whether sites need the global model of the previous task.
 
-        They need it to distil from it, to build on it, or to choose exemplars.
+        They need it to distil from it, to build on it, to choose exemplars, or for sums of its features.
         """
         learner = self.learner
         model_needs = self.model.name == "dual_backbone" or self.model.freeze_old_rows
-        return learner.needs_previous or learner.memory is not None or model_needs
+        sums = learner.classifier == "gaussian"
+        return learner.needs_previous or learner.memory is not None or model_needs or sums
 
     def to_yaml(self) -> str:
         """The resolved experiment, every default written out."""

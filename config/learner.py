@@ -4,14 +4,18 @@ import operator
 import sys
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, model_validator
 
 from perennial.config.yaml_file import name_only
 from perennial.foundation import plugins
 from perennial.foundation.block import FiniteBlock
 from perennial.foundation.errors import ConfigError, nearest
 
-CLASSIFICATIONS = ("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation")
+CLASSIFICATIONS = (
+    *("ce", "balanced_softmax", "icarl_bce", "current_softmax", "gradient_compensation"),
+    "task_temperatures",
+)
+TEMPERATURES, KIND_WEIGHTS = (0.9, 1.1), (1.1, 0.9)
 
 
 class Optimizer(FiniteBlock):
@@ -43,13 +47,20 @@ class Classification(FiniteBlock):
 
     name: Annotated[str, AfterValidator(_classification)] = "ce"
     """current_softmax: cross entropy over the classes of the current task alone; not with a memory.
-    gradient_compensation: GLFC's, in which a sample counts by its gradient among old or among new classes."""
+    gradient_compensation: GLFC's, in which a sample counts by its gradient among old or among new classes.
+    task_temperatures: FedCBDR's; old and new classes have a temperature and a weight each."""
     scale: float = Field(default=1.0, ge=0)
     """balanced_softmax: multiplies the log-prior; 0 is plain cross entropy over the classes
     that the site holds."""
     sign: Literal[1, -1] = 1
     """balanced_softmax: -1 subtracts the log-prior in training, as printed in PP-FCIL;
     for the ablation only."""
+    temperatures: tuple[PositiveFloat, PositiveFloat] = Field(
+        default=TEMPERATURES, exclude_if=TEMPERATURES.__eq__
+    )
+    """task_temperatures: what logits of old and of new classes are divided by."""
+    weights: tuple[PositiveFloat, PositiveFloat] = Field(default=KIND_WEIGHTS, exclude_if=KIND_WEIGHTS.__eq__)
+    """task_temperatures: of the mean loss over samples of old and of new classes."""
     options: dict[str, Any] = Field(default_factory=dict, exclude_if=operator.not_)
     """Keys of a loss that is a plug-in: the keywords of its constructor."""
 
@@ -162,6 +173,9 @@ class LearnerConfig(FiniteBlock):
     from the sites' exact sums over new samples and exemplars; policies answer it with `statistics`."""
     shrinkage: float = Field(default=0.1, gt=0, le=1, exclude_if=(0.1).__eq__)
     """gaussian: of the covariance towards its diagonal."""
+    freeze_after: int | None = Field(default=None, ge=1, exclude_if=operator.not_)
+    """gaussian: the task after which nothing trains any more. Each later task's sums over all of its samples
+    are added to those of the tasks before, so that its classes cost no other class anything."""
     means: Literal["site", "global"] = "site"
     """nearest_mean: whose exemplars make the class means; global sends their sums to the server."""
     correction: Annotated[Correction, BeforeValidator(name_only)] | None = None
@@ -187,10 +201,13 @@ class LearnerConfig(FiniteBlock):
     def _parts_fit_the_memory(self) -> "LearnerConfig":
         if self.classifier == "nearest_mean" and self.memory is None:
             raise ValueError("classifier nearest_mean classifies by exemplars; it needs `memory`")
-        if self.classifier == "gaussian" and self.memory is None:
+        if self.classifier == "gaussian" and self.memory is None and self.freeze_after != 1:
             raise ValueError(
-                "classifier gaussian knows earlier classes by their exemplars; it needs `memory`"
+                "classifier gaussian knows earlier classes by their exemplars; it needs `memory`, or "
+                "`freeze_after: 1`"
             )
+        if self.freeze_after is not None and self.classifier != "gaussian":
+            raise ValueError(f"freeze_after: found {self.freeze_after}, allowed with classifier gaussian")
         if self.classifier != "gaussian" and self.shrinkage != type(self).model_fields["shrinkage"].default:
             raise ValueError(f"shrinkage: found {self.shrinkage}, allowed with classifier gaussian")
         if self.classification.name == "current_softmax" and self.memory is not None:
@@ -206,6 +223,10 @@ class LearnerConfig(FiniteBlock):
     def rows_name(self) -> str:
         """What the rows that classify instead of the head are called on the wire."""
         return "gaussian" if self.classifier == "gaussian" else "means"
+
+    def trains_in(self, task: int) -> bool:
+        """Whether sites train in a task. task: from 1."""
+        return self.freeze_after is None or task <= self.freeze_after
 
     @property
     def needs_previous(self) -> bool:

@@ -30,6 +30,7 @@ STRATEGIES = {
     "glfc": "perennial.strategies.glfc:Glfc",
     "target": "perennial.strategies.target:Target",
     "splitfed": "perennial.strategies.splitfed:SplitFed",
+    "parallel_rings": "perennial.strategies.parallel_rings:ParallelRings",
     "serial_ring": "perennial.strategies.serial_ring:SerialRing",
     "contribution": "perennial.strategies.contribution:Contribution",
     "own_heads": "perennial.strategies.own_heads:OwnHeads",

@@ -16,6 +16,7 @@ _NEEDS = {
     "contribution": "the value of a site is found out from its own update",
     "clustered_personalisation": "clusters are formed from single sites' vectors",
     "serial_ring": "each turn hands a single site's model on",
+    "parallel_rings": "each turn hands a single site's model on",
     "cyclic_weight_transfer": "each turn hands a single site's model on",
     "digest_synthesis": "digests of single sites stand in for them",
     "fednova": "its weights are normalised by what single sites report",

@@ -20,7 +20,7 @@ from perennial.deploy.fork_server import is_stopped
 log = logging.getLogger("perennial.deploy")
 POLL = 1.0
 """Seconds between two looks at the child."""
-STOPPED_FOR = 20.0
+STOPPED_FOR = 5.0
 """Seconds that a child may be stopped (SIGSTOP) before it counts as dead."""
 ENDED = 70
 """Exit status of a process that ends because its child did: 'internal software error' of sysexits.h."""

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     run_clientapp_module: ModuleType
     run_superexec: ModuleType
     subprocess_executor: ModuleType
+    supernode_heartbeat: ModuleType
     superlink_module: ModuleType
 
 
@@ -138,8 +139,8 @@ PRIVATE = {
     "superlink_module": Private(
         "flwr.superlink.cli.flower_superlink",
         "",
-        "its SuperExec is watched: the SuperLink ends when it dies",
-        "a SuperLink that ends, or reports itself unhealthy, without its SuperExec",
+        "its SuperExec is watched: the SuperLink ends when it dies; its state says which sites are connected",
+        "a SuperLink that ends, or reports itself unhealthy, without its SuperExec; a metric of its nodes",
     ),
     "sql_mixin": Private(
         "flwr.supercore.sql_mixin",
@@ -158,6 +159,12 @@ PRIVATE = {
         "",
         "replies are sent once they are whole, and the SuperExec is watched",
         "a SuperNode that survives a ClientApp killed while it replies, and ends without its SuperExec",
+    ),
+    "supernode_heartbeat": Private(
+        "flwr.supercore.heartbeat",
+        "",
+        "a SuperNode beats often, so that the operator soon knows that it is silent",
+        "a setting of how often a SuperNode beats, apart from when it counts as gone",
     ),
     "flower_superexec": Private(
         "flwr.supercore.cli",

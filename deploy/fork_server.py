@@ -59,12 +59,15 @@ class ForkServer:
     channel: a Unix socket that keeps requests apart (SOCK_SEQPACKET); the server ends when its other end is
     closed. seam: deploy/flower_seam.py. apps: folder of unpacked apps, whose names end in eight digits of the
     bundle's SHA-256; None for an app server. unpacked: the folder of the app that an app server has imported.
+    killed: descriptor of a pipe that takes a line with the token of each ClientApp that was killed; -1: none.
     """
 
     def __init__(
-        self, channel: socket.socket, seam: Any, apps: Path | None, unpacked: Path | None = None
+        self, channel: socket.socket, seam: Any, apps: Path | None, killed: int, unpacked: Path | None = None
     ) -> None:
         self._channel, self._seam, self._apps, self._unpacked = channel, seam, apps, unpacked
+        self._killed = killed
+        self._tokens: dict[int, str] = {}
         self._servers: dict[str, AppServer] = {}
 
     def serve(self) -> None:
@@ -91,8 +94,12 @@ class ForkServer:
                 return
             except OSError:
                 self._drop(request["bundle"])  # it has ended; its place is taken by another
-        if not os.fork():
+        if process := os.fork():
+            self._tokens[process] = request["token"]
+        else:
             self._close()
+            with suppress(OSError):
+                os.close(self._killed)
             become_clientapp(self._seam, self._unpacked, **request)
 
     def _app_server(self, bundle: str | None) -> AppServer | None:
@@ -110,7 +117,7 @@ class ForkServer:
                 ours.close()
                 self._close()
                 load(folders[0])
-                ForkServer(theirs, self._seam, None, folders[0]).serve()
+                ForkServer(theirs, self._seam, None, self._killed, folders[0]).serve()
                 sys.exit(0)
             theirs.close()
             self._servers[bundle] = AppServer(process, ours, folders[0], stamp)
@@ -130,8 +137,12 @@ class ForkServer:
             process, status = ended
             for bundle in [known for known, server in self._servers.items() if server.process == process]:
                 self._drop(bundle)
+            token = self._tokens.pop(process, "")
             if os.WIFSIGNALED(status):
                 log.warning("process %d ended by signal %d", process, os.WTERMSIG(status))
+                if token:
+                    with suppress(OSError):
+                        os.write(self._killed, f"{token}\n".encode())
         for server in self._servers.values():
             if not is_stopped(server.process):
                 server.stopped_since = None
@@ -226,8 +237,8 @@ def load_seam() -> Any:
     return module
 
 
-def main(descriptor: str, apps: str) -> None:
-    """descriptor: of the inherited channel. apps: folder of unpacked apps."""
+def main(descriptor: str, apps: str, killed: str = "-1") -> None:
+    """descriptor: of the inherited channel. apps: folder of unpacked apps. killed: as in ForkServer."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     _name_process("fork-server")
     seam = load_seam()
@@ -236,7 +247,7 @@ def main(descriptor: str, apps: str) -> None:
         importlib.import_module(library)
     settle()
     options: dict[str, Any] = {"fileno": int(descriptor)}
-    ForkServer(socket.socket(**options), seam, Path(apps)).serve()
+    ForkServer(socket.socket(**options), seam, Path(apps), int(killed)).serve()
 
 
 if __name__ == "__main__":

@@ -32,16 +32,21 @@ WAKE = "PERENNIAL_WAKE"
 byte for each message."""
 
 
-def start_fork_server(apps: Path) -> socket.socket:
+KILLED = "PERENNIAL_KILLED"
+"""Environment variable of a site: the descriptor of the pipe by which its SuperNode hears
+of ClientApps that were killed."""
+
+
+def start_fork_server(apps: Path, killed: int) -> socket.socket:
     """Start it, with the apps that are unpacked below a folder; the channel for requests.
 
-    This process ends when the server has ended, or was stopped for long.
+    killed: as in ForkServer. This process ends when the server has ended, or was stopped for long.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     # -P: the folder of the script is no place for the app's imports
-    command = [sys.executable, "-P", fork_server.__file__, str(theirs.fileno()), str(apps)]
+    command = [sys.executable, "-P", fork_server.__file__, str(theirs.fileno()), str(apps), str(killed)]
     with theirs:
-        server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        server = subprocess.Popen(command, pass_fds=[theirs.fileno(), killed])
     threading.Thread(target=watch, args=(server, "the fork server"), daemon=True).start()
     return ours
 
@@ -85,7 +90,7 @@ def start_serverapps_by_script() -> None:
 
 if __name__ == "__main__":
     if WAKE in os.environ:
-        launch_by_forking(start_fork_server(Path(os.environ["FLWR_HOME"]) / "apps"))
+        launch_by_forking(start_fork_server(Path(os.environ["FLWR_HOME"]) / "apps", int(os.environ[KILLED])))
         sleep_until_woken(int(os.environ[WAKE]))
     else:
         start_serverapps_by_script()

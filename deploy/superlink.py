@@ -19,7 +19,7 @@ def superlink_command(folder: OperatorFolder) -> list[str]:
     """The command line of the SuperLink. The Control API listens on loopback alone."""
     certificates, state = folder.certificates, folder.state
     return [
-        *(sys.executable, "-m", "perennial.deploy.superlink_process"),
+        *(sys.executable, "-m", "perennial.deploy.superlink_process", str(folder.path)),
         *("--ssl-ca-certfile", str(certificates / "ca.crt")),
         *("--ssl-certfile", str(certificates / "server.pem")),
         *("--ssl-keyfile", str(certificates / "server.key")),

@@ -1,14 +1,22 @@
-"""`python -m perennial.deploy.superlink_process`: Flower's SuperLink, with a database that waits.
+"""`python -m perennial.deploy.superlink_process FOLDER`: the SuperLink of an operator's folder, Flower's own.
+
+It says in the folder of all runs that it lives and who is connected, and its database waits.
 
 Flower 1.39 gives a writer of its SQLite file 5 s; then the call ends with "database is locked", and with it
 the run. A model of hundreds of megabytes keeps the file busy for longer on a slow or busy disk.
 """
 
 import sys
+from pathlib import Path
+from typing import Any
 
 from perennial.deploy.admission import give_reasons
+from perennial.deploy.certificates import read_validity
 from perennial.deploy.child_watch import end_with_child
-from perennial.deploy.flower_seam import flower_superlink, sql_mixin, superlink_module
+from perennial.deploy.flower_seam import NodeStatus, flower_superlink, sql_mixin, superlink_module
+from perennial.deploy.superlink_status import SilentSites, keep_status
+from perennial.deploy.waiting_pulls import let_pulls_wait
+from perennial.foundation.registered import NODES, registered_names
 
 BUSY_TIMEOUT = 120_000
 """Milliseconds."""
@@ -22,8 +30,39 @@ def wait_for_the_database() -> None:
     )
 
 
+def say_who_is_connected(folder: Path) -> None:
+    """Let the SuperLink of this process keep its status beside the runs of an operator's folder."""
+    startup = superlink_module.SuperLinkLifespan.startup
+    ends = min(found.ends for found in read_validity(folder / "certificates" / "server.pem"))
+
+    def start_and_say(self: Any) -> None:
+        startup(self)
+        silent, record = SilentSites(self.state_factory.state(), NodeStatus.ONLINE), folder / NODES
+
+        def sites() -> dict[str, float | None]:
+            return silent.look(registered_names(record) if record.exists() else {})
+
+        keep_status(folder / "state" / "runs", ends.timestamp(), sites)
+
+    superlink_module.SuperLinkLifespan.startup = start_and_say
+
+
+def answer_when_there_is_a_message() -> None:
+    """Let questions for messages wait at the SuperLink of this process."""
+    startup = superlink_module.SuperLinkLifespan.startup
+
+    def wait_and_start(self: Any) -> None:
+        let_pulls_wait(type(self.state_factory.state()))
+        startup(self)
+
+    superlink_module.SuperLinkLifespan.startup = wait_and_start
+
+
 if __name__ == "__main__":
+    folder = Path(sys.argv.pop(1))
     wait_for_the_database()
+    say_who_is_connected(folder)
+    answer_when_there_is_a_message()
     give_reasons()
     superexec = [sys.executable, "-m", "perennial.deploy.superexec_process"]
     end_with_child(superlink_module, "flower-superexec", instead=superexec)

@@ -6,9 +6,11 @@ and the server's own exchange stands still for minutes. Here the SuperNode waits
 while, and goes on with the next request; the server sees a site that did not answer.
 """
 
+import datetime
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,19 +30,28 @@ from perennial.deploy.flower_seam import (
     give_own,
     iterate_object_tree,
     start_client_internal,
+    supernode_heartbeat,
 )
 from perennial.deploy.fork_server import FIRST_WAIT
-from perennial.deploy.superexec_process import WAKE
-from perennial.foundation.heartbeat import beating
+from perennial.deploy.superexec_process import KILLED, WAKE
+from perennial.foundation.heartbeat import beating, renew
 from perennial.strategies.round.queries import NOT_APPROVED
 
+NOTED_EVERY = 1.0
+"""Least seconds between two notes that the SuperLink has answered."""
 PATIENCE = 60.0
 """Seconds without the next part of a reply, which comes from a process on the same machine."""
 POLL = 0.05
 SHORTEST_SLEEP = 0.02
 """Seconds between two looks for a message or a reply, just after the latest."""
+HEARTBEAT = 15
+"""Seconds: Flower beats every 7 to 9 then. The SuperLink takes a node for gone after a minute, as before."""
+WAITED = 1.0
+"""Seconds after which the answer to a question for messages says that it waited."""
 ALIVE = "supernode.alive"
 """In a site's state_dir: its heartbeat."""
+ANSWERED = "superlink.answered"
+"""In a site's state_dir: its time is when the SuperLink last answered this site, which had proved its key."""
 log = logging.getLogger("perennial.site")
 
 Send = Callable[[Any, Any, float], Any]
@@ -121,18 +132,27 @@ class _NotApproved(Exception):
 def hurry() -> int:
     """Let the SuperNode of this process look often while there is work, and wake the SuperExec for a message.
 
-    Flower sleeps 3 s between two looks for a message and half a second between two for a reply. Here it
-    sleeps a tenth of the time since the latest message came or reply went, and never longer than Flower does.
+    Flower sleeps 3 s between two questions for a message and half a second between two looks for a reply.
+    Here it hardly sleeps where the SuperLink lets a question wait (deploy/waiting_pulls.py). Else it sleeps a
+    tenth of the time since the latest message came or reply went, and never longer than Flower does.
     Returns the descriptor of the pipe that wakes the SuperExec.
     """
     pull, push = start_client_internal._pull_and_store_message, start_client_internal._push_messages
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     latest = time.monotonic()
+    answered_at_once = 0
+    """Questions since the last that waited or brought a message."""
+    asking = True
+    """Whether the next look is for a message, and not for a reply."""
 
     def pull_and_wake(**arguments: Any) -> Any:
-        nonlocal latest
+        nonlocal latest, answered_at_once, asking
+        asked = time.monotonic()
         run = pull(**arguments)
+        answered_at_once, asking = answered_at_once + 1, run is None
+        if run is not None or time.monotonic() - asked > WAITED:
+            answered_at_once = 0
         if run is not None:
             latest = time.monotonic()
             with suppress(BlockingIOError):  # full of bytes that will wake it as well
@@ -145,7 +165,8 @@ def hurry() -> int:
         latest = time.monotonic()
 
     def sleep(seconds: float) -> None:
-        time.sleep(min(seconds, max(SHORTEST_SLEEP, (time.monotonic() - latest) / 10)))
+        patience = 0 if asking and answered_at_once <= 1 else (time.monotonic() - latest) / 10
+        time.sleep(min(seconds, max(SHORTEST_SLEEP, patience)))
 
     give_own(start_client_internal, "time", sleep=sleep)
     start_client_internal._pull_and_store_message = pull_and_wake
@@ -157,13 +178,82 @@ def hurry() -> int:
     return reads
 
 
+def hear_of_killed_clientapps() -> int:
+    """Let the SuperNode of this process answer at once for a ClientApp that was killed.
+
+    Flower waits a minute for its heartbeat. Returns the descriptor of a pipe that takes tokens, one a line.
+    """
+    push = start_client_internal._push_messages
+    reads, writes = os.pipe()
+    states: list[Any] = []
+
+    def push_and_know(*, state: Any, **more: Any) -> None:
+        states[:] = [state]
+        push(state=state, **more)
+
+    def hear() -> None:
+        with os.fdopen(reads) as lines:
+            for line in lines:
+                for state in states:
+                    let_token_expire(state, line.strip())
+
+    start_client_internal._push_messages = push_and_know
+    threading.Thread(target=hear, name="killed ClientApps", daemon=True).start()
+    return writes
+
+
+def let_token_expire(state: Any, token: str) -> None:
+    """Let the heartbeat of a token's task be overdue. state: Flower's NodeState."""
+    with state.lock_task_store:
+        record = state.task_token_store.get(state.task_token_to_task_id.get(token))
+        if record is not None:
+            log.warning("a ClientApp was killed; the server is told")
+            record.active_until = datetime.datetime.fromtimestamp(0, datetime.UTC)
+
+
+def beat_often() -> None:
+    """Let the SuperNode of this process beat more often than it has to, so that it is missed sooner."""
+    vars(supernode_heartbeat)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
+
+
+def note_answers(path: Path) -> None:
+    """Let the SuperNode of this process renew path when the SuperLink answers one of its signed requests."""
+    pull = start_client_internal._pull_and_store_message
+    beat = supernode_heartbeat.HeartbeatSender._heartbeat
+    noted = -NOTED_EVERY
+
+    def note() -> None:
+        nonlocal noted
+        if time.monotonic() - noted > NOTED_EVERY:
+            noted = time.monotonic()
+            renew(path)
+
+    def pull_and_note(*, receive: Any, **more: Any) -> Any:
+        def receive_and_note() -> Any:
+            received = receive()
+            note()
+            return received
+
+        return pull(receive=receive_and_note, **more)
+
+    def beat_and_note(self: Any) -> None:
+        beat(self)
+        note()
+
+    start_client_internal._pull_and_store_message = pull_and_note
+    supernode_heartbeat.HeartbeatSender._heartbeat = beat_and_note
+
+
 if __name__ == "__main__":
     site = Path(sys.argv.pop(1))
+    beat_often()
     send_whole_replies()
     refuse_unapproved_apps(site)
-    wake = hurry()
-    os.environ[WAKE] = str(wake)
+    wake, killed = hurry(), hear_of_killed_clientapps()
+    os.environ |= {WAKE: str(wake), KILLED: str(killed)}
     superexec = [sys.executable, "-m", "perennial.deploy.superexec_process"]
-    end_with_child(start_client_internal, "flower-superexec", instead=superexec, inherits=[wake])
-    with beating(load_site_config(site).state_dir / ALIVE):
+    end_with_child(start_client_internal, "flower-superexec", instead=superexec, inherits=[wake, killed])
+    state = load_site_config(site).state_dir
+    note_answers(state / ANSWERED)
+    with beating(state / ALIVE):
         flower_supernode()

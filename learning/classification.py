@@ -21,6 +21,7 @@ from perennial.learning.losses import (
     gradient_compensation,
     icarl_bce,
     log_prior,
+    task_temperatures,
 )
 
 
@@ -140,12 +141,25 @@ class GradientCompensation(Loss):
         return gradient_compensation(batch.logits, batch.labels, batch.first_class)
 
 
+class TaskTemperatures(Loss):
+    """See losses.task_temperatures; a sample counts by how many of its kind are in the batch."""
+
+    def __init__(self, temperatures: tuple[float, float], weights: tuple[float, float]) -> None:
+        self.temperatures, self.weights = temperatures, weights
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return task_temperatures(
+            batch.logits, batch.labels, batch.first_class, self.temperatures, self.weights
+        )
+
+
 LOSSES: dict[str, type[Loss]] = {
     "ce": CrossEntropy,
     "balanced_softmax": BalancedSoftmax,
     "icarl_bce": IcarlBce,
     "current_softmax": CurrentSoftmax,
     "gradient_compensation": GradientCompensation,
+    "task_temperatures": TaskTemperatures,
 }
 
 
@@ -159,5 +173,9 @@ def classification(config: LearnerConfig) -> Loss:
         if not isinstance(loss, Loss):
             raise ConfigError(f"{where}.name: {named.name} is no subclass of {Loss.__module__}.Loss")
         return loss
-    keys = {"scale": named.scale, "sign": named.sign} if named.name == "balanced_softmax" else {}
+    keys: dict[str, Any] = {}
+    if named.name == "balanced_softmax":
+        keys = {"scale": named.scale, "sign": named.sign}
+    if named.name == "task_temperatures":
+        keys = {"temperatures": named.temperatures, "weights": named.weights}
     return LOSSES[named.name](**keys)

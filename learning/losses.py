@@ -86,6 +86,29 @@ def gradient_compensation(logits: Tensor, labels: Tensor, first_class: int) -> T
     return weight * each
 
 
+def task_temperatures(
+    logits: Tensor,
+    labels: Tensor,
+    first_class: int,
+    temperatures: tuple[float, float],
+    weights: tuple[float, float],
+) -> Tensor:
+    """(B,) values whose mean is w_old mean_old(CE) + w_new mean_new(CE), of logits over temperatures.
+
+    Old are the classes before first_class, new the others; a kind without samples adds nothing, and in the
+    first task the loss is plain cross entropy. temperatures, weights: of old and of new classes.
+    Qi et al. 2025 (FedCBDR, arXiv 2507.07712), equation 7.
+    """
+    if first_class == 0:
+        return F.cross_entropy(logits, labels, reduction="none")
+    scale = torch.full((logits.shape[1],), temperatures[1], dtype=logits.dtype, device=logits.device)
+    scale[:first_class] = temperatures[0]
+    each = F.cross_entropy(logits / scale, labels, reduction="none")
+    old = labels < first_class
+    counts = old.sum().clamp(min=1), (~old).sum().clamp(min=1)
+    return each * len(each) * torch.where(old, weights[0] / counts[0], weights[1] / counts[1])
+
+
 def mean_of(values: Tensor, chosen: Tensor) -> Tensor:
     """The mean of the chosen ones of values (B,); NaN if there is none. chosen: (B,) bool."""
     if values.device.type == "cpu":

@@ -217,7 +217,12 @@ def site_metrics(state: SiteState) -> bytes:
             ("site",),
             [(site, state.alive)],
         ),
-        gauge("site_superlink_reachable", "1 while it answers.", ("site",), [(site, not state.superlink)]),
+        gauge(
+            "site_superlink_reachable",
+            "1 while it answers this site's SuperNode.",
+            ("site",),
+            [(site, state.connected)],
+        ),
         gauge("site_paused", "1 while the hospital pauses.", ("site",), [(site, bool(state.consent.paused))]),
         gauge("site_releases", "Lines of the ledger.", ("site",), [(site, len(state.releases))]),
         gauge("site_offers", "Apps that wait for a decision.", ("site",), [(site, len(state.offered))]),

@@ -7,6 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from perennial.deploy.superlink_status import SuperLinkStatus
 from perennial.live.run_state import SITE_ORDER
 from perennial.live.runs import WatchedRun
 
@@ -51,9 +52,26 @@ def counter(
     return family
 
 
-def run_metrics(runs: Sequence[WatchedRun]) -> bytes:
-    """Of runs."""
-    return exposition(lambda: list(_of_runs(runs)))
+def run_metrics(runs: Sequence[WatchedRun], superlink: SuperLinkStatus | None = None) -> bytes:
+    """Of runs, and of the SuperLink where there is one."""
+    of_superlink = [] if superlink is None else list(_of_superlink(superlink))
+    return exposition(lambda: [*of_superlink, *_of_runs(runs)])
+
+
+def _of_superlink(superlink: SuperLinkStatus) -> Iterable[Metric]:
+    yield gauge("superlink_up", "1 while the SuperLink serves.", (), [((), float(superlink.alive))])
+    yield gauge(
+        "superlink_certificate_ends_timestamp_seconds",
+        "When the certificate that the SuperLink serves with expires.",
+        (),
+        [((), superlink.certificate_ends)],
+    )
+    yield gauge(
+        "site_connected",
+        "1 for a registered site that is connected.",
+        ("site",),
+        [((name,), float(since is None)) for name, since in superlink.sites.items()],
+    )
 
 
 def _of_runs(runs: Sequence[WatchedRun]) -> Iterable[Metric]:

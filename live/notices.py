@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from perennial.deploy.superlink_status import SuperLinkStatus
 from perennial.foundation.errors import ConfigError
 from perennial.live.run_state import RunState
 from perennial.live.spending import Spending
-from perennial.live.warnings import warnings_of
+from perennial.live.warnings import site_warnings, superlink_warnings, warnings_of
 
 log = logging.getLogger("perennial.live")
 SENT = ("silent", "ended", "refused", "pause", "late", "disk", "offline")
 """Kinds of warnings that go out; the others wait until somebody looks."""
+SUPERLINK = "the SuperLink"
+"""In place of a run's name, which has no space."""
 ATTEMPTS, SECONDS = 3, 10.0
 NEARLY = 0.8
 """Share of a budget that is spent when it counts as nearly spent."""
@@ -71,12 +74,22 @@ class Notices:
                     found[f"budget of {site}"] = (
                         f"{site} has spent up to epsilon {epsilon:.3g} of {self._budget:g} in this run."
                     )
-        before = self._sent.get(state.name)
-        self._sent[state.name] = set(found)
-        if before is None and state.status == "finished":
-            return  # it was over before anybody watched
-        for key in found.keys() - (before or set()):
-            self._put({"run": state.name, "kind": key.split(":")[0], "text": found[key], "time": time.time()})
+        if state.name not in self._sent and state.status == "finished":
+            self._sent[state.name] = set(found)  # it was over before anybody watched
+        self._tell(state.name, found)
+
+    def take_superlink(self, superlink: SuperLinkStatus) -> None:
+        """The same for the SuperLink, whatever the runs do."""
+        found = {warned.kind: warned.text for warned in superlink_warnings(superlink)}
+        found |= {f"offline: {warned.text}": warned.text for warned in site_warnings(superlink)}
+        self._tell(SUPERLINK, found)
+
+    def _tell(self, name: str, found: dict[str, str]) -> None:
+        """Send what has begun. found: text by cause."""
+        before = self._sent.get(name, set())
+        self._sent[name] = set(found)
+        for key in found.keys() - before:
+            self._put({"run": name, "kind": key.split(":")[0], "text": found[key], "time": time.time()})
 
     def _put(self, notice: dict[str, Any]) -> None:
         try:

@@ -17,6 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.errors import StateError
 from perennial.live.charts import share_chart, share_curve
 from perennial.live.guard import Guard, Sessions, read_form
@@ -96,6 +97,9 @@ class OperatorPages:
     async def _follow(self) -> None:
         """Keep unfinished runs read, so that their pages are there at once; tell of what needs somebody."""
         while True:
+            superlink = await asyncio.to_thread(read_superlink_status, self.runs.folder)
+            if self._notices is not None and superlink is not None:
+                await asyncio.to_thread(self._notices.take_superlink, superlink)
             for run in await asyncio.to_thread(self.runs.unfinished):
                 await asyncio.to_thread(run.look)
                 if self._notices is not None:
@@ -108,7 +112,7 @@ class OperatorPages:
         """Every run."""
         panels = await self.runs.board.panels()
         body = Markup(
-            '<form action="/compare" method="get"><h1>Runs</h1>'
+            f'<h1>Runs</h1>{panel("superlink", panels["superlink"])}<form action="/compare" method="get">'
             f'{panel("runs", panels["runs"])}<p class="actions"><button>Compare the chosen</button></p>'
             "</form>"
         )
@@ -180,7 +184,8 @@ class OperatorPages:
         unfinished = await asyncio.to_thread(self.runs.unfinished)
         for run in unfinished:
             await asyncio.to_thread(run.look)
-        return Response(run_metrics(unfinished), media_type=CONTENT_TYPE)
+        superlink = await asyncio.to_thread(read_superlink_status, self.runs.folder)
+        return Response(run_metrics(unfinished, superlink), media_type=CONTENT_TYPE)
 
     # signing in, and steering
 

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from perennial.live.charts import meter, share_chart, share_curve
 from perennial.live.run_state import SITE_ORDER, RunState, SiteNow
 from perennial.live.spending import Spending
-from perennial.live.warnings import warnings_of
+from perennial.live.warnings import warned_markup, warnings_of
 from perennial.server.charts.curves import Mark
 from perennial.server.report.markup import (
     MISSING,
@@ -129,14 +129,7 @@ def story(state: RunState) -> str:
 
 def warnings(state: RunState, spending: Spending) -> Markup:
     """Warnings, the most important first, or one line that says that there are none."""
-    found = warnings_of(state)
-    if not found:
-        return Markup('<p class="calm">Nothing needs attention.</p>')
-    items = "".join(
-        f'<li class="{warned.grade}"><strong>{escape(warned.text)}</strong> {escape(warned.remedy)}</li>'
-        for warned in found
-    )
-    return Markup(f'<h2 class="unseen">Needs attention</h2><ul class="warnings">{items}</ul>')
+    return warned_markup(warnings_of(state))
 
 
 def figures(state: RunState, spending: Spending) -> Markup:

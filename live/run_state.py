@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, plain, texts
 from perennial.server.app import ALIVE
@@ -92,6 +93,8 @@ class RunState:
     answered: dict[str, float] = field(default_factory=dict)
     alive: bool = False
     silent_for: float | None = None
+    superlink: SuperLinkStatus | None = None
+    """Of the SuperLink in whose folder the run lies; None for a simulation."""
 
     def __post_init__(self) -> None:
         self._journal, self._now = Tail(self.folder / EVENTS), Tail(self.folder / NOW)
@@ -119,6 +122,7 @@ class RunState:
             changed = True
         was_alive, self.alive = self.alive, is_alive(self.folder / ALIVE)
         self.silent_for = last_beat(self.folder / ALIVE)
+        self.superlink = read_superlink_status(self.folder.parent)
         return changed or was_alive != self.alive
 
     @property
@@ -170,6 +174,16 @@ class RunState:
             found.append(None if best is None or last is None else best - last)
         return found
 
+    @property
+    def silent(self) -> set[str]:
+        """Sites of this run from whose SuperNode the SuperLink hears nothing."""
+        return {site for site in self.site_names() if self._silent_since(site) is not None}
+
+    def _silent_since(self, site: str) -> float | None:
+        """Since when the SuperLink hears nothing of a site's SuperNode."""
+        superlink = self.superlink
+        return superlink.sites.get(site) if superlink is not None and superlink.alive else None
+
     def sites(self) -> list[SiteNow]:
         """Every site that is known, those that need attention first."""
         order = {status: place for place, status in enumerate(SITE_ORDER)}
@@ -188,15 +202,15 @@ class RunState:
     def site(self, name: str, over: bool) -> SiteNow:
         """One site's state. over: whether nobody works on the run."""
         fault = self.last_faults.get(name)
-        asked = self.asked.get(name)
+        asked, since = self.asked.get(name), self._silent_since(name)
         if not over and asked is not None and self.answered.get(name, 0.0) < asked[1]:
-            if name not in self.online and self.online:
-                return SiteNow(name, "silent", "asked, and its connection is gone", asked[1])
+            if since is not None or (name not in self.online and self.online):
+                return SiteNow(name, "silent", "asked, and its connection is gone", since or asked[1])
             return SiteNow(name, "training", "", asked[1])
         if fault is not None:
             return SiteNow(name, "refused" if fault[1] else "failed", fault[0], fault[2])
-        if not over and name not in self.online:
-            return SiteNow(name, "offline", "not connected")
+        if not over and (name not in self.online or since is not None):
+            return SiteNow(name, "offline", "not connected", since or None)
         if name in self.absent and name not in self.answered:
             return SiteNow(name, "silent", "did not answer in the last round")
         if name in self.answered:

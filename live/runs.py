@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from perennial.deploy.superlink_status import read_superlink_status
 from perennial.foundation.heartbeat import is_alive
 from perennial.live.board import Board
 from perennial.live.markup import panel
@@ -14,10 +15,20 @@ from perennial.live.run_page import PANELS, STATUS_WORDS, pill, short_time
 from perennial.live.run_state import RunState, Status
 from perennial.live.spending import Spending
 from perennial.live.tail import number, plain
-from perennial.live.warnings import Warned, warnings_of
+from perennial.live.warnings import Warned, site_warnings, superlink_warnings, warned_markup, warnings_of
 from perennial.server.app import ALIVE
 from perennial.server.journal import EVENTS
-from perennial.server.report.markup import MISSING, Markup, element, escape, join, percent, points, table
+from perennial.server.report.markup import (
+    MISSING,
+    Markup,
+    element,
+    escape,
+    join,
+    percent,
+    plural,
+    points,
+    table,
+)
 from perennial.server.wishes import read_wish
 
 MOST_BOARDS = 64
@@ -99,7 +110,7 @@ class Runs:
         self.steered = steered
         self._watched: dict[str, WatchedRun] = {}
         self._summaries: dict[str, tuple[float, dict[str, Any]]] = {}
-        self.board = Board(lambda: False, lambda: {"runs": self.overview()}, every=1.0)
+        self.board = Board(lambda: False, self._draw, every=1.0)
 
     def names(self) -> list[str]:
         """The runs, the newest first."""
@@ -151,6 +162,20 @@ class Runs:
         found = found if isinstance(found, dict) else {}
         self._summaries[name] = facts.st_mtime, found
         return found
+
+    def _draw(self) -> dict[str, Markup]:
+        return {"superlink": self.superlink(), "runs": self.overview()}
+
+    def superlink(self) -> Markup:
+        """How the SuperLink and the registered sites are; nothing where there is no SuperLink."""
+        status = read_superlink_status(self.folder)
+        if status is None:
+            return Markup("")
+        online = sum(since is None for since in status.sites.values())
+        connected = f"{online:,} of {plural(len(status.sites), 'registered site')} connected"
+        words = f"The SuperLink serves; {connected}." if status.alive else "The SuperLink does not serve."
+        found = [*superlink_warnings(status), *site_warnings(status)]
+        return join([element("p", words, "story"), warned_markup(found)])
 
     def overview(self) -> Markup:
         """The table of all runs, those that go on first."""

@@ -26,10 +26,10 @@ def headline(state: SiteState) -> Markup:
         status, words = "paused", "paused"
     elif not state.alive:
         status, words = "silent", "SuperNode does not run"
+    elif state.connected:
+        status, words = "running", "connected"
     else:
-        status, words = (
-            ("waiting", "no way to the SuperLink") if state.superlink else ("running", "connected")
-        )
+        status, words = "waiting", "the SuperLink does not answer"
     return join(
         [
             Markup(f'<p class="state">{pill(status, words)}</p>'),
@@ -61,8 +61,15 @@ def warnings(state: SiteState) -> Markup:
                 "Look at its container or unit; perennial site check says what is wrong.",
             )
         )
-    if state.superlink:
-        found.append(("warning", state.superlink, ""))
+    if state.alive and not state.connected:
+        silence = "" if state.answered is None else f" since {short_time(state.answered)}"
+        why = state.obstacle or "From here it can be reached, and would let this site in."
+        remedy = "" if state.obstacle else "Look at the SuperNode's log."
+        found.append(
+            ("warning", f"The SuperLink has not answered this site's SuperNode{silence}. {why}", remedy)
+        )
+    elif state.obstacle:
+        found.append(("warning", state.obstacle, ""))
     _, share = left_in_words(state.epsilon, state.limit)
     if state.limit is not None and share >= NEARLY:
         words = "is spent: requests are refused" if share >= 1 else "is nearly spent"

@@ -12,17 +12,21 @@ from perennial.client.consent import Consent, read_consent
 from perennial.client.quota import size_of
 from perennial.config.approval import Approval, read_approvals
 from perennial.config.site import load_site_config
+from perennial.deploy.admission import check_admission
 from perennial.deploy.handshake import check_handshake
-from perennial.deploy.supernode_process import ALIVE
+from perennial.deploy.keys import read_node_key
+from perennial.deploy.supernode_process import ALIVE, ANSWERED
 from perennial.foundation.errors import PerennialError
-from perennial.foundation.heartbeat import is_alive
+from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, plain
 from perennial.privacy.ledger import Ledger
 
 KEPT = 500
 """Newest requests that the page knows."""
 ASK_AGAIN = 30.0
-"""Seconds between two handshakes with the SuperLink, and between two counts of the ledger."""
+"""Seconds between two questions why the SuperLink does not answer, and between two counts of the ledger."""
+ANSWERED_WITHIN = 20.0
+"""Seconds within which the SuperLink has answered a SuperNode that is connected, which asks every few."""
 STALE = 6 * 3600.0
 """Seconds after which a request without an end counts as cut off: its process was killed."""
 
@@ -77,11 +81,13 @@ class SiteState:
         self.consent = Consent("", {})
         self.problems: list[str] = []
         self.alive = False
-        self.superlink = ""
-        """Why the SuperLink cannot be reached; '' where it can."""
+        self.answered: float | None = None
+        """Seconds since the SuperLink last answered this site's SuperNode; None: it never did."""
+        self.obstacle = ""
+        """Why it does not answer, as far as this machine can tell; '' while it does."""
         self.epsilon: float | None = None
         self._by_request: dict[str, Asked] = {}
-        self._counted = self._greeted = -ASK_AGAIN
+        self._counted = self._asked_why = -ASK_AGAIN
         self._seen: tuple[Any, ...] = ()
         self._start_tails()
 
@@ -100,6 +106,11 @@ class SiteState:
         recent = (one for one in reversed(self.asked) if not one.ended and time.time() - one.began < STALE)
         return next(recent, None)
 
+    @property
+    def connected(self) -> bool:
+        """Whether the SuperNode runs and the SuperLink has just answered a request signed with its key."""
+        return self.alive and self.answered is not None and self.answered < ANSWERED_WITHIN
+
     def read(self) -> bool:
         """Take in what happened since the last call; whether anything did."""
         changed = False
@@ -115,11 +126,13 @@ class SiteState:
         if changed or time.monotonic() - self._counted > ASK_AGAIN:
             self._counted = time.monotonic()
             self._look_around()
-        self._greet()
         self.alive = is_alive(self.config.state_dir / ALIVE)
+        self.answered = last_beat(self.config.state_dir / ANSWERED)
+        self._look_for_obstacles()
         seen = (
             self.alive,
-            self.superlink,
+            self.connected,
+            self.obstacle,
             self.consent,
             tuple(self.problems),
             tuple(approval.name for approval in self.approvals),
@@ -170,17 +183,23 @@ class SiteState:
             self.epsilon = None
             self.problems.append(plain(str(error)))
 
-    def _greet(self) -> None:
-        """One TLS handshake with the SuperLink, not more often than every ASK_AGAIN seconds."""
+    def _look_for_obstacles(self) -> None:
+        """Ask as the SuperNode does while it gets no answer, not more often than every ASK_AGAIN seconds."""
         connection = self.config.connection
-        if connection is None or time.monotonic() - self._greeted < ASK_AGAIN:
+        if connection is None or self.connected:
+            self.obstacle, self._asked_why = "", -ASK_AGAIN
             return
-        self._greeted = time.monotonic()
+        if time.monotonic() - self._asked_why < ASK_AGAIN:
+            return
+        self._asked_why = time.monotonic()
+        authority = self.folder / connection.ca
         try:
-            check_handshake(connection.superlink, self.folder / connection.ca)
-            self.superlink = ""
+            check_handshake(connection.superlink, authority)
+            key = read_node_key(self.folder / connection.key)
+            check_admission(connection.superlink, authority, key, connected=self.alive)
+            self.obstacle = ""
         except PerennialError as error:
-            self.superlink = plain(str(error))
+            self.obstacle = plain(str(error))
 
     def _take(self, event: dict[str, Any]) -> None:
         request, when = str(event.get("request", ""))[:80], number(event.get("time")) or time.time()

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from perennial.deploy.superlink_status import SuperLinkStatus
 from perennial.live.run_state import RunState
-from perennial.server.report.markup import duration, plural
+from perennial.server.report.markup import Markup, duration, escape, plural
+from perennial.strategies.round.queries import NOT_APPROVED
 
 Grade = Literal["critical", "warning"]
 FULL_BELOW = 0.05
@@ -15,6 +17,9 @@ FULL_BELOW = 0.05
 LONG_WAIT = 3.0
 """Times the usual length of a round after which an answer counts as late."""
 SHOWN = 6
+DAY = 86_400.0
+SOON = 30.0
+"""Days before a certificate's end at which a person is told."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,48 @@ def warnings_of(state: RunState) -> list[Warned]:
     return sorted(found, key=lambda warned: warned.grade != "critical")
 
 
+def superlink_warnings(superlink: SuperLinkStatus) -> Iterator[Warned]:
+    """Those of the SuperLink itself, whatever the runs do."""
+    if not superlink.alive:
+        yield Warned(
+            "superlink",
+            "critical",
+            f"The SuperLink gives no sign of life since {duration(superlink.silent_for)}: no site is served.",
+            "Look at its log and start it: docker compose up -d superlink, or perennial deploy start.",
+        )
+    days = (superlink.certificate_ends - time.time()) / DAY
+    if days < SOON:
+        when = f"expires in {plural(int(days), 'day')}" if days > 0 else "has expired: no site gets in again"
+        yield Warned(
+            "certificate",
+            "critical" if days <= 0 else "warning",
+            f"The SuperLink's certificate {when}.",
+            "perennial deploy rotate, then restart the SuperLink.",
+        )
+
+
+def site_warnings(superlink: SuperLinkStatus) -> Iterator[Warned]:
+    """Of registered sites that are not connected or give no sign of life."""
+    gone = sorted(name for name, since in superlink.sites.items() if since is not None)
+    if superlink.alive and gone:
+        yield _not_connected(gone)
+
+
+def warned_markup(found: list[Warned]) -> Markup:
+    """Warnings as a list, or one line that says that there are none."""
+    if not found:
+        return Markup('<p class="calm">Nothing needs attention.</p>')
+    items = "".join(
+        f'<li class="{warned.grade}"><strong>{escape(warned.text)}</strong> {escape(warned.remedy)}</li>'
+        for warned in found
+    )
+    return Markup(f'<h2 class="unseen">Needs attention</h2><ul class="warnings">{items}</ul>')
+
+
 def _warnings(state: RunState) -> Iterator[Warned]:
     status = state.status
+    if state.superlink is not None and status not in ("finished", "stopped"):
+        yield from superlink_warnings(state.superlink)
     if status == "silent":
         silence = duration(state.silent_for or 0)
         yield Warned(
@@ -95,18 +140,15 @@ def _of_sites(state: RunState) -> Iterator[Warned]:
         (refused if said_no else failed).setdefault(reason, []).append(site)
     for kind, word, groups in (("refused", "refused", refused), ("failed", "failed", failed)):
         for reason, sites in list(groups.items())[:SHOWN]:
-            yield Warned(kind, "warning", f"{_named(sites)} {word}: {reason}.")
+            yield Warned(
+                kind, "warning", f"{_named(sites)} {word}: {reason.rstrip('.')}.", _remedy(kind, reason)
+            )
         if len(groups) > SHOWN:
             yield Warned(
                 kind, "warning", f"{plural(len(groups) - SHOWN, 'other reason')}; see the sites below."
             )
-    if state.missing:
-        yield Warned(
-            "offline",
-            "warning",
-            f"{_named(sorted(state.missing))} {'is' if len(state.missing) == 1 else 'are'} not connected.",
-            "At the site: perennial site check says why.",
-        )
+    if gone := state.missing | state.silent:
+        yield _not_connected(sorted(gone))
     usual = sorted(point.seconds for point in state.rounds[-10:] if not point.skipped)
     if usual and state.status == "running":
         limit = max(60.0, LONG_WAIT * usual[len(usual) // 2])
@@ -119,6 +161,28 @@ def _of_sites(state: RunState) -> Iterator[Warned]:
                 f"{duration(limit)}.",
                 "The round goes on without those that miss its deadline.",
             )
+
+
+def _remedy(kind: str, reason: str) -> str:
+    """What to do about a site's refusal (its reason begins with what refused) or failure."""
+    if reason == NOT_APPROVED:
+        return "At the site: perennial site review, then perennial site approve."
+    if kind == "failed":
+        return "At the site: the SuperNode's log says more, and perennial site check what is wrong now."
+    match reason.partition(":")[0]:
+        case "policy" | "privacy":
+            return "The hospital decides: site.yaml and its page say what it answers."
+        case "state" | "data" | "error":
+            return "At the site: its log says more; often its disk is full or its data moved."
+        case "config" | "protocol":
+            return "At the site: perennial site check; is the app that it approved the one that runs?"
+    return "At the site: its page and its log say more."
+
+
+def _not_connected(sites: list[str]) -> Warned:
+    verb = "is" if len(sites) == 1 else "are"
+    remedy = "At the site: perennial site check says why."
+    return Warned("offline", "warning", f"{_named(sites)} {verb} not connected.", remedy)
 
 
 def _named(sites: list[str]) -> str:

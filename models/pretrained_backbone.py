@@ -73,6 +73,11 @@ def build_pretrained_backbone(
             f"model.name: found 'pretrained', which reads images (channels, height, width), but the data has "
             f"shape {input_shape}; allowed for tables: mlp"
         )
+    if config.stages:
+        raise ConfigError(
+            f"model.pretrained.stages: found {config.stages}; allowed 0, and others in model.features: "
+            "what is trained here ends with the network's last layer"
+        )
     fixed, _ = build_pretrained(config, input_shape, with_weights)
     mean, std = (torch.zeros(1), torch.ones(1)) if constants is None else constants
     mean, std = mean.float().view(-1, 1, 1), std.float().view(-1, 1, 1)

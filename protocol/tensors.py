@@ -101,6 +101,18 @@ def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
     return np.dtype(found[1].decode()), tuple(int(size) for size in re.findall(rb"\d+", found[2]))
 
 
+def described(data: bytes, where: str) -> Array:
+    """A Flower Array of .npy bytes, with the type and shape that they say.
+
+    where: for errors. Raises ProtocolError when they are none.
+    """
+    try:
+        values = _decode(data)
+    except Exception as error:  # whatever a stranger's bytes bring about, the run goes on
+        raise ProtocolError(f"{where}: {error}") from error
+    return Array(values.dtype.name, tuple(values.shape), _NUMPY_SERIALISED, data)
+
+
 def _decode(data: bytes) -> np.ndarray[Any, Any]:
     """A read-only view of .npy bytes; headers repeat from round to round, so each is parsed once."""
     if data[:8] != _MAGIC or len(data) < 10:

@@ -17,6 +17,7 @@ from perennial.learning.steps import prepare_gpu
 from perennial.models.saved import Inputs
 from perennial.server.curriculum import Curriculum
 from perennial.server.journal import Journal
+from perennial.server.parcels import ParcelGrid
 from perennial.server.preflight import preflight
 from perennial.server.receipts import ReceiptGrid
 from perennial.server.run_folder import RunFolder, open_run_folder
@@ -101,6 +102,8 @@ def assemble(
             "note", text=f"{registered}: missing, so sites' names are taken as their nodes say them"
         )
         registered = None
+    if engine == "grpc":
+        grid = ParcelGrid(grid)
     if engine == "grpc" and (path.parents[1] / RECEIPTS_KEY).exists():
         grid = ReceiptGrid(grid, path.parents[1], registered, lambda text: journal.write("note", text=text))
     curriculum = Curriculum(

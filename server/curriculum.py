@@ -120,12 +120,13 @@ class Curriculum:
             task = self.progress.task
             if self.progress.round_in_task == 0:
                 self._begin_task(task)
-            while self.progress.round_in_task < self.position.rounds(task) and not self.stopping.over:
+            while self._trains_on(task):
                 self._wishes.between_rounds(self._grid.look)
                 self._round(task)
                 if self.strategy.task_complete:
                     break
             self._choose_model(task)
+            self._pass_over_rounds(task)
             self._finish_task(task)
         self.progress.finished = True
         self._save()
@@ -223,9 +224,13 @@ class Curriculum:
         self.history.sent_beside_rounds(*end.bytes)
         self.journal.write("validated", task=self.progress.task, round=number, value=value)
 
+    def _trains_on(self, task: int) -> bool:
+        left = self.progress.round_in_task < self.position.rounds(task)
+        return left and not self.stopping.over and self.experiment.learner.trains_in(task)
+
     def _choose_model(self, task: int) -> None:
-        """Take the best round's model where the experiment says so; pass over rounds that are left out."""
-        if self.experiment.stopping is None:
+        """Take the best round's model where the experiment says so."""
+        if self.experiment.stopping is None or not self.experiment.learner.trains_in(task):
             return
         progress, planned = self.progress, self.position.rounds(task)
         first = progress.round - progress.round_in_task
@@ -233,10 +238,17 @@ class Curriculum:
             self.journal.write("note", text=words)
         if (best := self.stopping.best()) is not None:
             self.model.arrays = {name: best[name].to(self.model.device) for name in self.model.arrays}
+        self.stopping.next_task()
+
+    def _pass_over_rounds(self, task: int) -> None:
+        """Count the rounds that were left out, because the model was good enough or trains no more."""
+        if self.experiment.stopping is None and self.experiment.learner.trains_in(task):
+            return
+        progress, planned = self.progress, self.position.rounds(task)
+        first = progress.round - progress.round_in_task
         # the next task's rounds keep their numbers, by which sites know what they have approved
         progress.passed += planned - progress.round_in_task
         progress.round, progress.round_in_task = first + planned, planned
-        self.stopping.next_task()
 
     def _finish_task(self, task: int) -> None:
         """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""

@@ -103,7 +103,7 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
     federated_noise: standard deviation of the noise on a count, of each task; null where it was exact.
     stopped_learning: tasks after which the model had learnt nothing, with the signs, and what
     to try; or null.
-    bounds: site -> in how many rounds `bounds` scaled its update down, and capped its claim of samples.
+    bounds: site -> in how many rounds `bounds` scaled its update down or left it out, or capped its claim.
     bytes_up, bytes_down: of the rounds' tensors.
     cohort: sites that trained in one pass.
     task_end_bytes_up, task_end_bytes_down: of the tensors at the ends of tasks, which are not in the former.

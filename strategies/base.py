@@ -33,7 +33,7 @@ from perennial.strategies.round.part import RoundPart
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.running_bounds import RunningBounds
 from perennial.strategies.round.services import Services
-from perennial.strategies.sums.update_file import UpdateFile
+from perennial.strategies.round.waiting import WaitingReplies
 
 if TYPE_CHECKING:
     from perennial.strategies.analytic import Analytic
@@ -71,6 +71,9 @@ class IncrementalStrategy(FlowerFedAvg):
     """Whether a round waits for sites that still work on an earlier one where too few others are there."""
     takes_parts = True
     """Whether an update may be scaled down: not where the site remembers the whole of it."""
+    compares_sites = True
+    """Whether a site may be left out of a round because its update points elsewhere than all the others: not
+    where the method compares updates itself, or expects groups of sites that differ."""
     serves_groups = True
     """Whether a cluster can have a strategy of this kind, beside those of other clusters."""
     combines_replies = True
@@ -353,10 +356,11 @@ class IncrementalStrategy(FlowerFedAvg):
             self.reference, self._stamp, self.max_update_norm, self.staleness, self.bounds.max_samples
         )
         self.begin_round()
-        # the bounds of a first round follow from its own replies, so these wait until all are there
-        waiting = self.running if self.running is not None and self.running.waiting else None
-        held: dict[str, Admitted] = {}
-        updates = UpdateFile({} if waiting is None else self.reference)
+        # honest updates point elsewhere as well if they started from an older model, or, from the second task
+        # on, if the site holds none of the new classes
+        first_task = self._stamp is None or self._stamp.task == 1
+        comparable = self.compares_sites and not self.staleness and first_task
+        waiting = WaitingReplies.needed(self.running, self.reference, comparable, self.most_replies)
         for message in replies:
             node, asked = message.metadata.src_node_id, self._exchange.asked
             site = asked.get(message.metadata.reply_to_message_id) or self._names.get(node, f"node-{node}")
@@ -370,12 +374,10 @@ class IncrementalStrategy(FlowerFedAvg):
                 if waiting is None:
                     self._take(reply)
                 else:
-                    updates.add(site, reply.update)
-                    held[site] = replace(reply, update={})
+                    waiting.add(reply)
         if waiting is not None:
-            waiting.see_all(held.values())
-            for site, update in updates:
-                self._take(replace(held[site], update=Tensors(update)))
+            for reply in waiting.counting(self._quorum, outcome.dropped):
+                self._take(reply)
         count = self.close_round()
         if self._stamp is None:
             self._log_failures()

@@ -12,7 +12,7 @@ trained with the rest on all digests of the cluster, and sent to nobody.
 
 import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from flwr.serverapp import Grid
@@ -23,8 +23,9 @@ from perennial.foundation.streams import stream
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.layers import with_rows
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.digests.heritage import Heritage
 from perennial.strategies.digests.lending import DigestLending
-from perennial.strategies.digests.recall import Momentum, Recall
+from perennial.strategies.digests.recall import Momentum, Recall, epochs_of_a_site
 from perennial.strategies.digests.spread import spread_factor
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.nested_state import nested, part
@@ -35,27 +36,12 @@ from perennial.strategies.round.services import Services
 from perennial.strategies.wrapper import Wrapper
 
 
-@dataclass(frozen=True)
-class Heritage:
-    """The trained state that a strategy of digests hands to its successor.
-
-    guidance: the producer's tensors.
-    own: the server's own layers.
-    velocity: of the producer.
-    """
-
-    lending: DigestLending
-    guidance: dict[str, Tensor]
-    withdrawals: int
-    own: dict[str, Tensor]
-    velocity: Tensor | None
-
-
 class DigestSynthesis(Wrapper):
     """FedDig: wraps a strategy, and lets the digests of absent sites stand in for them.
 
     base: what combines the updates.
-    recall_epochs: over an absent site's digests.
+    recall_epochs: over an absent site's digests; "auto" as many as give it the steps of a site that has the
+    samples in them.
     server_epochs: over all digests, after aggregation; 0 leaves the aggregate and the guidance as they are.
     weights: "uniform" counts every site alike, absent or not; "samples" by what it trains on, an absent one
     by the samples in its digests.
@@ -63,6 +49,8 @@ class DigestSynthesis(Wrapper):
     guidance_lr: of the guidance producer; None takes server_lr's.
     spread: give digests of one class the variance of single samples back before training on them; the paper
     does not.
+    held_out: n leaves every n-th digest of a site and task out of training; a round in which no site takes
+    part then counts only if it lowers the loss on these. 0 trains on all, without an end, as the paper.
     """
 
     needs = "digests from the sites"
@@ -70,13 +58,14 @@ class DigestSynthesis(Wrapper):
     def __init__(
         self,
         base: IncrementalStrategy,
-        recall_epochs: int = 1,
+        recall_epochs: int | Literal["auto"] = 1,
         server_epochs: int = 1,
         server_lr: float | None = None,
         guidance_lr: float | None = None,
         server_momentum: float = 0.9,
         weights: Literal["uniform", "samples"] = "uniform",
         spread: bool = False,
+        held_out: int = 0,
     ) -> None:
         super().__init__(base)
         if not base.combines_replies or base.stands_in:
@@ -84,18 +73,20 @@ class DigestSynthesis(Wrapper):
                 f"base: {type(base).__name__} has rounds of its own kind, where nobody can stand in for an "
                 "absent site; allowed: a strategy that only combines replies, such as fedavg"
             )
-        if min(recall_epochs, server_epochs) < 0:
-            raise ValueError(
-                f"recall_epochs, server_epochs: found {recall_epochs}, {server_epochs}; allowed 0 or more"
-            )
-        if not 0 <= server_momentum < 1:
-            raise ValueError(f"server_momentum: found {server_momentum}, allowed 0 to below 1")
-        for name, lr in (("server_lr", server_lr), ("guidance_lr", guidance_lr)):
-            if lr is not None and not 0 < lr < math.inf:
-                raise ValueError(f"{name}: found {lr}, allowed a number above 0")
+        rates = {"server_lr": server_lr, "guidance_lr": guidance_lr}
+        for name, value, allowed in (
+            ("recall_epochs", recall_epochs, recall_epochs == "auto" or recall_epochs >= 0),
+            ("server_epochs", server_epochs, server_epochs >= 0),
+            ("held_out", held_out, held_out == 0 or held_out >= 2),
+            ("server_momentum", server_momentum, 0 <= server_momentum < 1),
+            *((name, lr, lr is None or 0 < lr < math.inf) for name, lr in rates.items()),
+        ):
+            if not allowed:
+                raise ValueError(f"{name}: found {value}, which is out of range")
         self.stands_in = True
-        self.weights, self.spread = weights, spread
-        self.recall_epochs, self.server_epochs = recall_epochs, server_epochs
+        self.weights, self.spread, self.held_out = weights, spread, held_out
+        self.recall_epochs: int | Literal["auto"] = recall_epochs
+        self.server_epochs = server_epochs
         self.server_lr, self.guidance_lr, self.server_momentum = server_lr, guidance_lr, server_momentum
         self._services: Services | None = None
         self._lending: DigestLending | None = None
@@ -106,6 +97,7 @@ class DigestSynthesis(Wrapper):
         self._velocities: tuple[Tensor | None, Tensor | None] = (None, None)
         self._withdrawals = 0
         self._stood_in: dict[str, float] = {}
+        self._verdict: dict[str, Any] = {}
 
     # the life of a run
 
@@ -151,7 +143,7 @@ class DigestSynthesis(Wrapper):
             self._velocities = (None, source.velocity)
         super().serve_group(whole, own, former)
 
-    def heritage(self) -> "Heritage":
+    def heritage(self) -> Heritage:
         """What one that goes on from here takes over; nothing that was trained on withdrawn digests."""
         assert self._lending is not None
         self.forget_withdrawn()
@@ -188,7 +180,7 @@ class DigestSynthesis(Wrapper):
         self.forget_withdrawn()
 
     def begin_round(self) -> None:
-        self._stood_in = {}
+        self._stood_in, self._verdict = {}, {}
         super().begin_round()
 
     def while_waiting(self) -> None:
@@ -226,11 +218,12 @@ class DigestSynthesis(Wrapper):
         return answers + len(self._stood_in)
 
     def finish_round(self) -> dict[str, Tensor]:
-        arrays = self._joint_step(self.base.finish_round())
+        arrays = self._worth_keeping(self.base.finish_round())
         if self._request is not None:
             self.outcome.details["digests"] = {
                 "stood_in": {site: round(loss, 6) for site, loss in sorted(self._stood_in.items())},
                 "sites": self._lenders(),
+                **self._verdict,
             }
         return arrays
 
@@ -251,11 +244,17 @@ class DigestSynthesis(Wrapper):
         lr = optimizer.lr
         if optimizer.schedule == "cosine":
             lr *= 0.5 * (1 + math.cos(math.pi * request.progress))
+        features, labels = self._gathered([site], request)
+        epochs = self.recall_epochs
+        if epochs == "auto":
+            learner = self._services.experiment.learner
+            epochs = epochs_of_a_site(lending.store.samples(site), len(features), learner)
         result = recall.stand_in(
             {**self._own, **self.reference},
-            *self._gathered([site], request),
-            self.recall_epochs,
-            Momentum(lr, optimizer.momentum),
+            features,
+            labels,
+            epochs,
+            Momentum(lr, optimizer.momentum, weight_decay=optimizer.weight_decay),
             stream(self._services.experiment.seed, "recall-batches", site, request.stamp.round),
         )
         if result is None:
@@ -279,6 +278,26 @@ class DigestSynthesis(Wrapper):
             return
         self._stood_in[site] = loss
         lending.rounds_stood_in[site] = lending.rounds_stood_in.get(site, 0) + 1
+
+    def _worth_keeping(self, aggregate: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The aggregate after the joint step; the old model if no site took part and nothing was gained."""
+        request, sites, held = self._request, self._lenders(), None
+        if request is not None and self.held_out and sites and not self.outcome.participants:
+            held = self._gathered(sites, request, held=True)
+        if held is None or not len(held[0]):
+            return self._joint_step(aggregate)
+        recall, own = self._networks(), self._own
+        velocities = tuple(None if each is None else each.clone() for each in self._velocities)
+        producer = recall.producer.vector.clone()
+        before = recall.loss({**own, **self.reference}, *held)
+        arrays = self._joint_step(aggregate)
+        after = recall.loss({**self._own, **arrays}, *held)
+        self._verdict = {"held_out_loss": [round(before, 6), round(after, 6)], "kept": after < before}
+        if after < before:
+            return arrays
+        recall.producer.vector.copy_(producer)
+        self._own, self._velocities = own, (velocities[0], velocities[1])
+        return {name: self.reference[name].clone() for name in arrays}
 
     def _joint_step(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         sites = self._lenders()
@@ -307,10 +326,12 @@ class DigestSynthesis(Wrapper):
         self._own = {name: trained[name] for name in self._own}
         return {name: trained[name] for name in arrays}
 
-    def _gathered(self, sites: list[str], request: RoundRequest) -> tuple[Tensor, Tensor]:
+    def _gathered(self, sites: list[str], request: RoundRequest, held: bool = False) -> tuple[Tensor, Tensor]:
+        """(features, labels) of digests to train on; held: of those that are left out."""
         assert self._services is not None and self._lending is not None
         spread_by = spread_factor(self._lending.digests) if self.spread else 1.0
-        features, labels = self._lending.store.gathered(sites, request.stamp.num_classes, spread_by)
+        part = (self.held_out, held) if self.held_out else None
+        features, labels = self._lending.store.gathered(sites, request.stamp.num_classes, spread_by, part)
         return features.to(self._services.device), labels.to(self._services.device)
 
     def _networks(self) -> Recall:

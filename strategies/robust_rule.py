@@ -23,6 +23,8 @@ from perennial.strategies.sums.update_file import Piece, UpdateFile
 class RobustRule(IncrementalStrategy):
     """theta + rule(updates). dishonest: f, the sites that the rule withstands at most."""
 
+    compares_sites = False
+
     def __init__(self, dishonest: int, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)
         if dishonest < 0:

@@ -71,15 +71,9 @@ def test_deployed_sites_give_the_sums_and_the_model_of_the_in_process_engine(
         experiment = deployment.folder / "experiment.yaml"
         experiment.write_text(yaml.safe_dump(EXPERIMENT | {"strategy": strategy}))
         here = run_in_process(RunSettings(str(experiment), runs=str(deployment.folder / "here")))
-        deployment.start_superlink()
-        fab, digest = deployment.deploy("stage", experiment).split()[-2:]
-        for name in SITES:
-            deployment.make_site(name)
-            policy = {"answers": ["train", "evaluate", "statistics"]}
-            deployment.edit_site(name, data=None, policy=policy)
-            deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
-            deployment.deploy("register", name)
-            deployment.start_site(name)
+        policy = {"answers": ["train", "evaluate", "statistics"]}
+        deployment.prepare(experiment, lambda site: {"data": None, "policy": policy})
+        deployment.start_sites()
         running = Running(deployment, {})
         running.submit()
         assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()

@@ -137,5 +137,8 @@ def test_who_met_a_bound_is_counted_by_rounds() -> None:
     assert (long.scaled, long.capped, many.scaled, many.capped) == (True, False, False, True)
     bounds.round_done([long, many, reply("plain", 1.0)])
     bounds.round_done([long])
-    assert bounds.met == {"long": {"scaled": 2, "capped": 0}, "many": {"scaled": 0, "capped": 1}}
+    assert bounds.met == {
+        "long": {"scaled": 2, "capped": 0, "left_out": 0},
+        "many": {"scaled": 0, "capped": 1, "left_out": 0},
+    }
     assert RunningBounds(BoundsConfig(), bounds.state).met == bounds.met

@@ -91,14 +91,9 @@ def test_a_site_whose_machine_stops_is_stood_in_for(tmp_path: Path) -> None:
     sites = ["site-0", "site-1"]
     with Deployment(sites) as federation:
         federation.init()
-        federation.start_superlink()
-        fab, digest = federation.deploy("stage", path).split()[-2:]
-        for name in sites:
-            federation.make_site(name)
-            federation.edit_site(name, data=None, policy={"answers": ["train", "evaluate", "digest"]})
-            federation.perennial("site", "approve", fab, digest, "--site", federation.site_file(name))
-            federation.deploy("register", name)
-            federation.start_site(name)
+        policy = {"answers": ["train", "evaluate", "digest"]}
+        federation.prepare(path, lambda site: {"data": None, "policy": policy})
+        federation.start_sites()
         federation.deploy("submit", path)
         ledger = federation.folder / "site-1" / "state" / "ledger.jsonl"
         until = time.monotonic() + 120

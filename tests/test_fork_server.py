@@ -24,6 +24,8 @@ import json, os, random, sys, types
 import numpy
 
 def run_clientapp(token, certificates, **task):
+    if token == "to be killed":
+        os.kill(os.getpid(), 9)
     import perennial.client.app as app
     app.messages += 1
     found = dict(
@@ -72,9 +74,11 @@ class Server:
         script = shutil.copy(fork_server.__file__, folder)
         (folder / "flower_seam.py").write_text(SEAM)
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.killed, killed = os.pipe()
         with theirs:
-            command = [sys.executable, "-P", script, str(theirs.fileno()), str(self.apps)]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            command = [sys.executable, "-P", script, str(theirs.fileno()), str(self.apps), str(killed)]
+            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno(), killed])
+        os.close(killed)
 
     def ask(self, bundle: str | None = BUNDLE) -> dict[str, Any]:
         self._asked += 1
@@ -99,6 +103,14 @@ def server(tmp_path: Path) -> Iterator[Server]:
     yield server
     server.channel.close()
     assert server.process.wait(timeout=30) == 0
+
+
+def test_the_token_of_a_killed_process_is_told_and_of_no_other(server: Server) -> None:
+    server.ask()
+    asked = {"token": "to be killed", "bundle": BUNDLE, "root_certificates": None, "parent_pid": 7}
+    server.channel.send(json.dumps(asked).encode())
+    with os.fdopen(server.killed) as told:
+        assert told.readline() == "to be killed\n"
 
 
 def test_each_message_has_a_process_of_its_own_with_the_code_of_the_bundle(server: Server) -> None:

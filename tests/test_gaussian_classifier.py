@@ -10,7 +10,7 @@ import yaml
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from perennial.client.handlers import answer_evaluate, answer_finish_task
-from perennial.client.learnt_sums import _collected
+from perennial.client.learnt_sums import _collected, as_tensors
 from perennial.client.site import Site
 from perennial.config.experiment import load_experiment
 from perennial.config.run import RunSettings
@@ -72,8 +72,8 @@ def reply(statistics: Tensors | None, classes: int = 3) -> FinishTaskReply:
 def test_head_is_that_of_all_samples_in_one_place_and_a_discriminant_analysis() -> None:
     model, data = network(6, 3), samples(120)
     rows = torch.arange(120)
-    whole = {"one": reply(_collected(model, data, rows))}
-    parts = {f"site-{k}": reply(_collected(model, data, rows[k::4])) for k in range(4)}
+    whole = {"one": reply(as_tensors(_collected(model, data, rows)))}
+    parts = {f"site-{k}": reply(as_tensors(_collected(model, data, rows[k::4]))) for k in range(4)}
     found = gaussian_head(parts, 6, 1e-6)
     assert torch.equal(found, gaussian_head(whole, 6, 1e-6))
     unit = torch.nn.functional.normalize(data.x, dim=1).double().numpy()
@@ -85,7 +85,7 @@ def test_head_is_that_of_all_samples_in_one_place_and_a_discriminant_analysis() 
 
 def test_a_class_without_samples_is_never_predicted() -> None:
     model, data = network(6, 4), samples(120)
-    rows = gaussian_head({"one": reply(_collected(model, data, torch.arange(120)), 4)}, 6, 0.1)
+    rows = gaussian_head({"one": reply(as_tensors(_collected(model, data, torch.arange(120))), 4)}, 6, 0.1)
     assert rows.shape == (4, 7)
     assert isinstance(over_features(model, rows), GaussianHead)
     anything = torch.randn(500, 6, generator=torch.Generator().manual_seed(3))
@@ -94,7 +94,7 @@ def test_a_class_without_samples_is_never_predicted() -> None:
 
 def test_sums_that_no_samples_have_are_refused() -> None:
     model, data = network(6, 3), samples(60)
-    sums = _collected(model, data, torch.arange(60))
+    sums = as_tensors(_collected(model, data, torch.arange(60)))
     check_sums(reply(sums), 6)
     with pytest.raises(ProtocolError, match="found nothing, expected sums"):
         check_sums(reply(None), 6)
@@ -103,7 +103,7 @@ def test_sums_that_no_samples_have_are_refused() -> None:
     with pytest.raises(ProtocolError, match="no samples have such sums"):
         check_sums(reply(Tensors(sums | {"counts": sums["counts"] + 1})), 6)
     with pytest.raises(DataError, match="found 3 samples of 3 classes"):
-        gaussian_head({"one": reply(_collected(model, data, torch.arange(3)))}, 6, 0.1)
+        gaussian_head({"one": reply(as_tensors(_collected(model, data, torch.arange(3))))}, 6, 0.1)
     with pytest.raises(DataError, match="no site sent sums"):
         gaussian_head({}, 6, 0.1)
 

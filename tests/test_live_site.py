@@ -1,6 +1,7 @@
 """A hospital's page, and what it changes: consent, approvals, the policy file."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +14,13 @@ from perennial.client.activity import noted
 from perennial.client.consent import go_on, pause, read_consent, require_consent, withdraw
 from perennial.config.site import load_site_config
 from perennial.config.site_edit import stop_answering
-from perennial.deploy.supernode_process import ALIVE
+from perennial.deploy.certificates import make_authority
+from perennial.deploy.supernode_process import ALIVE, ANSWERED
 from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError
-from perennial.foundation.heartbeat import beating
+from perennial.foundation.heartbeat import beating, renew
 from perennial.live.guard import Sessions, allowed_hosts
 from perennial.live.hospital import HospitalPages
+from perennial.live.site_state import ANSWERED_WITHIN
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from tests.live_pages import TOKEN, ask, browser, needs_browser, served, until
@@ -97,6 +100,30 @@ def test_the_page_says_line_by_line_what_has_left_and_what_is_left(site: Path) -
         metrics = ask(f"{address}/metrics", Authorization=f"Bearer {TOKEN}").body
         assert 'perennial_site_supernode_up{site="graz"} 1.0' in metrics
         assert 'perennial_site_ledger_epsilon_limit{site="graz"} 8.0' in metrics
+
+
+def test_connected_means_that_the_superlink_answers_the_supernode(site: Path) -> None:
+    state = site.parent / "state"
+    unused = "connection: {superlink: '127.0.0.1:1', ca: ca.crt, key: node.key}\n"
+    site.write_text(site.read_text() + unused)
+    authority = make_authority("test")
+    (site.parent / "ca.crt").write_bytes(authority.certificate)
+    with pages(site) as address:
+        cookie, _ = signed_in(address)
+
+        def page() -> str:
+            return ask(address, Cookie=cookie).body
+
+        assert "SuperNode does not run" in page()
+        with beating(state / ALIVE):
+            until(lambda: "the SuperLink does not answer" in page())
+            assert "127.0.0.1:1" in page(), "the obstacle is named"
+            renew(state / ANSWERED)
+            until(lambda: '<span class="pill running">connected</span>' in page())
+            assert "127.0.0.1:1" not in page()
+            old = time.time() - ANSWERED_WITHIN - 1
+            os.utime(state / ANSWERED, (old, old))
+            until(lambda: "has not answered this site&#x27;s SuperNode since" in page())
 
 
 def test_a_pause_refuses_every_request_until_the_hospital_goes_on(site: Path) -> None:

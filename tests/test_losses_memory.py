@@ -220,3 +220,19 @@ def test_a_budget_of_no_sample_for_a_class_is_an_error_that_names_the_smallest_o
     Memory(fixed_total=50).require(10, 5)
     with pytest.raises(ConfigError, match="found 49, allowed 50 or more"):
         Memory(fixed_total=49).require(10, 5)
+
+
+def test_task_temperatures_weigh_old_and_new_alike_however_many_there_are() -> None:
+    logits, labels = (
+        torch.randn(7, 4, generator=torch.Generator().manual_seed(1)),
+        torch.tensor([0, 1, 2, 2, 3, 3, 3]),
+    )
+    values = losses.task_temperatures(logits, labels, 2, (0.9, 1.1), (1.2, 0.8))
+    scaled = logits / torch.tensor([0.9, 0.9, 1.1, 1.1])
+    old, new = F.cross_entropy(scaled[:2], labels[:2]), F.cross_entropy(scaled[2:], labels[2:])
+    assert float(values.mean()) == pytest.approx(float(1.2 * old + 0.8 * new), abs=1e-6)
+    # all samples of one kind: the other adds nothing, and not NaN
+    alone = losses.task_temperatures(logits[:2], labels[:2], 2, (0.9, 1.1), (1.2, 0.8))
+    assert float(alone.mean()) == pytest.approx(float(1.2 * old), abs=1e-6)
+    first = losses.task_temperatures(logits, labels, 0, (0.9, 1.1), (1.2, 0.8))
+    assert torch.equal(first, F.cross_entropy(logits, labels, reduction="none"))

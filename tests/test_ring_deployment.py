@@ -43,14 +43,8 @@ def test_a_deployed_ring_comes_to_the_simulated_bits() -> None:
         experiment = deployment.folder / "experiment.yaml"
         experiment.write_text(yaml.safe_dump(EXPERIMENT))
         here = run_in_process(RunSettings(str(experiment), runs=str(deployment.folder / "here")))
-        deployment.start_superlink()
-        fab, digest = deployment.deploy("stage", experiment).split()[-2:]
-        for name in SITES:
-            deployment.make_site(name)
-            deployment.edit_site(name, data=None)
-            deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
-            deployment.deploy("register", name)
-            deployment.start_site(name)
+        deployment.prepare(experiment, lambda site: {"data": None})
+        deployment.start_sites()
         running = Running(deployment, {})
         running.submit()
         assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()

@@ -1,5 +1,6 @@
 """Three real sites on loopback whose server sees masked sums alone, TLS, node keys and pinned peers on."""
 
+import functools
 import json
 from typing import Any
 
@@ -52,20 +53,20 @@ def test_deployed_masked_sums_come_to_the_bits_of_clear_ones_in_process(
         here = run_in_process(RunSettings(str(path), runs=str(deployment.folder / "here")))
         experiment = deployment.folder / "experiment.yaml"
         experiment.write_text(yaml.safe_dump(content))
-        deployment.start_superlink()
-        fab, digest = deployment.deploy("stage", experiment).split()[-2:]
-        peers = {}
-        for name in SITES:
-            deployment.make_site(name)
-            said = deployment.perennial("site", "fingerprint", deployment.site_file(name))
-            peers[name] = said.split()[1]
-        for name in SITES:
-            policy = {"require_secure": True, "least_sites": 3, "assumed_colluders": 1, "peers": peers}
+
+        @functools.cache
+        def peers() -> dict[str, str]:
+            files = {name: deployment.site_file(name) for name in SITES}
+            said = {name: deployment.perennial("site", "fingerprint", path) for name, path in files.items()}
+            return {name: words.split()[1] for name, words in said.items()}
+
+        def edit(site: str) -> dict[str, Any]:
+            policy = {"require_secure": True, "least_sites": 3, "assumed_colluders": 1, "peers": peers()}
             policy["answers"] = ["train", "evaluate", "statistics"]
-            deployment.edit_site(name, data=None, policy=policy)
-            deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
-            deployment.deploy("register", name)
-            deployment.start_site(name)
+            return {"data": None, "policy": policy}
+
+        deployment.prepare(experiment, edit)
+        deployment.start_sites()
         running = Running(deployment, {})
         running.submit()
         assert deployment.wait_for_run("hospitals", seconds=600) == "finished:completed", deployment.logs()

@@ -49,14 +49,8 @@ def test_deployed_sites_stop_where_the_in_process_engine_stops() -> None:
     with Deployment(SITES) as deployment:
         deployment.init()
         experiment, here = written(deployment.folder, **DEPLOYED)
-        deployment.start_superlink()
-        fab, digest = deployment.deploy("stage", experiment).split()[-2:]
-        for name in SITES:
-            deployment.make_site(name)
-            deployment.edit_site(name, data=None)
-            deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
-            deployment.deploy("register", name)
-            deployment.start_site(name)
+        deployment.prepare(experiment, lambda site: {"data": None})
+        deployment.start_sites()
         assert "tensorbord" in deployment.deploy("submit", experiment, "--track", "tensorbord", fails=True)
         deployment.deploy("submit", experiment, "--track", "tensorboard")
         assert deployment.wait_for_run("hospitals") == "finished:completed", deployment.logs()

@@ -12,10 +12,11 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from perennial.config.approval import Approval
 from perennial.deploy import supernode_process
-from perennial.deploy.supernode_process import refuse_unapproved_apps, send_whole_replies
+from perennial.deploy.supernode_process import let_token_expire, refuse_unapproved_apps, send_whole_replies
 from perennial.engine.grid import set_task_identity
 from perennial.strategies.round.queries import NOT_APPROVED, describe_error
 
@@ -152,3 +153,17 @@ def test_an_app_that_was_not_approved_is_one_sentence_once(
     (tmp_path / "approvals").mkdir()
     (tmp_path / "approvals" / approval.name).write_text(approval.model_dump_json())
     assert pull() == 8 and fetched == [digest] and len(inserted) == 2
+
+
+def test_a_killed_clientapp_is_answered_for_at_once() -> None:
+    state = InMemoryNodeState(InMemoryObjectStore(verify=False))
+    state.set_node_id(7)
+    task = state.create_task(task_type="flwr-clientapp", run_id=1)
+    assert task is not None
+    token = state.claim_task(task)
+    assert token is not None and state.activate_task(task)
+    assert state.get_task_by_token(token) is not None
+    let_token_expire(state, "another")
+    assert state.get_task_by_token(token) is not None
+    let_token_expire(state, token)
+    assert state.get_task_by_token(token) is None

@@ -56,13 +56,13 @@ def test_what_is_done_is_not_run_again_and_what_has_changed_is(
     small: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[tuple[str, int]] = []
-    run = grid._run
+    run = grid.run_job
 
     def counted(experiment: Path, row: Row, seed: int, device: str) -> grid.Ran:
         ran.append((row.label, seed))
         return run(experiment, row, seed, device)
 
-    monkeypatch.setattr(grid, "_run", counted)
+    monkeypatch.setattr(grid, "run_job", counted)
     results = tmp_path / "results"
     assert cost(small, results / "t.jsonl", "cpu").missing == 4
     first = run_table("t", small, lambda text: None, device="cpu", results=results)

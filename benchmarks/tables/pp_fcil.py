@@ -80,7 +80,129 @@ def _full_size(tasks: int, final: float, average: float) -> Row:
     )
 
 
+CBDR = (
+    "model={name: small_cnn}",
+    "learner.classification={name: task_temperatures}",
+    "learner.distillation=null",
+    "learner.contrastive=null",
+    "learner.memory.selection=random",
+    "strategy=fedavg",
+)
+DATA = (
+    "data.sites=5",
+    "data.partition={kind: dirichlet, alpha: 0.5, min_samples: 10}",
+    "data.test_fraction=0.2",
+)
+"""Of pp_fcil_digits; GLFC, TARGET and iCaRL get the same data."""
+TASKS = "{tasks} tasks: {row}"
+ICARL_DIGITS, GLFC, FEDCBDR, TARGET = "iCaRL-FedAvg", "GLFC", "FedCBDR", "TARGET, no exemplars"
+PRINTED, NEAREST, COVERAGE, TRAINED = (
+    "contrastive term with positives inside the logarithm, as printed",
+    "exemplars nearest to their mean, as printed",
+    "weights: share of classes in place of recency",
+    "weights: training accuracy, as the abstract has it",
+)
+
+
+def _task_sweep(title: str, experiment: str, counts: tuple[int, ...], *changes: str, rate: str) -> Table:
+    """Full system and plain replay by number of tasks, in the same rounds altogether.
+
+    rate: a change, to the learning rate that suits plain replay.
+    """
+    return Table(
+        title,
+        [
+            _row(
+                TASKS.format(tasks=count, row=label),
+                experiment,
+                *changes,
+                f"tasks={{count: {count}, order: seeded, rounds: {30 // count}}}",
+                *extra,
+            )
+            for count in counts
+            for label, extra in ((FULL, ()), (PLAIN_REPLAY, (*PLAIN_LEARNER, rate)))
+        ],
+        note="30 rounds in every row (20 with 20 tasks), divided among its tasks. Plain replay has as much "
+        "memory.",
+        claims=[
+            Claim(
+                f"full system over plain replay, {count} tasks",
+                TASKS.format(tasks=count, row=FULL),
+                TASKS.format(tasks=count, row=PLAIN_REPLAY),
+                "final accuracy",
+            )
+            for count in counts
+        ],
+    )
+
+
 TABLES = {
+    "pp_fcil_variants_digits": Table(
+        "PP-FCIL on digits, 5 sites, 5 tasks of 2 classes, Dirichlet 0.5: what is printed or left open",
+        [
+            _row(FULL, DIGITS),
+            _row(PRINTED, DIGITS, "learner.contrastive.form=in"),
+            _row(NEAREST, DIGITS, "learner.memory.selection=nearest"),
+            _row(COVERAGE, DIGITS, "strategy.timeliness=coverage"),
+            _row(TRAINED, DIGITS, "strategy.quality=train"),
+        ],
+        note="Every row is the first one but for what its name says.",
+        claims=[
+            Claim("positives outside the logarithm over inside", FULL, PRINTED, "final accuracy"),
+            Claim("herding over nearest to the mean", FULL, NEAREST, "final accuracy"),
+            Claim("share of classes over recency, nobody late", COVERAGE, FULL, "final accuracy"),
+            Claim("held-out over training accuracy", FULL, TRAINED, "final accuracy"),
+        ],
+    ),
+    "pp_fcil_rivals_digits": Table(
+        "PP-FCIL and rivals on digits, 5 sites, 5 tasks of 2 classes, Dirichlet 0.5, equal memory",
+        [
+            _row(FULL, DIGITS),
+            Row(ICARL_DIGITS, "icarl_fedavg_digits", (*DATA, AT_SITES)),
+            _row(GLFC, "glfc_digits", *DATA),
+            _row(
+                FEDCBDR,
+                DIGITS,
+                *CBDR,
+                "learner.optimizer={name: sgd, lr: 0.1}",
+            ),
+            _row(TARGET, "target_digits", *DATA),
+        ],
+        note="4 exemplars of a class at each site; TARGET has none, and as many made inputs as its own "
+        "experiment says. iCaRL-FedAvg is measured at the sites, which have its class means. FedCBDR (Qi et "
+        "al. 2025, arXiv 2507.07712) by its description: temperatures and weights of old and new classes, in "
+        "the middle of the paper's ranges, and exemplars drawn within each class. Its leverage scores are "
+        "left out: they need features of every sample of every site at the server, and here, where a class "
+        "has fewer samples at a site than features, a site's own scores would all be equal.",
+        claims=[
+            Claim(f"PP-FCIL over {rival} at equal memory", FULL, rival, "final accuracy")
+            for rival in (ICARL_DIGITS, GLFC, FEDCBDR, TARGET)
+        ],
+    ),
+    "pp_fcil_tasks_digits": _task_sweep(
+        "PP-FCIL on digits by number of tasks, 5 sites, Dirichlet 0.5",
+        DIGITS,
+        (2, 5, 10),
+        rate="learner.optimizer.lr=0.1",
+    ),
+    "pp_fcil_tasks_fashion_mnist": _task_sweep(
+        "PP-FCIL on 1,000 images of Fashion-MNIST (14 x 14) by number of tasks, 5 sites, Dirichlet 0.5",
+        FASHION,
+        (2, 5, 10),
+        "data.image_size=14",
+        "data.samples_limit=1000",
+        rate="learner.optimizer.lr=0.1",
+    ),
+    "pp_fcil_tasks_cifar100": _task_sweep(
+        "PP-FCIL on 20 classes of CIFAR-100 (1,000 images of 16 x 16) by number of tasks, 5 sites",
+        FASHION,
+        (5, 10, 20),
+        "data.path=../../shared/data/cifar100.webp.zip",
+        f"data.classes=[{', '.join(TWENTY)}]",
+        "data.image_size=16",
+        "data.samples_limit=1000",
+        rate="learner.optimizer.lr=0.1",
+    ),
     "pp_fcil_digits": Table(
         "PP-FCIL on digits, 5 sites, 5 tasks of 2 classes, Dirichlet 0.5: its parts and its weights",
         [

@@ -21,14 +21,17 @@ ATTACKS: Mapping[str, str] = {
     "sign flip": "sign_flip",
     "scaling x10": "scaling:boost=10",
     "scaling x100": "scaling:boost=100",
-    "random": "random",
+    "random x10": "random:boost=10",
     "a little is enough": "a_little",
-    "inner product": "inner_product",
+    "inner product": "inner_product:boost=2.5",
+    "backdoor": "backdoor",
     "backdoor x5": "backdoor:boost=5",
+    "backdoor x100": "backdoor:boost=100",
     "backdoor, claims 1e8": "backdoor:samples=1e8",
     "free rider": "free_rider",
 }
-"""benchmarks/dishonest.py says what each does."""
+"""benchmarks/dishonest.py says what each does. Noise of an honest length and an inner product of 2 do no more
+to a mean of five than the site's absence. So both are boosted: the latter then turns the mean round."""
 SURVEY = "One seed: a survey, whose differences of a few points mean nothing."
 DIVISIONS: Mapping[str, str] = {"even": "100", "Dirichlet 0.5": "0.5", "Dirichlet 0.1": "0.1"}
 MEASURES: Mapping[str, Measure] = {
@@ -36,9 +39,10 @@ MEASURES: Mapping[str, Measure] = {
     "attack success": of("attack_success"),
 }
 NOTE = (
-    "Five sites, the last of which attacks in every round, knowing the others' updates. Attack success: of "
-    "backdoor and one-class flip, and without attack of a trigger that nobody planted. A run that lost its "
-    "quorum is at chance."
+    "Five sites, the last of which attacks in every round, knowing the others' updates. Attack success: the "
+    "share of other classes' samples that the trigger moves to the attacker's class, also without attack, of "
+    "a trigger that nobody planted; of a one-class flip, the share of the class. A run that lost its quorum "
+    "is at chance."
 )
 
 
@@ -57,6 +61,66 @@ def rows() -> list[Row]:
     ]
 
 
+WORST: Mapping[str, tuple[str, str]] = {
+    "mean, no bounds": ("inner product", "scaling x10"),
+    "mean, default bounds": ("inner product", "sign flip"),
+    "median": ("inner product", "sign flip"),
+    "trimmed mean": ("inner product", "sign flip"),
+    "multi-Krum of 2": ("free rider", "sign flip"),
+    "geometric median": ("inner product", "sign flip"),
+    "centred clipping": ("inner product", "sign flip"),
+    "attention, sign -1, scale mean": ("inner product", "sign flip"),
+}
+"""By accuracy, in the survey of robust_digits at Dirichlet 0.5; backdoors have a table of their own."""
+
+
+def worst() -> list[Row]:
+    """Each rule without attack and under its two worst ones, at Dirichlet 0.5."""
+    return [
+        Row(
+            f"{rule}: {attack}",
+            "robust_digits",
+            (*RULES[rule], "data.partition.alpha=0.5"),
+            attack=ATTACKS[attack],
+        )
+        for rule, attacks in WORST.items()
+        for attack in ("none", *attacks)
+    ]
+
+
+BACKDOORS = ("none", "backdoor", "backdoor x5", "backdoor x100", "backdoor, claims 1e8")
+MEANS = ("mean, default bounds", "mean, no bounds")
+
+
+def backdoors(experiment: str, rules: Sequence[str], divisions: Sequence[str]) -> list[Row]:
+    """Every strength of the backdoor, where sites' shares are even and where they are not."""
+    return [
+        Row(
+            f"{division}: {rule}: {attack}",
+            experiment,
+            (*RULES[rule], f"data.partition.alpha={DIVISIONS[division]}"),
+            attack=ATTACKS[attack],
+        )
+        for division in divisions
+        for rule in rules
+        for attack in BACKDOORS
+    ]
+
+
+def honest() -> list[Row]:
+    """What a rule costs when nobody attacks, by heterogeneity."""
+    return [
+        Row(
+            f"Dirichlet {alpha}: {rule}",
+            "robust_digits",
+            (*changes, f"data.partition.alpha={alpha}"),
+            attack="",
+        )
+        for alpha in ("1.0", "0.5", "0.3", "0.1")
+        for rule, changes in RULES.items()
+    ]
+
+
 def colluders() -> list[Row]:
     """Two of eight and four of ten, with what is in its range there."""
     found = []
@@ -71,10 +135,16 @@ def colluders() -> list[Row]:
             rules["multi-Krum of 4"] = f"strategy={{name: krum, dishonest: {dishonest}, chosen: 4}}"
         for rule, change in rules.items():
             for name in ("", "label_flip", "a_little", "inner_product", "backdoor"):
-                attack = f"{name}:sites={dishonest}" if name else ""
+                # the least boost that turns the mean of all round
+                boost = f",boost={sites / dishonest / 2:g}" if name == "inner_product" else ""
+                attack = f"{name}:sites={dishonest}{boost}" if name else ""
                 label = f"{dishonest} of {sites}: {rule}: {name or 'none'}"
                 changes = (change, f"data.sites={sites}", "data.partition.alpha=100")
                 found.append(Row(label, "robust_digits", changes, attack=attack))
+        # what colluders are compared with: the honest sites alone, each with the data that it has there
+        changes = (f"data.sites={sites}", "data.partition.alpha=100")
+        label = f"{dishonest} of {sites}: the honest sites alone"
+        found.append(Row(label, "robust_digits", changes, attack=f"absent:sites={dishonest}"))
     return found
 
 
@@ -88,12 +158,35 @@ TABLES = {
         (1,),
         MEASURES,
         f"{NOTE} {SURVEY}",
-        pending="The runs so far are of the even division; five seeds of the worst attacks are to follow.",
+        pending="Attacks that could not hurt a mean were made stronger, and their rows are run anew.",
+    ),
+    "robust_worst_digits": Table(
+        "Each rule under its two worst attacks, digits at Dirichlet 0.5, one dishonest site of five",
+        worst(),
+        (1, 2, 3, 4, 5),
+        MEASURES,
+        f"{NOTE} The worst two by final accuracy in the survey, `robust_digits`.",
+        pending="Defined from the survey; its runs are to follow.",
+    ),
+    "robust_backdoor_digits": Table(
+        "Backdoors against the default bounds, digits, one dishonest site of five",
+        backdoors("robust_digits", MEANS, ("even", "Dirichlet 0.5")),
+        (1, 2, 3, 4, 5),
+        MEASURES,
+        f"{NOTE} Half of the dishonest site's samples carry the trigger.",
+        pending="Where data differ its runs are to follow.",
+    ),
+    "robust_honest_digits": Table(
+        "What a rule costs when nobody attacks, digits, five sites",
+        honest(),
+        (1, 2, 3, 4, 5),
+        {"final accuracy": of("final_accuracy")},
+        pending="Its runs are to follow.",
     ),
     "robust_colluders_digits": Table(
         "Colluding sites, digits",
         colluders(),
-        (1, 2, 3),
+        (1, 2, 3, 4, 5),
         MEASURES,
         NOTE.replace("Five sites, the last", "The last"),
         pending="Defined with the rules; its runs are still to be made.",

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -210,25 +211,50 @@ def _standardised(sums: Sums) -> _Standardised:
 def gcv(sums: Sums, shrinkages: list[float], standardise: bool = False) -> list[float]:
     """Generalised cross-validation of ridge for each shrinkage, from the sums alone; the least is best.
 
-    Golub, Heath and Wahba 1979, with the hat matrix's trace and the residual sum of squares by one
-    eigendecomposition. Class-balanced ridge weighs samples and counts them as they are.
+    Golub, Heath and Wahba 1979. The matrix of products is brought to tridiagonal form once, which has its
+    eigenvalues, for the hat matrix's trace, and is solved for each shrinkage in no time, for the residual sum
+    of squares. Class-balanced ridge weighs samples and counts them as they are.
     """
+    from scipy.linalg import eigvalsh_tridiagonal, solveh_banded
+
     gram, rows, energy, fitted = sums.gram, sums.sums, sums.total, 0.0
     if standardise:
         inner = _standardised(sums)
         gram, rows, fitted = inner.gram, inner.sums, 1.0
         energy -= float(sums.counts.square().sum()) / sums.total
-    values, vectors = torch.linalg.eigh(gram)
-    values = values.clamp(min=0)
-    squares = (vectors.T @ rows.T).square().sum(dim=1)
     unit = float(gram.trace()) / len(gram)
+    diagonal, beside, turned = _tridiagonal(gram.numpy(), rows.numpy().T)
+    values = eigvalsh_tridiagonal(diagonal, beside).clip(0)
     scores = []
     for shrinkage in shrinkages:
-        raised = values + shrinkage * unit
-        rss = energy - 2 * float((squares / raised).sum()) + float((squares * values / raised**2).sum())
-        freedom = 1 - (fitted + float((values / raised).sum())) / sums.number
+        penalty = shrinkage * unit
+        banded = np.stack([diagonal + penalty, np.append(beside, 0.0)])
+        solved = solveh_banded(banded, turned, lower=True)
+        rss = energy - float((turned * solved).sum()) - penalty * float(np.square(solved).sum())
+        freedom = 1 - (fitted + float((values / (values + penalty)).sum())) / sums.number
         scores.append((rss / sums.number) / freedom**2)
     return scores
+
+
+def _tridiagonal(matrix: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(diagonal (D,), beside it (D - 1,), Q^T right (D, C)) of T = Q^T matrix Q, which is tridiagonal.
+
+    matrix: (D, D), symmetric. A third of the work of all its eigenvectors.
+    """
+    from scipy.linalg import get_lapack_funcs
+
+    names = ("sytrd", "sytrd_lwork", "ormqr")
+    sytrd, sytrd_lwork, ormqr = get_lapack_funcs(names, dtype="float64")
+    size = len(matrix)
+    room = int(sytrd_lwork(size, lower=1)[0])
+    reflectors, diagonal, beside, scales, _ = sytrd(np.asfortranarray(matrix), lower=1, lwork=room)
+    turned = np.asfortranarray(right)
+    if size > 1:
+        # Q is 1 and, below and beside it, what the reflectors make up as in a QR decomposition
+        lower = np.asfortranarray(reflectors[1:, :-1])
+        room = int(ormqr("L", "T", lower, scales, turned[1:], -1)[1][0])
+        turned = np.vstack([turned[:1], ormqr("L", "T", lower, scales, turned[1:], room)[0]])
+    return diagonal, beside, turned
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:

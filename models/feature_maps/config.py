@@ -1,5 +1,6 @@
 """The `features` of a model: the fixed maps that it uses."""
 
+import operator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -48,7 +49,8 @@ class PretrainedConfig(Block):
     network: one whose weights a package brings, or any of timm's. weights: a file of safetensors with timm's
     names, of which sha256 says what it holds. image_size: what images are resized to before it; null keeps
     theirs. mean, std: of pixels in 0..1, as the network was trained; licence: of the weights. They are known
-    for a packaged network, and needed beside a file.
+    for a packaged network, and needed beside a file. stages: so many of the network's last stages, each
+    averaged over the image, stand beside what its last layer gives.
     """
 
     name: Literal["pretrained"] = "pretrained"
@@ -56,6 +58,7 @@ class PretrainedConfig(Block):
     weights: str | None = None
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     image_size: Size | tuple[Size, Size] | None = None
+    stages: int = Field(default=0, ge=0, exclude_if=operator.not_)
     mean: tuple[float, float, float] | None = None
     std: tuple[Positive, Positive, Positive] | None = None
     licence: str | None = None

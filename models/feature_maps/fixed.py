@@ -21,6 +21,8 @@ from perennial.models.feature_maps.config import (
 )
 from perennial.models.feature_maps.content import content_of
 from perennial.models.feature_maps.finished_run import FinishedRun, build_finished_run
+from perennial.models.feature_maps.folded import fold
+from perennial.models.feature_maps.packages import PACKAGES
 from perennial.models.feature_maps.patches import Patches, drawn_filters
 from perennial.models.feature_maps.pixels import Constants, Pixels
 from perennial.models.feature_maps.random_relu import RandomReLU
@@ -162,4 +164,7 @@ def _build(
         return build_finished_run(config, shape, with_weights)
     from perennial.models.feature_maps.pretrained import build_pretrained
 
-    return build_pretrained(config, shape, with_weights)
+    network, facts = build_pretrained(config, shape, with_weights)
+    if config.network in PACKAGES:
+        fold(network)
+    return network, facts

@@ -4,11 +4,15 @@ Its weights, size and preprocessing are part of the map's hash. Batch normalisat
 what it learnt there.
 """
 
+from collections.abc import Sequence
+from contextlib import ExitStack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from perennial.foundation.errors import ConfigError
+from perennial.models.feature_maps.ball import unit_rows
 from perennial.models.feature_maps.config import PretrainedConfig, as_sides
 from perennial.models.feature_maps.content import content_of
 from perennial.models.feature_maps.packages import PACKAGES
@@ -18,23 +22,57 @@ from perennial.models.feature_maps.weights import bare_network, network_name, we
 class Pretrained(nn.Module):
     """(B, C, H, W) pixels in 0..255 -> (B, width). Grey images are shown as grey colours."""
 
-    def __init__(self, network: nn.Module, width: int, size: tuple[int, int] | None, name: str) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        size: tuple[int, int] | None,
+        name: str,
+        stages: Sequence[nn.Module],
+        shape: tuple[int, ...],
+    ) -> None:
+        """size: that images are resized to; None keeps theirs. stages: of the network, whose averages stand
+        beside its last layer. shape: of one image.
+        """
         super().__init__()
-        self.network, self.width = network, width
+        self.network, self._stages = network, list(stages)
         self.size, self._name = size, name
         self.mean = nn.Parameter(torch.zeros(3, 1, 1), requires_grad=False)
         self.std = nn.Parameter(torch.ones(3, 1, 1), requires_grad=False)
+        self.width = int(network.num_features)  # pyright: ignore[reportArgumentType]
+        if stages:
+            with torch.no_grad():
+                self.width = self(torch.zeros(1, *shape)).shape[1]
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = pixels.expand(-1, 3, -1, -1) if pixels.shape[1] == 1 else pixels
         if self.size is not None and self.size != tuple(x.shape[2:]):
             x = F.interpolate(x, size=self.size, mode="bicubic", align_corners=False)
-        return self.network((x / 255 - self.mean) / self.std)
+        x = (x / 255 - self.mean) / self.std
+        if not self._stages:
+            return self.network(x)
+        seen: list[Tensor] = []
+        with ExitStack() as hooks:
+            for stage in self._stages:
+                hooks.callback(stage.register_forward_hook(lambda *call: seen.append(call[-1])).remove)
+            last = self.network(x)
+        return torch.cat([unit_rows(last), *(unit_rows(maps.mean(dim=(2, 3))) for maps in seen)], dim=1)
 
     @property
     def about(self) -> str:
         """What its tensors do not say."""
-        return f"pretrained {self._name} {self.size}"
+        beside = f" {len(self._stages)} stages" if self._stages else ""
+        return f"pretrained {self._name} {self.size}{beside}"
+
+
+def stages_of(network: nn.Module) -> list[nn.Module]:
+    """The parts of a network of timm's after which it has fewer pixels or more channels, in order.
+
+    timm calls them blocks or stages, and those of ResNets layer1 to layer4.
+    """
+    for name in ("blocks", "stages"):
+        if isinstance(parts := getattr(network, name, None), nn.Sequential):
+            return list(parts)
+    return [part for name, part in network.named_children() if name.startswith("layer")]
 
 
 def build_pretrained(
@@ -45,8 +83,14 @@ def build_pretrained(
         raise ConfigError(f"model.features: pretrained: found images of {shape[0]} channels; allowed 1 or 3")
     network = bare_network(network_name(config))
     size = as_sides(config.image_size)
-    width = int(network.num_features)  # pyright: ignore[reportArgumentType]
-    module = Pretrained(network, width, size, network_name(config))
+    stages = stages_of(network)
+    if config.stages > len(stages):
+        raise ConfigError(
+            f"model.features: pretrained: found stages {config.stages}; {config.network} has {len(stages)}: "
+            f"allowed 0 to {len(stages)}"
+        )
+    used = stages[len(stages) - config.stages :]
+    module = Pretrained(network, size, network_name(config), used, shape)
     facts = {"network": config.network}
     if with_weights:
         package = PACKAGES.get(config.network)

@@ -3,6 +3,7 @@
 Symbols: D digests, M classes, P floats of the model. Hsu et al. 2022 (arXiv 2210.00737), equations 1 and 2.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim.sgd import sgd
 
+from perennial.config.learner import LearnerConfig
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.flat import FlatParameters
 from perennial.strategies.round.request import Arrays
@@ -23,8 +25,10 @@ class Momentum:
     The functional form of PyTorch's rule, because building its class imports a compiler.
     """
 
-    def __init__(self, lr: float, momentum: float, velocity: Tensor | None = None) -> None:
-        self.lr, self.momentum = lr, momentum
+    def __init__(
+        self, lr: float, momentum: float, velocity: Tensor | None = None, weight_decay: float = 0.0
+    ) -> None:
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self._velocity: list[Tensor | None] = [velocity]
 
     @property
@@ -39,7 +43,7 @@ class Momentum:
             [flat.gradient],
             self._velocity,
             foreach=False,
-            weight_decay=0.0,
+            weight_decay=self.weight_decay,
             momentum=self.momentum,
             lr=self.lr,
             dampening=0.0,
@@ -47,6 +51,12 @@ class Momentum:
             maximize=False,
         )
         flat.gradient.zero_()
+
+
+def epochs_of_a_site(samples: int, digests: int, learner: LearnerConfig) -> int:
+    """Epochs over digests that take as many steps as a site's over the samples in them; 1 or more."""
+    steps, here = (math.ceil(count / learner.batch_size) for count in (samples, digests))
+    return max(1, round(learner.epochs * steps / here))
 
 
 @dataclass
@@ -145,6 +155,13 @@ class Recall:
             self.producer.vector.copy_(producer)
             return None
         return {name: tensor.clone() for name, tensor in self.flat.views(self.flat.vector).items()}
+
+    @torch.no_grad()
+    def loss(self, arrays: Arrays, features: Tensor, labels: Tensor) -> float:
+        """Mean cross entropy on digests, of a model and of the guidance as it is now."""
+        self.flat.load(arrays)
+        answers = self.model.forward_digest(self.inputs(features), features)
+        return float(F.cross_entropy(answers, labels))
 
     def _batches(
         self, count: int, generator: np.random.Generator, device: torch.device

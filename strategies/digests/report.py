@@ -18,12 +18,16 @@ def digest_block(
     rounds_stood_in: Mapping[str, int],
     withdrawn: Sequence[str],
 ) -> dict[str, Any]:
-    """Figures by name, and one row for each site. length: numbers in one digest."""
+    """Figures by name, and one row for each site. length: numbers in one digest.
+
+    A class is without digests where each site that lends has fewer samples of it than one digest takes.
+    """
     guarantee = published_guarantee(config, length)
     sites = {
         site: {
             "digests": sum(len(digests.features) for digests in store.tasks(site).values()),
             "samples": store.samples(site),
+            "bytes": store.bytes(site),
             "tasks": list(store.tasks(site)),
             "rounds_stood_in": rounds_stood_in.get(site, 0),
         }
@@ -45,6 +49,8 @@ def digest_block(
         "epsilon_of_one_label": _figure(guarantee.label_epsilon),
         "guess_heuristic_log10": round(guess_log10(length, FLOAT_LEVELS, config.per_digest), 1),
     }
+    if missing := store.classes_without():
+        block["classes_without_digests"] = missing
     if withdrawn:
         block["withdrawn"] = list(withdrawn)
     return block | {"sites": sites}

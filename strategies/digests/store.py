@@ -105,17 +105,42 @@ class DigestStore:
         """How many samples a site's digests are made of."""
         return sum(digests.samples for digests in self.tasks(site).values())
 
-    def gathered(self, sites: list[str], num_classes: int, spread_by: float = 1.0) -> tuple[Tensor, Tensor]:
+    def gathered(
+        self,
+        sites: list[str],
+        num_classes: int,
+        spread_by: float = 1.0,
+        held_out: tuple[int, bool] | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """(features (D, ...), labels (D, num_classes)) of some sites together, in order of name and task.
 
-        spread_by: how much further digests of one class lie from their mean than they came.
+        spread_by: how much further digests of one class lie from their mean than they came. held_out: (n,
+        True) for every n-th digest of each site and task alone, (n, False) for the others; None for all.
         """
         parts = [digests for site in sorted(sites) for digests in self.tasks(site).values()]
         features = [
             part.features if spread_by == 1 else spread(part.features, part.labels, spread_by)
             for part in parts
         ]
-        return torch.cat(features), torch.cat([digests.padded(num_classes) for digests in parts])
+        labels = [part.padded(num_classes) for part in parts]
+        if held_out is None:
+            return torch.cat(features), torch.cat(labels)
+        every, wanted = held_out
+        kept = torch.cat([(torch.arange(len(part.labels)) % every == every - 1) == wanted for part in parts])
+        return torch.cat(features)[kept], torch.cat(labels)[kept]
+
+    def classes_without(self) -> list[int]:
+        """Indices of known classes that have no share in any digest."""
+        rows = [digests.labels for site in self.sites for digests in self.tasks(site).values()]
+        known = max((labels.shape[1] for labels in rows), default=0)
+        held = sum(
+            (F.pad(labels.sum(dim=0), (0, known - labels.shape[1])) for labels in rows), torch.zeros(known)
+        )
+        return (held == 0).nonzero().flatten().tolist()
+
+    def bytes(self, site: str) -> int:
+        """How long a site's digests were as they came: tensors alone."""
+        return sum(4 * (part.features.numel() + part.labels.numel()) for part in self.tasks(site).values())
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and JSON-able facts by name; site names are written by number, for any name is allowed."""

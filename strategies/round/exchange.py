@@ -12,6 +12,8 @@ from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 
 FIRST_POLL = 0.005
+REST = 4.0
+"""Times the length of a look for replies that is waited until the next."""
 SLOWEST_POLL = 0.5
 """Seconds between looks at the grid: short rounds are noticed at once, long ones cost few looks."""
 
@@ -111,7 +113,7 @@ class Exchange:
         start = time.monotonic()
         pause = FIRST_POLL
         while waiting and time.monotonic() - start < deadline:
-            found = False
+            found, looked = False, time.monotonic()
             for reply in grid.pull_messages([*waiting, *self.owed]):
                 if site := waiting.pop(reply.metadata.reply_to_message_id, ""):
                     found = True
@@ -121,7 +123,9 @@ class Exchange:
             if found:
                 pause = FIRST_POLL
             elif waiting:
-                time.sleep(min(pause, max(0.0, deadline - (time.monotonic() - start))))
+                # over a network a look costs both ends, so most of the time goes by without one
+                pause = max(pause, REST * (time.monotonic() - looked))
+                time.sleep(min(pause, self.slowest_poll, max(0.0, deadline - (time.monotonic() - start))))
                 pause = min(1.5 * pause, self.slowest_poll)
         patience = time.monotonic() + deadline
         training = {site for site, _, request in requests if isinstance(request, TrainRequest)}

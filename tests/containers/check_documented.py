@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,8 +141,8 @@ def test_the_page_leads_from_nothing_to_a_finished_round(folder: Path) -> None:
         assert EXPERIMENT["name"] in operator.next("perennial deploy status")
         operator.next("perennial deploy logs")
         assert wait_for_rounds(federation / "state" / "runs" / EXPERIMENT["name"] / "events.jsonl", 4) == 4
-        # the hospital's live page is tried by tests/test_live_site.py, without a container
-        hospital.skip("--profile page")
+        hospital.next("docker compose --profile page up -d page")
+        both_pages_answer(home / "perennial" / "page.token")
         assert not operator.left and not hospital.left
     finally:
         operator.close()
@@ -196,6 +198,34 @@ def join(hospital: Reader, own: Path, data: Path, fab: str, digest: str) -> None
         subprocess.run(["chown", "-R", f"{OWNER}:{OWNER}", str(own)], check=True)
     hospital.next("docker compose up -d")
     hospital.next("docker compose logs -f")
+
+
+def both_pages_answer(token: Path) -> None:
+    """What a person sees who opens the addresses that docs/deploy.md names: the sites are connected."""
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    operators, hospitals = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
+    assert operators in text and hospitals in text
+    page = opened(urllib.request.build_opener(), operators)
+    assert "The SuperLink serves; 1 of 1 registered site connected." in page and EXPERIMENT["name"] in page
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    opened(browser, f"{hospitals}/sign-in")
+    form = urllib.parse.urlencode({"token": token.read_text().strip(), "back": "/"}).encode()
+    said = urllib.request.Request(f"{hospitals}/sign-in", form, {"Origin": hospitals})
+    with browser.open(said, timeout=30) as answer:
+        page = answer.read().decode()
+    assert ">graz</h1>" in page and ">connected</span>" in page, page
+
+
+def opened(browser: urllib.request.OpenerDirector, address: str) -> str:
+    """A page, as soon as it answers."""
+    until = time.monotonic() + 120
+    while True:
+        try:
+            with browser.open(address, timeout=30) as answer:
+                return answer.read().decode()
+        except OSError:
+            assert time.monotonic() < until, f"{address} does not answer"
+            time.sleep(1)
 
 
 def healthy(federation: Path) -> None:

@@ -36,4 +36,5 @@ done
 docker images --format '{{.Repository}}:{{.Tag}} {{.Size}}' | grep perennial
 echo "== operator and two hospitals; docs/deploy.md as it is written"
 .venv/bin/python -m pytest tests/containers/check_containers.py tests/containers/check_documented.py \
-  -p no:cacheprovider --timeout 1200 "$@"
+  -p no:cacheprovider --timeout 1200 -s "$@"
+echo "containers: passed in $SECONDS s, engine and images included"

@@ -33,13 +33,8 @@ def federation() -> Iterator[Deployment]:
         deployment.init()
         path = deployment.folder / "experiment.yaml"
         path.write_text(yaml.safe_dump(EXPERIMENT))
-        deployment.start_superlink()
-        fab, digest = deployment.deploy("stage", path).split()[-2:]
-        for name in SITES:
-            deployment.make_site(name)
-            deployment.edit_site(name, data=None, site="site-0" if name == "graz" else "site-1")
-            deployment.perennial("site", "approve", fab, digest, "--site", deployment.site_file(name))
-            deployment.deploy("register", name)
+        said = dict(zip(SITES, ("site-0", "site-1"), strict=True))
+        deployment.prepare(path, lambda site: {"data": None, "site": said[site]})
         yield deployment
 
 

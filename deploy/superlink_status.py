@@ -1,0 +1,124 @@
+"""What the SuperLink says of itself beside the runs, for the operator's pages.
+
+So they know of it when no run goes. The file's time is its heartbeat; the content changes when a site comes
+or goes.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perennial.foundation.files import replace_file
+from perennial.foundation.heartbeat import BEAT, SILENT_AFTER, last_beat, renew
+
+STATUS = ".superlink.json"
+"""In the folder of all runs."""
+LARGEST = 2**24
+PATIENCE = 2
+"""Intervals without a heartbeat after which Flower's SuperLink takes a node for gone."""
+MISSED = 20.0
+"""Seconds without a heartbeat after which a SuperNode counts as silent; it beats every 7 to 9."""
+log = logging.getLogger("perennial.deploy")
+
+
+@dataclass(frozen=True)
+class SuperLinkStatus:
+    """What is known of a SuperLink.
+
+    silent_for: seconds since its last sign of life.
+    certificate_ends: when the certificate that it serves with expires, in seconds since 1970.
+    sites: of every registered site, None while it is connected, else since when it is silent, in seconds
+    since 1970; 0 where it never was connected.
+    """
+
+    silent_for: float
+    certificate_ends: float
+    sites: Mapping[str, float | None]
+
+    @property
+    def alive(self) -> bool:
+        return self.silent_for < SILENT_AFTER
+
+
+def read_superlink_status(runs: Path) -> SuperLinkStatus | None:
+    """What the SuperLink says in the folder of all runs; None where nothing can be read."""
+    path = runs / STATUS
+    silent_for = last_beat(path)
+    try:
+        if silent_for is None or path.is_symlink() or path.stat().st_size > LARGEST:
+            return None
+        found = json.loads(path.read_bytes())
+        sites = {
+            str(name)[:80]: None if since is None else float(since) for name, since in found["sites"].items()
+        }
+        return SuperLinkStatus(silent_for, float(found["certificate_ends"]), sites)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def keep_status(runs: Path, certificate_ends: float, sites: Callable[[], Mapping[str, float | None]]) -> None:
+    """Write the status from now on, in threads of its own, every BEAT seconds.
+
+    sites: as in SuperLinkStatus; an error in it is logged once.
+    """
+    path = runs / STATUS
+
+    def say() -> None:
+        written, failed = b"", ""
+        while True:
+            try:
+                status = {"certificate_ends": certificate_ends, "sites": dict(sorted(sites().items()))}
+                content = json.dumps(status).encode()
+                if content != written:
+                    replace_file(path, content, mode=0o644, durable=False)
+                    written = content
+                failed = ""
+            except Exception as error:  # of Flower's database too, or of a full disk
+                if str(error) != failed:
+                    failed = str(error)
+                    log.warning("what the live pages know of the SuperLink is not up to date: %s", error)
+            time.sleep(BEAT)
+
+    def beat() -> None:
+        while True:
+            if path.exists():
+                renew(path)
+            time.sleep(BEAT)
+
+    # apart, because a busy database lets `sites` wait, and the SuperLink lives all the same
+    for target in (say, beat):
+        threading.Thread(
+            target=target, name=f"status of the SuperLink: {target.__name__}", daemon=True
+        ).start()
+
+
+class SilentSites:
+    """Since when each registered site is silent, by Flower's LinkState. online: Flower's word."""
+
+    def __init__(self, state: Any, online: str) -> None:
+        self._state, self._online = state, online
+        self._since: dict[str, float] = {}
+
+    def look(self, names: Mapping[str, str]) -> dict[str, float | None]:
+        """As in SuperLinkStatus. names: site by Flower's id of its node, as text."""
+        nodes = {str(node.node_id): node for node in self._state.get_node_info()}
+        now = time.time()
+        found = {name: self._silent_since(nodes.get(node), now) for node, name in names.items()}
+        # Flower notes another moment once it takes a silent node for gone
+        self._since = {
+            name: self._since.get(name, since) for name, since in found.items() if since is not None
+        }
+        return found | self._since
+
+    def _silent_since(self, node: Any, now: float) -> float | None:
+        if node is None or not node.online_until:
+            return 0.0
+        if node.status != self._online:
+            return round(node.online_until, 1)
+        beat = node.online_until - PATIENCE * node.heartbeat_interval
+        return round(beat, 1) if now - beat > MISSED else None

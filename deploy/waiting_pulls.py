@@ -1,0 +1,71 @@
+"""A SuperNode that asks for a message waits at the SuperLink until there is one, in place of asking again.
+
+Flower 1.39 answers at once, and each question costs the SuperLink a signature and several looks into its
+database. A question that waited is answered with nothing as soon as a message has come: the SuperNode asks
+again, and is admitted, or not, as for any question.
+"""
+
+import threading
+from typing import Any
+
+from perennial.deploy.flower_seam import fleet_message_handler
+
+WAIT = 5.0
+"""Most seconds that a question waits."""
+MOST = 500
+"""Questions that wait at once; Flower has 1,000 threads, and further ones are answered as they come."""
+
+
+class Arrivals:
+    """Messages that have come for nodes whose question waits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._come: dict[int, threading.Event] = {}
+        self._places = threading.BoundedSemaphore(MOST)
+
+    def expect(self, node: int) -> threading.Event:
+        """What is set when a message comes for a node from now on."""
+        with self._lock:
+            come = self._come[node] = threading.Event()
+        return come
+
+    def note(self, node: int) -> None:
+        """A message has come for a node."""
+        with self._lock:
+            come = self._come.get(node)
+        if come is not None:
+            come.set()
+
+    def wait(self, come: threading.Event) -> None:
+        """Return when it is set, after WAIT seconds, or at once where MOST others wait."""
+        if self._places.acquire(blocking=False):
+            try:
+                come.wait(WAIT)
+            finally:
+                self._places.release()
+
+
+def let_pulls_wait(link_state: type) -> None:
+    """Let the SuperLink of this process answer a question for messages when there is one.
+
+    link_state: the class of its state, Flower's LinkState.
+    """
+    arrivals = Arrivals()
+    pull, store = fleet_message_handler.pull_messages, vars(link_state)["store_message_and_object_tree"]
+
+    def pull_or_wait(request: Any, **more: Any) -> Any:
+        # before the look, so that none is missed that comes after it
+        come = arrivals.expect(request.node.node_id)
+        response = pull(request=request, **more)
+        if not response.messages_list:
+            arrivals.wait(come)
+        return response
+
+    def store_and_note(self: Any, message: Any, *rest: Any, **more: Any) -> Any:
+        stored = store(self, message, *rest, **more)
+        arrivals.note(message.metadata.dst_node_id)
+        return stored
+
+    vars(fleet_message_handler).update(pull_messages=pull_or_wait)
+    setattr(link_state, "store_message_and_object_tree", store_and_note)  # noqa: B010

@@ -1,0 +1,162 @@
+"""What the operator's pages know of the SuperLink and of registered sites when no run goes."""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perennial.deploy.superlink_status import (
+    MISSED,
+    PATIENCE,
+    STATUS,
+    SilentSites,
+    SuperLinkStatus,
+    keep_status,
+    read_superlink_status,
+)
+from perennial.foundation.heartbeat import SILENT_AFTER
+from perennial.live.notices import SUPERLINK, Notices
+from perennial.live.run_state import RunState
+from perennial.live.warnings import superlink_warnings, warnings_of
+from tests.live_pages import ask, events_of, going_on, operator_pages, until
+
+YEAR = 365 * 86_400.0
+
+
+def said(runs: Path, sites: dict[str, float | None], ends: float | None = None, silence: float = 0.0) -> None:
+    """The SuperLink has said this, so many seconds ago."""
+    runs.mkdir(exist_ok=True)
+    content = {"certificate_ends": time.time() + YEAR if ends is None else ends, "sites": sites}
+    (runs / STATUS).write_text(json.dumps(content))
+    os.utime(runs / STATUS, (time.time() - silence, time.time() - silence))
+
+
+@dataclass
+class Node:
+    """What Flower's SuperLink knows of a node."""
+
+    node_id: int
+    status: str
+    online_until: float | None
+    heartbeat_interval: float = 30.0
+
+
+@dataclass
+class LinkState:
+    """As much of Flower's as is asked for."""
+
+    nodes: list[Node]
+
+    def get_node_info(self) -> list[Node]:
+        return self.nodes
+
+
+def test_a_site_is_silent_before_flower_takes_it_for_gone_and_since_the_same_moment() -> None:
+    now = time.time()
+    beat = PATIENCE * 30.0
+    fresh, late, never = Node(1, "online", now + beat), Node(2, "online", now + beat - MISSED - 1), 3
+    state = LinkState([fresh, late, Node(never, "registered", None)])
+    silent = SilentSites(state, "online")
+    names = {"1": "graz", "2": "linz", "3": "wels", "4": "unknown to Flower"}
+    found = silent.look(names)
+    assert found["graz"] is None and found["wels"] == 0.0 and found["unknown to Flower"] == 0.0
+    since = found["linz"]
+    assert since is not None and now - MISSED - 2 < since < now - MISSED
+    late.status = "offline"
+    assert silent.look(names)["linz"] == since
+    late.status, late.online_until = "online", now + beat
+    assert silent.look(names)["linz"] is None
+
+
+def test_the_status_is_renewed_and_survives_an_error(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def sites() -> dict[str, float | None]:
+        asked.append(1)
+        if len(asked) == 2:
+            raise ValueError("database is locked")
+        return {"graz": None, "linz": 5.0} if len(asked) > 2 else {"graz": None}
+
+    keep_status(tmp_path, 1e10, sites)
+    until(lambda: (found := read_superlink_status(tmp_path)) is not None and "linz" in found.sites)
+    found = read_superlink_status(tmp_path)
+    assert found is not None and found.alive
+    assert found.sites == {"graz": None, "linz": 5.0} and found.certificate_ends == 1e10
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"sites": {}}', '{"sites": 3, "certificate_ends": 1}', "{" * 9999]
+)
+def test_a_damaged_status_says_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / STATUS).write_text(content)
+    assert read_superlink_status(tmp_path) is None
+
+
+def test_the_overview_says_that_the_superlink_is_dead_and_who_is_silent(tmp_path: Path) -> None:
+    said(tmp_path, {"graz": None, "<b>linz": time.time()})
+    with operator_pages(tmp_path) as address:
+        page = ask(address).body
+        assert "The SuperLink serves; 1 of 2 registered sites connected." in page
+        assert "&lt;b&gt;linz is not connected." in page and "perennial site check" in page
+        metrics = ask(f"{address}/metrics").body
+        assert "perennial_superlink_up 1.0" in metrics
+        assert 'perennial_site_connected{site="graz"} 1.0' in metrics
+        said(tmp_path, {"graz": None}, silence=SILENT_AFTER + 1)
+        until(lambda: "The SuperLink gives no sign of life" in ask(address).body)
+        assert "docker compose up -d superlink" in ask(address).body
+        assert "perennial_superlink_up 0.0" in ask(f"{address}/metrics").body
+        (event,) = events_of(f"{address}/events?v=0", 1)
+        assert "gives no sign of life" in event["superlink"], "as it changes, too"
+
+
+def test_a_simulation_has_no_superlink(tmp_path: Path) -> None:
+    with going_on(tmp_path), operator_pages(tmp_path) as address:
+        assert "SuperLink" not in ask(address).body and "superlink" not in ask(f"{address}/metrics").body
+
+
+def test_a_running_run_names_a_site_that_fell_silent_and_a_dead_superlink(tmp_path: Path) -> None:
+    with going_on(tmp_path) as run:
+        run.begin_round(1, ["graz", "linz"])
+        said(tmp_path, {"graz": None, "linz": time.time() - 25, "of another run": 1.0})
+        state = RunState(run.folder)
+        state.read()
+        assert {site.name: site.status for site in state.sites()} == {"graz": "training", "linz": "silent"}
+        texts = [warned.text for warned in warnings_of(state)]
+        assert texts == ["linz is not connected."]
+        said(tmp_path, {"graz": None, "linz": 1.0}, silence=SILENT_AFTER + 1)
+        state.read()
+        first = warnings_of(state)[0]
+        assert first.kind == "superlink" and first.grade == "critical" and "start it" in first.remedy
+        assert state.site("linz", False).status == "training", "what a dead SuperLink said last holds no more"
+
+
+@pytest.mark.parametrize(
+    ("days", "grade", "words"),
+    [(-0.1, "critical", "has expired"), (1.5, "warning", "expires in 1 day."), (31.0, "", "")],
+)
+def test_the_end_of_the_certificate_is_told_in_time(days: float, grade: str, words: str) -> None:
+    status = SuperLinkStatus(0.0, time.time() + days * 86_400, {})
+    found = list(superlink_warnings(status))
+    assert [warned.grade for warned in found] == [grade] * bool(grade)
+    assert all(words in warned.text and "perennial deploy rotate" in warned.remedy for warned in found)
+
+
+def test_each_cause_is_told_once_and_again_after_it_was_gone() -> None:
+    sent: list[dict[str, Any]] = []
+    notices = Notices(sent.append)
+    good, ends = SuperLinkStatus(0.0, time.time() + YEAR, {"linz": None}), time.time() + YEAR
+    for silence in (9.0, 12.0, 15.0):
+        notices.take_superlink(SuperLinkStatus(silence, ends, {"linz": 1.0}))
+    notices.take_superlink(good)
+    notices.take_superlink(SuperLinkStatus(0.0, ends, {"linz": 1.0}))
+    notices.take_superlink(SuperLinkStatus(0.0, ends, {"linz": 1.0}))
+    until(lambda: len(sent) >= 2)
+    time.sleep(0.1)
+    assert [(notice["run"], notice["kind"]) for notice in sent] == [
+        (SUPERLINK, "superlink"),
+        (SUPERLINK, "offline"),
+    ]
