@@ -1,10 +1,11 @@
 """Which map, head and shrinkage suit HAM10000: on validation images, of seeds that no table uses.
 
-    python -m perennial.benchmarks.analytic_choice --seeds 11 16 'filters: 400, size: 8' ...
+    python -m perennial.benchmarks.analytic_choice --seeds 11 16 '{name: patches, filters: 400, size: 8}' ...
 
-With fewer samples than features every head of a whole path of shrinkages follows from one eigendecomposition
-of the samples' products (n, n), so that one choice costs seconds and not hours. The heads are those of
-learning/analytic/solve.py, without the grid that makes sums exact (tests/test_analytic_choice.py).
+Each argument lists the maps that stand side by side. With fewer samples than features every head of a whole
+path of shrinkages follows from one eigendecomposition of the samples' products (n, n), so that one choice
+costs seconds and not hours. The heads are those of learning/analytic/solve.py, without the grid that makes
+sums exact (tests/test_analytic_choice.py).
 
 Adds to benchmarks/results/analytic_choice.jsonl, one object for each map, seed and head.
 
@@ -26,8 +27,10 @@ from perennial.config.experiment import load_experiment
 from perennial.data.federation import build
 from perennial.data.site import Part
 from perennial.foundation.cache import cache_folder
+from perennial.learning.analytic.solve import Sums, gaussian, ridge
 from perennial.learning.batches import TrainingSet
 from perennial.learning.feature_bank import bank_of
+from perennial.models.feature_maps.ball import CONSTANT
 from perennial.models.feature_maps.fixed import build_fixed_features
 
 LAMBDAS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0, 10.0)
@@ -84,6 +87,23 @@ def gaussian_scores(
     return found
 
 
+def solved_scores(
+    head: str, x: Tensor, y: Tensor, wanted: Tensor, classes: int, shrinkages: Sequence[float]
+) -> dict[float, Tensor]:
+    """Shrinkage -> (v, C) scores of `wanted` by the product's own solution, for more samples than features.
+
+    head: one of HEADS.
+    """
+    phi = torch.cat([x, torch.full((len(x), 1), CONSTANT, dtype=torch.float64)], dim=1)
+    members = torch.nn.functional.one_hot(y, classes).double()
+    balanced = head == "balanced_ridge"
+    weight = (1 / members.sum(dim=0).clamp(min=1))[y] if balanced else torch.ones(len(y)).double()
+    members *= weight[:, None]
+    sums = Sums((phi * weight[:, None]).T @ phi, members.T @ phi, members.sum(dim=0), samples=len(y))
+    solved = (gaussian(sums, s) if head == "gaussian" else ridge(sums, s, True) for s in shrinkages)
+    return {s: found.scores(wanted) for s, found in zip(shrinkages, solved, strict=True)}
+
+
 def judged(scores: Mapping[float, Tensor], labels: Tensor, held: Tensor) -> dict[str, tuple[float, float]]:
     """Shrinkage -> (balanced accuracy, accuracy). held: (C,) whether a class has training samples."""
     found = {}
@@ -113,28 +133,32 @@ def features_of(model: str, experiment: str, seed: int, limit: str) -> dict[Part
 
 
 def main(
-    patches: Annotated[list[str], typer.Argument(help="settings of the patches, e.g. 'filters: 400'")],
+    features: Annotated[list[str], typer.Argument(help="maps, e.g. '{name: patches, filters: 400}'")],
     seeds: Annotated[tuple[int, int], typer.Option(help="first and last")] = (11, 16),
     experiment: Annotated[str, typer.Option(help="whose data and split")] = "analytic_ham10000",
     limit: Annotated[str, typer.Option(help="data.samples_limit; null: all")] = "2000",
+    lambdas: Annotated[list[float], typer.Option(help="shrinkages of ridge")] = list(LAMBDAS),  # noqa: B006
+    gammas: Annotated[list[float], typer.Option(help="of the Gaussian head")] = list(GAMMAS),  # noqa: B006
     output: Annotated[Path, typer.Option()] = RESULTS / "analytic_choice.jsonl",
 ) -> None:
     """Measure the heads on each map and seed, and add what was found to the file."""
-    for settings in patches:
-        model = f"{{name: features, features: [{{name: patches, {settings}}}]}}"
+    for maps in features:
+        model = f"{{name: features, features: [{maps}]}}"
         for seed in range(seeds[0], seeds[1] + 1):
             parts = features_of(model, experiment, seed, limit)
             (x, y), (wanted, labels) = parts["train"], parts["validation"]
             classes = int(max(y.max(), labels.max())) + 1
             held = torch.bincount(y, minlength=classes) > 0
             for head in HEADS:
-                scores = (
-                    gaussian_scores(x, y, wanted, classes, GAMMAS)
-                    if head == "gaussian"
-                    else ridge_scores(x, y, wanted, classes, balanced=True, shrinkages=LAMBDAS)
-                )
+                tried = gammas if head == "gaussian" else lambdas
+                if x.shape[1] < len(x):
+                    scores = solved_scores(head, x, y, wanted, classes, tried)
+                elif head == "gaussian":
+                    scores = gaussian_scores(x, y, wanted, classes, tried)
+                else:
+                    scores = ridge_scores(x, y, wanted, classes, balanced=True, shrinkages=tried)
                 line = {
-                    "patches": settings,
+                    "features": maps,
                     "experiment": experiment,
                     "samples_limit": limit,
                     "seed": seed,

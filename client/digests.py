@@ -19,7 +19,9 @@ from perennial.foundation.streams import stream
 from perennial.models.digest_encoders import FeatureEncoder, build_encoder, encoder_hash
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, make_digests
+from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
+from perennial.privacy.statistics_digests import drawn_digests
 from perennial.protocol.messages import DigestReply, DigestRequest
 from perennial.protocol.tensors import Tensors
 
@@ -73,14 +75,13 @@ def digests_of(
     classes = site.process.registry.schedule.classes_of(task)
     indices = site.data.task_indices("train", classes.start, classes.stop)
     check_floor(site.identity.policy, "digest", len(indices))
-    return make_digests(
-        encode(site, encoder, indices),
-        site.data.y[indices],
-        classes,
-        config,
-        stream(site.experiment.seed, "digest-groups", site.name, task),
-        source,
-    )
+    features, labels = encode(site, encoder, indices), site.data.y[indices]
+    generator = stream(site.experiment.seed, "digest-groups", site.name, task)
+    if config.kind == "statistics":
+        seeded = stream(site.experiment.seed, "digest-noise", site.name, task)
+        words = SecureWords() if isinstance(source, SecureNoise) else SeededWords(seeded)
+        return drawn_digests(features, labels, classes, config, generator, words)
+    return make_digests(features, labels, classes, config, generator, source)
 
 
 @torch.no_grad()

@@ -50,12 +50,12 @@ def check_digests(policy: SitePolicy, experiment: Experiment, digests: DigestCon
     """Whether digests may leave; errors as check_update()."""
     check_claim(experiment)
     _refuse_beside_sums(policy, "digests")
-    if not digests.protects or digests.labels == "public":
+    if not digests.protects or digests.labels_in_the_clear:
         # with noise on features and labels, what one sample adds is hidden by a proof
         check_floor(policy, "digest", samples_of_digest(digests))
     if not digests.protects:
         protection = _Protection("none", f"digests.protection {digests.protection!r} proves nothing")
-    elif digests.labels == "public":
+    elif digests.labels_in_the_clear:
         protection = _Protection(
             "none", "digests.labels 'public' sends labels in the clear", digests.noise_source
         )

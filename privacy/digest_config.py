@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from perennial.foundation.block import Block
 
+DigestKind = Literal["mixtures", "statistics"]
 DigestProtection = Literal["none", "paper", "laplace", "gauss"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -14,6 +15,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class DigestConfig(Block):
     """What a site releases once for each task, for the server to keep.
 
+    kind: "mixtures" of samples' features, or features drawn from noised "statistics": sums of features and of
+    their products, which one Gaussian release covers with labels and counts (protection "gauss").
     per_digest: samples in one digest. mix: whose features are mixed, any samples' or those of one class.
     weights: of the samples in a digest, None for equal ones. weight_alpha: draw them for each digest from a
     symmetric Dirichlet distribution instead.
@@ -24,6 +27,7 @@ class DigestConfig(Block):
     labels: "public" sends them in the clear; "randomised" answers each with label_epsilon.
     """
 
+    kind: DigestKind = Field(default="mixtures", exclude_if="mixtures".__eq__)
     per_digest: int = Field(default=4, ge=1)
     mix: Literal["random", "within_class"] = "random"
     weights: tuple[Annotated[float, Field(ge=0)], ...] | None = None
@@ -71,6 +75,25 @@ class DigestConfig(Block):
         if self.labels == "randomised" and self.mix == "within_class":
             raise ValueError("mix within_class groups by the labels that labels: randomised is to hide")
         return self
+
+    @model_validator(mode="after")
+    def _statistics_are_noised(self) -> Self:
+        if self.kind == "mixtures":
+            return self
+        if self.protection != "gauss":
+            raise ValueError(f"kind statistics: found protection {self.protection!r}; allowed gauss")
+        mixed = self.per_digest != 1 or self.mix != "random" or self.weights is not None
+        if mixed or self.weight_alpha is not None or self.labels != "public":
+            raise ValueError(
+                "kind statistics draws single samples and their labels from noised sums; allowed: per_digest "
+                "1, without mix, weights, weight_alpha and labels"
+            )
+        return self
+
+    @property
+    def labels_in_the_clear(self) -> bool:
+        """Whether what leaves tells a sample's label without noise."""
+        return self.labels == "public" and self.kind == "mixtures"
 
     @property
     def protects(self) -> bool:

@@ -26,7 +26,7 @@ def digest_entries(
             note = f"nominal epsilon {guarantee.nominal:g}; with a public scale {guarantee.if_public:g}"
         return [Entry(**common, mechanism="unprotected", note=note)]
     common["seeded"] = config.noise_source == "seeded"
-    note = "labels are public" if config.labels == "public" else ""
+    note = "labels are public" if config.labels_in_the_clear else ""
     numbers: dict[str, Any] = {"mechanism": "stated", "epsilon": guarantee.epsilon, "delta": 0.0}
     if config.protection == "gauss":
         multiplier = gaussian_multiplier(guarantee.epsilon, guarantee.delta)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from perennial.benchmarks.analytic_choice import gaussian_scores, judged, ridge_scores
+from perennial.benchmarks.analytic_choice import gaussian_scores, judged, ridge_scores, solved_scores
 from perennial.learning.analytic.solve import Sums, gaussian, ridge
 from perennial.models.feature_maps.ball import CONSTANT
 
@@ -40,6 +40,15 @@ def test_the_gaussian_by_samples_is_the_gaussian_by_features(shrinkage: float) -
     expected = gaussian(sums(x, y, torch.ones(20, dtype=torch.float64)), shrinkage).scores(wanted)
     found = gaussian_scores(x, y, wanted, CLASSES, [shrinkage])[shrinkage]
     assert torch.allclose(found, expected, atol=1e-8)
+
+
+def test_solutions_by_features_are_those_by_samples() -> None:
+    x, y, wanted = samples()
+    found = solved_scores("gaussian", x, y, wanted, CLASSES, [0.5])[0.5]
+    assert torch.allclose(found, gaussian_scores(x, y, wanted, CLASSES, [0.5])[0.5], atol=1e-8)
+    found = solved_scores("balanced_ridge", x, y, wanted, CLASSES, [0.5])[0.5]
+    expected = ridge_scores(x, y, wanted, CLASSES, balanced=True, shrinkages=[0.5])[0.5]
+    assert torch.allclose(found, expected, atol=1e-9)
 
 
 def test_classes_count_alike_in_balanced_accuracy() -> None:

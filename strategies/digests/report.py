@@ -6,6 +6,7 @@ from typing import Any
 
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, guarantee_of, guess_log10
+from perennial.privacy.statistics_digests import drawn_guarantee
 from perennial.strategies.digests.store import DigestStore
 
 FLOAT_LEVELS = 2**32
@@ -36,7 +37,7 @@ def digest_block(
     block: dict[str, Any] = {
         "samples_per_digest": config.per_digest,
         "numbers_per_digest": length,
-        "mixing": config.mix,
+        **({"mixing": config.mix} if config.kind == "mixtures" else {"kind": config.kind}),
         "protection": config.protection,
     }
     if guarantee.nominal is not None:
@@ -58,6 +59,8 @@ def digest_block(
 
 def published_guarantee(config: DigestConfig, length: int) -> DigestGuarantee:
     """What digests of `length` numbers are worth, by the experiment alone."""
+    if config.kind == "statistics":
+        return drawn_guarantee(config, length)
     largest = max(config.weights) if config.weights else 1 / config.per_digest
     # drawn weights are not reported; one sample may weigh nearly everything
     largest = 1.0 if config.weight_alpha is not None else largest
