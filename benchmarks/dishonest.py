@@ -8,6 +8,7 @@ adversary of the literature. Written as `NAME`, or `NAME:KEY=VALUE,...` with `si
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -37,9 +38,6 @@ TARGET, SOURCE = 0, 1
 """Classes by label: what a backdoor and a one-class flip call a sample, and what the flip takes."""
 PATCH = 2
 """Width of the trigger, white, in the corner of the image."""
-LEAST_Z = 1.5
-"""Standard deviations by which "a little is enough" moves each value at least."""
-
 ABSENT = "absent"
 """No attack: the dishonest sites never answer, so that the honest ones train alone."""
 
@@ -54,6 +52,7 @@ class Attack:
     sites: how many sites are dishonest.
     boost: factor on what they send.
     samples: what they claim to have; 0: the truth.
+    z: least standard deviations of "a little is enough".
     quiet: rounds out of ten, from the first, in which they behave.
     """
 
@@ -61,6 +60,7 @@ class Attack:
     sites: int = 1
     boost: float = 1.0
     samples: int = 0
+    z: float = 0.3
     quiet: int = 0
 
     @classmethod
@@ -72,7 +72,7 @@ class Attack:
         values: dict[str, Any] = {}
         for part in filter(None, rest.split(",")):
             key, _, value = part.partition("=")
-            values[key] = float(value) if key == "boost" else int(float(value))
+            values[key] = float(value) if key in ("boost", "z") else int(float(value))
         return cls(name, **values)
 
 
@@ -116,20 +116,22 @@ def random_direction(own: Update, honest: list[Update], sites: int, generator: n
     return {name: tensor * factor for name, tensor in noise.items()}
 
 
-def a_little(own: Update, honest: list[Update], sites: int, generator: np.random.Generator) -> Update:
-    """Mean minus z standard deviations of the honest updates.
+def a_little(
+    own: Update, honest: list[Update], sites: int, generator: np.random.Generator, z: float = 0.3
+) -> Update:
+    """Mean minus standard deviations of the honest updates.
 
-    z follows from the number of honest sites that must be outdone for a majority. With one of five that is 0,
-    which harms nobody, so z is at least LEAST_Z, which Baruch et al. use too.
+    How many follows from the number of honest sites that must be outdone for a majority, and is z at least:
+    with one of five it would be 0, which harms nobody.
 
     Baruch et al. 2019 (arXiv 1902.06156).
     """
     n = len(honest) + sites
     supporters = n // 2 + 1 - sites
     share = (n - sites - supporters) / max(n - sites, 1)
-    z = max(NormalDist().inv_cdf(min(max(share, 0.5), 0.99)), LEAST_Z)
+    most = max(NormalDist().inv_cdf(min(max(share, 0.5), 0.99)), z)
     stacked = {name: torch.stack([update[name] for update in honest]) for name in own}
-    return {name: rows.mean(dim=0) - z * rows.std(dim=0) for name, rows in stacked.items()}
+    return {name: rows.mean(dim=0) - most * rows.std(dim=0) for name, rows in stacked.items()}
 
 
 def inner_product(own: Update, honest: list[Update], sites: int, generator: np.random.Generator) -> Update:
@@ -194,6 +196,8 @@ class DishonestClient:
         if content is None:
             return reply
         change = UPDATES.get(self.attack.name, unchanged)
+        if change is a_little:
+            change = partial(a_little, z=self.attack.z)
         generator = stream(self.seed, "attack", content.round, partition)
         honest = self._honest.get(content.round) or [dict(content.update)]
         update = change(dict(content.update), honest, self.attack.sites, generator)
@@ -205,9 +209,9 @@ class DishonestClient:
 
 
 def attacked_run(settings: RunSettings, attack: str) -> dict[str, Any]:
-    """Run once in process under an attack, and return the summary with `attack_success`.
+    """Run once in process under an attack; the summary has `attack_success` and `moved_to_target` as well.
 
-    That is the share of test samples that the backdoor, or the flip of one class, has moved to TARGET.
+    They are success() without and with `moved`.
 
     attack: "" for none.
     """
@@ -223,17 +227,24 @@ def attacked_run(settings: RunSettings, attack: str) -> dict[str, Any]:
     except StateError:
         # no update was finite any more: the model is lost
         chance = 1 / len(simulated_federation(experiment).classes)
-        return {"final_accuracy": chance, "attack_success": None, "seconds": 0.0, "model_sha256": ""}
+        return {
+            "final_accuracy": chance,
+            "attack_success": None,
+            "moved_to_target": None,
+            "seconds": 0.0,
+            "model_sha256": "",
+        }
     found = sorted(Path(settings.runs).glob(f"*/{GLOBAL_MODEL}"))
-    summary["attack_success"] = success(found[0], experiment, chosen.name if chosen else "backdoor")
+    name = chosen.name if chosen else "backdoor"
+    summary["attack_success"] = success(found[0], experiment, name)
+    summary["moved_to_target"] = success(found[0], experiment, name, moved=True)
     return summary
 
 
-def success(path: Path, experiment: Experiment, attack: str) -> float | None:
-    """Share of the test samples that the attack has moved to TARGET; None for other attacks.
+def success(path: Path, experiment: Experiment, attack: str, moved: bool = False) -> float | None:
+    """Share of the test samples that the attack wants to be TARGET and that are; None for other attacks.
 
-    Of a backdoor, samples that the model takes for TARGET without the trigger as well count neither as moved
-    nor as movable. Of one flipped class, all of its samples count.
+    moved: of a backdoor, count only samples that the model does not call TARGET without the trigger.
     """
     if attack not in ("backdoor", "one_class_flip"):
         return None
@@ -250,8 +261,9 @@ def success(path: Path, experiment: Experiment, attack: str) -> float | None:
     if attack == "one_class_flip":
         return float(called_target(x[y == SOURCE]).double().mean())
     other = x[y != TARGET]
-    movable = other[~called_target(other)]
-    return float(called_target(triggered(movable)).double().mean()) if len(movable) else None
+    if moved:
+        other = other[~called_target(other)]
+    return float(called_target(triggered(other)).double().mean()) if len(other) else None
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """How the default bounds change honest runs: `python -m perennial.benchmarks.honest_bounds`.
 
 Makes the short runs of recorded_runs.yaml, which cover every strategy and the committed experiments on a
-processor, with bounds and without, and writes results/honest_bounds.jsonl: how many updates were scaled down
-or dropped, how many claims capped, and the final accuracy of both. Runs that are there already are kept.
+processor, and counts in their journals which updates were scaled down, left out or dropped and which claims
+were capped. A run that met a bound is made again without any. Writes results/honest_bounds.jsonl, a line a
+run, and honest_bounds.md; runs that are there already are kept.
 """
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ import yaml
 from perennial.benchmarks.recorded_hashes import RUNS
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.run import run_in_process
+from perennial.foundation.files import replace_file
 
 RESULT = Path(__file__).with_name("results") / "honest_bounds.jsonl"
-OFF = "bounds={norm_multiple: null, samples_multiple: null}"
+PAGE = RESULT.with_suffix(".md")
+OFF = "bounds={norm_multiple: null, samples_multiple: null, least_agreement: null}"
+MET = ("scaled", "left out", "capped", "dropped", "skipped")
 
 
 def outcome(run: dict[str, Any], *more: str) -> dict[str, Any]:
@@ -30,28 +35,67 @@ def outcome(run: dict[str, Any], *more: str) -> dict[str, Any]:
         journal = next(Path(folder).glob("*/events.jsonl")).read_text()
     events = [json.loads(line) for line in journal.splitlines()]
     rounds = [event for event in events if event["event"] == "round"]
+    dropped = [entry["reason"] for event in rounds for entry in event["dropped"]]
+    left_out = sum("bounds.least_agreement" in reason for reason in dropped)
     return {
         "final_accuracy": summary["final_accuracy"],
         "model_sha256": summary["model_sha256"],
+        "rounds": len(rounds),
         "replies": sum(len(event["participants"]) for event in rounds),
         "skipped": sum(event["skipped"] for event in rounds),
         "scaled": journal.count("scaled down"),
+        "left out": left_out,
         "capped": journal.count("samples, and counts as"),
-        "dropped": sum(len(event["dropped"]) for event in rounds),
+        "dropped": len(dropped) - left_out,
     }
+
+
+def page(lines: Sequence[dict[str, Any]]) -> str:
+    """The committed page of all runs that there are."""
+    planned = len(yaml.safe_load(RUNS.read_text()))
+    met = [line for line in lines if line["none"] is not None]
+    replies = sum(line["bounds"]["replies"] for line in lines)
+    rows = [
+        f"| {line['run']} | {' | '.join(str(line['bounds'][kind]) for kind in MET)} | "
+        f"{line['bounds']['replies']} | {100 * line['bounds']['final_accuracy']:.1f} | "
+        f"{100 * line['none']['final_accuracy']:.1f} |"
+        for line in met
+    ]
+    return "\n".join(
+        [
+            "# The default bounds in honest runs",
+            "",
+            f"`python -m perennial.benchmarks.honest_bounds`, {len(lines)} of {planned} short runs, which "
+            "cover every strategy and the committed experiments.",
+            "",
+            f"No run was stopped. Of {replies} replies "
+            f"{sum(line['bounds']['scaled'] for line in lines)} were scaled down, "
+            f"{sum(line['bounds']['left out'] for line in lines)} left out, and "
+            f"{sum(line['bounds']['capped'] for line in lines)} had their claim of samples capped. "
+            f"{len(lines) - len(met)} runs met no bound. The others, with bounds and without, final accuracy "
+            "in per cent:",
+            "",
+            f"| run | {' | '.join(MET)} | replies | with bounds | without |",
+            f"| --- |{' --- |' * (len(MET) + 3)}",
+            *rows,
+            "",
+        ]
+    )
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    lines = RESULT.read_text().splitlines() if RESULT.exists() else []
-    done = {json.loads(line)["run"] for line in lines}
+    lines = [json.loads(line) for line in RESULT.read_text().splitlines()] if RESULT.exists() else []
+    done = {line["run"] for line in lines}
     for name, run in yaml.safe_load(RUNS.read_text()).items():
         if name in done:
             continue
-        line = {"run": name, "bounds": outcome(run), "none": outcome(run, OFF)}
-        with RESULT.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        print(name, line["bounds"], line["none"]["final_accuracy"], flush=True)
+        bounded = outcome(run)
+        met = any(bounded[kind] for kind in MET)
+        lines.append({"run": name, "bounds": bounded, "none": outcome(run, OFF) if met else None})
+        replace_file(RESULT, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        print(name, bounded, flush=True)
+    replace_file(PAGE, page(lines).encode())
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from perennial.learning.batches import TrainingSet
 from perennial.models.saved import SavedModel, load_saved
 from tests.test_gaussian_classifier import LEARNER, run
 
-WITHOUT_MEMORY = {"optimizer": {"lr": 0.1}, "classifier": "gaussian", "freeze_after": 1}
-THREE = {"tasks": {"count": 3, "rounds": 2}}
+WITHOUT_MEMORY: dict[str, Any] = {"optimizer": {"lr": 0.1}, "classifier": "gaussian", "freeze_after": 1}
+THREE: dict[str, Any] = {"tasks": {"count": 3, "rounds": 2}}
 
 
 def saved(folder: Path) -> SavedModel:
@@ -65,7 +65,7 @@ def test_a_killed_run_goes_on_to_the_same_head(tmp_path: Path) -> None:
         if event["event"] == "task_started" and event["task"] == 3:
             raise KeyboardInterrupt
 
-    settings = {"learner": LEARNER | {"freeze_after": 2}, **THREE}
+    settings: dict[str, Any] = {"learner": LEARNER | {"freeze_after": 2}, **THREE}
     summary = run(tmp_path / "whole", **settings)
     assert summary["rounds"] == 4
     with pytest.raises(KeyboardInterrupt):

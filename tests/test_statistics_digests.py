@@ -128,7 +128,7 @@ def test_an_absent_site_teaches_on_by_them(tmp_path: Path) -> None:
     }
     ran = settings(tmp_path, **away)
     summary = run_in_process(ran)
-    block = summary["digest"]
+    block: Any = summary["digest"]
     assert block["kind"] == "statistics" and block["epsilon_of_one_label"] == 20.0
     assert block["sites"]["site-1"]["rounds_stood_in"] == 2
     experiment = load_experiment(tmp_path / "experiment.yaml")

@@ -5,14 +5,17 @@ from collections.abc import Mapping, Sequence
 from perennial.benchmarks.table import Measure, Row, Table, of
 
 RULES: Mapping[str, Sequence[str]] = {
-    "mean, no bounds": ("bounds={norm_multiple: null, samples_multiple: null}",),
-    "mean, default bounds": (),
+    "mean, no bounds": ("bounds={norm_multiple: null, samples_multiple: null, least_agreement: null}",),
+    "mean, default bounds": ("bounds={least_agreement: 0.4}",),
     "median": ("strategy=median",),
     "trimmed mean": ("strategy=trimmed_mean",),
     "multi-Krum of 2": ("strategy={name: krum, dishonest: 1, chosen: 2}",),
     "geometric median": ("strategy=geometric_median",),
     "centred clipping": ("strategy=centred_clipping",),
-    "attention, sign -1, scale mean": ("strategy={name: layer_attention, sign: -1, scale: mean}",),
+    "attention, sign -1, scale mean": (
+        "strategy={name: layer_attention, sign: -1, scale: mean}",
+        "bounds={least_agreement: 0.4}",
+    ),
 }
 ATTACKS: Mapping[str, str] = {
     "none": "",
@@ -21,28 +24,37 @@ ATTACKS: Mapping[str, str] = {
     "sign flip": "sign_flip",
     "scaling x10": "scaling:boost=10",
     "scaling x100": "scaling:boost=100",
+    "random": "random",
     "random x10": "random:boost=10",
     "a little is enough": "a_little",
-    "inner product": "inner_product:boost=2.5",
+    "a little is enough, z 1.5": "a_little:z=1.5",
+    "inner product": "inner_product",
+    "inner product x2.5": "inner_product:boost=2.5",
     "backdoor": "backdoor",
     "backdoor x5": "backdoor:boost=5",
     "backdoor x100": "backdoor:boost=100",
     "backdoor, claims 1e8": "backdoor:samples=1e8",
     "free rider": "free_rider",
 }
-"""benchmarks/dishonest.py says what each does. Noise of an honest length and an inner product of 2 do no more
-to a mean of five than the site's absence. So both are boosted: the latter then turns the mean round."""
+"""benchmarks/dishonest.py says what each does.
+
+Noise of an honest length, an inner product of 2 and a little (z 0.3) do no more to an even mean of five than
+the site's absence. Each stands here in a stronger form as well: an inner product of 5 turns the mean round.
+"""
 SURVEY = "One seed: a survey, whose differences of a few points mean nothing."
 DIVISIONS: Mapping[str, str] = {"even": "100", "Dirichlet 0.5": "0.5", "Dirichlet 0.1": "0.1"}
 MEASURES: Mapping[str, Measure] = {
     "final accuracy": of("final_accuracy"),
     "attack success": of("attack_success"),
 }
+MOVED: Mapping[str, Measure] = {
+    "final accuracy": of("final_accuracy"),
+    "attack success": of("moved_to_target"),
+}
 NOTE = (
-    "Five sites, the last of which attacks in every round, knowing the others' updates. Attack success: the "
-    "share of other classes' samples that the trigger moves to the attacker's class, also without attack, of "
-    "a trigger that nobody planted; of a one-class flip, the share of the class. A run that lost its quorum "
-    "is at chance."
+    "Five sites, the last of which attacks in every round, knowing the others' updates. Attack success: of "
+    "backdoor and one-class flip, and without attack of a trigger that nobody planted. A run that lost its "
+    "quorum is at chance."
 )
 
 
@@ -158,7 +170,7 @@ TABLES = {
         (1,),
         MEASURES,
         f"{NOTE} {SURVEY}",
-        pending="Attacks that could not hurt a mean were made stronger, and their rows are run anew.",
+        pending="Rows of the means, which have a bound more, and of the stronger forms are to follow.",
     ),
     "robust_worst_digits": Table(
         "Each rule under its two worst attacks, digits at Dirichlet 0.5, one dishonest site of five",
@@ -172,8 +184,9 @@ TABLES = {
         "Backdoors against the default bounds, digits, one dishonest site of five",
         backdoors("robust_digits", MEANS, ("even", "Dirichlet 0.5")),
         (1, 2, 3, 4, 5),
-        MEASURES,
-        f"{NOTE} Half of the dishonest site's samples carry the trigger.",
+        MOVED,
+        f"{NOTE} Half of the dishonest site's samples carry the trigger. Success counts samples that the "
+        "model does not call the attacker's class without the trigger.",
         pending="Where data differ its runs are to follow.",
     ),
     "robust_honest_digits": Table(

@@ -224,7 +224,7 @@ def gcv(sums: Sums, shrinkages: list[float], standardise: bool = False) -> list[
         energy -= float(sums.counts.square().sum()) / sums.total
     unit = float(gram.trace()) / len(gram)
     diagonal, beside, turned = _tridiagonal(gram.numpy(), rows.numpy().T)
-    values = eigvalsh_tridiagonal(diagonal, beside).clip(0)
+    values = np.asarray(eigvalsh_tridiagonal(diagonal, beside)).clip(0)
     scores = []
     for shrinkage in shrinkages:
         penalty = shrinkage * unit

@@ -19,8 +19,11 @@ FEWEST = 5
 """Sites of a round of which it can be said that most agree and one does not."""
 MOST = 64
 """In a round of more sites nobody is compared: that would keep all of their updates on the server's disk."""
-APART = 0.3
-"""A site whose agreement is below this part of the others' median points elsewhere."""
+APART = 0.45
+"""A site whose agreement is below this part of the others' median points elsewhere.
+
+With even shares, on seeds 11 and 12 of robust_digits and 11 of robust_ham10000, a backdoor had at most
+0.38 of it in the first round, and an honest one no less than 0.75."""
 BACK = 0.6
 """A site that was left out counts again with so much of the others' median, once they agree."""
 
