@@ -159,6 +159,9 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         said = said_in_words(row["noticed"])
         cells = (row["process"], row["phase"], said, did, row["status"], rounds, ledgers, same)
         lines.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    made = {row["case"] for row in rows}
+    if left := [f"{case.process} ({case.phase})" for name, case in CASES.items() if name not in made]:
+        lines += ["", f"**Not run since the pages are watched too:** {'; '.join(left)}."]
     return "\n".join(lines) + "\n"
 
 

@@ -140,25 +140,25 @@ def superlink_training(running: Running) -> None:
 def serverapp_sending(running: Running) -> None:
     running.submit()
     running.wait(lambda: any(event["event"] == "sites" for event in running.events()), "the first exchange")
-    kill_child(running, "superlink", "flwr-serverapp")
+    kill_child(running, "superlink", "serverapp_process")
 
 
 def serverapp_training(running: Running) -> None:
     training_begins(running, "graz")
-    kill_child(running, "superlink", "flwr-serverapp")
+    kill_child(running, "superlink", "serverapp_process")
 
 
 def serverapp_aggregating(running: Running) -> None:
     running.submit()
     running.wait(lambda: running.released("graz") and running.released("linz"), "both updates")
     running.wait(lambda: "Push replies" in running.deployment.log("superlink"), "a reply")
-    kill_child(running, "superlink", "flwr-serverapp")
+    kill_child(running, "superlink", "serverapp_process")
 
 
 def serverapp_checkpointing(running: Running) -> None:
     running.submit()
     running.wait(lambda: any((running.run_folder / "checkpoint").glob("*")), "the first checkpoint")
-    kill_child(running, "superlink", "flwr-serverapp")
+    kill_child(running, "superlink", "serverapp_process")
 
 
 def supernode_idle(running: Running) -> None:
@@ -371,7 +371,7 @@ CASES = {
     "clock_jumps": Case("site's clock", "an hour ahead while it trains", clock_jumps, {}, movable_clock),
     "certificate_expires": Case(
         "certificate",
-        "expires while a site trains, which connects anew",
+        "ends while a site is away",
         certificate_expires,
         {},
         short_lived,

@@ -50,7 +50,8 @@ def scale_in_words(rows: list[dict[str, Any]]) -> str:
     lines = [
         "Rounds in which sites have next to nothing to do, all processes on one machine; processor time in "
         "seconds of a core, memory with shared pages counted once. The sites share the two cores with the "
-        "SuperLink. The goal, under 5 s with 20 sites, is not reached:\n",
+        "SuperLink. The goal, under 5 s with 20 sites, is not reached. Measured before a message was one "
+        "object and before questions for messages waited at the SuperLink; not measured again since:\n",
         "| sites | seconds of a round (median, most) | first round | processor of one site | "
         "of the SuperLink | MB of one site | of the SuperLink |",
         "| --- | --- | --- | --- | --- | --- | --- |",

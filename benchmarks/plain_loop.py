@@ -116,7 +116,7 @@ def main(
         experiment = load_experiment(
             write_workload(workload, Path(folder)), list(filter(None, changes.split(";")))
         )
-    seconds, cpu, steps, state, right = run(experiment)
+        seconds, cpu, steps, state, right = run(experiment)
     distance = None
     if compare:
         theirs = load_file(compare)

@@ -58,7 +58,9 @@ paper's own figure, at the paper's own size, which is not ours.
 CHOICES = """## How settings were chosen
 
 Since revision 2 of these results, settings are chosen on validation data of the sites and on seeds 11 to 20;
-tables use seeds 1 to 10. Earlier choices were made on test accuracy, and still stand in the experiments:
+tables use seeds 1 to 10. `python -m perennial.benchmarks.choices` runs the trials, and
+`benchmarks/results/choices.md` shows them. Earlier choices were made on test accuracy, and still stand in the
+experiments:
 
 - FedDig: the server's learning rates and the spread of digests, on seeds of its tables.
 - Incre-FL: lengths of training and the weights of its losses, on one seed of its tables.

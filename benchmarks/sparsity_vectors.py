@@ -60,7 +60,7 @@ def agreements(experiment: Experiment, model: Path) -> dict[str, float]:
     truth = {name: int(name.split("-")[1]) for name in inputs}
     found: dict[str, float] = {}
     for label, (layers, combine, channels) in VECTORS.items():
-        plan = _plan(saved.model, saved.inputs.shape, layers, combine, channels, experiment.seed)
+        plan = plan_of(saved.model, saved.inputs.shape, layers, combine, channels, experiment.seed)
         vectors = {
             name: plan.vector(zeros[:layers]).float().double().numpy() for name, zeros in shares.items()
         }
@@ -68,7 +68,7 @@ def agreements(experiment: Experiment, model: Path) -> dict[str, float]:
     return found
 
 
-def _plan(
+def plan_of(
     model: IncrementalModel, shape: tuple[int, ...], layers: int, combine: Combine, channels: int, seed: int
 ) -> SparsityPlan:
     settings = VectorSettings(channels, layers, combine, False, None, 0.0)

@@ -12,10 +12,9 @@ import perennial.server.report.write  # noqa: F401
 from perennial.cli.check_resume import nothing_learnt
 from perennial.cli.live import LiveDisplay
 from perennial.config.run import RunSettings
+from perennial.engine.cohorts import MOST
 from perennial.engine.run import resumed_settings, run_in_process
 from perennial.foundation.errors import ConfigError, StateError
-
-MOST = 10_000
 
 
 def run_command(

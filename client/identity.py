@@ -58,6 +58,7 @@ class Identity:
             ledger_head=config.ledger_head,
             receipts=config.receipts,
             limits=config.state,
+            gpu=",".join(config.gpu),
         )
 
     @property

@@ -159,6 +159,10 @@ class SiteConfig(Block):
     """This site's own data; None: the share of this name in the experiment's data
     (for trials without data)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpu: list[Literal["graphs", "benchmark"]] = Field(default=[])
+    """What makes a GPU faster. graphs: steps are replayed as CUDA graphs, with the same bits. benchmark:
+    cuDNN takes the algorithm that it finds fastest, which may be another one in the next round, with other
+    last bits."""
     threads: int = Field(default=1, ge=1)
     """Processor threads for training; results repeat bit for bit with 1."""
     state_dir: UsablePath

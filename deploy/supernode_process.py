@@ -203,12 +203,25 @@ def hear_of_killed_clientapps() -> int:
 
 
 def let_token_expire(state: Any, token: str) -> None:
-    """Let the heartbeat of a token's task be overdue. state: Flower's NodeState."""
+    """Let the heartbeat of a token's task be overdue. state: Flower's NodeState.
+
+    A message that the task had not fetched yet counts as fetched: Flower answers for no other, and a
+    SuperNode, which handles one message at a time, would wait for that answer for ever.
+    """
     with state.lock_task_store:
-        record = state.task_token_store.get(state.task_token_to_task_id.get(token))
-        if record is not None:
-            log.warning("a ClientApp was killed; the server is told")
-            record.active_until = datetime.datetime.fromtimestamp(0, datetime.UTC)
+        task = state.task_store.get(state.task_token_to_task_id.get(token))
+        record = None if task is None else state.task_token_store.get(task.task_id)
+        if task is None or record is None:
+            return
+        log.warning("a ClientApp was killed; the server is told")
+        with state.lock_msg_store:
+            for entry in state.msg_store.values():
+                if (
+                    entry.message.metadata.run_id == task.run_id
+                    and not entry.message.metadata.reply_to_message_id
+                ):
+                    entry.is_retrieved = True
+        record.active_until = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
 def beat_often() -> None:

@@ -25,6 +25,8 @@ Together = Callable[[Sequence[Message], Sequence[Context]], list[Message]]
 """Answers requests of one round for several sites, in their order."""
 Asked = int | Literal["auto"]
 
+MOST = 10_000
+"""Sites that may be asked for."""
 LARGEST = 16
 """Sites of a cohort that `auto` makes."""
 TOGETHER = 1 << 18
@@ -53,7 +55,12 @@ def _asks_for_training(message: Message) -> bool:
 
 
 def plan_cohorts(experiment: Experiment, asked: Asked) -> CohortPlan:
-    """The size of an experiment's cohorts; the same on every machine."""
+    """The size of an experiment's cohorts; the same on every machine.
+
+    Raises ConfigError when a number of sites is asked for that is none.
+    """
+    if asked != "auto" and not 1 <= asked <= MOST:
+        raise ConfigError(f"cohort: found {asked}, allowed auto, or 1 to {MOST} sites in one pass")
     if asked == 1:
         return CohortPlan(1)
     if reason := _obstacle(experiment):

@@ -73,7 +73,7 @@ def _plan(settings: RunSettings, experiment: Experiment, asked: Asked | None) ->
         from perennial.server.run_folder import CHECKPOINT
 
         return CohortPlan(stored_cohort(settings.folder(experiment) / CHECKPOINT))
-    return plan_cohorts(experiment, asked or 1)
+    return plan_cohorts(experiment, 1 if asked is None else asked)
 
 
 def _worker_grid(

@@ -4,13 +4,14 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
+from perennial.engine.cohorts import Asked
 from perennial.engine.run import resumed_settings, run_in_process
 from perennial.foundation.errors import ConfigError, StateError
 
@@ -178,6 +179,8 @@ def run(
     workers: int = 1,
     device: str = "auto",
     threads: int = 1,
+    cohort: Asked | None = None,
+    gpu: str = "",
     resume: Path | str | None = None,
     listener: "Callable[[dict[str, Any]], None] | None" = None,
 ) -> Run:
@@ -187,9 +190,10 @@ def run(
 
     experiment: an object or the path of a file; None: what `resume` was. overrides: KEY=VALUE, as --set.
     name: of the run's folder below `runs`; default: the experiment's. workers: processes; the result is the
-    same for any number. device: auto, cpu, cuda or cuda:N. resume: a run folder to go on with. listener: told
-    every event of the journal. With a GPU, workers begin as new processes: call this below
-    `if __name__ == "__main__":`.
+    same for any number. device: auto, cpu, cuda or cuda:N. cohort: sites that train in one pass, or auto;
+    None: 1, or as the run that is resumed began. gpu: graphs, benchmark, or both with a comma between.
+    resume: a run folder to go on with. listener: told every event of the journal. With a GPU, workers begin
+    as new processes: call this below `if __name__ == "__main__":`.
     Raises a PerennialError that says what is wrong before anything starts.
     """
     with _as_file(experiment) as path:
@@ -207,8 +211,9 @@ def run(
                 device=device,
                 threads=threads,
             )
+        settings = replace(settings, gpu=gpu)
         folder = settings.folder(settings.load())
-        summary = run_in_process(settings, workers, listener)
+        summary = run_in_process(settings, workers, listener, cohort)
     return Run(folder, summary)
 
 

@@ -5,6 +5,7 @@ recorded and replayed, bfloat16 through group norms, weights with their channels
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perennial.client.identity import Identity
+from perennial.config.experiment import load_experiment
 from perennial.config.learner import LearnerConfig
+from perennial.config.site import load_site_config
 from perennial.data.augmentation import augment, draw_moves, moved
 from perennial.data.config import AugmentationConfig
 from perennial.foundation.errors import ConfigError
@@ -24,7 +28,7 @@ from perennial.learning.cohort_training import Member, train_cohort
 from perennial.learning.gradient_correction import GradientCorrection
 from perennial.learning.precision import autocast, use_products_of
 from perennial.learning.private_training import train_privately
-from perennial.learning.steps import GraphedSteps, Steps, prepare_gpu
+from perennial.learning.steps import GraphedSteps, Steps, gpu_options, prepare_gpu
 from perennial.learning.training import TrainingResult, train
 from perennial.models.config import ModelConfig
 from perennial.models.factory import build_model
@@ -242,6 +246,16 @@ def test_options_of_a_gpu_are_refused_on_a_processor() -> None:
     with pytest.raises(ConfigError, match=r"gpu: found 'speed', allowed graphs, benchmark"):
         prepare_gpu("speed,graphs", torch.device("cpu"))
     assert type(prepare_gpu("", torch.device("cpu"))) is Steps
+
+
+def test_a_site_says_what_its_gpu_may_do(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("site: linz\nstate_dir: state\ngpu: [graphs, benchmark]\n")
+    identity = Identity.of_site(load_site_config(path), load_experiment(Path("experiments/quickstart.yaml")))
+    assert gpu_options(identity.gpu) == {"graphs", "benchmark"}
+    path.write_text("site: linz\nstate_dir: state\ngpu: [speed]\n")
+    with pytest.raises(ConfigError, match=r"gpu.0: .*'graphs' or 'benchmark'"):
+        load_site_config(path)
 
 
 def test_group_norm_takes_bfloat16_as_it_comes() -> None:

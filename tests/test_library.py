@@ -13,6 +13,7 @@ import torch
 
 import perennial
 from perennial import Experiment, PerennialError, Run, load_experiment, load_run, run
+from perennial.foundation.errors import ConfigError
 from perennial.server.summary import hashes_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,6 +69,15 @@ def test_a_run_has_matrix_summary_and_model(finished: Run) -> None:
     assert finished.model.probabilities(x).sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
     with pytest.raises(PerennialError, match="found inputs of shape"):
         finished.model.probabilities(x[:, :, :3])
+
+
+def test_sites_of_a_program_train_in_one_pass(tmp_path: Path) -> None:
+    together = run(QUICKSTART, overrides=SHORT, runs=tmp_path, device="cpu", cohort=2)
+    assert together.summary["cohort"] == 2
+    with pytest.raises(ConfigError, match="cohort: found 0, allowed auto, or 1 to 10000"):
+        run(QUICKSTART, overrides=SHORT, runs=tmp_path, name="none", device="cpu", cohort=0)
+    with pytest.raises(ConfigError, match="gpu: found 'graphs' on device cpu"):
+        run(QUICKSTART, overrides=SHORT, runs=tmp_path, name="fast", device="cpu", gpu="graphs")
 
 
 def test_predictions_of_files(finished: Run, tmp_path: Path) -> None:

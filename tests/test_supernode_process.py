@@ -155,15 +155,23 @@ def test_an_app_that_was_not_approved_is_one_sentence_once(
     assert pull() == 8 and fetched == [digest] and len(inserted) == 2
 
 
-def test_a_killed_clientapp_is_answered_for_at_once() -> None:
-    state = InMemoryNodeState(InMemoryObjectStore(verify=False))
+@pytest.mark.parametrize("fetched", [True, False], ids=["has fetched its message", "has not yet"])
+def test_a_killed_clientapp_is_answered_for_at_once(fetched: bool) -> None:
+    set_task_identity()
+    store = InMemoryObjectStore(verify=False)
+    state = InMemoryNodeState(store)
     state.set_node_id(7)
     task = state.create_task(task_type="flwr-clientapp", run_id=1)
     assert task is not None
     token = state.claim_task(task)
     assert token is not None and state.activate_task(task)
-    assert state.get_task_by_token(token) is not None
+    message = Message(RecordDict(), 7, "train")
+    message.metadata.__dict__["_run_id"] = 1
+    start_client_internal._insert_message(message, state, store)
+    if fetched:
+        assert state.get_messages(run_ids=[1], is_reply=False)
     let_token_expire(state, "another")
-    assert state.get_task_by_token(token) is not None
+    assert state.get_task_by_token(token) is not None and not state.get_messages(is_reply=True)
     let_token_expire(state, token)
-    assert state.get_task_by_token(token) is None
+    (reply,) = state.get_messages(is_reply=True)
+    assert reply.has_error() and state.get_task_by_token(token) is None

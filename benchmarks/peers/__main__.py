@@ -2,7 +2,7 @@
 
 Writes benchmarks/results/peers.jsonl, one object for each workload and peer, and peers.md. Environments are
 made when they are first needed and before anything is timed. The runs of a workload follow one another in
-turns (A B, B A, A B ...); a different number of local steps is an error.
+turns (A B, B A, A B ...); another number of local steps is an error.
 """
 
 import json
@@ -25,13 +25,16 @@ from perennial.benchmarks.workloads import write_workload
 from perennial.config.experiment import load_experiment
 from perennial.foundation.files import replace_file
 
+ALIKE = 0.01
+"""Share by which numbers of local steps may differ."""
+
 
 def side_by_side(
     workload: str, contestants: dict[str, Contestant], times: int, rounds: int | None
 ) -> dict[str, list[Ended]]:
     """Runs by contestant, in turns; a slow one takes part in the first turn alone.
 
-    Raises RuntimeError where two did a different number of local steps.
+    Raises RuntimeError where two did different numbers of local steps.
     """
     ended: dict[str, list[Ended]] = {name: [] for name in contestants}
     changes = [] if rounds is None else [f"tasks.rounds={rounds}"]
@@ -51,9 +54,12 @@ def side_by_side(
 
 
 def check_steps(workload: str, steps: dict[str, list[int]]) -> None:
-    """Raises RuntimeError unless all are one number above 0."""
+    """Raises RuntimeError unless all are nearly one number above 0.
+
+    They may differ by ALIKE: which sites a round takes is each simulator's own, and sites differ in size.
+    """
     found = {number for numbers in steps.values() for number in numbers}
-    if len(found) != 1 or 0 in found:
+    if 0 in found or max(found) > (1 + ALIKE) * min(found):
         raise RuntimeError(f"{workload}: different numbers of local steps: {steps}")
 
 
@@ -81,7 +87,7 @@ def entry(workload: str, name: str, contestant: Contestant, runs: list[Ended], l
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="of peers; all without")] = None,
-    workloads: Annotated[str, typer.Option(help="separated by commas")] = "w1,w2",
+    workloads: Annotated[str, typer.Option(help="separated by commas")] = "w1,w2,w3",
     times: Annotated[int, typer.Option(help="turns")] = 3,
     rounds: Annotated[int | None, typer.Option(help="fewer rounds, to try it out; nothing is kept")] = None,
     environments: Annotated[Path, typer.Option(help="where the peers' environments are made")] = FOLDER,

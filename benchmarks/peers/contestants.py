@@ -32,14 +32,17 @@ class Contestant:
 
 @dataclass
 class Engine(Contestant):
-    """`perennial run` without its live lines."""
+    """`perennial run`. options: of the command."""
 
-    workers: int = 1
+    options: Sequence[str] = ()
 
     def run(self, workload: str, folder: Path, changes: str) -> Ended:
+        chosen = [
+            *self.options,
+            *(word for change in changes.split(";") if change for word in ("--set", change)),
+        ]
         with tempfile.TemporaryDirectory(dir=folder) as runs:
-            arguments = (workload, "--runs", runs, "--workers", str(self.workers), "--changes", changes)
-            return watched("-m", "perennial.benchmarks.engine_run", *arguments)
+            return watched("-m", "perennial.benchmarks.peers.perennial_run", workload, runs, *chosen)
 
 
 @dataclass
@@ -54,11 +57,12 @@ class PlainLoop(Contestant):
 class Adapter(Contestant):
     """A module of this package that reads the prepared task.
 
-    requirements: packages of its own environment; () runs it in this one.
+    requirements: packages of its own environment; () runs it in this one. mode: of several, the one to run.
     """
 
     module: str = ""
     requirements: Sequence[str] = ()
+    mode: str = ""
     python: Path = Path(sys.executable)
 
     def prepare(self, environments: Path) -> None:
@@ -66,15 +70,23 @@ class Adapter(Contestant):
             self.python = python_of(self.module, self.requirements, environments)
 
     def run(self, workload: str, folder: Path, changes: str) -> Ended:
-        return watched("-m", f"perennial.benchmarks.peers.{self.module}", str(folder), python=self.python)
+        mode = [self.mode] if self.mode else []
+        return watched(
+            "-m", f"perennial.benchmarks.peers.{self.module}", str(folder), *mode, python=self.python
+        )
 
 
+BLAZEFL = {"module": "blazefl_federation", "requirements": ("blazefl==2.0.3", "tqdm==4.67.1")}
 CONTESTANTS: dict[str, Contestant] = {
     "plain PyTorch loop": PlainLoop(simulator=False),
-    "Perennial, one worker": Engine(workers=1),
-    "Perennial, two workers": Engine(workers=2),
+    "Perennial, one worker": Engine(),
+    "Perennial, two workers": Engine(options=("--workers", "2")),
+    "Perennial, cohorts": Engine(options=("--cohort", "auto")),
+    "Perennial, cohorts and two workers": Engine(options=("--cohort", "auto", "--workers", "2")),
     "pfl-research": Adapter(module="pfl_research", requirements=("pfl==0.6.0",)),
     "fluke": Adapter(module="fluke_federation", requirements=("fluke-fl==0.8.1",)),
     "FedLab": Adapter(module="fedlab_standalone", requirements=("fedlab==1.3.0",)),
+    "BlazeFL": Adapter(**BLAZEFL, mode="serial"),
+    "BlazeFL, two threads": Adapter(**BLAZEFL, mode="threads"),
     "Flower on Ray": Adapter(module="flower_ray", slow=True),
 }

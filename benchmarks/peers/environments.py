@@ -10,6 +10,9 @@ from pathlib import Path
 
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "perennial" / "peers"
 
+PIP = ("--ignore-requires-python",)
+"""BlazeFL 2.0 asks for Python 3.12 and uses nothing that 3.11 lacks."""
+
 
 def python_of(name: str, requirements: Sequence[str], folder: Path = FOLDER) -> Path:
     """The interpreter of an environment with these packages and this environment's PyTorch and NumPy.
@@ -25,7 +28,7 @@ def python_of(name: str, requirements: Sequence[str], folder: Path = FOLDER) -> 
         return python
     folder.mkdir(parents=True, exist_ok=True)
     _run(sys.executable, "-m", "venv", "--clear", str(place))
-    _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted)
+    _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PIP, *wanted)
     done.write_text(stamp)
     return python
 

@@ -75,7 +75,9 @@ def watched(*arguments: str, python: Path = Path(sys.executable), also: Sequence
 
     also: processes that serve it and were there before. Raises RuntimeError when it fails.
     """
-    environment: Mapping[str, str] = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    # every simulator has its bytecode beside its code, as pip has put it there
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}
+    environment: Mapping[str, str] = os.environ | own
     with tempfile.TemporaryFile("w+") as errors:
         start = time.perf_counter()
         process = subprocess.Popen(

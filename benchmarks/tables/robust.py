@@ -101,20 +101,20 @@ def worst() -> list[Row]:
 
 
 BACKDOORS = ("none", "backdoor", "backdoor x5", "backdoor x100", "backdoor, claims 1e8")
-MEANS = ("mean, default bounds", "mean, no bounds")
+MEANS: Mapping[str, Sequence[str]] = {"mean, default bounds": (), "mean, no bounds": RULES["mean, no bounds"]}
 
 
-def backdoors(experiment: str, rules: Sequence[str], divisions: Sequence[str]) -> list[Row]:
+def backdoors(experiment: str, rules: Mapping[str, Sequence[str]], divisions: Sequence[str]) -> list[Row]:
     """Every strength of the backdoor, where sites' shares are even and where they are not."""
     return [
         Row(
             f"{division}: {rule}: {attack}",
             experiment,
-            (*RULES[rule], f"data.partition.alpha={DIVISIONS[division]}"),
+            (*changes, f"data.partition.alpha={DIVISIONS[division]}"),
             attack=ATTACKS[attack],
         )
         for division in divisions
-        for rule in rules
+        for rule, changes in rules.items()
         for attack in BACKDOORS
     ]
 
@@ -187,7 +187,7 @@ TABLES = {
         MOVED,
         f"{NOTE} Half of the dishonest site's samples carry the trigger. Success counts samples that the "
         "model does not call the attacker's class without the trigger.",
-        pending="Where data differ its runs are to follow.",
+        pending="So far the default bounds with even shares; the rest is to follow.",
     ),
     "robust_honest_digits": Table(
         "What a rule costs when nobody attacks, digits, five sites",

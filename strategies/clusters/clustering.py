@@ -28,9 +28,8 @@ LEAST_SILHOUETTE = 0.2
 def k_means(vectors: Vectors, clusters: int | Literal["auto"], seed: int) -> Labels:
     """Groups of near vectors (k-means++ with restarts; Arthur and Vassilvitskii 2007).
 
-    "auto": as many groups as have the best index of Calinski and Harabasz (1974), 2 to 8 with two sites each
-    on average, the fewer of equals; 1 when no mean silhouette is worth it.
-    Raises StateError when there are fewer sites, or fewer different vectors, than clusters.
+    "auto": as many groups as have the best mean silhouette, 2 to 8, the fewer of equals; 1 when none is
+    worth it. Raises StateError when there are fewer sites, or fewer different vectors, than clusters.
     """
     names, matrix = _matrix(vectors)
     different = len(np.unique(matrix, axis=0))
@@ -152,19 +151,15 @@ def adjusted_rand(labels: Mapping[str, int], truth: Mapping[str, int]) -> float 
 
 
 def _best(matrix: np.ndarray, different: int, seed: int) -> np.ndarray:
-    from sklearn.metrics import calinski_harabasz_score, silhouette_score
+    from sklearn.metrics import silhouette_score
 
-    found: dict[int, np.ndarray] = {}
-    most = min(MOST_CLUSTERS, max(2, len(matrix) // 2), len(matrix) - 1, different)
-    for clusters in range(2, most + 1):
-        found[clusters] = _fit(matrix, clusters, seed)
-    worth = [float(silhouette_score(matrix, labels)) for labels in found.values()]
-    if max(worth, default=0.0) <= LEAST_SILHOUETTE:
-        return np.zeros(len(matrix), dtype=np.int64)
-    if different in found:  # clusters without any spread, which the index has no value for
-        return found[different]
-    scores = {clusters: float(calinski_harabasz_score(matrix, labels)) for clusters, labels in found.items()}
-    return found[max(scores, key=lambda clusters: (scores[clusters], -clusters))]
+    best, chosen = LEAST_SILHOUETTE, np.zeros(len(matrix), dtype=np.int64)
+    for clusters in range(2, min(MOST_CLUSTERS, len(matrix) - 1, different) + 1):
+        labels = _fit(matrix, clusters, seed)
+        score = float(silhouette_score(matrix, labels))
+        if score > best or (clusters == 2 and score == best):
+            best, chosen = score, labels
+    return chosen
 
 
 def _fit(matrix: np.ndarray, clusters: int, seed: int) -> np.ndarray:
