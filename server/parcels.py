@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 
 from perennial.foundation.errors import ProtocolError
 from perennial.protocol.parcel import is_parcel, opened, parcelled
@@ -31,13 +31,9 @@ class ParcelGrid(ForwardingGrid):
 
 def _with_parcels(messages: Iterable[Message]) -> list[Message]:
     sent = list(messages)
-    # sites of one round are mostly sent the same record; what is kept here keeps its id
-    made: dict[int, tuple[RecordDict, RecordDict]] = {}
     for message in sent:
-        content = message.content
-        if id(content) not in made:
-            made[id(content)] = content, parcelled(content)
-        message.content = made[id(content)][1]
+        # the tensors' bytes are shared, not copied
+        message.content = parcelled(message.content)
     return sent
 
 

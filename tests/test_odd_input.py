@@ -59,7 +59,7 @@ def test_a_setting_that_yaml_cannot_read_is_named(tmp_path: Path, change: str) -
 
 def test_a_setting_may_hold_a_semicolon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunSettings] = []
-    monkeypatch.setattr("perennial.engine.run.run_in_process", lambda settings, *rest: asked.append(settings))
+    monkeypatch.setattr("perennial.cli.run.run_in_process", lambda settings, *rest: asked.append(settings))
     monkeypatch.setattr("perennial.cli.live.LiveDisplay.show_result", lambda *rest: None)
     path = write(tmp_path, data={"source": "npz", "path": "x.npz", "classes": ["a", "b"], "sites": 2})
     call("run", path, "--set", "data.path=/x;y=z.npz", "--set", "seed=7")

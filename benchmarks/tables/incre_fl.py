@@ -162,7 +162,7 @@ TABLES = {
         measures=MEASURES,
         note=CPU_NOTE,
         claims=CPU_CLAIMS,
-        pending="Its settings are new; its runs are to be made again.",
+        pending="Its settings are new; the runs that are not there are still to be made.",
     ),
     "incre_fl_fashion_mnist": Table(
         "Incre-FL on Fashion-MNIST (1000 images of 14 x 14), 5 tasks of 2",
@@ -170,7 +170,7 @@ TABLES = {
         measures=MEASURES,
         note=CPU_NOTE,
         claims=CPU_CLAIMS,
-        pending="Its settings are new; its runs are to be made again.",
+        pending="Its settings are new; the runs that are not there are still to be made.",
     ),
     "incre_fl_cifar100_subset": Table(
         "Incre-FL on 20 classes of CIFAR-100 (1000 images of 16 x 16), 4 tasks of 5",
@@ -178,7 +178,7 @@ TABLES = {
         measures=MEASURES,
         note=CPU_NOTE,
         claims=CPU_CLAIMS,
-        pending="Its settings are new; its runs are to be made again.",
+        pending="Its settings are new; the runs that are not there are still to be made.",
     ),
     "incre_fl_pretraining": Table(
         "Early rounds of a first task with and without balanced pre-training (digits, all classes)",
@@ -189,6 +189,6 @@ TABLES = {
         ],
         measures={"accuracy, head": STANDARD["final accuracy"], "accuracy, nearest mean": MEASURES[FINAL]},
         note="Per cent. What pre-training gains is to be held against as many ordinary rounds.",
-        pending="Its settings are new; its runs are to be made again.",
+        pending="Its settings are new; the runs that are not there are still to be made.",
     ),
 }

@@ -95,10 +95,7 @@ TABLES = {
     "own_data": Table(
         "Own data: the default learner, federated beside the same network trained on the pooled data",
         _rows(),
-        pending=(
-            "The processors were shared with other work. What is missing are further seeds, and HAM10000 at "
-            "128 x 96 pixels, whose runs take hours there."
-        ),
+        pending="HAM10000 at 128 x 96 pixels is still to be run.",
         measures=MEASURES,
         note=(
             "No key of the learner is given; `benchmarks/results/learner_choice.md` says how its "

@@ -30,8 +30,9 @@ class Pretrained(nn.Module):
         stages: Sequence[nn.Module],
         shape: tuple[int, ...],
     ) -> None:
-        """size: that images are resized to; None keeps theirs. stages: of the network, whose averages stand
-        beside its last layer. shape: of one image.
+        """size: that images are resized to; None keeps theirs. shape: of one image.
+
+        stages: of the network, whose averages stand beside its last layer.
         """
         super().__init__()
         self.network, self._stages = network, list(stages)
