@@ -58,6 +58,13 @@ def calinski_harabasz(matrix: np.ndarray) -> int:
     return max(TRIED, key=lambda k: float(calinski_harabasz_score(matrix, _fit(matrix, k).labels_)))
 
 
+def _log_inertia(points: np.ndarray, clusters: int) -> float:
+    """Logarithm of the sum of squared distances to the nearest centre."""
+    inertia = _fit(points, clusters).inertia_
+    assert inertia is not None, "a fitted KMeans has it"
+    return float(np.log(inertia))
+
+
 def gap_statistic(matrix: np.ndarray) -> int:
     """The first whose gap is within a deviation of the next (Tibshirani et al. 2001), in principal axes."""
     centred = matrix - matrix.mean(axis=0)
@@ -66,10 +73,8 @@ def gap_statistic(matrix: np.ndarray) -> int:
     low, high = points.min(axis=0), points.max(axis=0)
     gaps, deviations = [], []
     for clusters in (1, *TRIED):
-        drawn = [
-            np.log(_fit(generator.uniform(low, high, points.shape), clusters).inertia_) for _ in range(DRAWS)
-        ]
-        gaps.append(np.mean(drawn) - np.log(_fit(points, clusters).inertia_))
+        drawn = [_log_inertia(generator.uniform(low, high, points.shape), clusters) for _ in range(DRAWS)]
+        gaps.append(np.mean(drawn) - _log_inertia(points, clusters))
         deviations.append(np.std(drawn) * np.sqrt(1 + 1 / DRAWS))
     enough = (k for k in range(1, len(gaps)) if gaps[k - 1] >= gaps[k] - deviations[k])
     return next(enough, max(TRIED))

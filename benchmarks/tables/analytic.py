@@ -179,11 +179,12 @@ TABLES = {
         measures=STANDARD,
         scale="paper",
         note=(
-            "Gaussian heads. Image size, stages and shrinkage of Lite0's row were chosen on training images that "
-            "were held out, in a trial whose output was not kept. Lite0 was trained on ImageNet and is not "
-            "comparable with networks from scratch; AFL has 58.56 and SAFLe 70.61 with a pre-trained ResNet-18 "
-            "and one round. Patches were trained by nobody; the best published figures from scratch, with "
-            "memory and 100 rounds a task, are 49.8 (5 tasks) and 46.5 (10 tasks)."
+            "Gaussian heads. Image size, stages and shrinkage of Lite0's row were chosen on training "
+            "images that were held out, in a trial whose output was not kept. Lite0 was trained on "
+            "ImageNet and is not comparable with networks from scratch; AFL has 58.56 and SAFLe 70.61 "
+            "with a pre-trained ResNet-18 and one round. Patches were trained by nobody; the best "
+            "published figures from scratch, with memory and 100 rounds a task, are 49.8 (5 tasks) and "
+            "46.5 (10 tasks)."
         ),
         pending="The rows that are not there are still to be run.",
     ),
