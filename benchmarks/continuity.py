@@ -172,7 +172,7 @@ def said_in_words(noticed: list[dict[str, Any]]) -> str:
     first = noticed[0]
     advised = next((seen for seen in noticed if seen["remedy"]), None)
     words = f"after {first['seconds']} s: {first['text']}"
-    if advised is not None and advised is not first:
+    if advised is not None and advised != first:
         words += f"; after {advised['seconds']} s: {advised['text']}"
     return words + (f" *{advised['remedy']}*" if advised is not None else "")
 

@@ -155,11 +155,12 @@ DATA: dict[str, Callable[[TrainingSet, int], TrainingSet]] = {
     "backdoor": backdoored,
 }
 """Attacks on the samples that a site trains on."""
+A_LITTLE = "a_little"
 UPDATES: dict[str, Callable[[Update, list[Update], int, np.random.Generator], Update]] = {
     "scaling": unchanged,
     "sign_flip": turned_round,
     "random": random_direction,
-    "a_little": a_little,
+    A_LITTLE: a_little,
     "inner_product": inner_product,
     "free_rider": nothing,
 }
@@ -196,7 +197,7 @@ class DishonestClient:
         if content is None:
             return reply
         change = UPDATES.get(self.attack.name, unchanged)
-        if change is a_little:
+        if self.attack.name == A_LITTLE:
             change = partial(a_little, z=self.attack.z)
         generator = stream(self.seed, "attack", content.round, partition)
         honest = self._honest.get(content.round) or [dict(content.update)]

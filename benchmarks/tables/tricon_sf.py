@@ -280,6 +280,5 @@ TABLES = {
             _beats("the ring over FedAvg at equal rounds, HAM10000", FOUR, FEDAVG),
             _beats("the ring over FedAvg at equal work, HAM10000", FOUR, EQUAL_WORK),
         ),
-        pending="Its settings are new; its runs are to be made again.",
     ),
 }
