@@ -227,22 +227,27 @@ def test_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
     start = time.monotonic()
     whole = run_in_process(RunSettings(experiment, runs=str(tmp_path / "whole")))
     usual = time.monotonic() - start
-    draw = random.Random(7)
-    runs, killed = tmp_path / "runs", 0
-    for attempt in range(40):
+    draw, runs, killed = random.Random(7), tmp_path / "runs", 0
+    journal = runs / "small" / "events.jsonl"
+
+    def rounds() -> int:
+        return journal.read_text().count('"event": "round"') if journal.exists() else 0
+
+    for last in (False, False, False, True):
         command = [sys.executable, "-m", "perennial.cli.main", "run", "--runs", str(runs)]
-        begun = (runs / "small" / "events.jsonl").exists()
-        command += ["--resume", str(runs / "small")] if begun else [experiment]
+        command += ["--resume", str(runs / "small")] if journal.exists() else [experiment]
+        before = rounds()
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        try:
-            # ever later, so that a busy machine gets through its imports too
-            output, _ = process.communicate(timeout=draw.uniform(1.0, 4.0 + usual / 3 + attempt))
-        except subprocess.TimeoutExpired:
+        while not last and rounds() == before and process.poll() is None:
+            time.sleep(0.005)
+        if not last and process.poll() is None:
+            # somewhere in the next two of the twelve rounds
+            time.sleep(draw.uniform(0, usual / 6))
             process.send_signal(signal.SIGKILL)
-            process.communicate()
-            killed += 1
-            continue
-        assert process.returncode == 0, output.decode()
-        break
+        output, _ = process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, output.decode()
     summary = json.loads((runs / "small" / "summary.json").read_text())
     assert killed >= 2 and hashes_of(summary) == hashes_of(whole)
