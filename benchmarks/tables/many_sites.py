@@ -32,7 +32,8 @@ def _table(alpha: float) -> Table:
         seeds=tuple(range(1, 11)),
         measures=MEASURES,
         note="5,000 training images of 14 x 14 pixels, 60 rounds of 5 local epochs, an MLP with 64 hidden "
-        "units. Learning rate and strengths: `choices.md`.",
+        "units. Learning rate, and the strengths of FedProx and FedDyn: `choices.md`. Those of AdaBest and "
+        "FedDisco were not tried out.",
         pending="Its rows are new.",
         claims=[
             Claim(f"{label} over FedAvg ({source})", label, FEDAVG, LAST_TEN)
