@@ -16,10 +16,10 @@ TOGETHER = "strategy.spread=false"
 """Digests as the sites lent them, as in the paper."""
 ENCODERS = {
     "random": "digests.encoder=random",
-    # weights are not part of the project: the note says how to make the file
+    # weights are not part of the project: the table's note says how to make the file
     "autoencoder of Fashion-MNIST": "digests.encoder={name: autoencoder, "
-    "file: encoders/fashion_mnist_8x8.safetensors, "
-    "sha256: e2ed48feb9a3e89ecd9cf77721c94a1f653141f5e0dffd40632d897b1e2badbc}",
+    "file: experiments/encoders/fashion_mnist_8x8.safetensors, "
+    "sha256: afabf93212c0aab9761d95bc745a6f5bce829adbbbdca437a509e1272c58dac0}",
     "MobileNetV2, random weights": "digests.encoder=mobilenet_v2",
 }
 ONE_EPOCH = "strategy={name: digest_synthesis, base: fedavg, server_lr: 0.01, guidance_lr: 1.0}"
@@ -267,8 +267,9 @@ TABLES = {
         measures=FINAL,
         note="The autoencoder was trained once, on images that no site holds: `perennial digest "
         "train-encoder experiments/encoders/fashion_mnist_8x8.yaml "
-        "experiments/encoders/fashion_mnist_8x8.safetensors`. On another processor its last bits may differ; "
-        "then its SHA-256 in the table has to follow. Random weights are others with each seed. MobileNetV2 "
+        "experiments/encoders/fashion_mnist_8x8.safetensors`, in the checkout's folder, where this table has "
+        "to run too. On another processor the file's last bits may differ; then its SHA-256 in the table "
+        "has to follow. Random weights are others with each seed. MobileNetV2 "
         "with weights of ImageNet was not run.",
     ),
     "feddig_sites_digits": Table(
