@@ -140,8 +140,8 @@ def test_where_it_was_not_counted_the_site_is_still_asked_and_the_reason_is_said
     assert strategy.summary_blocks()["contribution"]["rider"]["flag"] == "null update"
     said = [text for text in warnings if "on_flag" in text]
     assert said == [
-        "strategy.on_flag exclude: flagged sites are still asked: found 4 sites; allowed 8 to 20, among which "
-        "wrong accusations were counted in runs of one task"
+        "strategy.on_flag exclude: flagged sites are still asked: found 4 sites; allowed 8 to 20, "
+        "among which wrong accusations were counted in runs of one task"
     ]
 
 
