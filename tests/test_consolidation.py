@@ -29,7 +29,7 @@ from perennial.models.incremental import IncrementalModel, complete_state
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.noise import SeededNoise
 
-DUAL = ModelConfig(name="dual_backbone", backbone="small_cnn")
+DUAL = ModelConfig.model_validate({"name": "dual_backbone", "backbone": "small_cnn"})
 SMALL: dict[str, Any] = {
     "name": "small",
     "seed": 2,
