@@ -2,7 +2,7 @@
 
 What the page leaves to the reader (host, names of files, checksum) is filled in; nothing else is changed. Run
 by run.sh, which provides the engine and the images. Where the environment names a file as PERENNIAL_TIMES,
-the seconds of each command and of all until the first round is over go there (benchmarks/first_round.py).
+the times of each command and of all until the first round is over go there (benchmarks/first_round.py).
 """
 
 import json
@@ -40,11 +40,11 @@ def documented(section: str) -> list[str]:
     return [line.split("   #")[0].rstrip() for block in blocks for line in block.splitlines() if line]
 
 
-def note_time(what: str, seconds: float) -> None:
-    """One line of the file of times, if there is one."""
+def note_time(what: str, began: float) -> None:
+    """One line of the file of times, if there is one: from a moment until now (time.monotonic)."""
     if TIMES:
         with open(TIMES, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"what": what, "seconds": round(seconds, 1)}) + "\n")
+            file.write(json.dumps({"what": what, "began": began, "ended": time.monotonic()}) + "\n")
 
 
 class Reader:
@@ -94,7 +94,7 @@ class Reader:
         for output in self._shell.stdout:
             if output.startswith(ENDED):
                 assert output.split()[-1] == "0", f"{line}\n{''.join(said)}"
-                note_time(line, time.monotonic() - began)
+                note_time(line, began)
                 return "".join(said)
             said.append(output)
         raise AssertionError(f"{line}: the shell ended\n{''.join(said)}")
@@ -151,7 +151,7 @@ def test_the_page_leads_from_nothing_to_a_finished_round(folder: Path) -> None:
         assert EXPERIMENT["name"] in operator.next("perennial deploy status")
         events = federation / "state" / "runs" / EXPERIMENT["name"] / "events.jsonl"
         assert wait_for_rounds(events, 1)
-        note_time("typed to the end of the first round", time.monotonic() - start)
+        note_time("typed to the end of the first round", start)
         operator.next("perennial deploy logs")
         assert wait_for_rounds(events, 4) == 4
         hospital.next("docker compose --profile page up -d page")
