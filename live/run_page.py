@@ -363,7 +363,9 @@ def _matrix(state: RunState) -> Markup:
         rows.append(("forgotten, points", *lost))
     columns = ("", *(f"task {index + 1}" for index in range(len(state.learnt))))
     numbers = table(columns, rows, "l" + "r" * len(state.learnt), "Accuracy and forgetting of each task")
-    return Markup(f'<details id="matrix"><summary>The numbers, and what is forgotten of each task</summary>{numbers}</details>')
+    return Markup(
+        f'<details id="matrix"><summary>The numbers, and what is forgotten of each task</summary>{numbers}</details>'
+    )
 
 
 def _task_ends(state: RunState) -> list[Mark]:
