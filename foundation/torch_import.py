@@ -1,4 +1,4 @@
-"""How a command that trains imports PyTorch: without what only its compiler needs, and with its library ahead."""
+"""How a process that trains imports PyTorch: its library ahead, and what only its compiler needs later."""
 
 import ctypes
 import sys
@@ -26,7 +26,7 @@ RTLD_NOW = 2
 
 @contextmanager
 def importing_torch() -> Iterator[None]:
-    """Import PyTorch at the end of the block, for a process that trains; inside, import what does not need it.
+    """Import PyTorch at the end of the block, for a process that trains; in it, import what needs no PyTorch.
 
     Its largest library is brought in by a thread meanwhile. Its rules for shapes without values wait until
     its compiler or a plug-in is imported: only tensors on the device `meta` need them, and no value depends
