@@ -16,32 +16,48 @@ import numpy as np
 import yaml
 from flwr.app import Context, Message, RecordDict
 
+from perennial.benchmarks.grid import read_results, revision_of
+from perennial.benchmarks.intervals import half_width
+from perennial.benchmarks.markdown import listed
+from perennial.benchmarks.table import RESULTS, RESULTS_REVISION, TEN_SEEDS
 from perennial.config.run import RunSettings
 from perennial.engine.grid import InProcessGrid, site_contexts
 from perennial.engine.run import answer
 from perennial.foundation.errors import StateError
+from perennial.foundation.files import replace_file
 from perennial.foundation.streams import stream
 from perennial.protocol.messages import TrainReply
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
 
-RESULTS = Path(__file__).resolve().parent / "results"
-SEEDS = (1, 2, 3)
 FAR_CLASSES, FEW = 7, 100
 POISON = -3.0
 LEARNER = {"epochs": 2, "batch_size": 32, "optimizer": {"lr": 0.05, "momentum": 0.9}}
-STRATEGIES: Mapping[str, Mapping[str, Any]] = {
-    "FedAvg, by samples": {"name": "fedavg"},
-    "uniform mean": {"name": "uniform_mean"},
-    "attention, sign 1 (as printed)": {"name": "layer_attention"},
-    "attention, sign -1": {"name": "layer_attention", "sign": -1},
-    "attention, sign 1, scale mean": {"name": "layer_attention", "scale": "mean"},
-    "attention, sign -1, scale mean": {"name": "layer_attention", "sign": -1, "scale": "mean"},
-    "attention, sign 1, one weight a model": {"name": "layer_attention", "granularity": "model"},
+NO_BOUNDS = {"norm_multiple": None, "samples_multiple": None, "least_agreement": None}
+"""The rules are measured alone, without the bounds that every experiment has (docs/robustness.md)."""
+
+
+def _rule(name: str, bounds: Mapping[str, Any] | None = NO_BOUNDS, **keys: Any) -> dict[str, Any]:
+    """The keys of an experiment that make up a rule. bounds: None for the default ones."""
+    return {"strategy": {"name": name, **keys}, **({} if bounds is None else {"bounds": bounds})}
+
+
+RULES: Mapping[str, Mapping[str, Any]] = {
+    "FedAvg, by samples": _rule("fedavg"),
+    "uniform mean": _rule("uniform_mean"),
+    "attention, sign 1 (as printed)": _rule("layer_attention"),
+    "attention, sign -1": _rule("layer_attention", sign=-1),
+    "attention, sign 1, scale mean": _rule("layer_attention", scale="mean"),
+    "attention, sign -1, scale mean": _rule("layer_attention", sign=-1, scale="mean"),
+    "attention, sign 1, one weight a model": _rule("layer_attention", granularity="model"),
 }
 GUARDED: Mapping[str, Mapping[str, Any]] = {
-    f"attention, sign 1, max_update_norm {bound:g}": {"name": "layer_attention", "max_update_norm": bound}
-    for bound in (10.0, 5.0)
+    **{
+        f"attention, sign 1, max_update_norm {bound:g}": _rule("layer_attention", max_update_norm=bound)
+        for bound in (10.0, 5.0)
+    },
+    "attention, sign 1, default bounds": _rule("layer_attention", bounds=None),
+    "FedAvg, default bounds": _rule("fedavg", bounds=None),
 }
 """Honest updates of a first round have norms of 2.5 to 3 here, the lie one above 8."""
 
@@ -123,39 +139,39 @@ Case = tuple[
     Callable[[Path, int], dict[str, Any]], int, Callable[..., Message], Mapping[str, Mapping[str, Any]]
 ]
 CASES: Mapping[str, Case] = {
-    "unequal": (unequal_sites, 2, answer, STRATEGIES),
-    "honest": (equal_sites, 5, answer, {**STRATEGIES, **GUARDED}),
-    "poisoned": (equal_sites, 5, poisoning, {**STRATEGIES, **GUARDED}),
+    "unequal": (unequal_sites, 2, answer, RULES),
+    "honest": (equal_sites, 5, answer, {**RULES, **GUARDED}),
+    "poisoned": (equal_sites, 5, poisoning, {**RULES, **GUARDED}),
 }
 
 
 def main() -> None:
-    """Run every case, strategy and seed that the result file lacks; then write the table."""
+    """Run every case, rule and seed that the result file lacks; then write the table."""
     path = RESULTS / "attention_stress.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    done = {(line["case"], line["strategy"], line["seed"]): line for line in map(json.loads, lines)}
-    for case, (build, sites, client, strategies) in CASES.items():
-        for label, strategy in strategies.items():
-            for seed in SEEDS:
+    lines = [line for line in read_results(path) if revision_of(line) == RESULTS_REVISION]
+    done = {(line["case"], line["rule"], line["seed"]): line for line in lines}
+    for case, (build, sites, client, rules) in CASES.items():
+        for label, keys in rules.items():
+            for seed in TEN_SEEDS:
                 if (case, label, seed) in done:
                     continue
                 with tempfile.TemporaryDirectory() as folder:
-                    content = build(Path(folder), seed) | {"strategy": dict(strategy)}
-                    found = outcome(content, Path(folder), sites, client)
-                line = {"case": case, "strategy": label, "seed": seed, **found}
+                    found = outcome(build(Path(folder), seed) | dict(keys), Path(folder), sites, client)
+                line = {"case": case, "rule": label, "seed": seed, "revision": RESULTS_REVISION, **found}
                 done[case, label, seed] = line
                 with path.open("a") as file:
                     file.write(json.dumps(line) + "\n")
                 print(line)
-    (RESULTS / "attention_stress.md").write_text(page(list(done.values())))
+    replace_file(path, "".join(json.dumps(line) + "\n" for line in done.values()).encode(), mode=0o644)
+    replace_file(path.with_suffix(".md"), page(list(done.values())).encode(), mode=0o644)
 
 
 def page(lines: list[dict[str, Any]]) -> str:
-    """Mean and deviation over seeds, in per cent."""
+    """Mean and half the 95 % t-interval over seeds, in per cent."""
 
     def cell(case: str, label: str, key: str) -> str:
-        values = [100 * line[key] for line in lines if (line["case"], line["strategy"]) == (case, label)]
-        return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        values = [100 * line[key] for line in lines if (line["case"], line["rule"]) == (case, label)]
+        return f"{statistics.mean(values):.1f} ± {half_width(values):.1f}" if len(values) > 1 else ""
 
     cases = [case for case in CASES if any(line["case"] == case for line in lines)]
     columns = list(cases)
@@ -163,15 +179,16 @@ def page(lines: list[dict[str, Any]]) -> str:
     text = [
         "# Layer attention under stress",
         "",
-        f"`python -m perennial.benchmarks.attention_stress`, seeds {', '.join(map(str, SEEDS))}. Digits,",
+        f"`python -m perennial.benchmarks.attention_stress`, seeds {listed(TEN_SEEDS)}. Digits,",
         "one task, final accuracy in per cent. Unequal: two sites with different classes, one with ten times",
         "the samples; the small site's classes beside it. Honest and poisoned: five equal sites, without and",
         "with one that sends its update times -3; a run that diverges is stopped and counts as chance, 10.",
+        "Rules are measured without the bounds that are on by default, unless a row says otherwise.",
         "",
         f"| | {' | '.join(columns)} |",
         "| --- " * (len(columns) + 1) + "|",
     ]
-    for label in dict.fromkeys(line["strategy"] for line in lines):
+    for label in dict.fromkeys(line["rule"] for line in lines):
         cells = [cell(case, label, "accuracy") for case in cases]
         cells.insert(1, cell("unequal", label, "small"))
         text.append(f"| {label} | {' | '.join(cells)} |")

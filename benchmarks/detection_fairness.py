@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from perennial.benchmarks.environment import machine, versions
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.foundation.files import replace_file
 from perennial.privacy.attacks.audit import clopper_pearson
+from perennial.strategies.valuation.exclusion import MOST, Measured
 
 RESULT = Path(__file__).with_name("results") / "detection_fairness.jsonl"
 PAGE = RESULT.with_suffix(".md")
@@ -88,6 +90,7 @@ def one_run(cell: Cell, seed: int, attack: str) -> dict[str, Any]:
         "flags": flags,
         "rolled_back": summary["valuation"]["rounds_rolled_back"],
         "sweeps": summary["valuation"]["sweeps"],
+        "heterogeneity": summary["valuation"]["heterogeneity"],
     }
 
 
@@ -105,20 +108,42 @@ def share(hits: int, of: int) -> str:
     return f"{hits} of {of} ({100 * float(low):.1f} to {100 * float(high):.1f} %)"
 
 
+def wrongly_accused(cell: Cell, runs: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """(honest sites with any flag, honest sites) of the cell's runs."""
+    honest = sum(cell.sites - len(dishonest(cell, run["attack"])) for run in runs)
+    return sum(len(run["flags"].keys() - dishonest(cell, run["attack"])) for run in runs), honest
+
+
+def measured(runs: Sequence[dict[str, Any]]) -> Iterator[Measured]:
+    """What strategies/valuation/exclusion.py knows of each cell of which every run is there."""
+    for cell in CELLS:
+        own = [run for run in runs if cell_of(run) == cell]
+        if len(own) == len(SEEDS[cell.sites]) * (1 + len(ATTACKS)):
+            wrong, honest = wrongly_accused(cell, own)
+            differ = fmean(run["heterogeneity"] for run in own if not run["attack"])
+            bound = float(clopper_pearson(wrong, honest, 1 - CONFIDENCE)[1])
+            yield Measured(cell.sites, cell.tasks > 1, round(differ, 4), round(bound, 4))
+
+
 def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> str:
     """The cell's line of the page."""
     clean = {run["seed"]: run["final_accuracy"] for run in runs if not run["attack"]}
-    wrong = honest = found = harmful = 0
+    wrong, honest = wrongly_accused(cell, runs)
+    found = harmful = 0
     for run in runs:
         bad = dishonest(cell, run["attack"])
-        honest += cell.sites - len(bad)
-        wrong += len(run["flags"].keys() - bad)
         if bad and run["final_accuracy"] < clean[run["seed"]] - HARMFUL:
             harmful += len(bad)
             found += len(run["flags"].keys() & bad)
     accuracy = sum(clean.values()) / max(len(clean), 1)
     division = f"{cell.sites} sites, Dirichlet {cell.alpha:g}, {cell.tasks} task{'s' * (cell.tasks > 1)}"
-    return f"| {division} | {share(wrong, honest)} | {share(found, harmful)} | {100 * accuracy:.1f} |"
+    known = next(measured(runs), None)
+    exclude = "not counted" if known is None else "allowed" if known.at_most <= MOST else "refused"
+    differ = "-" if known is None else f"{known.heterogeneity:.2f}"
+    return (
+        f"| {division} | {differ} | {share(wrong, honest)} | {exclude} | {share(found, harmful)} | "
+        f"{100 * accuracy:.1f} |"
+    )
 
 
 def missed(runs: Sequence[dict[str, Any]]) -> str:
@@ -159,10 +184,14 @@ def page(runs: Sequence[dict[str, Any]]) -> str:
             "Digits, `contribution` around a ring of 4 segments, every sweep valued, one site of 8 or 20 "
             "dishonest. Wrongly accused: honest sites with any flag, over the runs without attack and with "
             f"each. Harmful: attackers that cost the final accuracy more than {100 * HARMFUL:.0f} points "
-            "beside the same seed without attack.",
+            "beside the same seed without attack. Heterogeneity: as `strategies/valuation/exclusion.py` "
+            "computes it from the sites' label counts, the mean over the runs without attack. `on_flag: "
+            f"exclude` is allowed where the one-sided {CONFIDENCE:.0%} bound on the share wrongly accused is "
+            f"at most {MOST:.0%}.",
             "",
-            "| federation | honest sites wrongly accused | harmful attackers accused | accuracy, no attack |",
-            "| --- | --- | --- | --- |",
+            "| federation | heterogeneity | honest sites wrongly accused | `exclude` | harmful attackers "
+            "accused | accuracy, no attack |",
+            "| --- | --- | --- | --- | --- | --- |",
             *rows,
             "",
             "| attack | accused where harmful | accused in all |",

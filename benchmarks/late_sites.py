@@ -15,8 +15,9 @@ from unittest.mock import patch
 from flwr.app import Context, Message, RecordDict
 
 from perennial.benchmarks.grid import read_results, revision_of, settings_hash
-from perennial.benchmarks.markdown import age, figures, listed
-from perennial.benchmarks.table import RESULTS, RESULTS_REVISION, STANDARD, Row, Table
+from perennial.benchmarks.markdown import age, claims, figures, listed
+from perennial.benchmarks.paper_claims import Claim, judge
+from perennial.benchmarks.table import RESULTS, RESULTS_REVISION, STANDARD, TEN_SEEDS, Row, Table
 from perennial.config.run import RunSettings
 from perennial.engine.grid import FIRST_NODE, InProcessGrid, site_contexts
 from perennial.engine.run import answer
@@ -28,6 +29,12 @@ SITES = 5
 SLOW = (0, 1)
 """Indices of the sites whose replies come a round late; they are not asked in the round in between."""
 COMMON = ("evaluation.federated=false", "rounds.deadline=60")
+DROPPED, PUNCTUAL = "late replies dropped", "late replies count as punctual ones"
+RECENCY, BY_SIZE, BY_RECENCY = (
+    "weights with recency, kappa 0.5",
+    "weights by size alone",
+    "weights by recency alone, kappa 0.5",
+)
 
 
 def _row(label: str, *changes: str) -> Row:
@@ -37,12 +44,12 @@ def _row(label: str, *changes: str) -> Row:
 TABLE = Table(
     "PP-FCIL on digits, two of five sites slow: each of their replies comes one round late",
     [
-        _row("late replies dropped", "strategy.staleness=0"),
-        _row("late replies count as punctual ones", "strategy.kappa=0"),
-        _row("weights with recency, kappa 0.5"),
-        _row("weights by size alone", "strategy={name: multi_factor, beta: 0, gamma: 0, delta: 0}"),
+        _row(DROPPED, "strategy.staleness=0"),
+        _row(PUNCTUAL, "strategy.kappa=0"),
+        _row(RECENCY),
+        _row(BY_SIZE, "strategy={name: multi_factor, beta: 0, gamma: 0, delta: 0}"),
         _row(
-            "weights by recency alone, kappa 0.5",
+            BY_RECENCY,
             "strategy={name: multi_factor, alpha: 0, beta: 1, gamma: 0, delta: 0}",
         ),
     ],
@@ -50,6 +57,15 @@ TABLE = Table(
     plain=frozenset({"late replies used"}),
     note="The experiment is that of `pp_fcil_digits`, 30 rounds. A late reply to the last round of a task is "
     "lost in every row: staleness is bounded by the task.",
+    seeds=TEN_SEEDS,
+    claims=[
+        Claim("late replies are worth using", PUNCTUAL, DROPPED, "average incremental accuracy"),
+        Claim(
+            "a late reply should weigh less (kappa 0.5)", RECENCY, PUNCTUAL, "average incremental accuracy"
+        ),
+        Claim("recency in the weights over weights by size alone", RECENCY, BY_SIZE, "final accuracy"),
+        Claim("weights by recency alone over weights by size alone", BY_RECENCY, BY_SIZE, "final accuracy"),
+    ],
 )
 
 
@@ -152,7 +168,10 @@ def page(runs: list[dict[str, Any]]) -> str:
         f"`python -m perennial.benchmarks.late_sites`, seeds {listed(TABLE.seeds)}.",
     ]
     old = [age(runs), ""] if age(runs) else []
-    return "\n".join([*head, "", TABLE.note, "", *old, *figures(TABLE, runs)]) + "\n"
+    verdicts = judge([(claim, runs) for claim in TABLE.claims])
+    lines = [*head, "", TABLE.note, "", *old, *figures(TABLE, runs), "", *claims(TABLE, verdicts), ""]
+    lines.append(f"The intervals are widened for the {len(verdicts)} claims here (Holm's procedure at 5 %).")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

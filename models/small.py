@@ -3,12 +3,19 @@
 Shapes: x (B, ...) float32 input, output (B, d) features.
 """
 
+from math import ceil
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perennial.models.config import Norm
 from perennial.models.normalisation import optional_norm
 from perennial.models.se_cnn import SqueezeExcitation
+
+LARGEST_MAP = 8
+"""The longer side of the map that reaches the linear layer is below twice this: larger maps, of images of
+64 pixels and more, are averaged down. At 128 x 96 pixels that layer would have 1.6 million weights, too many
+for a clinic's images to teach."""
 
 
 class MultilayerPerceptron(nn.Module):
@@ -28,7 +35,10 @@ class MultilayerPerceptron(nn.Module):
 
 
 class SmallCNN(nn.Module):
-    """Two 3x3 convolutions, each with ReLU and 2x2 max-pooling, and one fully connected layer with ReLU."""
+    """Two 3x3 convolutions, each with ReLU and 2x2 max-pooling, and one fully connected layer with ReLU.
+
+    Before that layer the map of a large image is averaged down (LARGEST_MAP).
+    """
 
     def __init__(
         self,
@@ -49,7 +59,10 @@ class SmallCNN(nn.Module):
         self.conv2 = nn.Conv2d(first, second, 3, padding=1)
         self.norm2 = optional_norm(norm, second)
         self.relu2 = nn.ReLU()
-        self.fc = nn.Linear(second * (height // 4) * (rows_width // 4), width)
+        sides = height // 4, rows_width // 4
+        cells = max(1, max(sides) // LARGEST_MAP)
+        self.pool = min(cells, sides[0]), min(cells, sides[1])
+        self.fc = nn.Linear(second * ceil(sides[0] / self.pool[0]) * ceil(sides[1] / self.pool[1]), width)
         self.relu3 = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,4 +76,6 @@ class SmallCNN(nn.Module):
         if self.norm2 is not None:
             x = self.norm2(x)
         x = F.max_pool2d(self.relu2(x), 2)
+        if max(self.pool) > 1:
+            x = F.avg_pool2d(x, self.pool, ceil_mode=True)
         return self.relu3(self.fc(x.flatten(1)))

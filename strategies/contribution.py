@@ -28,6 +28,7 @@ from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
+from perennial.strategies.valuation.exclusion import require_measured_federation, require_measured_settings
 from perennial.strategies.valuation.flags import Flags
 from perennial.strategies.valuation.rollback import Rollback
 from perennial.strategies.valuation.sampling import Sampling
@@ -62,7 +63,8 @@ class Contribution(Wrapper):
     every: value one of so many rounds, or with "online" sweeps, drawn in secret.
     false_alarm: probability that an honest site is ever flagged for harm.
     least_sweeps: updates after which a site whose every update was zero is flagged.
-    on_flag: "exclude" no longer asks flagged sites.
+    on_flag: "exclude" no longer asks flagged sites; where honest ones may be flagged in more than one case of
+    a hundred it is refused (valuation/exclusion.py).
     """
 
     needs = "held-out samples at the server or the sites, on which models are valued"
@@ -103,24 +105,20 @@ class Contribution(Wrapper):
                 raise ValueError(f"{name}: found {found}, allowed 1 and more")
         if not 0 < false_alarm < 1:
             raise ValueError(f"false_alarm: found {false_alarm}, allowed more than 0 and less than 1")
-        if on_flag == "exclude" and estimator != "online":
-            raise ValueError(
-                f"on_flag: found 'exclude' with estimator {estimator!r}; allowed with 'online', whose share "
-                "of wrongly flagged sites has been measured (docs/robustness.md)"
-            )
+        if on_flag == "exclude":
+            require_measured_settings(estimator, utility, false_alarm, least_sweeps)
         self.estimator, self.samples = estimator, samples
         self._asked_utility = utility
         self.utility: Utility = utility or "probability"
         self.sampling = Sampling(exact, permutations, cheap=estimator == "solve")
         self.every = every
         self.on_flag = on_flag
-        self._flags = Flags(false_alarm, least_sweeps)
+        self._flags = Flags(false_alarm, least_sweeps, excludes=on_flag == "exclude")
         self._rollback = Rollback()
         self._services: Services | None = None
         self._site_judge: SiteJudge | None = None
         self._rows: list[dict[str, float]] = []
         self._updates: dict[int, Reconstructed] = {}
-        self._excluded: list[str] = []
         self._seconds = {"valuing": 0.0, "rounds": 0.0}
         self._leave_one_out: dict[str, float] = {}
 
@@ -130,6 +128,8 @@ class Contribution(Wrapper):
             if self._asked_utility is None:
                 self.utility = "accuracy"
             self._site_judge = site_judge(services, self.estimator, self.utility)
+        if self.on_flag == "exclude":
+            require_measured_federation(services)
         sites = services.experiment.data.sites or 0
         if self.sampling.exact and sites > MOST_EXACT:
             raise ConfigError(f"strategy.exact: found {sites} sites, allowed at most {MOST_EXACT}")
@@ -174,7 +174,8 @@ class Contribution(Wrapper):
             before = (request.stamp.round - 1) * self.turns.segments
             sweeps = range(1, self.turns.segments + 1)
             self.turns.weighed = frozenset(s for s in sweeps if self._valued(before + s))
-        sites = {site: node for site, node in request.sites.items() if site not in self._excluded}
+        everybody, excluded = len(request.sites), self._flags.excluded
+        sites = {site: node for site, node in request.sites.items() if site not in excluded}
         request = replace(request, sites=sites)
         self._round = grid, request
         outcome = super().train_round(grid, request)
@@ -182,14 +183,13 @@ class Contribution(Wrapper):
         if not outcome.skipped:
             valuing = clock()
             self._value_round(grid, request, outcome)
-            outcome.warnings += self._flags.update(self._all_classes(), self._excluded)
-            if self.on_flag == "exclude":
-                self._excluded = sorted(self._flags.flags)
+            assert self._services is not None
+            outcome.warnings += self._flags.update(self._services.schedule, everybody)
             if self.closed_form is None:
                 self._roll_back(request, outcome)
             self._seconds["valuing"] += clock() - valuing
-        if self._excluded:
-            outcome.details["excluded"] = list(self._excluded)
+        if self._flags.excluded:
+            outcome.details["excluded"] = list(self._flags.excluded)
         outcome.details["valuing_seconds"] = round(self._seconds["valuing"] - valued, 4)
         self._seconds["rounds"] += clock() - start
         return outcome
@@ -247,7 +247,8 @@ class Contribution(Wrapper):
     def _value_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         turns = [turn for turn in outcome.details.get("turns", []) if turn["kind"] == "taken"]
         for turn in turns:
-            self._flags.add_update(turn["site"], zero=turn["null"], scaled=turn["scaled"])
+            facts = {"zero": turn["null"], "scaled": turn["scaled"], "held": turn.get("held", ())}
+            self._flags.add_update(turn["site"], **facts)
         if self.estimator == "online":
             assert self.turns is not None
             changes = list(turn_changes(turns, outcome.details.get("worth"), self.turns.weighed))
@@ -310,10 +311,6 @@ class Contribution(Wrapper):
         found = np.stack(shares(marginals), axis=1).tolist()
         return {site: (share, low, high) for site, (share, low, high) in zip(sites, found, strict=True)}
 
-    def _all_classes(self) -> int:
-        assert self._services is not None
-        return self._services.schedule.num_classes(self._services.schedule.count)
-
     def _roll_back(self, request: RoundRequest, outcome: RoundOutcome) -> None:
         """Keep the model that the round began with where the new one is worth too little."""
         if self._site_judge is not None or outcome.arrays is None:
@@ -356,8 +353,9 @@ class Contribution(Wrapper):
             "utility": self.utility,
             "sweeps": len(self._rows),
             "gain": sum(totals.values()),
-            "excluded": self._excluded,
+            "excluded": self._flags.excluded,
             "harm_tested": self.tests_harm,
+            "heterogeneity": self._flags.federation.heterogeneity,
             "rounds_rolled_back": self._rollback.rounds,
             **({"leave_one_out": self._leave_one_out} if self.estimator == "solve" else {}),
             "seconds": round(spent["valuing"], 3),
@@ -374,7 +372,6 @@ class Contribution(Wrapper):
                 "sites": sites,
                 **self._flags.state_dict(),
                 "rollback": self._rollback.state_dict(),
-                "excluded": self._excluded,
                 "seconds": self._seconds,
                 "leave_one_out": self._leave_one_out,
             },
@@ -389,7 +386,7 @@ class Contribution(Wrapper):
         ]
         self._flags.load_state_dict(facts)
         self._rollback = Rollback(**facts["rollback"])
-        self._excluded, self._seconds = facts["excluded"], facts["seconds"]
+        self._seconds = facts["seconds"]
         self._leave_one_out = facts.get("leave_one_out", {})
         super().load_state_dict(state)
 

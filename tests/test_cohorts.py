@@ -123,6 +123,7 @@ SMALL = {"name": "small_cnn"}
     ("model", "shape"),
     [
         (SMALL, (1, 8, 8)),
+        (SMALL, (1, 64, 72)),
         ({"name": "small_cnn", "norm": "group", "squeeze_excitation": True}, (3, 8, 8)),
         ({"name": "se_cnn"}, (1, 8, 8)),
         ({"name": "mlp", "hidden": (24, 12), "norm": "group"}, (1, 8, 8)),

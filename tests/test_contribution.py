@@ -176,15 +176,25 @@ def test_a_round_that_ruins_the_model_is_rolled_back_and_named() -> None:
     )
 
 
+EIGHT: Mapping[str, Any] = {"data": {"source": "digits", "sites": 8}}
+"""Among so few sites as most tests here have, nobody may be excluded (tests/test_exclusion.py)."""
+
+
+def excluding() -> Contribution:
+    strategy = Contribution(SerialRing(**RING), on_flag="exclude")
+    strategy.attach(services(**EIGHT))
+    return strategy
+
+
 def test_flagged_sites_are_still_asked_unless_they_are_to_be_excluded() -> None:
-    answers = {"a": adds(1.0), "rider": adds(0.0)}
-    reporting, excluding = ScriptedGrid(answers), ScriptedGrid(answers)
-    rounds(valued(), reporting, 8)
-    strategy = valued(on_flag="exclude")
-    rounds(strategy, excluding, 8)
-    assert reporting.asked.count("rider") == 8
-    assert excluding.asked.count("rider") == 5
-    assert excluding.asked.count("a") == 8
+    answers = {name: adds(1.0) for name in "abcdefg"} | {"rider": adds(0.0)}
+    reported, excluded = ScriptedGrid(answers), ScriptedGrid(answers)
+    rounds(valued(), reported, 8)
+    strategy = excluding()
+    rounds(strategy, excluded, 8)
+    assert reported.asked.count("rider") == 8
+    assert excluded.asked.count("rider") == 5
+    assert excluded.asked.count("a") == 8
     assert shares(strategy)["rider"]["flag"] == "null update"
 
 
@@ -232,17 +242,21 @@ def test_replay_trains_each_coalition_once_in_the_order_of_names() -> None:
 
 
 def test_a_resumed_server_knows_what_it_knew() -> None:
-    whole, stopped = valued(on_flag="exclude"), valued(on_flag="exclude")
-    answers = {"a": adds(1.0), "rider": adds(0.0)}
+    whole, stopped = excluding(), excluding()
+    answers = {name: adds(1.0) for name in "abcdefg"} | {"rider": adds(0.0)}
     rounds(whole, ScriptedGrid(answers), 6)
     arrays = rounds(stopped, ScriptedGrid(answers), 5)
-    resumed = valued(on_flag="exclude")
+    resumed = excluding()
     resumed.load_state_dict(stopped.state_dict())
     grid = ScriptedGrid(answers)
     resumed.train_round(grid, request(grid, 6, arrays))
-    assert grid.asked == ["a"]
+    assert grid.asked == list("abcdefg")
     assert shares(resumed) == shares(whole)
-    assert resumed.summary_blocks()["ring"] == whole.summary_blocks()["ring"]
+    for block in ("ring", "contribution"):
+        assert resumed.summary_blocks()[block] == whole.summary_blocks()[block]
+    assert (
+        resumed.state_dict()["contribution"]["federation"] == whole.state_dict()["contribution"]["federation"]
+    )
 
 
 def test_the_players_of_a_game_have_an_order_of_their_own() -> None:

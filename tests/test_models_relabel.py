@@ -17,6 +17,7 @@ CASES = [
     ({"name": "mlp", "hidden": [24, 16], "norm": "batch"}, (10,)),
     ({"name": "mlp", "hidden": [24, 16], "norm": "group"}, (10,)),
     ({"name": "small_cnn"}, (1, 8, 8)),
+    ({"name": "small_cnn"}, (1, 72, 64)),
     ({"name": "small_cnn", "norm": "group", "squeeze_excitation": True}, (2, 12, 8)),
     ({"name": "small_cnn", "norm": "batch", "channels": [12, 20]}, (1, 8, 8)),
     ({"name": "se_cnn"}, (3, 8, 8)),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perennial.benchmarks.paper_claims import Claim
-from perennial.benchmarks.table import STANDARD, Row, Table
+from perennial.benchmarks.table import STANDARD, TEN_SEEDS, Row, Table
 from perennial.server.metrics import average_incremental_accuracy
 
 PLAIN = {"model.squeeze_excitation": "false", "strategy": "fedavg", "pretraining": "null"}
@@ -163,6 +163,7 @@ TABLES = {
         note=CPU_NOTE,
         claims=CPU_CLAIMS,
         pending="Its settings are new; the runs that are not there are still to be made.",
+        seeds=TEN_SEEDS,
     ),
     "incre_fl_fashion_mnist": Table(
         "Incre-FL on Fashion-MNIST (1000 images of 14 x 14), 5 tasks of 2",
@@ -171,6 +172,7 @@ TABLES = {
         note=CPU_NOTE,
         claims=CPU_CLAIMS,
         pending="Its settings are new; the runs that are not there are still to be made.",
+        seeds=TEN_SEEDS,
     ),
     "incre_fl_cifar100_subset": Table(
         "Incre-FL on 20 classes of CIFAR-100 (1000 images of 16 x 16), 4 tasks of 5",
@@ -179,6 +181,7 @@ TABLES = {
         note=CPU_NOTE,
         claims=CPU_CLAIMS,
         pending="Its settings are new; the runs that are not there are still to be made.",
+        seeds=TEN_SEEDS,
     ),
     "incre_fl_pretraining": Table(
         "Early rounds of a first task with and without balanced pre-training (digits, all classes)",

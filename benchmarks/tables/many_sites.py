@@ -1,7 +1,7 @@
 """Federated baselines where their papers have them: many small sites, few in a round, unequal steps."""
 
 from perennial.benchmarks.paper_claims import Claim
-from perennial.benchmarks.table import Measure, Row, Table
+from perennial.benchmarks.table import TEN_SEEDS, Measure, Row, Table
 from perennial.benchmarks.tables.feddig import rounds_mean
 
 EXPERIMENT = "many_sites_fashion_mnist"
@@ -29,7 +29,7 @@ def _table(alpha: float) -> Table:
             Row(FEDAVG, EXPERIMENT, (division,)),
             *(Row(label, EXPERIMENT, (division, change)) for label, (change, _) in RIVALS.items()),
         ],
-        seeds=tuple(range(1, 11)),
+        seeds=TEN_SEEDS,
         measures=MEASURES,
         note="5,000 training images of 14 x 14 pixels, 60 rounds of 5 local epochs, an MLP with 64 hidden "
         "units. Learning rate, and the strengths of FedProx and FedDyn: `choices.md`. Those of AdaBest and "

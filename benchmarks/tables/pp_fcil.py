@@ -125,6 +125,7 @@ def _task_sweep(title: str, experiment: str, counts: tuple[int, ...], *changes: 
         note="30 rounds in every row (20 with 20 tasks), divided among its tasks. Plain replay has as much "
         "memory.",
         pending="Its rows are new.",
+        seeds=TEN_SEEDS,
         claims=[
             Claim(
                 f"full system over plain replay, {count} tasks",
@@ -155,6 +156,7 @@ TABLES = {
             Claim("share of classes over recency, nobody late", COVERAGE, FULL, "final accuracy"),
             Claim("held-out over training accuracy", FULL, TRAINED, "final accuracy"),
         ],
+        seeds=TEN_SEEDS,
     ),
     "pp_fcil_rivals_digits": Table(
         "PP-FCIL and rivals on digits, 5 sites, 5 tasks of 2 classes, Dirichlet 0.5, equal memory",
@@ -181,6 +183,7 @@ TABLES = {
             Claim(f"PP-FCIL over {rival} at equal memory", FULL, rival, "final accuracy")
             for rival in (ICARL_DIGITS, GLFC, FEDCBDR, TARGET)
         ],
+        seeds=TEN_SEEDS,
     ),
     "pp_fcil_tasks_digits": _task_sweep(
         "PP-FCIL on digits by number of tasks, 5 sites, Dirichlet 0.5",
@@ -286,6 +289,7 @@ TABLES = {
                 "final accuracy",
             ),
         ],
+        seeds=TEN_SEEDS,
     ),
     "pp_fcil_ham10000": Table(
         "HAM10000, four clinics as they are, tasks of 3, 2 and 2 classes, 20 exemplars of a class at each",

@@ -1,6 +1,6 @@
 """Attacks against rules: one dishonest site of five, and colluders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from perennial.benchmarks.table import Measure, Row, Table, of
 
@@ -58,18 +58,23 @@ NOTE = (
 )
 
 
-def rows() -> list[Row]:
-    """Every attack, rule and division, the even one first."""
+def crossed(
+    experiment: str,
+    divisions: Sequence[str],
+    rules: Mapping[str, Sequence[str]] = RULES,
+    attacks: Iterable[str] = ATTACKS,
+) -> list[Row]:
+    """Each rule under each attack in each division, one division after the other."""
     return [
         Row(
             f"{division}: {rule}: {attack}",
-            "robust_digits",
-            (*changes, f"data.partition.alpha={alpha}"),
-            attack=code,
+            experiment,
+            (*changes, f"data.partition.alpha={DIVISIONS[division]}"),
+            attack=ATTACKS[attack],
         )
-        for division, alpha in DIVISIONS.items()
-        for attack, code in ATTACKS.items()
-        for rule, changes in RULES.items()
+        for division in divisions
+        for attack in attacks
+        for rule, changes in rules.items()
     ]
 
 
@@ -102,21 +107,6 @@ def worst() -> list[Row]:
 
 BACKDOORS = ("none", "backdoor", "backdoor x5", "backdoor x100", "backdoor, claims 1e8")
 MEANS: Mapping[str, Sequence[str]] = {"mean, default bounds": (), "mean, no bounds": RULES["mean, no bounds"]}
-
-
-def backdoors(experiment: str, rules: Mapping[str, Sequence[str]], divisions: Sequence[str]) -> list[Row]:
-    """Every strength of the backdoor, where sites' shares are even and where they are not."""
-    return [
-        Row(
-            f"{division}: {rule}: {attack}",
-            experiment,
-            (*changes, f"data.partition.alpha={DIVISIONS[division]}"),
-            attack=ATTACKS[attack],
-        )
-        for division in divisions
-        for rule, changes in rules.items()
-        for attack in BACKDOORS
-    ]
 
 
 def honest() -> list[Row]:
@@ -166,7 +156,7 @@ HAM_ATTACKS = ("none", "backdoor x5", "inner product", "label flip")
 TABLES = {
     "robust_digits": Table(
         "Attacks against rules, digits, one dishonest site of five",
-        rows(),
+        crossed("robust_digits", tuple(DIVISIONS)),
         (1,),
         MEASURES,
         f"{NOTE} {SURVEY}",
@@ -182,7 +172,7 @@ TABLES = {
     ),
     "robust_backdoor_digits": Table(
         "Backdoors against the default bounds, digits, one dishonest site of five",
-        backdoors("robust_digits", MEANS, ("even", "Dirichlet 0.5")),
+        crossed("robust_digits", ("even", "Dirichlet 0.5"), MEANS, BACKDOORS),
         (1, 2, 3, 4, 5),
         MOVED,
         f"{NOTE} Half of the dishonest site's samples carry the trigger. Success counts samples that the "

@@ -262,6 +262,7 @@ TABLES = {
             "never reaches 85 % counts with all its rounds."
         ),
         claims=[claim for dataset, sites in GENES for claim in _beats_averaging(f"{dataset}, {sites} sites")],
+        seeds=TEN_SEEDS,
     ),
     "tricon_sf_ham10000": Table(
         "HAM10000 at 32x32, 2000 training images, 10 sites, Dirichlet 0.5, 10 rounds",
@@ -280,5 +281,6 @@ TABLES = {
             _beats("the ring over FedAvg at equal rounds, HAM10000", FOUR, FEDAVG),
             _beats("the ring over FedAvg at equal work, HAM10000", FOUR, EQUAL_WORK),
         ),
+        seeds=TEN_SEEDS,
     ),
 }
