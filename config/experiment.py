@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from perennial.config.analytic import shrinkage_of
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
+from perennial.config.dual_backbone import require_dual_backbone
 from perennial.config.evaluation import EvaluationConfig, require_calibration, require_covered_counts
 from perennial.config.finished_runs import locate_runs
 from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig, Optimizer
@@ -292,13 +293,8 @@ class Experiment(Block):
         return self
 
     @model_validator(mode="after")
-    def _teacher_exists(self) -> "Experiment":
-        distillation = self.learner.distillation
-        if distillation and distillation.teacher == "old_backbone" and self.model.name != "dual_backbone":
-            raise ValueError(
-                "learner.distillation.teacher: found 'old_backbone', which is a part of model dual_backbone; "
-                f"the model is {self.model.name}; allowed: full"
-            )
+    def _backbones_are_there(self) -> "Experiment":
+        require_dual_backbone(self)
         return self
 
     def lead_rounds(self, task: int) -> int:
