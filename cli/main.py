@@ -8,6 +8,7 @@ import typer
 
 from perennial.cli.deploy import app as deploy
 from perennial.cli.digest import app as digest
+from perennial.cli.pages import serve
 from perennial.cli.site import app as site
 from perennial.foundation.errors import PerennialError
 from perennial.foundation.process_end import ends_in_one_go
@@ -159,35 +160,7 @@ def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     typer.echo(write_report(run))
 
 
-@app.command()
-def serve(
-    runs: Annotated[Path, typer.Argument(help="folder of run folders")] = Path("runs"),
-    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option()] = 8080,
-    token_file: Annotated[
-        Path | None, typer.Option(help="a token with which people may pause, resume and stop; else read-only")
-    ] = None,
-    certificate: Annotated[Path | None, typer.Option(help="for TLS")] = None,
-    key: Annotated[Path | None, typer.Option(help="of the certificate")] = None,
-    name: Annotated[
-        list[str] | None, typer.Option(help="another name by which browsers ask for these pages; repeat")
-    ] = None,
-    in_container: Annotated[
-        bool, typer.Option(help="the port is published on the host's loopback alone")
-    ] = False,
-    webhook_file: Annotated[
-        Path | None, typer.Option(help="file with an address to tell when a run needs somebody")
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="epsilon of a site in a run; tell when it is nearly spent")
-    ] = None,
-) -> None:
-    """Serve pages that show runs as they happen, and /metrics for Prometheus."""
-    from perennial.cli.serve import serve_command
-
-    serve_command(
-        runs, host, port, token_file, certificate, key, name or [], in_container, webhook_file, budget
-    )
+app.command()(serve)
 
 
 @app.command()
