@@ -74,7 +74,27 @@ def _fedcbdr() -> Table:
     )
 
 
+def _consolidation() -> Table:
+    """Weight and rounds of the term that draws the new backbone towards the fused features."""
+    tried = {
+        "without": (),
+        **{
+            f"weight {weight:g}, the last {share:.0%} of a task's rounds": (
+                f"learner.consolidation={{weight: {weight:g}, share: {share:g}}}",
+            )
+            for weight in (0.1, 1, 10)
+            for share in (0.17, 0.5, 1)
+        },
+    }
+    return Table(
+        "Fused features distilled into one backbone, digits",
+        [Row(label, pp_fcil.DIGITS, (pp_fcil.CENTRAL, *changes)) for label, changes in tried.items()],
+        seeds=SEEDS[:3],
+    )
+
+
 CHOICES = {
+    "consolidation": _consolidation(),
     "fedcbdr": _fedcbdr(),
     "many_sites": _many_sites(),
     "incre_fl_digits": _incre_fl("incre_fl_digits", "Learner of Incre-FL, digits"),

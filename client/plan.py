@@ -46,12 +46,14 @@ SETTINGS = {
     "scaffold": ("correction",),
     "feddyn": ("correction",),
     "adabest": ("correction",),
+    "class_weighted_head": ("tell",),
     "feddisco": ("tell",),
     "multi_factor": ("tell",),
     "contribution": ("tell",),
 }
 """By strategy: the keys of TrainRequest.settings that it sends."""
 TOLD = {
+    "class_weighted_head": (LABEL_COUNTS,),
     "feddisco": (LABEL_COUNTS,),
     "multi_factor": (CLASS_COVERAGE, HELD_OUT_ACCURACY, TRAIN_ACCURACY, CLASSIFICATION_LOSS),
     "contribution": (LABEL_COUNTS,),

@@ -16,6 +16,7 @@ CLASSIFICATIONS = (
     "task_temperatures",
 )
 TEMPERATURES, KIND_WEIGHTS = (0.9, 1.1), (1.1, 0.9)
+_ROUNDING = 1e-9
 
 
 class Optimizer(FiniteBlock):
@@ -105,6 +106,20 @@ class Contrastive(FiniteBlock):
     """out: mean over positives outside the logarithm; in: inside, as printed in PP-FCIL."""
 
 
+class Consolidation(FiniteBlock):
+    """Model dual_backbone: draws the new backbone towards the fused features, from the second task on.
+
+    Only the new backbone goes on to the next task, as its old one; without this the next task begins with
+    other features than this one ended with. FOSTER's compression (Wang et al. 2022, arXiv 2204.04662) has
+    the same aim and distils logits after training; distilling features while training is ours.
+    """
+
+    weight: float = Field(default=1.0, gt=0)
+    """Of the mean squared distance between the two features of a sample."""
+    share: float = Field(default=0.5, gt=0, le=1)
+    """Of each task's rounds, the last ones, in which the term is added."""
+
+
 class Memory(FiniteBlock):
     """Exemplars that a site keeps of classes it has seen; exactly one budget."""
 
@@ -167,6 +182,7 @@ class LearnerConfig(FiniteBlock):
     classification: Annotated[Classification, BeforeValidator(name_only)] = Classification()
     distillation: Distillation | None = None
     contrastive: Contrastive | None = None
+    consolidation: Consolidation | None = Field(default=None, exclude_if=operator.not_)
     memory: Memory | None = None
     classifier: Literal["head", "nearest_mean", "gaussian"] = "head"
     """gaussian: linear discriminants of the features that were learnt, solved for at the end of each task
@@ -227,6 +243,12 @@ class LearnerConfig(FiniteBlock):
     def trains_in(self, task: int) -> bool:
         """Whether sites train in a task. task: from 1."""
         return self.freeze_after is None or task <= self.freeze_after
+
+    def at(self, progress: float) -> "LearnerConfig":
+        """The learner with the terms of this round alone. progress: share of the task's rounds before it."""
+        if self.consolidation is None or progress >= 1 - self.consolidation.share - _ROUNDING:
+            return self
+        return self.model_copy(update={"consolidation": None})
 
     @property
     def needs_previous(self) -> bool:

@@ -32,6 +32,7 @@ STRATEGIES = {
     "splitfed": "perennial.strategies.splitfed:SplitFed",
     "parallel_rings": "perennial.strategies.parallel_rings:ParallelRings",
     "serial_ring": "perennial.strategies.serial_ring:SerialRing",
+    "class_weighted_head": "perennial.strategies.class_weighted_head:ClassWeightedHead",
     "contribution": "perennial.strategies.contribution:Contribution",
     "own_heads": "perennial.strategies.own_heads:OwnHeads",
     "layer_attention": "perennial.strategies.layer_attention:LayerAttention",

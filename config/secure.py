@@ -21,6 +21,7 @@ _NEEDS = {
     "digest_synthesis": "digests of single sites stand in for them",
     "fednova": "its weights are normalised by what single sites report",
     "feddisco": "its weights compare the class counts of single sites",
+    "class_weighted_head": "its rows of the head weigh single sites by their class counts",
 }
 
 

@@ -30,7 +30,8 @@ class Batch:
     """What a loss sees of a batch of B samples.
 
     logits: (B, M), with gradient. labels: (B,) int64. features: (B, d). old_logits: (B, M_old) of the model
-    of the task before, or None. first_class: the first label of this task.
+    of the task before, or None. first_class: the first label of this task. new_features: (B, d) of the new
+    backbone alone, of which a dual backbone's features are one part; None without an old one.
     """
 
     logits: Tensor
@@ -38,6 +39,7 @@ class Batch:
     features: Tensor
     old_logits: Tensor | None = None
     first_class: int = 0
+    new_features: Tensor | None = None
 
 
 class Loss:

@@ -15,7 +15,7 @@ from perennial.foundation.devices import to_device
 from perennial.learning.batches import TrainingSet
 from perennial.learning.classification import Batch, Loss, classification
 from perennial.learning.cohort_batches import CohortBatch
-from perennial.learning.frozen_outputs import FrozenOutputs
+from perennial.learning.frozen_outputs import FrozenOutputs, Outputs
 from perennial.learning.losses import supervised_contrastive
 from perennial.learning.objective import Extra, Term, class_counts, row_terms, teacher_kind
 from perennial.models.dual_backbone import DualBackboneModel
@@ -62,7 +62,7 @@ class CohortObjective:
         """(K,) losses with their graph, and (K,) losses over the labels without."""
         layout = self._layout(drawn.sizes)
         self._sites.sizes = drawn.sizes
-        features, old_logits = self._features_and_old_logits(drawn)
+        features, old_logits, new_features = self._answers(drawn)
         count = len(drawn.sizes)
         batch = Batch(
             as_rows(self._network.classify(features), count),
@@ -70,6 +70,7 @@ class CohortObjective:
             as_rows(features, count),
             old_logits,
             self._first_class,
+            None if new_features is None else as_rows(new_features, count),
         )
         if layout.loss is not None:
             losses = layout.means(Term(layout.loss(batch)))
@@ -87,28 +88,34 @@ class CohortObjective:
             losses = losses + contrast.weight * torch.stack(values)
         return self._with_extras(losses), over_labels
 
-    def _features_and_old_logits(self, drawn: CohortBatch) -> tuple[Tensor, Tensor | None]:
-        """(B, K * d) features, and (B * K, M_old) logits of the teacher or None."""
-        network, count, inputs = self._network, len(drawn.sizes), drawn.inputs
-        old = None
+    def _answers(self, drawn: CohortBatch) -> Outputs:
+        """(B, K * d) features, old and new ones, and (B * K, M_old) logits of the teacher; see Outputs."""
+        network, inputs = self._network, drawn.inputs
+        old = new = None
         if self._dual:
             assert isinstance(network, DualBackboneModel)
             if self._old_features is None:
                 old = network.old_features(inputs)
             else:
                 old = self._old_features[drawn.rows].flatten(1)
-            found = network.fuse(old, network.backbone(inputs))
+            new = network.backbone(inputs)
+            found = network.fuse(old, new)
         else:
             found = network.features(inputs)
+        return Outputs(found, self._old_logits_of(drawn, old), new)
+
+    def _old_logits_of(self, drawn: CohortBatch, old: Tensor | None) -> Tensor | None:
+        """(B * K, M_old) logits of the teacher. old: (B, K * d) features of the old backbone."""
+        count, inputs = len(drawn.sizes), drawn.inputs
         if self._teacher is None:
-            return found, None
+            return None
         if self._old_logits is not None:
-            return found, self._old_logits[drawn.rows].flatten(0, 1)
+            return self._old_logits[drawn.rows].flatten(0, 1)
         with torch.no_grad():
             if self._shares_features:
                 assert old is not None
-                return found, self._teacher.classify(as_rows(old, count))
-            return found, self._teacher(inputs.reshape(-1, inputs.shape[1] // count, *inputs.shape[2:]))
+                return self._teacher.classify(as_rows(old, count))
+            return self._teacher(inputs.reshape(-1, inputs.shape[1] // count, *inputs.shape[2:]))
 
     def _with_extras(self, losses: Tensor) -> Tensor:
         """The losses with the terms that have samples of their own, as many at every site."""
@@ -162,6 +169,7 @@ class _Layout:
                 of(batch.features, site),
                 None if batch.old_logits is None else of(batch.old_logits, site),
                 batch.first_class,
+                None if batch.new_features is None else of(batch.new_features, site),
             )
             for site in range(count)
         ]

@@ -120,7 +120,15 @@ class _Cohort:
         augmented = self._augmentation.active
         datasets, extras = [member.data for member in members], [member.extra for member in members]
         objective = CohortObjective(
-            config, self._model, self._network, sites, datasets, teacher, augmented, first_class, extras
+            config.at(progress),
+            self._model,
+            self._network,
+            sites,
+            datasets,
+            teacher,
+            augmented,
+            first_class,
+            extras,
         )
         optimizer = FlatOptimizer(
             config.optimizer, sites.vector, sites.gradient, progress, recorded=steps.records

@@ -4,6 +4,7 @@ Shapes: B batch size, d features, n samples, M_old classes of the teacher.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,18 @@ from perennial.foundation.errors import ProtocolError
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.models.dual_backbone import DualBackboneModel
 from perennial.models.incremental import IncrementalModel
+
+
+class Outputs(NamedTuple):
+    """What the model and the frozen networks answer to a batch.
+
+    features: (B, d) of the model. old_logits: (B, M_old) of the teacher, or None. new_features: (B, d) of the
+    new backbone alone, if the model has an old one beside it.
+    """
+
+    features: Tensor
+    old_logits: Tensor | None = None
+    new_features: Tensor | None = None
 
 
 class FrozenOutputs:
@@ -56,27 +69,30 @@ class FrozenOutputs:
             else:
                 self.old_logits = outputs(teacher, data)
 
-    def features_and_old_logits(self, rows: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(B, d) features of the model, and (B, M_old) logits of the teacher or None."""
+    def beside(self, rows: Tensor, inputs: Tensor) -> Outputs:
+        """The model's answers to a batch, with those of the frozen networks beside them."""
         old = self._old_of(rows, inputs)
-        features = self._model.features(inputs) if old is None else self._fused(old, inputs)
+        if self._dual is None or old is None:
+            features, new = self._model.features(inputs), None
+        else:
+            new = self._dual.backbone(inputs)
+            features = self._dual.fuse(old, new)
+        return Outputs(features, self._old_logits_of(rows, inputs, old), new)
+
+    def _old_logits_of(self, rows: Tensor, inputs: Tensor, old: Tensor | None) -> Tensor | None:
         if self._teacher is None:
-            return features, None
+            return None
         if self.old_logits is not None:
-            return features, self.old_logits[rows]
+            return self.old_logits[rows]
         with torch.no_grad():
             if self._shares_features and old is not None:
-                return features, self._teacher.classify(old)
-            return features, self._teacher(inputs)
+                return self._teacher.classify(old)
+            return self._teacher(inputs)
 
     def _old_of(self, rows: Tensor, inputs: Tensor) -> Tensor | None:
         if self._dual is None:
             return None
         return self._dual.old_features(inputs) if self.old_features is None else self.old_features[rows]
-
-    def _fused(self, old: Tensor, inputs: Tensor) -> Tensor:
-        assert self._dual is not None
-        return self._dual.fuse(old, self._dual.backbone(inputs))
 
 
 def check_frozen(model: IncrementalModel, teacher: IncrementalModel | None) -> None:

@@ -148,6 +148,14 @@ def distillation(logits: Tensor, old_logits: Tensor, temperature: float) -> Tens
     return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
 
 
+def feature_distillation(features: Tensor, target: Tensor) -> Tensor:
+    """(B, d) squared distances of features from a target that gets no gradient; their mean is the loss.
+
+    features, target: (B, d). Romero et al. 2015 (FitNets, arXiv 1412.6550), whose target is a teacher's.
+    """
+    return (features.float() - target.detach().float()).square()
+
+
 def relation_distillation(logits: Tensor, labels: Tensor, old_logits: Tensor, temperature: float) -> Tensor:
     """(B,) KL(target || this model) over all classes; the loss is T^2 times their mean.
 

@@ -12,7 +12,12 @@ from perennial.foundation.errors import PrivacyError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.classification import Batch, batch_mean, classification
 from perennial.learning.frozen_outputs import FrozenOutputs
-from perennial.learning.losses import distillation, relation_distillation, supervised_contrastive
+from perennial.learning.losses import (
+    distillation,
+    feature_distillation,
+    relation_distillation,
+    supervised_contrastive,
+)
 from perennial.models.incremental import IncrementalModel
 from perennial.privacy.combinations import coupled_reason
 
@@ -106,8 +111,15 @@ class Objective:
         return loss
 
     def _batch(self, rows: Tensor, inputs: Tensor, labels: Tensor) -> Batch:
-        features, old_logits = self._frozen.features_and_old_logits(rows, inputs)
-        return Batch(self._model.classify(features), labels, features, old_logits, self._first_class)
+        found = self._frozen.beside(rows, inputs)
+        return Batch(
+            self._model.classify(found.features),
+            labels,
+            found.features,
+            found.old_logits,
+            self._first_class,
+            found.new_features,
+        )
 
 
 def terms_beside(config: LearnerConfig, batch: Batch) -> list[Term]:
@@ -121,14 +133,18 @@ def terms_beside(config: LearnerConfig, batch: Batch) -> list[Term]:
 
 def row_terms(config: LearnerConfig, batch: Batch) -> list[Term]:
     """Those of them in which each sample has a value of its own."""
+    terms: list[Term] = []
     distil = config.distillation
-    if distil is None or batch.old_logits is None:
-        return []
-    if distil.form == "all_classes":
-        values = relation_distillation(batch.logits, batch.labels, batch.old_logits, distil.temperature)
-    else:
-        values = distillation(batch.logits, batch.old_logits, distil.temperature)
-    return [Term(values, (distil.temperature**2, distil.weight))]
+    if distil is not None and batch.old_logits is not None:
+        if distil.form == "all_classes":
+            values = relation_distillation(batch.logits, batch.labels, batch.old_logits, distil.temperature)
+        else:
+            values = distillation(batch.logits, batch.old_logits, distil.temperature)
+        terms.append(Term(values, (distil.temperature**2, distil.weight)))
+    if config.consolidation is not None and batch.new_features is not None:
+        values = feature_distillation(batch.new_features, batch.features)
+        terms.append(Term(values, (config.consolidation.weight,)))
+    return terms
 
 
 def teacher_kind(config: LearnerConfig) -> str:

@@ -56,7 +56,7 @@ def train_privately(
     """
     assert privacy.sample_rate is not None
     before = flat.vector.clone()
-    objective = Objective(config, model, data, teacher, augmentation.active, first_class, extra)
+    objective = Objective(config.at(progress), model, data, teacher, augmentation.active, first_class, extra)
     objective.require_alone()
     if correction is not None and correction.shift is not None:
         raise PrivacyError(

@@ -69,7 +69,7 @@ def train(
     if normalises_batches and len(data) == 1:
         raise DataError("one sample only, and batch normalisation needs two; use model.norm: group")
     before = flat.vector.clone()
-    objective = Objective(config, model, data, teacher, augmentation.active, first_class, extra)
+    objective = Objective(config.at(progress), model, data, teacher, augmentation.active, first_class, extra)
     optimizer = FlatOptimizer(
         config.optimizer, flat.trainable, flat.gradient, progress, recorded=steps.records
     )

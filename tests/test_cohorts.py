@@ -223,9 +223,13 @@ def test_a_dual_backbone_joins_each_sites_own_features(augmented: bool, kind: st
     model = built(named, shape)
     model.begin_task(complete_state(before))
     augmentation = AugmentationConfig(crop_padding=2, flip=True) if augmented else None
-    config = learner(distillation={"teacher": kind}, contrastive={})
+    config = learner(distillation={"teacher": kind}, contrastive={}, consolidation={"weight": 2.0})
     sets = [samples(size, shape) for size in RAGGED]
-    Case(model, config, sets, augmentation, teacher=frozen(before), first_class=4).agrees()
+    for progress in (0.0, 0.5):
+        case = Case(
+            model, config, sets, augmentation, teacher=frozen(before), first_class=4, progress=progress
+        )
+        case.agrees()
 
 
 @pytest.mark.parametrize("augmented", [False, True])

@@ -21,6 +21,7 @@ from tests.quickstart_client import app as quickstart
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "interop.md"
 KEYS: dict[str, dict[str, Any]] = {
+    "class_weighted_head": {"base": "fedavg"},
     "clustered_personalisation": {"base": "fedavg", "global_rounds": 1},
     "contribution": {"base": "fedavg", "estimator": "reconstruct"},
     "digest_synthesis": {"base": "fedavg"},

@@ -233,7 +233,7 @@ def test_the_past_is_the_same_remembered_or_computed(kind: str) -> None:
             parameter.add_(0.1)
     expected_logits = teacher(data.inputs(rows))
     for augmented in (False, True):
-        features, logits = FrozenOutputs(model, teacher, kind, data, augmented).features_and_old_logits(
+        features, logits, _ = FrozenOutputs(model, teacher, kind, data, augmented).beside(
             rows, data.inputs(rows)
         )
         torch.testing.assert_close(features, model.features(data.inputs(rows)))

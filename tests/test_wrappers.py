@@ -147,7 +147,9 @@ def test_a_wrapper_under_flowers_own_start_is_its_base() -> None:
     assert inner.called == ["configure_train"]
 
 
-@pytest.mark.parametrize("name", ["digest_synthesis", "clustered_personalisation", "contribution"])
+@pytest.mark.parametrize(
+    "name", ["digest_synthesis", "clustered_personalisation", "contribution", "class_weighted_head"]
+)
 def test_what_releases_more_than_the_noised_model_has_no_bound(name: str) -> None:
     more = {"clustered_personalisation": {"global_rounds": 1}, "contribution": {"estimator": "reconstruct"}}
     strategy = build_strategy(name, {"base": "fedavg", **more.get(name, {})})

@@ -1,0 +1,153 @@
+"""Rows of the head averaged by how many samples of their class each site has trained on.
+
+A site that holds none of a class moves that class's row too, and under FedAvg it counts there by all of its
+samples. Here row c of the head becomes theta_c + sum_k n_kc update_k[c] / sum_k n_kc, n_kc being the samples
+of class c on which site k trained; all other tensors are the base strategy's. The rule is ours: weights by
+label counts are FedDisco's idea (Ye et al. 2023, arXiv 2305.19229), taken row by row.
+
+Symbols: K sites, M classes seen so far, n_kc samples of class c at site k.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.protocol.measurements import LABEL_COUNTS, asking
+from perennial.protocol.messages import TrainRequest
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.feddisco import checked_counts
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.request import Arrays, TaskStart
+from perennial.strategies.sums.exact_sum import ExactSum
+from perennial.strategies.wrapper import Wrapper
+
+HEAD = ("head.weight", "head.bias")
+"""(M, d) and (M,): the tensors with a row for each class."""
+
+
+class ClassWeightedHead(Wrapper):
+    """Wraps a strategy, and averages each row of the head by the sites' samples of its class.
+
+    The row of a class that no site of the round trained on is the base's.
+
+    base: what combines all other tensors. It must fold plain updates: a robust rule would lose its hold on
+    the head, and sites with a correction of their own remember an update of which the head counts otherwise.
+
+    Sites are asked how many samples of each class they train on, which no accountant covers: under privacy
+    they refuse. A site's counts add up to no more than the samples it counts as. Order of arrival
+    changes no bit.
+    """
+
+    needs = "label counts from the sites"
+
+    def __init__(self, base: IncrementalStrategy) -> None:
+        super().__init__(base)
+        for refused, why in (
+            (not base.combines_replies or base.stands_in, "has rounds of its own kind"),
+            (not base.serves_groups, "chooses one of several models"),
+            (not base.takes_parts, "has sites that remember the whole of their updates"),
+            (not base.compares_sites, "compares whole updates, and what it leaves out would be in the head"),
+        ):
+            if refused:
+                raise ValueError(
+                    f"base: {type(base).__name__} {why}; allowed: a strategy that only combines replies, "
+                    "such as fedavg, feddisco or multi_factor"
+                )
+
+    def check_layers(self, arrays: Arrays) -> None:
+        """Raises ConfigError when no head travels, or its rows are not one for each class."""
+        missing = [name for name in HEAD if name not in arrays]
+        if missing:
+            raise ConfigError(
+                f"strategy class_weighted_head: {', '.join(missing)} is not among the shared tensors; "
+                "allowed with models whose head travels"
+            )
+        super().check_layers(arrays)
+
+    def begin_task(self, task: TaskStart) -> None:
+        self.check_layers(task.reference)
+        super().begin_task(task)
+
+    def disclosures(self) -> Disclosures:
+        """The base's, and label counts in the clear."""
+        base = self.base.disclosures()
+        uploads = dict.fromkeys((*base.clear_uploads, LABEL_COUNTS))
+        return replace(base, clear_uploads=tuple(uploads))
+
+    def largest_weight(self) -> float:
+        """Raises PrivacyError: a site that alone holds a class decides its row."""
+        raise PrivacyError(
+            "strategy: class_weighted_head weighs a class's row by counts that sites report, so one site's "
+            "influence has no bound; privacy.mode client_central goes with fedavg"
+        )
+
+    # one round, whose exchange is this strategy's own
+
+    train_round = IncrementalStrategy.train_round
+    configure_train = IncrementalStrategy.configure_train
+    aggregate_train = IncrementalStrategy.aggregate_train
+
+    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
+        """The base's requests, which ask for label counts too."""
+        return self.base.requests(replace(request, settings=asking(request.settings, [LABEL_COUNTS])), sites)
+
+    def begin_round(self) -> None:
+        # float64, so that a row times its share of the largest count is not rounded before it is added
+        like = {name: self.reference[name].double() for name in HEAD}
+        self._rows = ExactSum(like, self.sum_grid(float(self.bounds.max_samples)))
+        self._counts: dict[str, list[float]] = {}
+        super().begin_round()
+
+    def fold(self, reply: Admitted) -> None:
+        """Raises Rejected, with nothing added, when the counts are none or the update is too large."""
+        classes = len(self.reference[HEAD[0]])
+        counts = class_samples(reply.metrics.get(LABEL_COUNTS), reply.num_examples, classes)
+        largest = max(counts)
+        if not self._rows.grid.holds(largest, reply.norm):
+            raise Rejected(f"update: norm {reply.norm:.3g} does not fit the sum over the sites")
+        # an update is in the sums of both or of none: the base's refusal comes before anything is added here
+        self.base.fold(reply)
+        update = {name: reply.update[name].double() for name in HEAD}
+        shares = torch.tensor(counts, dtype=torch.float64, device=update[HEAD[0]].device) / largest
+        self._rows.add(by_row(update, shares), largest, reply.norm)
+        self._counts[reply.site] = counts
+
+    def finish_round(self) -> dict[str, Tensor]:
+        """The base's model, with the head's rows by class."""
+        arrays = self.base.finish_round()
+        if not self._counts:
+            return arrays
+        # sums that are rounded once, so that their order does not matter
+        totals = [math.fsum(row) for row in zip(*self._counts.values(), strict=True)]
+        self.outcome.details["class_samples"] = [round(total) for total in totals]
+        for name, row_sums in self._rows.value().items():
+            reference = self.reference[name]
+            found = torch.tensor(totals, dtype=torch.float64, device=reference.device)
+            held = found > 0
+            steps = by_row({name: row_sums.to(reference.device)}, (1 / found).where(held, 0.0))[name]
+            moved = (reference.double() + steps).to(reference.dtype)
+            arrays[name] = torch.where(held.view(-1, *[1] * (moved.dim() - 1)), moved, arrays[name])
+        return arrays
+
+
+def class_samples(reported: object, samples: int, classes: int) -> list[float]:
+    """(M,) samples of each class that a site counts as, which add up to no more than `samples`.
+
+    reported: its label counts; a class that it withholds counts as checked_counts says. samples: what it
+    counts as in the round, once bounded. Raises Rejected for anything but one count for each class.
+    """
+    counts = checked_counts(reported, samples)
+    if len(counts) != classes:
+        raise Rejected(f"label_counts: found {len(counts)} classes, allowed {classes}")
+    total = sum(counts)
+    return [count * min(1.0, samples / total) for count in counts]
+
+
+def by_row(tensors: Mapping[str, Tensor], factors: Tensor) -> dict[str, Tensor]:
+    """Each tensor (M, ...) with row c times factors[c]."""
+    return {name: t * factors.view(-1, *[1] * (t.dim() - 1)) for name, t in tensors.items()}
