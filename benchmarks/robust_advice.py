@@ -130,6 +130,32 @@ def against_accuracy(worst: Found) -> str:
     )
 
 
+def against_backdoors(worst: Found, success: Found) -> str:
+    """What to take against a backdoor where data differ: who keeps it out, and who does so most cheaply."""
+    works = {rule: success.get(f"Dirichlet 0.5: {rule}: backdoor x5", {}) for rule in RULES}
+    costs = {
+        rule: difference(worst.get(f"{DEFAULT}: none"), worst.get(f"{rule}: none"))
+        for rule in RULES
+        if rule != DEFAULT
+    }
+    usual = worst.get(f"{DEFAULT}: none")
+    if not usual or any(len(values) < LEAST_SEEDS for values in works.values()):
+        return "A backdoor where data differ: the tables are not whole yet, so nothing is recommended."
+    out = [rule for rule in RULES if mean(works[rule]) <= SUCCESS_ALLOWED]
+    cheap = [rule for rule in RULES if mean(usual) - mean(worst[f"{rule}: none"]) <= ACCURACY_ALLOWED]
+    best = min(cheap, key=lambda rule: mean(works[rule]))
+    kept_out = (
+        ", ".join(f"{rule}, at {costs.get(rule) or 'no'} points when nobody attacks" for rule in out)
+        or "none"
+    )
+    return fill(
+        f"**A backdoor by one site of five, data that differ.** At most {SUCCESS_ALLOWED:g} % of the triggers "
+        f"work with: {kept_out}. Of the rules that cost at most {ACCURACY_ALLOWED:g} point when nobody attacks, "
+        f"fewest work with **{best}** (`{RULES[best][0]}`): {cell(works[best])} %.",
+        WIDTH,
+    )
+
+
 def verdict(success: Mapping[int, float] | None, attacked: Any, clean: Any) -> str:
     """Whether a backdoor is kept out, and at what accuracy."""
     if not success:
@@ -205,11 +231,14 @@ def robust(read: Callable[[str], Runs]) -> str:
         )
     ]
     worst = accuracy["robust_worst_digits"]
+    works = {**success["robust_backdoor_rules_digits"], **success[digits]}
     return "\n".join(
         [
             against_accuracy(worst),
             "",
-            *rules(worst, {**success["robust_backdoor_rules_digits"], **success[digits]}),
+            against_backdoors(worst, works),
+            "",
+            *rules(worst, works),
             "",
             *colluders(accuracy["robust_colluders_digits"]),
             "",

@@ -4,6 +4,7 @@ from typing import Any
 
 from perennial.benchmarks.robust_advice import (
     against_accuracy,
+    against_backdoors,
     by_row,
     colluders,
     not_told_apart,
@@ -54,6 +55,21 @@ def test_nothing_is_recommended_from_a_table_with_gaps() -> None:
     del worst["median: none"], worst["geometric median: sign flip"][5]
     assert strongest(worst) is None
     assert "nothing is recommended" in against_accuracy(worst)
+
+
+def test_who_keeps_a_backdoor_out_and_at_which_cost() -> None:
+    worst = attacked()
+    worst["multi-Krum of 2: none"], worst["median: none"] = seeds(80), seeds(88)
+    success = {f"Dirichlet 0.5: {rule}: backdoor x5": seeds(60) for rule in RULES}
+    success["Dirichlet 0.5: multi-Krum of 2: backdoor x5"] = seeds(1)
+    success["Dirichlet 0.5: median: backdoor x5"] = seeds(7)
+    success["Dirichlet 0.5: trimmed mean: backdoor x5"] = seeds(20)
+    text = " ".join(against_backdoors(worst, success).split())
+    # the median would let fewer through than the trimmed mean, and costs two points
+    assert "work with: multi-Krum of 2, at +10.0 (+10.0 to +10.0) points when nobody attacks." in text
+    assert "fewest work with **trimmed mean** (`strategy=trimmed_mean`): 20.3 ± 0.2 %" in text
+    del success["Dirichlet 0.5: median: backdoor x5"]
+    assert "nothing is recommended" in against_backdoors(worst, success)
 
 
 def test_a_backdoor_is_kept_out_up_to_five_per_cent() -> None:
