@@ -144,13 +144,11 @@ def against_backdoors(worst: Found, success: Found) -> str:
     out = [rule for rule in RULES if mean(works[rule]) <= SUCCESS_ALLOWED]
     cheap = [rule for rule in RULES if mean(usual) - mean(worst[f"{rule}: none"]) <= ACCURACY_ALLOWED]
     best = min(cheap, key=lambda rule: mean(works[rule]))
-    kept_out = (
-        ", ".join(f"{rule}, at {costs.get(rule) or 'no'} points when nobody attacks" for rule in out)
-        or "none"
-    )
+    kept_out = ", ".join(f"{rule}, at {costs.get(rule) or 'no'} points when nobody attacks" for rule in out)
     return fill(
-        f"**A backdoor by one site of five, data that differ.** At most {SUCCESS_ALLOWED:g} % of the triggers "
-        f"work with: {kept_out}. Of the rules that cost at most {ACCURACY_ALLOWED:g} point when nobody attacks, "
+        "**A backdoor by one site of five, data that differ.** "
+        f"At most {SUCCESS_ALLOWED:g} % of the triggers work with: {kept_out or 'none'}. "
+        f"Of the rules that cost at most {ACCURACY_ALLOWED:g} point when nobody attacks, "
         f"fewest work with **{best}** (`{RULES[best][0]}`): {cell(works[best])} %.",
         WIDTH,
     )
