@@ -136,7 +136,9 @@ def flwr_run_vs_engine(folder: Path) -> Measured:
                     sites, {"experiment": str(experiment), "runs": str(runs), "name": "flwr"}
                 ).seconds
             )
+            # Ray has every core of the machine, and so has the engine
             command = ("run", str(experiment), "--runs", str(runs), "--name", "engine", "--device", "cpu")
+            command += ("--workers", str(len(os.sched_getaffinity(0))))
             ours.append(measured("-m", "perennial.cli.main", *command).seconds)
             for name in ("flwr", "engine"):
                 models.add(json.loads((runs / name / "summary.json").read_text())["model_sha256"])
