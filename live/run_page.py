@@ -364,7 +364,7 @@ def _matrix(state: RunState) -> Markup:
     columns = ("", *(f"task {index + 1}" for index in range(len(state.learnt))))
     numbers = table(columns, rows, "l" + "r" * len(state.learnt), "Accuracy and forgetting of each task")
     return Markup(
-        f'<details id="matrix"><summary>The numbers, and what is forgotten of each task</summary>{numbers}</details>'
+        f'<details id="matrix"><summary>The numbers and the forgetting</summary>{numbers}</details>'
     )
 
 
