@@ -86,9 +86,9 @@ def page(lines: Sequence[dict[str, Any]]) -> str:
         [
             "# The default bounds in honest runs",
             "",
-            f"`python -m perennial.benchmarks.honest_bounds`, {len(lines)} of {len(planned())} short runs, "
-            f"which cover every strategy and every committed experiment but {', '.join(TOO_LARGE)}, which are "
-            f"for a GPU, and {', '.join(NO_DATA)}, which has no data of its own.",
+            f"`python -m perennial.benchmarks.honest_bounds`, {len(lines)} of {len(planned())} short "
+            f"runs, which cover every strategy and every committed experiment but {', '.join(TOO_LARGE)}, "
+            f"which are for a GPU, and {', '.join(NO_DATA)}, which has no data of its own.",
             "",
             f"No run was stopped. Of {replies} replies "
             f"{sum(line['bounds']['scaled'] for line in lines)} were scaled down, "
