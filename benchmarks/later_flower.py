@@ -109,8 +109,8 @@ def as_markdown(found: dict[str, Any]) -> str:
         return f"Flower {found['flwr']} does not install here: {found['why']}\n"
     same = found["names"] - len(found["breaks"])
     lines = [
-        f"Tried with Flower {found['flwr']} in an environment of its own: {same} of {found['names']} names are "
-        f"as in {found['here']}.",
+        f"Tried with Flower {found['flwr']} in an environment of its own: {same} of "
+        f"{found['names']} names are as in {found['here']}.",
         "",
         "| name | there | what it is for | what would replace it |",
         "| --- | --- | --- | --- |",
