@@ -25,6 +25,7 @@ from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
 from tests.live_pages import TOKEN, ask, browser, needs_browser, served, until
 from tests.run_folders import HOSTILE
+from tests.test_live_browser import FAINT, text
 
 RUN = "ab" * 16
 SITE = """
@@ -212,3 +213,23 @@ def test_a_hospital_watches_and_pauses_in_a_browser(site: Path, tmp_path: Path) 
         driver.find_element(By.CSS_SELECTOR, ".ask button").click()
         until(lambda: "every request is refused" in text())
         assert json.loads((state / "paused.json").read_text())["since"][:4] == time.strftime("%Y")
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_hospitals_page_fits_a_phone_and_can_be_read(site: Path, tmp_path: Path, scheme: str) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    phone = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    with pages(site) as address, browser(tmp_path / "profile") as driver:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+        driver.get(address)
+        driver.find_element(By.ID, "token").send_keys(TOKEN, Keys.ENTER)
+        until(lambda: "What has left this building" in text(driver))
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 360
+        faint = driver.execute_script(FAINT)
+        assert not faint, faint
