@@ -82,8 +82,7 @@ def _consolidation() -> Table:
             f"weight {weight:g}, the last {share:.0%} of a task's rounds": (
                 f"learner.consolidation={{weight: {weight:g}, share: {share:g}}}",
             )
-            for weight in (0.1, 1, 10)
-            for share in (0.17, 0.5, 1)
+            for weight, share in ((1, 0.5), (10, 0.5), (0.1, 0.5), (1, 0.17), (1, 1))
         },
     }
     return Table(
