@@ -87,8 +87,8 @@ def page(lines: list[dict[str, Any]]) -> str:
         "# How far a dual backbone falls when a task begins",
         "",
         "`python -m perennial.benchmarks.backbone_jump`. PP-FCIL on digits as in its table, seeds "
-        f"{', '.join(map(str, SEEDS))}: accuracy in per cent of the last model on the server's test set, as it "
-        "is and with the new backbone's features alone, which is what a further task would begin with; and "
+        f"{', '.join(map(str, SEEDS))}: accuracy in per cent of the last model on the server's test set, as "
+        "it is and with the new backbone's features alone, which is what a further task would begin with; and "
         "how far the two are apart, in per cent of the fused features' norm. 95 % t-intervals.",
         "",
         f"| | {' | '.join(heads)} |",
