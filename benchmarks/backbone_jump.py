@@ -88,8 +88,8 @@ def page(lines: list[dict[str, Any]]) -> str:
         "",
         "`python -m perennial.benchmarks.backbone_jump`. PP-FCIL on digits as in its table, seeds "
         f"{', '.join(map(str, SEEDS))}: accuracy in per cent of the last model on the server's test set, as "
-        "it is and with the new backbone's features alone, which is what a further task would begin with; and "
-        "how far the two are apart, in per cent of the fused features' norm. 95 % t-intervals.",
+        "it is and with the new backbone's features alone, which is what a further task would begin with; "
+        "and how far the two are apart, in per cent of the fused features' norm. 95 % t-intervals.",
         "",
         f"| | {' | '.join(heads)} |",
         "| --- " * (len(heads) + 1) + "|",
