@@ -15,7 +15,7 @@ from typing import Any
 from perennial.benchmarks.markdown import age
 from perennial.benchmarks.table import EXPERIMENTS, RESULTS, RESULTS_REVISION, ROOT
 from perennial.benchmarks.tables.feddig import ENCODERS
-from perennial.cli.digest import ATTACK_STEPS, SHOWN, draw_pictures, pictures_of
+from perennial.cli.digest_preview import ATTACK_STEPS, SHOWN, draw_pictures, pictures_of
 from perennial.client.digests import digests_of
 from perennial.client.identity import Identity
 from perennial.client.site import open_site

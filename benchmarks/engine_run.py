@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from flwr.app import Message
 
-from perennial.benchmarks.workloads import write_workload
+from perennial.benchmarks.workloads import failed, write_workload
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.strategies.round.gate import Admitted, Gate
@@ -51,7 +51,7 @@ def main(
             rounds.append(event)
 
     summary = run_in_process(settings, workers, listener, "auto" if cohort == "auto" else int(cohort))
-    if any(event["dropped"] or event["refused"] for event in rounds):
+    if failed(rounds):
         raise RuntimeError(f"a site failed in {workload}: the time means nothing")
     typer.echo(
         json.dumps(

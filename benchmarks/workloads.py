@@ -1,5 +1,6 @@
 """The experiments that benchmarks time, written down once for the engine, the plain loop and Flower."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,14 @@ def write_workload(name: str, folder: Path) -> Path:
     if settings["data"].get("path") == MOVED_DIGITS:
         _write_moved_digits(folder / MOVED_DIGITS)
     return path
+
+
+def failed(rounds: Iterable[Settings]) -> bool:
+    """Whether a site did not do its part, by the journal's lines of rounds: then a time means nothing.
+
+    A site whose update the server left out for where it points has trained and answered like the others.
+    """
+    return any(
+        each["refused"] or any("least_agreement" not in drop["reason"] for drop in each["dropped"])
+        for each in rounds
+    )

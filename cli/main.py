@@ -1,6 +1,5 @@
 """The perennial command; what a command does is imported when it is called."""
 
-import gc
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,9 +7,11 @@ from typing import Annotated, Literal
 import typer
 
 from perennial.cli.deploy import app as deploy
+from perennial.cli.digest import app as digest
+from perennial.cli.pages import serve
 from perennial.cli.site import app as site
 from perennial.foundation.errors import PerennialError
-from perennial.foundation.garbage import permanent
+from perennial.foundation.process_end import ends_in_one_go
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +20,7 @@ app = typer.Typer(
     help="Federated class-incremental learning that hospitals can run.",
 )
 app.add_typer(deploy, name="deploy")
+app.add_typer(digest, name="digest")
 app.add_typer(site, name="site")
 
 
@@ -49,9 +51,9 @@ def run(
     ] = "",
 ) -> None:
     """Run an experiment in the in-process engine."""
-    with permanent():
-        from perennial.cli.run import run_command
+    from perennial.cli.start_up import import_run
 
+    run_command = import_run()
     run_command(experiment, overrides or [], seed, name, runs, workers, device, resume, cohort, track, gpu)
 
 
@@ -158,35 +160,7 @@ def report(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     typer.echo(write_report(run))
 
 
-@app.command()
-def serve(
-    runs: Annotated[Path, typer.Argument(help="folder of run folders")] = Path("runs"),
-    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option()] = 8080,
-    token_file: Annotated[
-        Path | None, typer.Option(help="a token with which people may pause, resume and stop; else read-only")
-    ] = None,
-    certificate: Annotated[Path | None, typer.Option(help="for TLS")] = None,
-    key: Annotated[Path | None, typer.Option(help="of the certificate")] = None,
-    name: Annotated[
-        list[str] | None, typer.Option(help="another name by which browsers ask for these pages; repeat")
-    ] = None,
-    in_container: Annotated[
-        bool, typer.Option(help="the port is published on the host's loopback alone")
-    ] = False,
-    webhook_file: Annotated[
-        Path | None, typer.Option(help="file with an address to tell when a run needs somebody")
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="epsilon of a site in a run; tell when it is nearly spent")
-    ] = None,
-) -> None:
-    """Serve pages that show runs as they happen, and /metrics for Prometheus."""
-    from perennial.cli.serve import serve_command
-
-    serve_command(
-        runs, host, port, token_file, certificate, key, name or [], in_container, webhook_file, budget
-    )
+app.command()(serve)
 
 
 @app.command()
@@ -354,50 +328,14 @@ def attack(
     attack_command(run, victims, steps)
 
 
-digest_app = typer.Typer(no_args_is_help=True, help="Digests that a site may lend.")
-app.add_typer(digest_app, name="digest")
-
-
-@digest_app.callback()
-def digest() -> None:
-    """Digests that a site may lend."""
-
-
-@digest_app.command()
-def preview(
-    site: Annotated[Path, typer.Argument(help="site.yaml")],
-    experiment: Annotated[Path, typer.Option(help="the experiment that asks for digests")],
-    task: Annotated[int, typer.Option(min=1)] = 1,
-    output: Annotated[Path, typer.Option(help="folder for the picture")] = Path("digest-preview"),
-) -> None:
-    """What this site's digests would give away, before it agrees to send them; nothing leaves."""
-    from perennial.cli.digest import preview_command
-
-    typer.echo(preview_command(site, experiment, task, output))
-
-
-@digest_app.command()
-def train_encoder(
-    settings: Annotated[Path, typer.Argument(help="YAML: a data block, and how long to train")],
-    output: Annotated[Path, typer.Argument(help="file to write, .safetensors")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, e.g. seed=2")] = None,
-) -> None:
-    """Train an encoder of digests on public data; its weights reveal something of that data to every site."""
-    from perennial.cli.encoder import train_encoder_command
-
-    typer.echo(train_encoder_command(settings, output, overrides or [], typer.echo))
-
-
 def main() -> None:
     """Entry point: prints a PerennialError as one message; any other error keeps its traceback."""
-    try:
-        app()
-    except PerennialError as error:
-        typer.echo(f"perennial: {error}", err=True)
-        sys.exit(2)
-    finally:
-        # a process that ends gives all its memory back at once; a last search for garbage takes half a second
-        gc.freeze()
+    with ends_in_one_go():
+        try:
+            app()
+        except PerennialError as error:
+            typer.echo(f"perennial: {error}", err=True)
+            sys.exit(2)
 
 
 if __name__ == "__main__":

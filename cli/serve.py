@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.tokens import made_token, read_token
 from perennial.live.guard import Sessions, allowed_hosts, is_loopback
-from perennial.live.notices import Notices, read_address, webhook
+from perennial.live.notices import Notices, Send, read_address, webhook
 from perennial.live.operator import OperatorPages
 from perennial.live.serving import web_server
 
@@ -23,6 +23,7 @@ def serve_command(
     names: list[str],
     in_container: bool,
     webhook_file: Path | None,
+    mail_file: Path | None,
     budget: float | None,
 ) -> None:
     """Serve the operator's pages until interrupted."""
@@ -37,14 +38,34 @@ def serve_command(
         )
     token = None if token_file is None else read_token(token_file)
     sessions = Sessions(token, "perennial", secure=secure)
-    notices = None
-    if webhook_file is not None:
-        notices = Notices(webhook(read_address(webhook_file)), budget)
+    notices = notices_to(webhook_file, mail_file, budget)
     pages = OperatorPages(runs, sessions, everyone=open_to_all, notices=notices)
     listen(pages.app(allowed_hosts(host, names)), host, port, certificate, key)
 
 
-def serve_site_command(path: Path, host: str, port: int, token_file: Path | None, in_container: bool) -> None:
+def notices_to(
+    webhook_file: Path | None, mail_file: Path | None, budget: float | None = None
+) -> Notices | None:
+    """Notices by the ways that files name; None where none does."""
+    sends: list[Send] = []
+    if webhook_file is not None:
+        sends.append(webhook(read_address(webhook_file)))
+    if mail_file is not None:
+        from perennial.live.mail import mail, read_mail_settings
+
+        sends.append(mail(read_mail_settings(mail_file)))
+    return Notices(sends, budget) if sends else None
+
+
+def serve_site_command(
+    path: Path,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    in_container: bool,
+    webhook_file: Path | None,
+    mail_file: Path | None,
+) -> None:
     """Serve a hospital's page until interrupted; everybody has to sign in."""
     from perennial.live.hospital import HospitalPages
 
@@ -53,7 +74,8 @@ def serve_site_command(path: Path, host: str, port: int, token_file: Path | None
     token_file = token_file or path.absolute().parent / "page.token"
     sessions = Sessions(made_token(token_file), "perennial-site", secure=False)
     typer.echo(f"sign in with the word in {token_file}")
-    listen(HospitalPages(path, sessions).app(allowed_hosts(host, [])), host, port)
+    notices = notices_to(webhook_file, mail_file)
+    listen(HospitalPages(path, sessions, notices).app(allowed_hosts(host, [])), host, port)
 
 
 def listen(

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perennial.cli.options import InContainer, MailFile, WebhookFile
+
 if TYPE_CHECKING:
     from perennial.privacy.ledger import Ledger
 
@@ -190,14 +192,14 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(help="the word to sign in with; default: page.token beside site.yaml")
     ] = None,
-    in_container: Annotated[
-        bool, typer.Option(help="the port is published on the host's loopback alone")
-    ] = False,
+    in_container: InContainer = False,
+    webhook_file: WebhookFile = None,
+    mail_file: MailFile = None,
 ) -> None:
     """Serve a page for this hospital: what has left, what was approved, what happens now."""
     from perennial.cli.serve import serve_site_command
 
-    serve_site_command(path, host, port, token_file, in_container)
+    serve_site_command(path, host, port, token_file, in_container, webhook_file, mail_file)
 
 
 @app.command()

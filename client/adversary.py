@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from perennial.client.site import Site
-from perennial.config.experiment import AdversaryKind
+from perennial.config.simulated_sites import AdversaryKind
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 

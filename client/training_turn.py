@@ -22,7 +22,7 @@ from perennial.client.release import check_reply, release_update
 from perennial.client.ring_turn import segment_of, turn_of
 from perennial.client.site import Site
 from perennial.client.training_samples import training_indices
-from perennial.config.experiment import AdversaryKind
+from perennial.config.simulated_sites import AdversaryKind
 from perennial.config.turn import Turn
 from perennial.learning.batches import TrainingSet
 from perennial.learning.bayesian_estimate import NeighbourDistances

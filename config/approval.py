@@ -70,9 +70,9 @@ def code_sha256(root: Path) -> str:
     """
     whole = hashlib.sha256()
     top, files = _files(root)
-    for path in sorted(files, key=lambda file: file.relative_to(top).as_posix()):
+    for name, path in sorted((file.relative_to(top).as_posix(), file) for file in files):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
-        whole.update(f"{content}  {path.relative_to(top).as_posix()}\n".encode())
+        whole.update(f"{content}  {name}\n".encode())
     return whole.hexdigest()
 
 

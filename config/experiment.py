@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -20,7 +20,9 @@ from perennial.config.finished_runs import locate_runs
 from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig, Optimizer
 from perennial.config.methods import with_targets
 from perennial.config.pretraining import PretrainingConfig
+from perennial.config.rounds import RoundsConfig
 from perennial.config.secure import SecureConfig, refuse_what_needs_single_updates, require_shared_noise
+from perennial.config.simulated_sites import AbsenceConfig, AdversaryConfig
 from perennial.config.stopping import StoppingConfig, require_validation
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
@@ -65,54 +67,6 @@ class StrategySpec(BaseModel):
     @property
     def parameters(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
-
-
-class RoundsConfig(Block):
-    """Who takes part in a round, and how long the server waits."""
-
-    fraction: float = Field(default=1.0, gt=0, le=1)
-    """Share of the connected sites that is asked in each round."""
-    quorum: int = Field(default=1, ge=1)
-    """Valid replies without which the round is skipped and the model stays as it was."""
-    deadline: float = Field(default=3600.0, gt=0)
-    """Seconds after which a round goes on without the sites that have not answered."""
-    wait_for: int | None = Field(default=None, ge=1)
-    """Sites that must be connected before the run starts; default: all of them in simulation, 1 otherwise."""
-    join_timeout: float = Field(default=600.0, gt=0)
-    """Seconds to wait for them, and for a quorum of sites to come back when a round finds fewer connected."""
-    asynchronous: bool = Field(default=False, exclude_if=operator.not_)
-    """strategy analytic: a round ends as soon as some site has answered, and a task when all have, after
-    tasks.rounds rounds at most; requests are renewed, and answered whenever a site can."""
-    max_skipped: int = Field(default=3, ge=1)
-    """Skipped rounds in a row after which the run stops with an error (it can be resumed)."""
-
-
-class AbsenceConfig(Block):
-    """One stretch of rounds in which a site does not answer; for simulation."""
-
-    site: str
-    first_round: int = Field(ge=1)
-    last_round: int | None = Field(default=None, ge=1)
-    """None: for good."""
-
-    @model_validator(mode="after")
-    def _ends_after_it_begins(self) -> "AbsenceConfig":
-        if self.last_round is not None and self.last_round < self.first_round:
-            raise ValueError(
-                f"last_round: found {self.last_round}, allowed from first_round, {self.first_round}"
-            )
-        return self
-
-
-AdversaryKind = Literal["free_rider", "label_flip"]
-
-
-class AdversaryConfig(Block):
-    """A site that cheats in every round; for simulation."""
-
-    site: str
-    kind: AdversaryKind
-    """free_rider: returns the model as it came. label_flip: trains with every class called another one."""
 
 
 class Experiment(Block):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from perennial.deploy.flower_seam import (
     ActivateNodeRequest,
     ApiErrorCode,
+    DeactivateNodeRequest,
     FleetStub,
     FlowerError,
     NodeAuthClientInterceptor,
@@ -83,11 +84,9 @@ def check_admission(
     """
     import grpc
 
-    public = key.public_key()
-    interceptors = [RuntimeVersionClientInterceptor("SuperNode"), NodeAuthClientInterceptor(key, public)]
-    channel = create_channel(address, False, authority.read_bytes(), interceptors=interceptors)
-    request = ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=NO_HEARTBEAT)
-    with channel:
+    public = public_key_to_bytes(key.public_key())
+    request = ActivateNodeRequest(public_key=public, heartbeat_interval=NO_HEARTBEAT)
+    with _channel(address, authority, key) as channel:
         try:
             FleetStub(channel).ActivateNode(request, timeout=SECONDS)
         except grpc.RpcError as failed:
@@ -106,3 +105,28 @@ def check_admission(
         return
     reason = refusal.public_details if refusal.public_details in REASONS else refusal.message
     raise StateError(f"{address}: {shown(reason, 600)}")
+
+
+def sign_off(address: str, authority: Path, key: "ec.EllipticCurvePrivateKey", node: int) -> None:
+    """Tell the SuperLink, within SECONDS, that a node of this key is gone; nothing where it knows already.
+
+    node: Flower's id of it. Raises Unreachable when the SuperLink does not answer.
+    """
+    import grpc
+
+    with _channel(address, authority, key) as channel:
+        try:
+            FleetStub(channel).DeactivateNode(DeactivateNodeRequest(node_id=node), timeout=SECONDS)
+        except grpc.RpcError as failed:
+            if failed.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                said = shown(failed.details() or "", 300)
+                raise Unreachable(
+                    f"{address}: no answer to the sign-off of an earlier SuperNode ({said})."
+                ) from failed
+
+
+def _channel(address: str, authority: Path, key: "ec.EllipticCurvePrivateKey") -> Any:
+    """A channel whose requests are signed with a node's key, as those of its SuperNode."""
+    signed = NodeAuthClientInterceptor(key, key.public_key())
+    interceptors = [RuntimeVersionClientInterceptor("SuperNode"), signed]
+    return create_channel(address, False, authority.read_bytes(), interceptors=interceptors)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flwr.cli.install import install_from_fab as install_from_fab
     from flwr.client.mod import secaggplus_mod as secaggplus_mod
     from flwr.common.constant import ErrorCode as ErrorCode
+    from flwr.common.constant import Status as Status
     from flwr.common.serde import message_from_proto as message_from_proto
     from flwr.common.serde import message_to_proto as message_to_proto
     from flwr.common.serde import recorddict_from_proto as recorddict_from_proto
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from flwr.superlink.cli import flwr_serverapp as flwr_serverapp
     from flwr.supernode import start_client_internal as start_client_internal
     from flwr.supernode.cli import flower_supernode as flower_supernode
+    from flwr.supernode.nodestate.in_memory_nodestate import (
+        CLIENT_APP_CRASHED_ERROR as CLIENT_APP_CRASHED_ERROR,
+    )
 
     legacy_types: ModuleType
     recorddict_compat: ModuleType
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
         NodeAuthClientInterceptor as NodeAuthClientInterceptor,
     )
     from flwr.proto.fleet_pb2 import ActivateNodeRequest as ActivateNodeRequest
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest as DeactivateNodeRequest
     from flwr.proto.fleet_pb2_grpc import FleetStub as FleetStub
     from flwr.supercore.constant import NodeStatus as NodeStatus
     from flwr.supercore.error import ApiErrorCode as ApiErrorCode
@@ -84,6 +89,8 @@ _PUBLIC_SERDE = "a public serialisation of Message"
 _ASKS = "a site asks whether the SuperLink would let it in, without connecting"
 _SAYS = "the SuperLink says why it lets a node not in"
 _REASON = "a SuperNode that is told why it is not activated, and a check that does not activate it"
+_LEAVES = "a SuperNode signs off for an earlier one of its site that was killed"
+_BACK = "a SuperLink that lets the holder of a key take its own place back"
 _FORKS = "a ClientApp is forked from a process that has its imports"
 _WARM = "an executor of Flower that keeps ClientApps warm, as it has for other tasks in Kubernetes"
 _YARDSTICK = "a benchmark runs Flower's own SecAgg+ beside ours"
@@ -197,6 +204,7 @@ PRIVATE = {
     "LaunchResult": Private("flwr.supercore.superexec.executor", "LaunchResult", _FORKS, _WARM),
     "TaskType": Private("flwr.supercore.constant", "TaskType", _FORKS, _WARM),
     "ActivateNodeRequest": Private("flwr.proto.fleet_pb2", "ActivateNodeRequest", _ASKS, _REASON),
+    "DeactivateNodeRequest": Private("flwr.proto.fleet_pb2", "DeactivateNodeRequest", _LEAVES, _BACK),
     "FleetStub": Private("flwr.proto.fleet_pb2_grpc", "FleetStub", _ASKS, _REASON),
     "NodeAuthClientInterceptor": Private(
         "flwr.client.grpc_rere_client.node_auth_client_interceptor",
@@ -216,6 +224,18 @@ PRIVATE = {
     "NodeStatus": Private("flwr.supercore.constant", "NodeStatus", _SAYS, _REASON),
     "fleet_message_handler": Private(
         "flwr.server.superlink.fleet.message_handler.message_handler", "", _SAYS, _REASON
+    ),
+    "CLIENT_APP_CRASHED_ERROR": Private(
+        "flwr.supernode.nodestate.in_memory_nodestate",
+        "CLIENT_APP_CRASHED_ERROR",
+        "the answer for a ClientApp that ended while it handed its reply over",
+        "the same SuperNode",
+    ),
+    "Status": Private(
+        "flwr.common.constant",
+        "Status",
+        "whether a ClientApp still hands its reply over",
+        "the same SuperNode",
     ),
     "iterate_object_tree": Private(
         "flwr.supercore.inflatable.inflatable_object",

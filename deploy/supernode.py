@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.config.site import Connection, SiteConfig, load_site_config
-from perennial.deploy.admission import check_admission
+from perennial.deploy.admission import check_admission, sign_off
 from perennial.deploy.approval import ApprovedApp, approved_apps, require_read_only
 from perennial.deploy.certificates import Validity, read_validity
 from perennial.deploy.handshake import Unreachable, check_handshake
 from perennial.deploy.health import check_health
 from perennial.deploy.keys import fingerprint, public_line, read_node_key
+from perennial.deploy.predecessor import left_node
 from perennial.foundation.errors import ConfigError, StateError
 
 log = logging.getLogger("perennial.site")
@@ -98,7 +99,15 @@ def check_superlink(setup: SiteSetup) -> None:
     authority, address = setup.path(setup.connection.ca), setup.connection.superlink
     check_handshake(address, authority)
     key = read_node_key(setup.path(setup.connection.key))
-    check_admission(address, authority, key, connected=runs_here(setup.connection))
+    own_place = runs_here(setup.connection) or left_node(setup.config.state_dir) is not None
+    check_admission(address, authority, key, connected=own_place)
+
+
+def take_place_back(setup: SiteSetup) -> None:
+    """Sign off for this site's last SuperNode if it was killed. Raises Unreachable."""
+    if (node := left_node(setup.config.state_dir)) is not None:
+        key = read_node_key(setup.path(setup.connection.key))
+        sign_off(setup.connection.superlink, setup.path(setup.connection.ca), key, node)
 
 
 def ports_in_words(connection: Connection) -> str:
@@ -129,6 +138,7 @@ def start_supernode(path: Path) -> None:
     require_free_ports(connection)
     try:
         check_superlink(setup)
+        take_place_back(setup)
     except Unreachable as problem:
         log.warning("%s The SuperNode keeps trying.", problem)
     home = setup.path(connection.flower_home)

@@ -2,18 +2,19 @@
 
 Flower 1.39 tells the SuperLink of a reply as soon as the ClientApp begins to hand it over. Where the
 ClientApp is killed before the last part, the SuperNode waits for that part for ever and answers nothing more,
-and the server's own exchange stands still for minutes. Here the SuperNode waits first, gives up after a
-while, and goes on with the next request; the server sees a site that did not answer.
+and the server's own exchange stands still for minutes. Here the SuperNode waits first, gives up when the
+ClientApp has ended, tells the server so, and goes on with the next request.
 """
 
+import copy
 import datetime
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,21 @@ from perennial.config.approval import read_approvals
 from perennial.config.site import load_site_config
 from perennial.deploy.child_watch import end_with_child
 from perennial.deploy.flower_seam import (
+    CLIENT_APP_CRASHED_ERROR,
     ErrorCode,
     ObjectStore,
+    Status,
     flower_supernode,
     give_own,
     iterate_object_tree,
+    make_message,
     start_client_internal,
     supernode_heartbeat,
 )
 from perennial.deploy.fork_server import FIRST_WAIT
+from perennial.deploy.predecessor import note_node, place
 from perennial.deploy.superexec_process import KILLED, WAKE
+from perennial.foundation.files import sole_owner
 from perennial.foundation.heartbeat import beating, renew
 from perennial.strategies.round.queries import NOT_APPROVED
 
@@ -57,28 +63,54 @@ log = logging.getLogger("perennial.site")
 Send = Callable[[Any, Any, float], Any]
 
 
-def wait_until_complete(store: ObjectStore, tree: Any) -> None:
-    """Return once the store has every object of tree. Raises TimeoutError after PATIENCE without the next."""
+def wait_until_complete(store: ObjectStore, tree: Any, goes_on: Callable[[], bool]) -> None:
+    """Return once the store has every object of tree.
+
+    goes_on: whether somebody still hands objects over. Raises TimeoutError when nobody does and one is
+    missing, or after PATIENCE without the next.
+    """
     for node in iterate_object_tree(tree):
         until = time.monotonic() + PATIENCE
-        while store.get(node.object_id) == b"":
-            if time.monotonic() > until:
+        while True:
+            # before the look, since a ClientApp ends after the last object
+            more = goes_on() and time.monotonic() < until
+            if store.get(node.object_id) != b"":
+                break
+            if not more:
                 raise TimeoutError("the ClientApp ended before it had handed over the whole reply")
             time.sleep(POLL)
 
 
 def send_whole_replies() -> None:
-    """Let the SuperNode of this process send whole replies only."""
+    """Let the SuperNode of this process send whole replies only, and an error in place of any other."""
     push_messages = start_client_internal._push_messages
 
     def push_whole_messages(state: Any, object_store: ObjectStore, send: Send, push_object: Any) -> None:
+        broken: list[Message] = []
+
+        def goes_on() -> bool:
+            return bool(state.get_tasks(statuses=[Status.STARTING, Status.RUNNING]))
+
         def send_when_complete(message: Any, tree: Any, runtime: float) -> Any:
-            wait_until_complete(object_store, tree)
+            try:
+                wait_until_complete(object_store, tree, goes_on)
+            except TimeoutError:
+                broken.append(message)
+                raise
             return send(message, tree, runtime)
 
         push_messages(state, object_store, send_when_complete, push_object)
+        for message in broken:
+            start_client_internal._insert_message(in_place_of(message), state, object_store)
+        if broken:
+            push_messages(state, object_store, send, push_object)
 
     start_client_internal._push_messages = push_whole_messages
+
+
+def in_place_of(reply: Message) -> Message:
+    """What Flower answers for a ClientApp that has stopped, with the metadata of a reply."""
+    return make_message(metadata=copy.copy(reply.metadata), error=CLIENT_APP_CRASHED_ERROR)
 
 
 def refuse_unapproved_apps(site: Path) -> None:
@@ -257,6 +289,19 @@ def note_answers(path: Path) -> None:
     supernode_heartbeat.HeartbeatSender._heartbeat = beat_and_note
 
 
+def note_own_node(state_dir: Path) -> None:
+    """Let the SuperNode of this process record its node, for the next one if this one is killed."""
+    connect = start_client_internal._init_connection
+
+    @contextmanager
+    def connect_and_note(**settings: Any) -> Iterator[Any]:
+        with connect(**settings) as connection:
+            note_node(state_dir, connection[0])
+            yield connection
+
+    start_client_internal._init_connection = connect_and_note
+
+
 if __name__ == "__main__":
     site = Path(sys.argv.pop(1))
     beat_often()
@@ -268,5 +313,6 @@ if __name__ == "__main__":
     end_with_child(start_client_internal, "flower-superexec", instead=superexec, inherits=[wake, killed])
     state = load_site_config(site).state_dir
     note_answers(state / ANSWERED)
-    with beating(state / ALIVE):
+    note_own_node(state)
+    with sole_owner(place(state), "the SuperNode"), beating(state / ALIVE):
         flower_supernode()

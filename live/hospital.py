@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 
@@ -23,9 +24,12 @@ from perennial.live.board import Board
 from perennial.live.guard import Guard, Session, Sessions, read_form
 from perennial.live.markup import STATIC, confirm, page, panel
 from perennial.live.metrics import CONTENT_TYPE, exposition, gauge
+from perennial.live.notices import Notices
 from perennial.live.signing_in import answer_sign_in, answer_sign_out, error_page, signed_in_words
 from perennial.live.site_page import PANELS
 from perennial.live.site_state import SiteState
+from perennial.live.site_warnings import warnings_of_site
+from perennial.live.warnings import Warned
 from perennial.server.report.markup import Markup, escape, join
 
 REFUSED = ".refused"
@@ -71,12 +75,13 @@ TITLES = {
 
 
 class HospitalPages:
-    """The page of one site.yaml."""
+    """The page of one site.yaml. notices: told its warnings every few seconds; None: nobody is told."""
 
-    def __init__(self, path: Path, sessions: Sessions) -> None:
+    def __init__(self, path: Path, sessions: Sessions, notices: Notices | None = None) -> None:
         self.state = SiteState(path)
         self.board = Board(self._look, self._draw)
         self._sessions = sessions
+        self._notices = notices
         self._turn = threading.Lock()
         self._undrawn = True
 
@@ -91,7 +96,21 @@ class HospitalPages:
             *(Route(f"/{action}", self.act, methods=["GET", "POST"]) for action in TITLES),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        return Guard(Starlette(routes=routes, exception_handlers={HTTPException: error_page}), hosts)
+        handlers = {HTTPException: error_page}
+        return Guard(Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers), hosts)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        task = None if self._notices is None else asyncio.create_task(self._tell(self._notices))
+        yield
+        if task is not None:
+            task.cancel()
+
+    async def _tell(self, notices: Notices) -> None:
+        while True:
+            await asyncio.to_thread(self._look)
+            notices.take_site(self.state.config.site, await asyncio.to_thread(self._warned))
+            await asyncio.sleep(2.0)
 
     async def index(self, request: Request) -> Response:
         """The page."""
@@ -192,6 +211,10 @@ class HospitalPages:
         with self._turn:
             self._undrawn |= self.state.read()
             return self._undrawn
+
+    def _warned(self) -> list[Warned]:
+        with self._turn:
+            return list(warnings_of_site(self.state))
 
     def _draw(self) -> dict[str, Markup]:
         with self._turn:

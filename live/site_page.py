@@ -13,11 +13,12 @@ from perennial.foundation.errors import PerennialError
 from perennial.live.charts import meter
 from perennial.live.run_page import pill, short_time, since
 from perennial.live.site_state import SiteState, left_in_words
+from perennial.live.site_warnings import NEARLY, warnings_of_site
 from perennial.live.tail import plain
+from perennial.live.warnings import warned_markup
 from perennial.server.report.markup import MISSING, Markup, element, escape, join, plural, size, table
 
 SHOWN = 50
-NEARLY = 0.8
 
 
 def headline(state: SiteState) -> Markup:
@@ -52,45 +53,7 @@ def story(state: SiteState) -> Markup:
 
 def warnings(state: SiteState) -> Markup:
     """What the hospital has to decide or mend."""
-    found = [("critical", problem, "") for problem in state.problems]
-    if not state.alive:
-        found.append(
-            (
-                "critical",
-                "The SuperNode gives no sign of life.",
-                "Look at its container or unit; perennial site check says what is wrong.",
-            )
-        )
-    if state.alive and not state.connected:
-        silence = "" if state.answered is None else f" since {short_time(state.answered)}"
-        why = state.obstacle or "From here it can be reached, and would let this site in."
-        remedy = "" if state.obstacle else "Look at the SuperNode's log."
-        found.append(
-            ("warning", f"The SuperLink has not answered this site's SuperNode{silence}. {why}", remedy)
-        )
-    elif state.obstacle:
-        found.append(("warning", state.obstacle, ""))
-    _, share = left_in_words(state.epsilon, state.limit)
-    if state.limit is not None and share >= NEARLY:
-        words = "is spent: requests are refused" if share >= 1 else "is nearly spent"
-        found.append(
-            ("warning", f"The lifetime budget {words}.", "policy.max_epsilon of site.yaml is its limit.")
-        )
-    if state.consent.paused:
-        found.append(("warning", f"Paused since {state.consent.paused}: every request is refused.", ""))
-    for offer in state.offered:
-        found.append(("warning", f"{offer.name} waits for a decision.", "It is listed below."))
-    recent = [one for one in state.asked if one.ended in ("refused", "failed")][-200:]
-    reasons = Counter(one.reason for one in recent if time.time() - one.began < 86400)
-    for reason, count in reasons.most_common(5):
-        found.append(("warning", f"{plural(count, 'request')} not answered in a day: {reason}", ""))
-    if not found:
-        return Markup('<p class="calm">Nothing needs attention.</p>')
-    items = "".join(
-        f'<li class="{grade}"><strong>{escape(text)}</strong> {escape(remedy)}</li>'
-        for grade, text, remedy in found
-    )
-    return Markup(f'<h2 class="unseen">Needs attention</h2><ul class="warnings">{items}</ul>')
+    return warned_markup(list(warnings_of_site(state)))
 
 
 def figures(state: SiteState) -> Markup:

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 
 from perennial.config.experiment import Experiment
 from perennial.config.run import CohortPlan, RunSettings
+from perennial.foundation.disk_writes import DiskWrites
 from perennial.foundation.registered import NODES, RECEIPTS_KEY
 from perennial.learning.batches import TrainingSet
 from perennial.learning.device import choose_device
@@ -106,6 +107,7 @@ def assemble(
         grid = ParcelGrid(grid)
     if engine == "grpc" and (path.parents[1] / RECEIPTS_KEY).exists():
         grid = ReceiptGrid(grid, path.parents[1], registered, lambda text: journal.write("note", text=text))
+    protected = experiment.privacy.enabled or experiment.secure is not None
     curriculum = Curriculum(
         grid,
         experiment,
@@ -117,5 +119,7 @@ def assemble(
         test,
         registered,
         patient=engine == "grpc",
+        # a request is itself a release: it leaves when what it cost is on the disk, unless nothing leaves
+        disk_writes=DiskWrites() if engine == "in-process" and not protected else None,
     )
     return ReadyRun(curriculum, facts.sites, folder, engine, facts.inputs, measured_on)

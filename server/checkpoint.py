@@ -84,9 +84,10 @@ class Checkpoint:
     class_means: Tensor | None = None
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, durable: bool = True) -> None:
     """Replace the run's checkpoint.
 
+    durable: False leaves it to the caller to flush LATEST, before the next checkpoint.
     Raises StateError when it cannot be written; the one before stays valid.
     """
     tensors = {f"model/{name}": tensor for name, tensor in checkpoint.arrays.items()}
@@ -110,7 +111,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     data = save(tensors, {"facts": json.dumps(facts)})
     if (folder / LATEST).exists():
         _keep_latest(folder)
-    replace_file(folder / LATEST, data)
+    replace_file(folder / LATEST, data, durable=durable)
 
 
 def load_checkpoint(folder: Path) -> tuple[Checkpoint, str]:

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
+from perennial.foundation.disk_writes import DiskWrites
 from perennial.learning.batches import TrainingSet
 from perennial.learning.worth import Scores
 from perennial.protocol.tensors import content_sha256
 from perennial.server.attendance import Attendance
 from perennial.server.central_privacy import CentralPrivacy
-from perennial.server.checkpoint import Checkpoint, load_previous, save_checkpoint, save_previous
+from perennial.server.checkpoint import LATEST, Checkpoint, load_previous, save_checkpoint, save_previous
 from perennial.server.evaluation import Counts, Judge, evaluate_centrally
 from perennial.server.global_model import GlobalModel
 from perennial.server.history import History
@@ -52,6 +53,7 @@ class Curriculum:
     test: the server's test samples of all classes, or None.
     registered: the operator's record of nodes and names, or None.
     patient: whether the run waits for sites that are away, and does not end.
+    disk_writes: brings checkpoints to the disk beside the next round; None: a round ends with its own there.
     """
 
     def __init__(
@@ -66,10 +68,11 @@ class Curriculum:
         test: TrainingSet | None,
         registered: Path | None = None,
         patient: bool = False,
+        disk_writes: DiskWrites | None = None,
     ) -> None:
         self.experiment, self.registry, self.schedule = experiment, registry, registry.schedule
         self.model, self.strategy, self.test = model, strategy, test
-        self.folder, self.journal = folder, journal
+        self.folder, self.journal, self._disk_writes = folder, journal, disk_writes
         self._wishes = Wishes(folder.path, journal.write)
         self._grid = WatchedGrid(
             grid,
@@ -130,6 +133,8 @@ class Curriculum:
             self._finish_task(task)
         self.progress.finished = True
         self._save()
+        if self._disk_writes is not None:
+            self._disk_writes.wait()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         progress = self.progress
@@ -324,7 +329,13 @@ class Curriculum:
         now = time.monotonic()
         self.progress.seconds += now - self._clock
         self._clock = now
-        self.progress.journal_position = self.journal.durable_position()
+        writes = self._disk_writes
+        if writes is None:
+            self.progress.journal_position = self.journal.durable_position()
+        else:
+            # the checkpoint that becomes the second newest is on the disk before the newest is replaced
+            writes.wait()
+            self.progress.journal_position = self.journal.position()
         checkpoint = Checkpoint(
             self.progress,
             self._settings,
@@ -332,4 +343,6 @@ class Curriculum:
             self.strategy.state_dict(),
             self.class_means,
         )
-        save_checkpoint(self.folder.checkpoint_folder, checkpoint)
+        save_checkpoint(self.folder.checkpoint_folder, checkpoint, durable=writes is None)
+        if writes is not None:
+            writes.begin([self.journal.path, self.folder.checkpoint_folder / LATEST])

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 
@@ -20,15 +20,8 @@ class ForwardingGrid(Grid):
     def run(self) -> Any:
         return self._grid.run
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+    def create_message(self, *arguments: Any, **named: Any) -> Message:
+        return self._grid.create_message(*arguments, **named)
 
     def get_node_ids(self) -> Iterable[int]:
         return self._grid.get_node_ids()

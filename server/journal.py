@@ -49,9 +49,18 @@ class Journal:
                 "their rounds count in the model and the results, and are missing here and in metrics.csv",
             )
 
+    @property
+    def path(self) -> Path:
+        """The journal's file."""
+        return self._path
+
+    def position(self) -> int:
+        """Bytes written."""
+        return self._file.tell()
+
     def durable_position(self) -> int:
         """Bytes written, all of them on the disk now: what a checkpoint may remember."""
-        position = self._file.tell()
+        position = self.position()
         if self._durable != position:
             with self._failure_named():
                 os.fsync(self._file.fileno())

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perennial.benchmarks.loopback import Deployment, digit_folders, free_ports
+from perennial.benchmarks.loopback import ENTERED, Deployment, digit_folders, free_ports
 from perennial.benchmarks.split_keys import split_key_of
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.privacy.receipts import ReceiptBook, read_receipt_key
 from perennial.server.summary import hashes_of
+from tests.live_pages import until
 
 SITES = ["graz", "linz"]
 CLASSES = [f"digit-{digit}" for digit in range(10)]
@@ -131,6 +132,17 @@ def test_a_check_proves_the_key_and_leaves_a_supernode_that_runs_alone(federatio
     (copy / "site.yaml").write_text(yaml.safe_dump(content))
     said = federation.perennial("site", "check", copy / "site.yaml", fails=True)
     assert "another SuperNode is connected with this key" in said and "the key was copied" in said
+
+
+def test_a_supernode_that_was_killed_is_let_in_again_by_its_next_start(federation: Deployment) -> None:
+    federation.wait_for_log("graz", ENTERED)
+    before = federation.log("graz").count(ENTERED)
+    federation.kill("graz")
+    said = federation.perennial("site", "check", federation.site_file("graz"))
+    assert "knows its key" in said
+    federation.start_site("graz")
+    until(lambda: federation.log("graz").count(ENTERED) > before, 60)
+    assert federation.running("graz") and "305" not in federation.log("graz")
 
 
 def test_a_revoked_site_and_a_stranger_are_shut_out(federation: Deployment) -> None:

@@ -11,7 +11,7 @@ import torch
 import yaml
 from flwr.app import Context, Message, RecordDict
 
-from perennial.cli.digest import preview_command
+from perennial.cli.digest_preview import preview_command
 from perennial.client.app import app as client_app
 from perennial.client.digests import answer_digest, withdrawal
 from perennial.client.identity import Identity

@@ -160,3 +160,38 @@ def test_a_bundle_that_is_not_unpacked_is_left_to_flower(server: Server) -> None
     server.channel.send(json.dumps(request).encode())
     again = server.ask()
     assert again["parent"] == stranger and not (server.folder / "never").exists()
+
+
+LEAVING = """
+import atexit, os, sys
+from pathlib import Path
+from perennial.deploy.fork_server import leave_after
+
+class Left:
+    def __del__(self):
+        Path("left").write_text("taken apart")
+
+def work():
+    globals()["left"] = Left()
+    atexit.register(Path("exit").write_text, "called")
+    print("said", end="")
+    {ending}
+
+if not (process := os.fork()):
+    leave_after(work)
+print(" status", os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [("pass", 0), ("sys.exit()", 0), ("sys.exit(3)", 3), ("sys.exit('a sentence')", 1), ("1 / 0", 1)],
+)
+def test_a_forked_process_ends_without_taking_the_interpreter_apart(
+    tmp_path: Path, ending: str, status: int
+) -> None:
+    command = [sys.executable, "-c", LEAVING.format(ending=ending)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"said status {status}\n"
+    assert ("ZeroDivisionError" in done.stderr) == ("/" in ending)
+    assert (tmp_path / "exit").exists() and not (tmp_path / "left").exists()

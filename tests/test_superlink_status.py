@@ -147,7 +147,7 @@ def test_the_end_of_the_certificate_is_told_in_time(days: float, grade: str, wor
 
 def test_each_cause_is_told_once_and_again_after_it_was_gone() -> None:
     sent: list[dict[str, Any]] = []
-    notices = Notices(sent.append)
+    notices = Notices([sent.append])
     good, ends = SuperLinkStatus(0.0, time.time() + YEAR, {"linz": None}), time.time() + YEAR
     for silence in (9.0, 12.0, 15.0):
         notices.take_superlink(SuperLinkStatus(silence, ends, {"linz": 1.0}))

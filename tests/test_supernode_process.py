@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import get_object_id
+from flwr.supercore.inflatable.inflatable_object import get_object_id, get_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
@@ -46,6 +46,9 @@ class State:
 
     def delete_messages(self, message_ids: list[str]) -> None:
         self.deleted = True
+
+    def get_tasks(self, statuses: list[str]) -> list[str]:
+        return ["the ClientApp"]
 
 
 @pytest.fixture
@@ -96,16 +99,64 @@ def test_nothing_of_a_reply_is_sent_before_all_of_it_is_there(
     assert sent[0] == "message" and sorted(sent[1:]) == ["first part", "root", "second part"]
 
 
-def test_a_reply_whose_author_is_dead_is_given_up(
-    handed_over: tuple[InMemoryObjectStore, ObjectTree], monkeypatch: pytest.MonkeyPatch
+def handing_over() -> tuple[InMemoryNodeState, InMemoryObjectStore, str]:
+    """A ClientApp that has announced its reply and handed nothing of it over; its token."""
+    set_task_identity()
+    store = InMemoryObjectStore(verify=False)
+    state = InMemoryNodeState(store)
+    state.set_node_id(7)
+    task = state.create_task(task_type="flwr-clientapp", run_id=1)
+    assert task is not None
+    token = state.claim_task(task)
+    assert token is not None and state.activate_task(task)
+    message = Message(RecordDict(), 7, "train")
+    message.metadata.__dict__["_run_id"] = 1
+    start_client_internal._insert_message(message, state, store)
+    (fetched,) = state.get_messages(run_ids=[1], is_reply=False)
+    reply = Message(RecordDict(), reply_to=fetched)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    state.store_message(reply)
+    store.preregister(1, get_object_tree(reply))
+    return state, store, token
+
+
+@pytest.mark.parametrize("how", ["killed", "ended without it", "silent"])
+def test_an_error_is_sent_in_place_of_a_reply_whose_author_is_dead(
+    how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, tree = handed_over
-    store.put(get_object_id(PARTS[0]), PARTS[0])
-    monkeypatch.setattr(supernode_process, "PATIENCE", 0.2)
-    sent: list[str] = []
-    state = push(store, tree, sent)
-    assert sent == [] and state.deleted
-    assert tree.object_id not in store
+    monkeypatch.setattr(start_client_internal, "_push_messages", start_client_internal._push_messages)
+    send_whole_replies()
+    state, store, token = handing_over()
+    sent: list[Message] = []
+    pushed: list[str] = []
+
+    def send(message: Message, tree: ObjectTree, runtime: float) -> tuple[set[str], str]:
+        sent.append(message)
+        return {tree.object_id}, "session"
+
+    def push_object(run: int, session: str, name: str, content: bytes) -> None:
+        pushed.append(name)
+
+    if how == "silent":
+        monkeypatch.setattr(supernode_process, "PATIENCE", 0.2)
+    turn = threading.Thread(
+        target=start_client_internal._push_messages, args=(state, store, send, push_object)
+    )
+    turn.start()
+    if how != "silent":
+        time.sleep(0.3)
+        assert not sent and turn.is_alive()
+    if how == "killed":
+        let_token_expire(state, token)
+    elif how == "ended without it":
+        task = state.get_task_by_token(token)
+        assert task is not None and state.finish_task(task.task_id, "failed", "")
+    turn.join(timeout=10)
+    (error,) = sent
+    assert error.has_error() and "stopped responding" in (error.error.reason or "")
+    assert error.metadata.run_id == 1 and error.metadata.reply_to_message_id
+    assert pushed == [error.metadata.message_id]
+    assert not state.msg_store
 
 
 def test_an_app_that_was_not_approved_is_one_sentence_once(

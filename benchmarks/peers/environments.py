@@ -20,7 +20,7 @@ def python_of(name: str, requirements: Sequence[str], folder: Path = FOLDER) -> 
     Raises RuntimeError with pip's last words where they cannot be installed; what was begun is made anew the
     next time.
     """
-    wanted = [f"torch=={version('torch').split('+')[0]}", *requirements]
+    wanted = [*(f"{own}=={version(own).split('+')[0]}" for own in ("torch", "numpy")), *requirements]
     place = folder / name
     python, done = place / "bin" / "python", place / "installed"
     stamp = hashlib.sha256("\n".join(wanted).encode()).hexdigest()

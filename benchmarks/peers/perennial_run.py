@@ -3,22 +3,20 @@
 Prints what the other adapters print; the steps are those that sites tell, counted where replies are checked.
 """
 
-import gc
 import json
 import sys
 from pathlib import Path
 
 from perennial.cli.main import app
-from perennial.foundation.garbage import permanent
-
-with permanent():
-    from perennial.benchmarks.workloads import write_workload
-    from perennial.cli.run import run_command
-    from perennial.strategies.round.gate import Gate
+from perennial.cli.start_up import import_run
+from perennial.foundation.process_end import ends_in_one_go
 
 
 def main(workload: str, runs: Path, options: list[str]) -> None:
-    assert run_command
+    import_run()
+    from perennial.benchmarks.workloads import failed, write_workload
+    from perennial.strategies.round.gate import Gate
+
     steps, admit = 0, Gate.admit
 
     def counted(self: Gate, *arguments: object) -> object:
@@ -33,7 +31,7 @@ def main(workload: str, runs: Path, options: list[str]) -> None:
     folder = runs / "timed"
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     rounds = [event for event in events if event["event"] == "round"]
-    if any(event["dropped"] or event["refused"] for event in rounds):
+    if failed(rounds):
         raise RuntimeError(f"a site failed in {workload}: the time means nothing")
     found = {
         "seconds": sum(event["seconds"] for event in rounds),
@@ -44,6 +42,6 @@ def main(workload: str, runs: Path, options: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
     # as the command's own entry point does
-    gc.freeze()
+    with ends_in_one_go():
+        main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

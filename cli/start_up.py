@@ -1,0 +1,17 @@
+"""How `perennial run` imports what it needs: half of a short run is imports."""
+
+from collections.abc import Callable
+
+from perennial.foundation.garbage import permanent
+from perennial.foundation.torch_import import importing_torch
+
+
+def import_run() -> Callable[..., None]:
+    """cli/run.py's run_command, with everything that a run needs."""
+    with permanent():
+        with importing_torch():
+            import perennial.cli.live
+            import perennial.config.experiment
+            import perennial.server.report.write  # noqa: F401
+        from perennial.cli.run import run_command
+    return run_command

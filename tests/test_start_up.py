@@ -1,0 +1,99 @@
+"""How `perennial run` begins and ends: PyTorch without its compiler's rules until asked, an end in one go."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from perennial.foundation.torch_import import TRIED
+
+ROOT = Path(__file__).resolve().parents[1]
+START = "from perennial.cli.start_up import import_run; import_run()\n"
+tried = pytest.mark.skipif(not torch.__version__.startswith(TRIED), reason="another PyTorch comes in whole")
+
+
+def ended(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    own = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
+
+
+def lines(code: str) -> list[str]:
+    done = ended(code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@tried
+def test_the_rules_for_shapes_wait_and_training_does_not_miss_them() -> None:
+    found = lines(
+        START + "import sys, torch\n"
+        "torch.Generator().manual_seed(1)\n"
+        "layer = torch.nn.Conv2d(1, 2, 3)\n"
+        "layer(torch.rand(1, 1, 4, 4)).sum().backward()\n"
+        "torch.nn.Linear(3, 4, device='meta')\n"
+        "print('torch._decomp' in sys.modules, layer.weight.grad is not None)"
+    )
+    assert found == ["False True"]
+
+
+USE = "print(torch.linalg.cholesky_ex(torch.empty(3, 3, device='meta'))[0].shape)"
+
+
+@tried
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "import torch._dynamo",
+        "torch._meta_registrations.meta_bmm",
+        "from perennial.foundation.plugins import load; load('model', 'json:loads', 'model')",
+    ],
+)
+def test_whoever_needs_the_rules_gets_them(asked: str) -> None:
+    found = lines(START + f"import sys, torch\n{asked}\nprint('torch._decomp' in sys.modules)\n{USE}")
+    assert found == ["True", "torch.Size([3, 3])"]
+
+
+def test_a_torch_that_is_there_already_stays_as_it_is() -> None:
+    found = lines("import sys, torch\n" + START + "print('torch._decomp' in sys.modules)")
+    assert found == ["True"]
+
+
+END = """
+import atexit, logging, sys, threading, time
+from perennial.foundation.process_end import ends_in_one_go
+
+class Object:
+    def __del__(self):
+        print("destroyed")
+
+kept = [Object()]
+kept.append(kept)
+with ends_in_one_go():
+    atexit.register(print, "exit function")
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+    print("done", end=" ")
+"""
+
+
+def test_an_end_in_one_go_waits_for_threads_and_exit_functions_and_destroys_nothing() -> None:
+    done = ended(END)
+    assert (done.returncode, done.stdout.split()) == (0, ["done", "thread", "exit", "function"])
+
+
+@pytest.mark.parametrize(
+    ("last", "code"), [("sys.exit(3)", 3), ("sys.exit()", 0), ("sys.exit('words')", 1), ("1 / 0", 1)]
+)
+def test_the_exit_code_is_the_one_that_it_would_have_been(last: str, code: int) -> None:
+    done = ended(END + f"    {last}\n")
+    assert done.returncode == code
+    assert ("words" in done.stderr) == ("words" in last) and ("ZeroDivision" in done.stderr) == ("/" in last)
+
+
+def test_the_command_ends_with_the_code_of_an_error() -> None:
+    begun = "import sys; sys.argv = ['perennial', 'run', 'nowhere.yaml']\n"
+    done = ended(begun + "from perennial.cli.main import main; main()")
+    assert done.returncode == 2 and done.stderr.startswith("perennial: ")
