@@ -136,7 +136,9 @@ def flwr_run_vs_engine(folder: Path) -> Measured:
                     sites, {"experiment": str(experiment), "runs": str(runs), "name": "flwr"}
                 ).seconds
             )
+            # Ray has every core of the machine, and so has the engine
             command = ("run", str(experiment), "--runs", str(runs), "--name", "engine", "--device", "cpu")
+            command += ("--workers", str(len(os.sched_getaffinity(0))))
             ours.append(measured("-m", "perennial.cli.main", *command).seconds)
             for name in ("flwr", "engine"):
                 models.add(json.loads((runs / name / "summary.json").read_text())["model_sha256"])
@@ -206,6 +208,18 @@ FIGURES: dict[str, Figure] = {
         "at most",
         0.75,
         engine_vs_plain_loop("w2", 5, cohort="auto"),
+    ),
+    "two_workers_cohorts_vs_plain_loop_w1": Figure(
+        "rounds of W1 with `--cohort auto --workers 2`: engine over a plain PyTorch loop",
+        "at most",
+        0.42,
+        engine_vs_plain_loop("w1", 5, workers=2, cohort="auto"),
+    ),
+    "two_workers_cohorts_vs_plain_loop_w2": Figure(
+        "rounds of W2 with `--cohort auto --workers 2`: engine over a plain PyTorch loop",
+        "at most",
+        0.55,
+        engine_vs_plain_loop("w2", 5, workers=2, cohort="auto"),
     ),
     "two_workers_vs_one": Figure("rounds of W1: two workers over one", "at most", 0.65, two_workers_vs_one),
     "flwr_run_vs_engine": Figure(

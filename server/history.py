@@ -6,7 +6,7 @@ from typing import Any
 from perennial.server.evaluation import Counts
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies, unbalanced
 from perennial.server.site_counts import ALL_SITES, SiteCounts, in_words, possible
-from perennial.server.stopped import signs_of_stopping
+from perennial.server.stopped import LossCourse, signs_of_stopping
 from perennial.strategies.round.outcome import RoundOutcome
 
 MEASURED = (
@@ -26,7 +26,7 @@ class History:
 
     bytes_up, bytes_down: what the rounds sent, as the journal has it of each. task_end_bytes_up,
     task_end_bytes_down: what the ends of tasks sent beside that. All count tensors, of valid replies alone.
-    losses: of the rounds of the latest task. stopped: signs that learning had stopped, of
+    loss: its course over the rounds of the latest task. stopped: signs that learning had stopped, of
     each task with some.
     """
 
@@ -38,7 +38,8 @@ class History:
         # what each round measured stands in the journal; here it would make checkpoints grow with the rounds
         data.pop("by_round", None)
         data.setdefault("sites", {})
-        data.setdefault("losses", [])
+        # an older checkpoint has the loss of each round of its task
+        data.setdefault("loss", vars(LossCourse.of(data.pop("losses", []))))
         data.setdefault("stopped", [])
         for name in ("bytes_up", "bytes_down", "task_end_bytes_up", "task_end_bytes_down"):
             data.setdefault(name, 0)
@@ -67,7 +68,7 @@ class History:
             self.site(site)["refused"] += 1
         self._data["bytes_up"] += outcome.bytes_up
         self._data["bytes_down"] += outcome.bytes_down
-        self._data["losses"].append(outcome.train_loss)
+        self._data["loss"] = vars(LossCourse(**self._data["loss"]).then(outcome.train_loss))
 
     def sent_beside_rounds(self, up: int, down: int) -> None:
         """Count tensors of queries between rounds; they are shown with those of the ends of tasks."""
@@ -78,7 +79,7 @@ class History:
         """Classes up to boundary are known from now on."""
         if self._data["boundaries"][-1] < boundary:
             self._data["boundaries"].append(boundary)
-        self._data["losses"].clear()
+        self._data["loss"] = vars(LossCourse())
 
     def task_done(
         self,
@@ -106,7 +107,7 @@ class History:
         self._data["class_accuracy"].append(
             [right / samples if samples else None for right, samples in zip(*counts, strict=True)]
         )
-        signs = signs_of_stopping(*counts, self._data["losses"])
+        signs = signs_of_stopping(*counts, LossCourse(**self._data["loss"]))
         if signs:
             self._data["stopped"].append({"task": len(boundaries) - 1, "signs": signs})
         self._data["federated"].append(average_accuracy(at_sites, site_sizes))

@@ -1,7 +1,8 @@
 """Whether a model has stopped learning: signs in its measures and its training loss, and what to try."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from perennial.config.experiment import Experiment
 from perennial.models.config import CONVOLUTIONAL
@@ -14,9 +15,50 @@ STRONG_CONTRAST = 0.5
 FAST_SGD = 0.02
 
 
-def signs_of_stopping(
-    correct: Sequence[int], total: Sequence[int | None], losses: Sequence[float | None]
-) -> list[str]:
+@dataclass(frozen=True)
+class LossCourse:
+    """The training loss over the rounds of a task, as long whatever the number of rounds.
+
+    rounds: those that told a loss. smallest: of the rounds after the first. finite: whether all were numbers.
+    """
+
+    rounds: int = 0
+    first: float | None = None
+    smallest: float | None = None
+    last: float | None = None
+    finite: bool = True
+
+    def then(self, loss: float | None) -> "LossCourse":
+        """With one round more; None: it told none."""
+        if loss is None:
+            return self
+        if not math.isfinite(loss):
+            return LossCourse(self.rounds + 1, self.first, self.smallest, self.last, finite=False)
+        if self.first is None:
+            return LossCourse(self.rounds + 1, loss, None, loss, self.finite)
+        smallest = loss if self.smallest is None else min(self.smallest, loss)
+        return LossCourse(self.rounds + 1, self.first, smallest, loss, self.finite)
+
+    @classmethod
+    def of(cls, losses: Iterable[float | None]) -> "LossCourse":
+        """The course of these rounds."""
+        course = cls()
+        for loss in losses:
+            course = course.then(loss)
+        return course
+
+    @property
+    def flat(self) -> str:
+        """In words that the loss has not fallen; '' where it has, or where too few rounds told one."""
+        first, smallest, last = self.first, self.smallest, self.last
+        if self.rounds < FEWEST_ROUNDS or first is None or smallest is None or last is None:
+            return ""
+        if smallest <= (1 - LEAST_FALL) * first:
+            return ""
+        return f"the training loss has not fallen in {self.rounds} rounds ({first:.3g} to {last:.3g})"
+
+
+def signs_of_stopping(correct: Sequence[int], total: Sequence[int | None], losses: LossCourse) -> list[str]:
     """In words, why a model is taken to have learnt nothing; empty where it has, or where nobody can tell.
 
     correct, total: right answers and samples of each class seen so far; None: not known. losses: of the
@@ -24,12 +66,9 @@ def signs_of_stopping(
     Accuracy counts before the loss, which is flat too when everything is learnt already: a flat loss alone is
     a sign only where nothing was measured.
     """
-    told = [loss for loss in losses if loss is not None]
-    flat = []
-    if any(not math.isfinite(loss) for loss in told):
+    if not losses.finite:
         return ["the training loss is no number any more"]
-    if len(told) >= FEWEST_ROUNDS and min(told[1:]) > (1 - LEAST_FALL) * told[0]:
-        flat = [f"the training loss has not fallen in {len(told)} rounds ({told[0]:.3g} to {told[-1]:.3g})"]
+    flat = [losses.flat] if losses.flat else []
     counts = [(right, samples) for right, samples in zip(correct, total, strict=True) if samples]
     if not counts or None in total:
         return flat

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from safetensors import safe_open
 
 from perennial.config import simulation
 from perennial.config.run import RunSettings
@@ -109,26 +110,34 @@ def test_a_journal_that_lost_lines_goes_on_after_the_last_whole_one(tmp_path: Pa
     assert (folder / "report.html").exists()
 
 
+@pytest.mark.parametrize("protected", [False, True])
 def test_the_journal_is_on_the_disk_before_the_checkpoint_that_counts_on_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protected: bool
 ) -> None:
-    flush, durable, flushes, checkpoints = os.fsync, 0, 0, 0
+    flush, durable, flushes = os.fsync, 0, 0
     journal = tmp_path / "runs" / "small" / EVENTS
+    seen: list[tuple[int, int, int]] = []
 
     def fsync(descriptor: int) -> None:
-        nonlocal durable, flushes, checkpoints
-        flush(descriptor)
+        nonlocal durable, flushes
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         if path == str(journal):
+            # of what is written meanwhile nothing is known
             durable, flushes = journal.stat().st_size, flushes + 1
         elif LATEST in path:
-            checkpoints += 1
-            assert durable == journal.stat().st_size
+            with safe_open(path, framework="pt") as file:
+                facts = json.loads((file.metadata() or {})["facts"])
+            seen.append((facts["progress"]["journal_position"], durable, journal.stat().st_size))
+        flush(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "runs")))
-    assert checkpoints == 4 + 2 + 1, "after each round, each task, and at the end"
-    assert flushes == 4 + 2, "once for what is new, and not at all where nothing is"
+    privacy = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0}
+    changes = {"privacy": {**privacy, "allow_unaccounted_metrics": True}} if protected else {}
+    run_in_process(RunSettings(write(tmp_path, **changes), runs=str(tmp_path / "runs")))
+    assert len(seen) == 4 + 2 + 1, "after each round, each task, and at the end"
+    assert all(0 < counted <= there <= written for counted, there, written in seen)
+    assert not protected or all(there == written for _, there, written in seen)
+    assert flushes == 4 + 2 + (not protected), "where a run waits: once for what is new, and not otherwise"
 
 
 def test_the_checkpoint_before_is_enough(tmp_path: Path) -> None:

@@ -57,17 +57,19 @@ class PlainLoop(Contestant):
 class Adapter(Contestant):
     """A module of this package that reads the prepared task.
 
-    requirements: packages of its own environment; () runs it in this one. mode: of several, the one to run.
+    requirements: packages of its own environment; () runs it in this one. options: of pip for these.
+    mode: of several, the one to run.
     """
 
     module: str = ""
     requirements: Sequence[str] = ()
+    options: Sequence[str] = ()
     mode: str = ""
     python: Path = Path(sys.executable)
 
     def prepare(self, environments: Path) -> None:
         if self.requirements:
-            self.python = python_of(self.module, self.requirements, environments)
+            self.python = python_of(self.module, self.requirements, environments, self.options)
 
     def run(self, workload: str, folder: Path, changes: str) -> Ended:
         mode = [self.mode] if self.mode else []
@@ -76,7 +78,12 @@ class Adapter(Contestant):
         )
 
 
-BLAZEFL = {"module": "blazefl_federation", "requirements": ("blazefl==2.0.3", "tqdm==4.67.1")}
+BLAZEFL = {
+    "module": "blazefl_federation",
+    "requirements": ("blazefl==2.0.3", "tqdm==4.67.1"),
+    # it asks for Python 3.12 and uses nothing that 3.11 lacks
+    "options": ("--ignore-requires-python",),
+}
 CONTESTANTS: dict[str, Contestant] = {
     "plain PyTorch loop": PlainLoop(simulator=False),
     "Perennial, one worker": Engine(),

@@ -10,15 +10,14 @@ from pathlib import Path
 
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "perennial" / "peers"
 
-PIP = ("--ignore-requires-python",)
-"""BlazeFL 2.0 asks for Python 3.12 and uses nothing that 3.11 lacks."""
 
-
-def python_of(name: str, requirements: Sequence[str], folder: Path = FOLDER) -> Path:
+def python_of(
+    name: str, requirements: Sequence[str], folder: Path = FOLDER, options: Sequence[str] = ()
+) -> Path:
     """The interpreter of an environment with these packages and this environment's PyTorch and NumPy.
 
-    Raises RuntimeError with pip's last words where they cannot be installed; what was begun is made anew the
-    next time.
+    options: of pip. Raises RuntimeError with pip's last words where they cannot be installed; what was begun
+    is made anew the next time.
     """
     wanted = [*(f"{own}=={version(own).split('+')[0]}" for own in ("torch", "numpy")), *requirements]
     place = folder / name
@@ -28,7 +27,7 @@ def python_of(name: str, requirements: Sequence[str], folder: Path = FOLDER) -> 
         return python
     folder.mkdir(parents=True, exist_ok=True)
     _run(sys.executable, "-m", "venv", "--clear", str(place))
-    _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PIP, *wanted)
+    _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *options, *wanted)
     done.write_text(stamp)
     return python
 

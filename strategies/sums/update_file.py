@@ -1,8 +1,10 @@
-"""Updates that wait on disk for a second pass, so that memory does not grow with the number of sites."""
+"""Updates that wait for a second pass, on disk once they are many: memory does not grow with their number."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import BinaryIO, cast
 
 import numpy as np
 import torch
@@ -10,6 +12,8 @@ from torch import Tensor
 
 PIECE_BYTES = 1 << 25
 """Memory of one piece of all updates."""
+KEPT_BYTES = 1 << 26
+"""Updates that stay in memory: of a small model a whole round's, for which files cost more than sums."""
 
 
 @dataclass(frozen=True)
@@ -26,42 +30,50 @@ class Piece:
 
 
 class UpdateFile:
-    """A nameless temporary file of updates; it is gone with the process, however that ends.
+    """Updates of one round: the first ones in memory, the others in a nameless temporary file.
 
-    like: name -> tensor; the shapes and dtypes of every update to come.
+    The file is gone with the process, however that ends. like: name -> tensor; the shapes and dtypes of every
+    update to come.
     """
 
     def __init__(self, like: Mapping[str, Tensor]) -> None:
         self._like = like
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115, closed with this object
+        self._bytes = sum(each.numel() * each.element_size() for each in like.values())
+        self._kept: dict[str, Tensor] = {}
         self._offsets: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._kept) + len(self._offsets)
 
     @property
     def sites(self) -> list[str]:
         """Whose updates are there, in the order of names and not of arrival."""
-        return sorted(self._offsets)
+        return sorted([*self._kept, *self._offsets])
 
     def add(self, site: str, update: Mapping[str, Tensor]) -> None:
         """Keep one site's update. Raises OSError when the disk is full."""
+        parts = (
+            update[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8) for name in self._like
+        )
+        self._kept.pop(site, None)
+        if (len(self._kept) + 1) * self._bytes <= KEPT_BYTES:
+            self._kept[site] = torch.cat(list(parts))
+            return
         offset = self._file.seek(0, 2)
-        for name in self._like:
-            update[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tofile(self._file)
+        for part in parts:
+            part.numpy().tofile(self._file)
         self._offsets[site] = offset
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(site, update) in the order of names, one in memory at a time."""
         for site in self.sites:
-            self._file.seek(self._offsets[site])
-            yield (
-                site,
-                {
-                    name: self._read(like, like.numel()).reshape(like.shape).to(like.device)
-                    for name, like in self._like.items()
-                },
-            )
+            update, before = {}, 0
+            for name, like in self._like.items():
+                update[name] = (
+                    self._read(site, like, before, like.numel()).reshape(like.shape).to(like.device)
+                )
+                before += like.numel() * like.element_size()
+            yield site, update
 
     def pieces(self) -> Iterator[Piece]:
         """All updates side by side, a piece of the model at a time."""
@@ -72,11 +84,18 @@ class UpdateFile:
                 stop = min(start + width, like.numel())
                 rows = torch.empty(len(self), stop - start, dtype=torch.float64)
                 for row, site in zip(rows, self.sites, strict=True):
-                    self._file.seek(self._offsets[site] + before + start * like.element_size())
-                    row.copy_(self._read(like, stop - start))
+                    row.copy_(self._read(site, like, before + start * like.element_size(), stop - start))
                 yield Piece(name, start, stop, rows)
             before += like.numel() * like.element_size()
 
-    def _read(self, like: Tensor, count: int) -> Tensor:
-        data = np.fromfile(self._file, dtype=np.uint8, count=count * like.element_size())
-        return torch.from_numpy(data).view(like.dtype)
+    @cached_property
+    def _file(self) -> BinaryIO:
+        return cast(BinaryIO, tempfile.TemporaryFile())
+
+    def _read(self, site: str, like: Tensor, start: int, count: int) -> Tensor:
+        """count values of a site's update, a copy, from a place in bytes."""
+        size = count * like.element_size()
+        if site in self._kept:
+            return self._kept[site][start : start + size].clone().view(like.dtype)
+        self._file.seek(self._offsets[site] + start)
+        return torch.from_numpy(np.fromfile(self._file, dtype=np.uint8, count=size)).view(like.dtype)
