@@ -43,6 +43,8 @@ from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 
 ROUNDS = 40
+TOGETHER = 5
+"""Sites whose noise is drawn at once, for comparison: W1's cohorts have so many."""
 REPEATS, SAMPLES, BATCH, RATE = 9, 1437, 32, 32 / 1437
 LEARNER = LearnerConfig(epochs=1, batch_size=BATCH, optimizer=Optimizer(lr=0.05))
 
@@ -69,6 +71,8 @@ def _site(unprotected: str, protecting: str) -> dict[str, Any]:
 
     ratios: by the clock, disk and all.
     cpu_ratios: processor time of all threads, the drawing of noise included.
+    noise_share, noise_share_in_one_draw: of a turn without protection, by processor time: the drawing of one
+    update's noise alone, and as a part of a draw for several sites.
     """
     wall, cpu = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -84,8 +88,25 @@ def _site(unprotected: str, protecting: str) -> dict[str, Any]:
                     spent[protected][1] += time.process_time() - start[1]
             wall.append(spent[True][0] / spent[False][0])
             cpu.append(spent[True][1] / spent[False][1])
+        turn = _least(lambda: plain.turn(0, ROUNDS))
+        alone, together = (_least(lambda sites=sites: plain.noise(sites)) / sites for sites in (1, TOGETHER))
     # the first round builds the models and fills caches
-    return {"ratios": wall[1:], "cpu_ratios": cpu[1:]}
+    return {
+        "ratios": wall[1:],
+        "cpu_ratios": cpu[1:],
+        "noise_share": alone / turn,
+        "noise_share_in_one_draw": together / turn,
+    }
+
+
+def _least(work: Callable[[], object]) -> float:
+    """The least processor time of one call in many, in seconds."""
+    found = []
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        work()
+        found.append(time.process_time() - start)
+    return min(found)
 
 
 class _Sites:
@@ -109,6 +130,11 @@ class _Sites:
             "task": 1,
             "num_classes": classes,
         }
+
+    def noise(self, sites: int) -> None:
+        """The noise of so many updates in one draw."""
+        values = sum(tensor.numel() for tensor in self._arrays.values())
+        SecureNoise().normal((sites * values,), 1.0)
 
     def turn(self, place: int, number: int) -> None:
         """One site's answer in a round."""

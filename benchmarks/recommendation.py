@@ -1,7 +1,7 @@
-"""What a hospital gains, in README.md, and which method suits whom, in docs/which_method.md.
+"""What a hospital gains, in README.md; which method suits whom and which rule withstands what, in docs/.
 
-`python -m perennial.benchmarks.recommendation` writes the figures between the pages' marks again, and both
-blocks to benchmarks/results/recommendation.md.
+`python -m perennial.benchmarks.recommendation` writes the figures between the pages' marks again, and the
+blocks on methods to benchmarks/results/recommendation.md.
 """
 
 import statistics
@@ -14,11 +14,13 @@ from perennial.benchmarks.grid import newest
 from perennial.benchmarks.intervals import half_width
 from perennial.benchmarks.markdown import age, listed
 from perennial.benchmarks.marked_blocks import with_blocks
+from perennial.benchmarks.robust_advice import robust
 from perennial.benchmarks.table import RESULTS, ROOT, table_called
 from perennial.benchmarks.tables.hospital_gains import FEDERATED, PLACES, POOLED, PROTECTED, Place
 
 README = ROOT / "README.md"
 WHICH = ROOT / "docs" / "which_method.md"
+THREATS = ROOT / "docs" / "threat_model.md"
 GAINS = "hospital_gains"
 BALANCED, PLAIN = "final balanced accuracy", "final accuracy"
 Runs = Sequence[Mapping[str, Any]]
@@ -162,13 +164,15 @@ def advice() -> str:
 
 
 def rendered(path: Path) -> str:
-    """README.md or docs/which_method.md with the figures of today's results."""
+    """One of the three pages with the figures of today's results."""
+    if path == THREATS:
+        return with_blocks(path.read_text(), {"robust": robust(runs_of)})
     blocks = {"gains": gains()} if path == README else {"gains": gains(), "advice": advice()}
     return with_blocks(path.read_text(), blocks)
 
 
 if __name__ == "__main__":
     (RESULTS / "recommendation.md").write_text(f"{gains()}\n{advice()}")
-    for path in (README, WHICH):
+    for path in (README, WHICH, THREATS):
         path.write_text(rendered(path))
         print(path)

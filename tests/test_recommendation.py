@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from perennial.benchmarks.marked_blocks import with_blocks
-from perennial.benchmarks.recommendation import ADVICE, README, WHICH, advice, gains, rendered
+from perennial.benchmarks.recommendation import ADVICE, README, THREATS, WHICH, advice, gains, rendered
 from perennial.benchmarks.table import RESULTS, table_called
 
 
@@ -13,7 +13,7 @@ def test_the_blocks_are_kept_with_the_results() -> None:
     assert (RESULTS / "recommendation.md").read_text() == f"{gains()}\n{advice()}"
 
 
-@pytest.mark.parametrize("path", [README, WHICH], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [README, WHICH, THREATS], ids=lambda path: path.name)
 def test_figures_are_those_of_the_results(path: Path) -> None:
     assert path.read_text() == rendered(path), "run: python -m perennial.benchmarks.recommendation"
 

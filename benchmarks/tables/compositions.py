@@ -130,6 +130,7 @@ TABLES = {
                 Row(f"FedAvg, noise multiplier {sigma:g}", RING, (_ring(sigma), FEDAVG))
                 for sigma in (0.03, 0.1, 1)
             ),
+            Row("FedAvg, equal work: 5 local epochs", RING, (UNPROTECTED, FEDAVG, "learner.epochs=5")),
         ],
         measures=PRIVATE,
         plain=frozenset({"epsilon"}),

@@ -105,6 +105,11 @@ TABLES = {
             Row("ring, noise multiplier 1", RING, (CLINICS, TASKS, NETWORK, _ring(1))),
             Row("FedAvg, no protection", RING, (CLINICS, TASKS, NETWORK, UNPROTECTED, FEDAVG)),
             Row("FedAvg, noise multiplier 0.03", RING, (CLINICS, TASKS, NETWORK, _ring(0.03), FEDAVG)),
+            Row(
+                "FedAvg, equal work: 4 local epochs",
+                RING,
+                (CLINICS, TASKS, NETWORK, UNPROTECTED, FEDAVG, "learner.epochs=4"),
+            ),
         ],
         measures=PRIVATE,
         plain=frozenset({"epsilon"}),

@@ -58,6 +58,7 @@ TABLES = {
             for name, extra in (
                 ("ring", ()),
                 ("FedAvg", ("strategy=fedavg",)),
+                ("FedAvg, equal work", ("strategy=fedavg", f"learner.epochs={sites}")),
                 ("SplitFed v2", ("strategy={name: splitfed, version: v2}",)),
             )
         ],

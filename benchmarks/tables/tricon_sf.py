@@ -89,6 +89,13 @@ def _averaged(label: str, *changes: str) -> Row:
     return Row(label, "fedavg_dirichlet_digits", changes)
 
 
+def _side_by_side(rings: int, rounds: int) -> Row:
+    """Sub-rings of 10 sites; a round is 10 / rings turns one after the other."""
+    label = f"{rings} sub-rings, {rounds} rounds" if rings > 1 else f"one ring, {rounds} rounds"
+    strategy = f"strategy={{name: parallel_rings, rings: {rings}}}"
+    return _averaged(label, strategy, f"tasks.rounds={rounds}")
+
+
 def _of_skin(label: str, *changes: str) -> Row:
     return Row(label, "tricon_sf_ham10000", ("strategy=fedavg", *changes))
 
@@ -223,6 +230,27 @@ TABLES = {
         note=(
             "At equal rounds; a round of the ring is as many optimiser passes over one model as there are "
             "sites."
+        ),
+    ),
+    "tricon_sf_parallel": Table(
+        "Digits, 10 sites, Dirichlet 0.5: sub-rings side by side, at equal rounds and at equal time",
+        [
+            _side_by_side(1, 10),
+            _side_by_side(2, 10),
+            _side_by_side(5, 10),
+            _averaged("FedAvg, 10 rounds"),
+            _averaged(f"{EQUAL_WORK}, 10 rounds", "learner.epochs=10"),
+            _side_by_side(2, 20),
+            _side_by_side(5, 50),
+            _averaged("FedAvg, 100 rounds", "tasks.rounds=100"),
+        ],
+        measures=ROUNDS,
+        note=(
+            "Time is counted in turns, of one local epoch, that follow one another: a round of R sub-rings "
+            "has 10 / R, one of FedAvg as many as it has local epochs. One ring, 2 sub-rings over 20 rounds, "
+            "5 over 50, FedAvg over 100, and FedAvg of 10 local epochs over 10, take 100 turns each. "
+            "`python -m perennial.benchmarks.ring_clock` measures the seconds of a round. A run that never "
+            "reaches 85 % counts with all its rounds."
         ),
     ),
     "tricon_sf_communication": Table(

@@ -39,7 +39,7 @@ class UpdateFile:
     def __init__(self, like: Mapping[str, Tensor]) -> None:
         self._like = like
         self._bytes = sum(each.numel() * each.element_size() for each in like.values())
-        self._kept: dict[str, Tensor] = {}
+        self._kept: dict[str, dict[str, Tensor]] = {}
         self._offsets: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -51,29 +51,24 @@ class UpdateFile:
         return sorted([*self._kept, *self._offsets])
 
     def add(self, site: str, update: Mapping[str, Tensor]) -> None:
-        """Keep one site's update. Raises OSError when the disk is full."""
-        parts = (
-            update[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8) for name in self._like
-        )
+        """Keep one site's update, which nobody changes any more. Raises OSError when the disk is full."""
         self._kept.pop(site, None)
         if (len(self._kept) + 1) * self._bytes <= KEPT_BYTES:
-            self._kept[site] = torch.cat(list(parts))
+            self._kept[site] = {name: update[name].detach().cpu() for name in self._like}
             return
         offset = self._file.seek(0, 2)
-        for part in parts:
-            part.numpy().tofile(self._file)
+        for name in self._like:
+            update[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tofile(self._file)
         self._offsets[site] = offset
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(site, update) in the order of names, one in memory at a time."""
+        """(site, update) in the order of names; of those on disk one in memory at a time."""
         for site in self.sites:
-            update, before = {}, 0
-            for name, like in self._like.items():
-                update[name] = (
-                    self._read(site, like, before, like.numel()).reshape(like.shape).to(like.device)
-                )
-                before += like.numel() * like.element_size()
-            yield site, update
+            found = self._kept.get(site) or self._read_all(site)
+            yield (
+                site,
+                {name: found[name].reshape(like.shape).to(like.device) for name, like in self._like.items()},
+            )
 
     def pieces(self) -> Iterator[Piece]:
         """All updates side by side, a piece of the model at a time."""
@@ -84,7 +79,10 @@ class UpdateFile:
                 stop = min(start + width, like.numel())
                 rows = torch.empty(len(self), stop - start, dtype=torch.float64)
                 for row, site in zip(rows, self.sites, strict=True):
-                    row.copy_(self._read(site, like, before + start * like.element_size(), stop - start))
+                    if site in self._kept:
+                        row.copy_(self._kept[site][name].reshape(-1)[start:stop])
+                    else:
+                        row.copy_(self._read(site, like, before + start * like.element_size(), stop - start))
                 yield Piece(name, start, stop, rows)
             before += like.numel() * like.element_size()
 
@@ -93,9 +91,14 @@ class UpdateFile:
         return cast(BinaryIO, tempfile.TemporaryFile())
 
     def _read(self, site: str, like: Tensor, start: int, count: int) -> Tensor:
-        """count values of a site's update, a copy, from a place in bytes."""
-        size = count * like.element_size()
-        if site in self._kept:
-            return self._kept[site][start : start + size].clone().view(like.dtype)
+        """count values of a site's update in the file, from a place in bytes."""
         self._file.seek(self._offsets[site] + start)
-        return torch.from_numpy(np.fromfile(self._file, dtype=np.uint8, count=size)).view(like.dtype)
+        data = np.fromfile(self._file, dtype=np.uint8, count=count * like.element_size())
+        return torch.from_numpy(data).view(like.dtype)
+
+    def _read_all(self, site: str) -> dict[str, Tensor]:
+        update, before = {}, 0
+        for name, like in self._like.items():
+            update[name] = self._read(site, like, before, like.numel())
+            before += like.numel() * like.element_size()
+        return update

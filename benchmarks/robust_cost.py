@@ -1,0 +1,156 @@
+"""What comparing updates costs the server: `python -m perennial.benchmarks.robust_cost`.
+
+One round of ten sites with ResNet-18's 11.2 million values each, from received bytes to the new model: the
+gate, then the rule. The plain mean folds each update as it comes; bounds.least_agreement and the robust rules
+keep all of them on disk until the last one is there. Rules take turns in one process, and a ratio is of the
+same turn, so that the machine's load cancels out. Memory is the peak of a process of its own, above that of
+the plain mean, with ten sites and with twenty. The last figure is of a whole run of robust_digits in one
+process, sites included. Writes benchmarks/results/robust_cost.json.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from flwr.app import Message, RecordDict
+from torch import Tensor
+
+from perennial.benchmarks.aggregation import DISTINCT, STAMP, reference, reply, update
+from perennial.benchmarks.environment import machine, versions
+from perennial.config.bounds import BoundsConfig
+from perennial.config.run import APP_ROOT, RunSettings
+from perennial.engine.grid import set_task_identity
+from perennial.engine.run import run_in_process
+from perennial.foundation.files import replace_file
+from perennial.strategies.factory import build_strategy
+from perennial.strategies.round.running_bounds import NORMS, SAMPLES, RunningBounds
+from perennial.strategies.sums.update_file import KEPT_BYTES
+
+RESULT = Path(__file__).parent / "results" / "robust_cost.json"
+EXPERIMENT = APP_ROOT / "experiments" / "robust_digits.yaml"
+SITES, REPEATS, RUNS = 10, 3, 5
+PLAIN, COMPARED = "mean, least_agreement: null", "mean, default bounds"
+RULES: Mapping[str, Mapping[str, Any]] = {
+    PLAIN: {"name": "fedavg"},
+    COMPARED: {"name": "fedavg"},
+    "median": {"name": "median"},
+    "trimmed mean": {"name": "trimmed_mean"},
+    "multi-Krum of 2": {"name": "krum", "dishonest": 1, "chosen": 2},
+    "geometric median": {"name": "geometric_median"},
+    "centred clipping": {"name": "centred_clipping"},
+    "bucketing before the median": {"name": "bucketing", "base": "median"},
+}
+
+
+def messages(like: Mapping[str, Tensor], sites: int) -> Iterator[Message]:
+    """The replies of a round, one in memory at a time."""
+    for number in range(sites):
+        record = reply(update(dict(like), number % DISTINCT), dict(like), 100).content
+        yield Message(record, reply_to=Message(RecordDict(), number + 1, "train"))
+
+
+def one_round(rule: str, like: Mapping[str, Tensor], replies: Iterator[Message] | list[Message]) -> float:
+    """Seconds of a round that is not a run's first one, whose bounds follow from former rounds."""
+    settings = dict(RULES[rule])
+    strategy = build_strategy(settings.pop("name"), settings)
+    bounds = BoundsConfig() if rule != PLAIN else BoundsConfig(least_agreement=None)
+    strategy.bounds, strategy.running = bounds, RunningBounds(bounds, {NORMS: [100.0], SAMPLES: [100.0]})
+    strategy.reference, strategy._stamp, strategy.most_replies = like, STAMP, SITES
+    start = time.perf_counter()
+    arrays, _ = strategy.aggregate_train(2, replies)
+    taken = time.perf_counter() - start
+    assert arrays is not None, strategy.outcome.dropped
+    return taken
+
+
+def peak(rule: str, sites: int) -> int:
+    """Largest resident memory of a process that makes one round, in MiB."""
+    like = reference()
+    one_round(rule, like, messages(like, sites))
+    # getrusage would tell the peak of the process that started this one, if that was larger
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) // 1024
+
+
+def peak_apart(rule: str, sites: int) -> int:
+    """The same, in a process of its own."""
+    command = [sys.executable, "-m", __spec__.name, rule, str(sites)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def peaks() -> dict[int, dict[str, int]]:
+    """Number of sites -> rule -> MiB above the plain mean."""
+    found = {}
+    for sites in (SITES, 2 * SITES):
+        memory = {rule: peak_apart(rule, sites) for rule in RULES}
+        found[sites] = {rule: each - memory[PLAIN] for rule, each in memory.items()}
+    return found
+
+
+def training(change: str) -> float:
+    """Processor seconds of a whole run, sites included."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = RunSettings(
+            str(EXPERIMENT), json.dumps([change, "data.partition.alpha=100"]), runs=folder, device="cpu"
+        )
+        start = time.process_time()
+        run_in_process(settings)
+        return time.process_time() - start
+
+
+def ratios(times: Mapping[str, list[float]], of: str) -> dict[str, list[float]]:
+    """label -> [median, least, largest] ratio to `of` in the same turn."""
+    found = {
+        label: [value / plain for value, plain in zip(values, times[of], strict=True)]
+        for label, values in times.items()
+    }
+    return {label: [round(f(each), 3) for f in (median, min, max)] for label, each in found.items()}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    set_task_identity()
+    like = reference()
+    replies = list(messages(like, SITES))
+    times: dict[str, list[float]] = {rule: [] for rule in RULES}
+    one_round(PLAIN, like, replies[:1])
+    for _ in range(REPEATS):
+        for rule, taken in times.items():
+            taken.append(one_round(rule, like, replies))
+    whole: dict[str, list[float]] = {"null": [], "0.4": []}
+    training("bounds.least_agreement=null")
+    for _ in range(RUNS):
+        for value, taken in whole.items():
+            taken.append(training(f"bounds.least_agreement={value}"))
+    del replies
+    memory = peaks()
+    floats = sum(tensor.numel() for tensor in like.values())
+    size = 4 * floats
+    result = {
+        "values": floats,
+        "sites": SITES,
+        "MB on disk while a round is compared": round((SITES - KEPT_BYTES // size) * size / 1e6),
+        "seconds of a round": {rule: round(median(taken), 3) for rule, taken in times.items()},
+        "ratio to the plain mean: median, least, largest": ratios(times, PLAIN),
+        "peak MiB above the plain mean, by sites": memory,
+        "a run of robust_digits, ratio with least_agreement to without": ratios(whole, "null")["0.4"],
+        "machine": machine(),
+        "versions": versions(),
+    }
+    replace_file(RESULT, (json.dumps(result, indent=2) + "\n").encode())
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        set_task_identity()
+        print(peak(sys.argv[1], int(sys.argv[2])))
+    else:
+        main()
