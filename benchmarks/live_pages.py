@@ -115,13 +115,14 @@ class Pages:
         self._process.join()
 
 
-def _browser(profile: str) -> Any:
+def browser(profile: str, *more: str) -> Any:
+    """A headless Chromium that talks to nobody but the pages. profile: an empty folder. more: flags."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
-    for flag in (*FLAGS, f"user-data-dir={profile}"):
+    for flag in (*FLAGS, *more, f"user-data-dir={profile}"):
         options.add_argument(f"--{flag}")
     return webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
 
@@ -143,7 +144,7 @@ def measure() -> dict[str, Any]:
         write_run(folder, sites)
         journal_bytes = (folder / "events.jsonl").stat().st_size
         journal, now = Journal(folder, journal_bytes), NowFile(folder)
-        driver = _browser(profile)
+        driver = browser(profile)
         try:
             with beating(folder / ALIVE):
                 now.begin(

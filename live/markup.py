@@ -28,6 +28,7 @@ def page(title: str, body: Markup, where: Markup, *, watched: str = "", status: 
         f'<body{events}><a class="skip" href="#main">to the content</a>'
         f'<header><a class="brand" href="/">{MARK}Perennial</a><nav aria-label="Pages">{where}</nav>'
         '<p id="link" class="link" role="status" hidden></p></header>'
+        '<p id="voice" class="unseen" role="status"></p>'
         f'<main id="main" tabindex="-1">{body}</main></body></html>',
         status_code=status,
     )

@@ -93,12 +93,12 @@ def pill(status: str, words: str) -> Markup:
 
 
 def headline(state: RunState, spending: Spending) -> Markup:
-    """Name, status and one sentence, which screen readers are told."""
+    """Name, status and one sentence; of the status screen readers are told (live.js)."""
     return join(
         [
             Markup(f'<p class="state">{pill(state.status, STATUS_WORDS[state.status])}</p>'),
             element("h1", state.name),
-            Markup(f'<p class="story" role="status">{escape(story(state))}</p>'),
+            Markup(f'<p class="story">{escape(story(state))}</p>'),
         ]
     )
 
@@ -358,9 +358,14 @@ def _matrix(state: RunState) -> Markup:
         )
         for point in state.learnt[-12:]
     ]
+    if forgotten := state.forgetting():
+        lost = (points(_at(forgotten, index)) for index in range(len(state.learnt)))
+        rows.append(("forgotten, points", *lost))
     columns = ("", *(f"task {index + 1}" for index in range(len(state.learnt))))
-    numbers = table(columns, rows, "l" + "r" * len(state.learnt), "Accuracy of each task after each task")
-    return Markup(f'<details id="matrix"><summary>The numbers</summary>{numbers}</details>')
+    numbers = table(columns, rows, "l" + "r" * len(state.learnt), "Accuracy and forgetting of each task")
+    return Markup(
+        f'<details id="matrix"><summary>The numbers and the forgetting</summary>{numbers}</details>'
+    )
 
 
 def _task_ends(state: RunState) -> list[Mark]:

@@ -179,6 +179,11 @@ class RunState:
         """Sites of this run from whose SuperNode the SuperLink hears nothing."""
         return {site for site in self.site_names() if self._silent_since(site) is not None}
 
+    @property
+    def offline(self) -> set[str]:
+        """Sites of this run that were not connected when they were last counted."""
+        return self.site_names() - self.online if self.online and not self.is_over else set()
+
     def _silent_since(self, site: str) -> float | None:
         """Since when the SuperLink hears nothing of a site's SuperNode."""
         superlink = self.superlink

@@ -35,7 +35,7 @@ def headline(state: SiteState) -> Markup:
         [
             Markup(f'<p class="state">{pill(status, words)}</p>'),
             element("h1", state.config.site),
-            Markup(f'<p class="story" role="status">{story(state)}</p>'),
+            Markup(f'<p class="story">{story(state)}</p>'),
         ]
     )
 

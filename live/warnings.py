@@ -147,7 +147,7 @@ def _of_sites(state: RunState) -> Iterator[Warned]:
             yield Warned(
                 kind, "warning", f"{plural(len(groups) - SHOWN, 'other reason')}; see the sites below."
             )
-    if gone := state.missing | state.silent:
+    if gone := state.missing | state.silent | state.offline:
         yield _not_connected(sorted(gone))
     usual = sorted(point.seconds for point in state.rounds[-10:] if not point.skipped)
     if usual and state.status == "running":

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,43 @@ pytestmark = [pytest.mark.slow, needs_browser]
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with browser(tmp_path_factory.mktemp("profile")) as found:
         yield found
+
+
+CONTROLS = "[...document.querySelectorAll('a[href], button, input, select, summary, [tabindex=\"0\"]')]"
+# what the polite region has said since
+HEAR = """
+window.heard = [];
+new MutationObserver(() => window.heard.push(document.getElementById("voice").textContent))
+  .observe(document.getElementById("voice"), {childList: true});
+"""
+# each text that stands out too little from what is behind it, with its contrast
+FAINT = """
+const channels = (color) => color.match(/[\\d.]+/g).map(Number);
+const light = ([r, g, b]) => {
+  const part = (c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
+};
+const behind = (element) => {
+  for (; element; element = element.parentElement) {
+    const color = channels(getComputedStyle(element).backgroundColor);
+    if (color.length < 4 || color[3] > 0) return color;
+  }
+  return [255, 255, 255];
+};
+const faint = [];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const text = walker.currentNode.textContent.trim(), element = walker.currentNode.parentElement;
+  const style = getComputedStyle(element), box = element.getBoundingClientRect();
+  if (!text || box.width < 2 || box.height < 2 || ["SCRIPT", "OPTION"].includes(element.tagName)) continue;
+  const ink = element instanceof SVGElement ? style.fill : style.color;
+  const [a, b] = [light(channels(ink)), light(behind(element))].sort((x, y) => y - x);
+  const size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.66 && style.fontWeight >= 700);
+  const contrast = (a + 0.05) / (b + 0.05);
+  if (contrast < (large ? 3 : 4.5)) faint.push(`${text}: ${contrast.toFixed(2)}`);
+}
+return faint;
+"""
 
 
 def text(driver: Any, part: str = "main") -> str:
@@ -106,6 +144,101 @@ def test_a_run_is_paused_and_resumed_by_keyboard(tmp_path: Path, driver: Any) ->
         write_wish(run.folder, "stop")
         thread.join(10)
     assert isinstance(run.error, RunStopped)
+
+
+def test_screen_readers_hear_of_new_warnings_once_and_not_of_growing_figures(
+    tmp_path: Path, driver: Any
+) -> None:
+    with going_on(tmp_path) as run, operator_pages(tmp_path) as address:
+        run.begin_round(1, ["graz", "linz"])
+        driver.get(f"{address}/runs/trial")
+        driver.execute_script(HEAR)
+        run.answer("graz", "policy: no", refused=True)
+        until(lambda: "graz refused" in text(driver, "voice"))
+        run.answer("linz", "state: full", refused=True)
+        until(lambda: "linz refused" in text(driver, "voice"))
+        for number in (1, 2, 3):
+            run.end_round(number, ["graz", "linz"])
+        until(lambda: "3" in text(driver, "figures"))
+        heard = driver.execute_script("return window.heard")
+        assert len(heard) == 2 and "graz" not in heard[1]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 360])
+def test_every_text_can_be_read_in_light_and_dark(
+    tmp_path: Path, driver: Any, scheme: str, width: int
+) -> None:
+    """WCAG 2.2, 1.4.3 (AA): 4.5 to 1, and 3 to 1 for large text."""
+    with going_on(tmp_path) as run, operator_pages(tmp_path, TOKEN) as address:
+        run.begin_round(4, ["graz", "linz", "wels"], missing=["steyr"])
+        for number in (1, 2, 3):
+            run.end_round(number, ["graz", "linz"], accuracy=0.5 + number / 10)
+        run.journal.write("note", text="a note")
+        run.answer("graz", "policy: no", refused=True)
+        run.answer("linz", "lost")
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        try:
+            driver.get(f"{address}/runs/trial")
+            until(lambda: "graz refused" in text(driver, "warnings"))
+            dark = driver.execute_script("return matchMedia('(prefers-color-scheme: dark)').matches")
+            assert dark == (scheme == "dark")
+            faint = driver.execute_script(FAINT)
+            assert not faint, faint
+        finally:
+            driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+            driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("page", ["", "runs/trial", "sign-in", "runs/trial/pause"])
+def test_a_screen_reader_finds_one_heading_landmarks_and_a_name_for_all(
+    tmp_path: Path, driver: Any, page: str
+) -> None:
+    with going_on(tmp_path) as run, operator_pages(tmp_path, TOKEN) as address:
+        run.begin_round(2, ["graz", "linz"])
+        run.end_round(1, ["graz", "linz"], accuracy=0.5)
+        driver.get(f"{address}/{page}")
+        until(lambda: text(driver))
+        tree = driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    there = [node for node in tree if not node.get("ignored") and "role" in node]
+    roles = [node["role"]["value"] for node in there]
+    assert {"main", "banner", "navigation"} <= set(roles)
+    levels = [
+        property["value"]["value"]
+        for node in there
+        if node["role"]["value"] == "heading"
+        for property in node["properties"]
+        if property["name"] == "level"
+    ]
+    assert levels.count(1) == 1 and all(b - a <= 1 for a, b in pairwise(levels))
+    named = {"link", "button", "textbox", "checkbox", "combobox", "image", "table", "region", "img"}
+    nameless = [node for node in there if node["role"]["value"] in named and not node["name"]["value"]]
+    assert not nameless
+
+
+def test_every_control_is_reached_by_the_tab_key_and_can_be_seen(tmp_path: Path, driver: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    with going_on(tmp_path) as run, operator_pages(tmp_path, TOKEN) as address:
+        run.begin_round(2, ["graz", "linz"])
+        driver.get(f"{address}/runs/trial")
+        until(lambda: "graz" in text(driver))
+        expected = driver.execute_script(f"return {CONTROLS}.length")
+        reached = set()
+        for _ in range(expected + 2):
+            ActionChains(driver).send_keys(Keys.TAB).perform()
+            place, outline = driver.execute_script(
+                f"const e = document.activeElement; return [{CONTROLS}.indexOf(e), "
+                "getComputedStyle(e).outlineStyle]"
+            )
+            if place >= 0:
+                assert outline != "none", place
+                reached.add(place)
+        assert reached == set(range(expected))
 
 
 def test_a_lost_server_is_said_and_the_page_fits_a_phone(tmp_path: Path, driver: Any) -> None:

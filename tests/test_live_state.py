@@ -205,3 +205,17 @@ strategy: {name: fedavg}
 privacy: {mode: sample, clip_norm: 1.0, noise_multiplier: 1.0, sample_rate: 0.1, delta: 1.0e-5}
 evaluation: {federated: false}
 """
+
+
+def test_a_site_that_was_there_and_is_not_any_more_is_named_in_later_rounds_too(tmp_path: Path) -> None:
+    with going_on(tmp_path) as run:
+        run.begin_round(1, ["graz", "linz"])
+        run.end_round(1, ["graz", "linz"])
+        run.begin_round(2, ["graz"])
+        state = RunState(run.folder)
+        state.read()
+        assert state.offline == {"linz"}
+        assert [w.text for w in warnings_of(state) if w.kind == "offline"] == ["linz is not connected."]
+        run.begin_round(3, ["graz", "linz"])
+        state.read()
+        assert not state.offline

@@ -30,6 +30,17 @@
     });
     if (place >= 0) part.querySelectorAll("a, button, input, summary")[place]?.focus({preventScroll: true});
   };
+  // screen readers are told of a new state or warning, and not of figures that grow in it
+  const voice = document.getElementById("voice");
+  const said = () => [...document.querySelectorAll(".state, .warnings strong")].map((part) => part.textContent);
+  const cause = (text) => text.replace(/[\d.,]+/g, "#");
+  let known = new Set(said().map(cause));
+  const tell = () => {
+    const found = said();
+    const news = found.filter((text) => !known.has(cause(text)));
+    if (news.length) voice.textContent = news.join(" ");
+    known = new Set(found.map(cause));
+  };
   const address = document.body.dataset.events;
   if (address) {
     let lost = 0;
@@ -49,6 +60,7 @@
         if (part) replace(part, html);
       }
       tick();
+      tell();
     };
     events.onmessage = (event) => {
       Object.assign(waiting, JSON.parse(event.data));

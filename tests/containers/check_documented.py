@@ -1,7 +1,8 @@
 """docs/deploy.md, typed: every command of the operator's and of the hospital's path is run as it is written.
 
 What the page leaves to the reader (host, names of files, checksum) is filled in; nothing else is changed. Run
-by run.sh, which provides the engine and the images.
+by run.sh, which provides the engine and the images. Where the environment names a file as PERENNIAL_TIMES,
+the times of each command and of all until the first round is over go there (benchmarks/first_round.py).
 """
 
 import json
@@ -25,6 +26,7 @@ from tests.containers.check_containers import EXPERIMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 OWNER = 1000
+TIMES = os.environ.get("PERENNIAL_TIMES")
 ENDED = "--- ended"
 FOLLOWED_FOR = 5
 
@@ -36,6 +38,13 @@ def documented(section: str) -> list[str]:
     assert body is not None, f"docs/deploy.md has no section {section!r}"
     blocks = re.findall(r"^```\n(.*?)^```", body[1], re.DOTALL | re.MULTILINE)
     return [line.split("   #")[0].rstrip() for block in blocks for line in block.splitlines() if line]
+
+
+def note_time(what: str, began: float) -> None:
+    """One line of the file of times, if there is one: from a moment until now (time.monotonic)."""
+    if TIMES:
+        with open(TIMES, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"what": what, "began": began, "ended": time.monotonic()}) + "\n")
 
 
 class Reader:
@@ -79,12 +88,13 @@ class Reader:
             line = f"timeout {FOLLOWED_FOR} {line} || [ $? = 124 ]"
         assert self._shell.stdin is not None and self._shell.stdout is not None
         # nobody sits at a terminal here
-        typed = line.replace(" -it ", " ")
+        typed, began = line.replace(" -it ", " "), time.monotonic()
         self._shell.stdin.write(f"{{ {typed}; }} </dev/null; status=$?; echo; echo '{ENDED}' $status\n")
         said: list[str] = []
         for output in self._shell.stdout:
             if output.startswith(ENDED):
                 assert output.split()[-1] == "0", f"{line}\n{''.join(said)}"
+                note_time(line, began)
                 return "".join(said)
             said.append(output)
         raise AssertionError(f"{line}: the shell ended\n{''.join(said)}")
@@ -134,13 +144,16 @@ def test_the_page_leads_from_nothing_to_a_finished_round(folder: Path) -> None:
         hospital.go(home)
         hospital.next("perennial site keygen")
         shutil.copy(home / "node.key.pub", federation)
-        fab, digest = add_and_stage(operator, federation)
+        fab, digest = stage_and_add(operator, federation)
         shutil.copy(federation / "bundles" / "graz.tar.gz", home)
         join(hospital, home / "perennial", folder / "data" / "graz", Path(fab).name, digest)
         operator.next("perennial deploy submit")
         assert EXPERIMENT["name"] in operator.next("perennial deploy status")
+        events = federation / "state" / "runs" / EXPERIMENT["name"] / "events.jsonl"
+        assert wait_for_rounds(events, 1)
+        note_time("typed to the end of the first round", start)
         operator.next("perennial deploy logs")
-        assert wait_for_rounds(federation / "state" / "runs" / EXPERIMENT["name"] / "events.jsonl", 4) == 4
+        assert wait_for_rounds(events, 4) == 4
         hospital.next("docker compose --profile page up -d page")
         both_pages_answer(home / "perennial" / "page.token")
         assert not operator.left and not hospital.left
@@ -160,16 +173,15 @@ def set_up(operator: Reader, folder: Path) -> None:
     operator.next("docker compose up -d")
 
 
-def add_and_stage(operator: Reader, federation: Path) -> tuple[str, str]:
-    """The operator's step 3 and the first command of step 4; the app and its checksum."""
+def stage_and_add(operator: Reader, federation: Path) -> tuple[str, str]:
+    """The operator's steps 3 and 4; the app and its checksum."""
+    rounds = {"wait_for": 1, "quorum": 1, "join_timeout": 240, "deadline": 240}
+    (federation / "experiment.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "rounds": rounds}))
+    fab, digest = operator.next("perennial deploy stage").split()[-2:]
     operator.next("perennial deploy add-site graz")
     operator.next("perennial deploy bundle graz")
     healthy(federation)
     operator.next("perennial deploy register graz")
-    rounds = {"wait_for": 1, "quorum": 1, "join_timeout": 240, "deadline": 240}
-    (federation / "experiment.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "rounds": rounds}))
-    fab, digest = operator.next("perennial deploy stage").split()[-2:]
-    operator.type("perennial deploy bundle graz")
     return fab, digest
 
 
