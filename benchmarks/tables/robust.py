@@ -201,7 +201,6 @@ TABLES = {
         honest(),
         (1, 2, 3, 4, 5),
         {"final accuracy": of("final_accuracy")},
-        pending="Its runs are to follow.",
     ),
     "robust_colluders_digits": Table(
         "Colluding sites, digits",
