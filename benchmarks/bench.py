@@ -209,9 +209,21 @@ FIGURES: dict[str, Figure] = {
         0.75,
         engine_vs_plain_loop("w2", 5, cohort="auto"),
     ),
+    "two_workers_cohorts_vs_plain_loop_w1": Figure(
+        "rounds of W1 with `--cohort auto --workers 2`: engine over a plain PyTorch loop",
+        "at most",
+        0.42,
+        engine_vs_plain_loop("w1", 5, workers=2, cohort="auto"),
+    ),
+    "two_workers_cohorts_vs_plain_loop_w2": Figure(
+        "rounds of W2 with `--cohort auto --workers 2`: engine over a plain PyTorch loop",
+        "at most",
+        0.55,
+        engine_vs_plain_loop("w2", 5, workers=2, cohort="auto"),
+    ),
     "two_workers_vs_one": Figure("rounds of W1: two workers over one", "at most", 0.65, two_workers_vs_one),
     "flwr_run_vs_engine": Figure(
-        "W1, start to exit: `flwr run` over `perennial run`", "at least", 3.0, flwr_run_vs_engine
+        "W1, start to exit: `flwr run` over `perennial run`", "at least", 5.0, flwr_run_vs_engine
     ),
     "memory_100_vs_10_sites": Figure(
         "peak memory: 100 sites over 10, same data", "at most", 1.5, memory_100_vs_10_sites

@@ -116,9 +116,9 @@ def require_started(folder: OperatorFolder, name: str, run: str) -> None:
     Raises StateError otherwise.
     """
     status = run_statuses(folder).get(run, "unknown")
-    if status == "pending":
+    if status in ("pending", "starting"):
         raise StateError(
-            f"run {name!r}: pending (Flower's run {run}); its ServerApp has not started, so it has said "
+            f"run {name!r}: {status} (Flower's run {run}); its ServerApp has not started, so it has said "
             "nothing yet. If this lasts more than a minute, look at the SuperLink's own log: without its "
             "SuperExec it starts no app"
         )

@@ -222,9 +222,13 @@ def test_no_key_enters_a_repository_that_a_folder_is_made_in(tmp_path: Path) -> 
 def test_the_log_of_a_run_that_has_not_started_is_not_waited_for(
     operator: OperatorFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "run_statuses", lambda folder: {"7": "pending", "8": "running"})
+    monkeypatch.setattr(
+        operations, "run_statuses", lambda folder: {"7": "pending", "8": "running", "9": "starting"}
+    )
     with pytest.raises(StateError, match="run 'trial': pending .*SuperExec"):
         operations.require_started(operator, "trial", "7")
+    with pytest.raises(StateError, match="starting"):
+        operations.require_started(operator, "trial", "9")
     operations.require_started(operator, "trial", "8")
 
 

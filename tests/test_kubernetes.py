@@ -1,5 +1,6 @@
 """The manifests of deploy/kubernetes as kubectl builds them: valid, bound, and not killed for being busy."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -71,3 +72,16 @@ def test_overlays_change_what_they_say() -> None:
     assert ports[0]["type"] == "NodePort" and ports[0]["ports"][0]["nodePort"] == 30092
     ingress = one_of_kind(built("overlays/tls-passthrough"), "Ingress")
     assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/ssl-passthrough"] == "true"
+
+
+@pytest.mark.parametrize("side", ["operator", "hospital"])
+def test_images_are_named_by_digest_as_the_files_say(tmp_path: Path, side: str) -> None:
+    shutil.copytree(ROOT, tmp_path / "kubernetes")
+    path = tmp_path / "kubernetes" / side / "kustomization.yaml"
+    text, digest = path.read_text(), "sha256:" + "ab" * 32
+    said = [
+        line.removeprefix("# ") if re.search("images:|digest:", line) else line for line in text.splitlines()
+    ]
+    path.write_text("\n".join(said).replace("sha256:...", digest).replace("REGISTRY", "registry.example.org"))
+    found = containers(built(str(path.parent)))
+    assert found and all(one["image"].endswith(f"@{digest}") for one in found)

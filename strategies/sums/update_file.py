@@ -63,27 +63,28 @@ class UpdateFile:
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(site, update) in the order of names; of those on disk one in memory at a time."""
+        there = all(like.device.type == "cpu" for like in self._like.values())
         for site in self.sites:
             found = self._kept.get(site) or self._read_all(site)
             yield (
                 site,
-                {name: found[name].reshape(like.shape).to(like.device) for name, like in self._like.items()},
+                found if there else {name: found[name].to(like.device) for name, like in self._like.items()},
             )
 
     def pieces(self) -> Iterator[Piece]:
         """All updates side by side, a piece of the model at a time."""
-        before = 0
+        before, sites = 0, self.sites
         width = max(1, PIECE_BYTES // (8 * max(1, len(self))))
         for name, like in self._like.items():
             for start in range(0, like.numel(), width):
                 stop = min(start + width, like.numel())
-                rows = torch.empty(len(self), stop - start, dtype=torch.float64)
-                for row, site in zip(rows, self.sites, strict=True):
-                    if site in self._kept:
-                        row.copy_(self._kept[site][name].reshape(-1)[start:stop])
-                    else:
-                        row.copy_(self._read(site, like, before + start * like.element_size(), stop - start))
-                yield Piece(name, start, stop, rows)
+                rows = [
+                    self._kept[site][name].reshape(-1)[start:stop]
+                    if site in self._kept
+                    else self._read(site, like, before + start * like.element_size(), stop - start)
+                    for site in sites
+                ]
+                yield Piece(name, start, stop, torch.stack(rows).double())
             before += like.numel() * like.element_size()
 
     @cached_property
@@ -99,6 +100,6 @@ class UpdateFile:
     def _read_all(self, site: str) -> dict[str, Tensor]:
         update, before = {}, 0
         for name, like in self._like.items():
-            update[name] = self._read(site, like, before, like.numel())
+            update[name] = self._read(site, like, before, like.numel()).view(like.shape)
             before += like.numel() * like.element_size()
         return update
