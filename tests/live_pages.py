@@ -29,15 +29,16 @@ TOKEN = "a-token-of-more-than-twenty-characters"
 
 
 @contextmanager
-def served(app: ASGIApp) -> Iterator[str]:
-    """An application on a free port of loopback; its address."""
-    server = web_server(app, "127.0.0.1", 0)
+def served(app: ASGIApp, certificate: Path | None = None, key: Path | None = None) -> Iterator[str]:
+    """An application on a free port of loopback; its address. certificate, key: for TLS."""
+    server = web_server(app, "127.0.0.1", 0, certificate, key)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        scheme = "http" if certificate is None else "https"
+        yield f"{scheme}://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(10)

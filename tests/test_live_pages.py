@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from perennial.deploy.certificates import make_authority, make_server, write_issued
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.tokens import read_token
 from perennial.live import operator as module
+from perennial.live.guard import Sessions, allowed_hosts
+from perennial.live.operator import OperatorPages
 from perennial.server.wishes import read_wish
-from tests.live_pages import TOKEN, ask, events_of, going_on, operator_pages, until
+from tests.live_pages import TOKEN, ask, events_of, going_on, operator_pages, served, until
 from tests.run_folders import HOSTILE, write_run
 
 
@@ -129,6 +132,33 @@ def signed_in_read_only(address: str) -> tuple[str, str]:
     answer = ask(f"{address}/sign-in", {"token": TOKEN, "back": "//evil.example"}, Origin=address)
     assert answer.headers["location"] == "/"
     return answer.headers["set-cookie"].split(";")[0], ""
+
+
+def test_pages_over_tls_need_the_token_and_keep_their_cookie_to_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, files = make_authority("pages"), tmp_path / "tls"
+    files.mkdir()
+    write_issued(make_server(authority, ["127.0.0.1"], 30), files / "server.pem", files / "server.key")
+    write_issued(authority, files / "ca.crt", files / "ca.key")
+    monkeypatch.setenv("SSL_CERT_FILE", str(files / "ca.crt"))
+    pages = OperatorPages(tmp_path, Sessions(TOKEN, "perennial", secure=True), everyone=False)
+    app = pages.app(allowed_hosts("127.0.0.1", []))
+    with going_on(tmp_path), served(app, files / "server.pem", files / "server.key") as address:
+        assert "trial" not in ask(address).body
+        cookie = ask(f"{address}/sign-in", {"token": TOKEN}, Origin=address).headers["set-cookie"]
+        assert cookie.startswith("__Host-perennial=") and "; Secure" in cookie and "HttpOnly" in cookie
+        assert "trial" in ask(address, Cookie=cookie.split(";")[0]).body
+
+
+def test_a_run_is_stopped_by_the_pages_own_form_alone(tmp_path: Path) -> None:
+    with going_on(tmp_path) as run, operator_pages(tmp_path, TOKEN) as address:
+        run.begin_round(1, ["graz"])
+        cookie, form = signed_in(address)
+        assert "The round that it is in is lost" in ask(f"{address}/runs/trial/stop", Cookie=cookie).body
+        assert read_wish(run.folder) is None, "looking at the question does nothing"
+        stop = ask(f"{address}/runs/trial/stop", {"form": form}, Cookie=cookie, Origin=address)
+        assert stop.status == 303 and read_wish(run.folder) == "stop"
 
 
 def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path: Path) -> None:
