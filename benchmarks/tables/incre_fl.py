@@ -42,7 +42,7 @@ NEAR, CLIENT_MEAN, EXCLUDE, CENTRAL = (
     "Incre-FL, pre-training samples left out afterwards",
     "iCaRL with all data in one place",
 )
-PRETRAINING = "{samples: 10, rounds: 3}"
+PRETRAINING = "{samples: 7, rounds: 3}"
 
 
 def rows(experiment: str, pretraining_block: str = PRETRAINING) -> list[Row]:
@@ -79,7 +79,7 @@ def variants(experiment: str, sigmoid_rate: float) -> list[Row]:
         Row(SIGMOIDS, experiment, sigmoids),
         Row(NEAR, experiment, ("strategy={name: layer_attention, sign: -1, scale: mean}",)),
         Row(CLIENT_MEAN, experiment, ("strategy={name: layer_attention, head_query: client_mean}",)),
-        Row(EXCLUDE, experiment, ("pretraining={samples: 10, rounds: 3, exclude: true}",)),
+        Row(EXCLUDE, experiment, ("pretraining={samples: 7, rounds: 3, exclude: true}",)),
         Row(CENTRAL, experiment, ("data.sites=1", "data.partition={kind: iid}", "pretraining=null")),
     ]
 
@@ -187,7 +187,7 @@ TABLES = {
         "Early rounds of a first task with and without balanced pre-training (digits, all classes)",
         [
             early("2 rounds", "tasks.rounds=2", "pretraining=null"),
-            early("3 rounds of pre-training with 10 samples a site, then 2 rounds", "tasks.rounds=2"),
+            early("3 rounds of pre-training with 7 samples a site, then 2 rounds", "tasks.rounds=2"),
             early("5 rounds", "tasks.rounds=5", "pretraining=null"),
         ],
         measures={"accuracy, head": STANDARD["final accuracy"], "accuracy, nearest mean": MEASURES[FINAL]},
