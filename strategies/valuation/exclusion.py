@@ -48,6 +48,9 @@ MEASURED: tuple[Measured, ...] = (
     Measured(20, False, 0.7048, 0.0087),
     Measured(8, True, 0.2436, 0.0093),
     Measured(8, True, 0.3333, 0.0093),
+    Measured(8, True, 0.4319, 0.0093),
+    Measured(8, True, 0.6085, 0.0093),
+    Measured(20, True, 0.3028, 0.0087),
 )
 """From benchmarks/results/detection_fairness.jsonl; tests/test_exclusion.py compares."""
 
