@@ -82,14 +82,15 @@ def _consolidation() -> Table:
             f"weight {weight:g}, the last {share:.0%} of a task's rounds": (
                 f"learner.consolidation={{weight: {weight:g}, share: {share:g}}}",
             )
-            for weight in (0.1, 1, 10)
-            for share in (0.17, 0.5, 1)
+            for weight, share in ((1, 0.5), (10, 0.5), (0.1, 0.5), (1, 0.17), (1, 1))
         },
     }
     return Table(
         "Fused features distilled into one backbone, digits",
         [Row(label, pp_fcil.DIGITS, (pp_fcil.CENTRAL, *changes)) for label, changes in tried.items()],
         seeds=SEEDS[:3],
+        note="Taken: weight 1 in the last round of a task (17 % of six), by the final accuracy; three seeds "
+        "decide nothing.",
     )
 
 

@@ -116,7 +116,7 @@ class Consolidation(FiniteBlock):
 
     weight: float = Field(default=1.0, gt=0)
     """Of the mean squared distance between the two features of a sample."""
-    share: float = Field(default=0.5, gt=0, le=1)
+    share: float = Field(default=0.2, gt=0, le=1)
     """Of each task's rounds, the last ones, in which the term is added."""
 
 

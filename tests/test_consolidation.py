@@ -205,7 +205,7 @@ def test_other_models_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"learner\.consolidation: found with model mlp.*dual_backbone"):
         load_experiment(Path(write(tmp_path, learner=with_it, model={"name": "mlp"})))
     stopping = {"patience": 2}
-    with pytest.raises(ConfigError, match=r"learner\.consolidation\.share: found 0\.5 with `stopping`"):
+    with pytest.raises(ConfigError, match=r"learner\.consolidation\.share: found 0\.2 with `stopping`"):
         load_experiment(Path(write(tmp_path, learner=with_it, stopping=stopping)))
 
 

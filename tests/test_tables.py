@@ -297,3 +297,14 @@ def test_a_table_without_a_finite_value_still_has_a_picture() -> None:
     )
     picture = chart(table, [{"row": "a row", "measures": {"epsilon": math.inf}}])
     assert "a row" not in picture and picture.endswith("</svg>\n")
+
+
+def test_every_table_with_a_ring_beside_fedavg_has_a_row_of_equal_work() -> None:
+    """A ring of n sites makes n times the optimiser passes of FedAvg over one model in a round."""
+    rings, held = ("serial_ring", "parallel_rings"), []
+    for name, table in tables().items():
+        strategies = [str(row.load(table.seeds[0]).strategy) for row in table.rows]
+        if "name='fedavg'" in strategies and any(ring in text for text in strategies for ring in rings):
+            assert any("equal work" in row.label for row in table.rows), name
+            held.append(name)
+    assert len(held) > 8
