@@ -151,7 +151,6 @@ TABLES = {
                 "higher by a site's number of steps (ours)", "a site's number of steps", "FedDig", SEQUENTIAL
             ),
         ],
-        pending="Its rows are new.",
         seeds=TEN_SEEDS,
     ),
     "feddig_classes_digits": Table(

@@ -186,7 +186,6 @@ TABLES = {
         MOVED,
         f"{NOTE} Half of the dishonest site's samples carry the trigger. Success counts samples that the "
         "model does not call the attacker's class without the trigger.",
-        pending="So far the default bounds with even shares; the rest is to follow.",
     ),
     "robust_backdoor_rules_digits": Table(
         "A backdoor against each rule, digits at Dirichlet 0.5, one dishonest site of five",
