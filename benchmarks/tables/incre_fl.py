@@ -162,7 +162,6 @@ TABLES = {
         measures=MEASURES,
         note=CPU_NOTE,
         claims=CPU_CLAIMS,
-        pending="Its settings are new; the runs that are not there are still to be made.",
         seeds=TEN_SEEDS,
     ),
     "incre_fl_fashion_mnist": Table(
