@@ -30,6 +30,8 @@ from perennial.engine.grid import set_task_identity
 from perennial.engine.run import run_in_process
 from perennial.foundation.files import replace_file
 from perennial.strategies.factory import build_strategy
+from perennial.strategies.round.outcome import RoundOutcome
+from perennial.strategies.round.part import RoundPart
 from perennial.strategies.round.running_bounds import NORMS, SAMPLES, RunningBounds
 from perennial.strategies.sums.update_file import KEPT_BYTES
 
@@ -61,8 +63,10 @@ def one_round(rule: str, like: Mapping[str, Tensor], replies: Iterator[Message] 
     settings = dict(RULES[rule])
     strategy = build_strategy(settings.pop("name"), settings)
     bounds = BoundsConfig() if rule != PLAIN else BoundsConfig(least_agreement=None)
-    strategy.bounds, strategy.running = bounds, RunningBounds(bounds, {NORMS: [100.0], SAMPLES: [100.0]})
-    strategy.reference, strategy._stamp, strategy.most_replies = like, STAMP, SITES
+    strategy.running = RunningBounds(bounds, {NORMS: [100.0], SAMPLES: [100.0]})
+    strategy.begin_part(
+        RoundPart(like, RoundOutcome(), SITES, SITES, STAMP, {}, None, bounds=bounds, sums=strategy.sums)
+    )
     start = time.perf_counter()
     arrays, _ = strategy.aggregate_train(2, replies)
     taken = time.perf_counter() - start

@@ -95,7 +95,6 @@ TABLES = {
     "own_data": Table(
         "Own data: the default learner, federated beside the same network trained on the pooled data",
         _rows(),
-        pending="HAM10000 at 128 x 96 pixels is still to be run.",
         measures=MEASURES,
         note=(
             "No key of the learner is given; `benchmarks/results/learner_choice.md` says how its "
