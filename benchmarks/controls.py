@@ -52,7 +52,7 @@ BATCH = 500
 ACCURACY, BALANCED, OWN = "accuracy", "balanced accuracy", "own models"
 COMPARED: Mapping[str, str] = {
     **dict.fromkeys(("final accuracy", "last 5 rounds", "final, nearest mean", "accuracy, head"), ACCURACY),
-    **{f"mean of the last {count} rounds": ACCURACY for count in (3, 5, 9)},
+    **{f"mean of the last {count} rounds": ACCURACY for count in (3, 5, 9, 10)},
     **dict.fromkeys(("final balanced accuracy", "global model, balanced accuracy"), BALANCED),
     "own models": OWN,
 }

@@ -207,7 +207,6 @@ TABLES = {
         (1, 2, 3, 4, 5),
         MEASURES,
         NOTE.replace("Five sites, the last", "The last"),
-        pending="Defined with the rules; its runs are still to be made.",
     ),
     "robust_ham10000": Table(
         "Attacks against rules, HAM10000, one dishonest site of five",
