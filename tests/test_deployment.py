@@ -142,7 +142,7 @@ def test_a_supernode_that_was_killed_is_let_in_again_by_its_next_start(federatio
     assert "knows its key" in said
     federation.start_site("graz")
     until(lambda: federation.log("graz").count(ENTERED) > before, 60)
-    assert federation.running("graz") and "305" not in federation.log("graz")
+    assert federation.running("graz") and "Exit Code: 305" not in federation.log("graz")
 
 
 def test_a_revoked_site_and_a_stranger_are_shut_out(federation: Deployment) -> None:
