@@ -99,8 +99,8 @@ def test_nothing_of_a_reply_is_sent_before_all_of_it_is_there(
     assert sent[0] == "message" and sorted(sent[1:]) == ["first part", "root", "second part"]
 
 
-def handing_over() -> tuple[InMemoryNodeState, InMemoryObjectStore, str]:
-    """A ClientApp that has announced its reply and handed nothing of it over; its token."""
+def clientapp_at_work() -> tuple[InMemoryNodeState, InMemoryObjectStore, str]:
+    """A ClientApp that runs, and for which a message waits; its token."""
     set_task_identity()
     store = InMemoryObjectStore(verify=False)
     state = InMemoryNodeState(store)
@@ -112,6 +112,12 @@ def handing_over() -> tuple[InMemoryNodeState, InMemoryObjectStore, str]:
     message = Message(RecordDict(), 7, "train")
     message.metadata.__dict__["_run_id"] = 1
     start_client_internal._insert_message(message, state, store)
+    return state, store, token
+
+
+def handing_over() -> tuple[InMemoryNodeState, InMemoryObjectStore, str]:
+    """A ClientApp that has announced its reply and handed nothing of it over; its token."""
+    state, store, token = clientapp_at_work()
     (fetched,) = state.get_messages(run_ids=[1], is_reply=False)
     reply = Message(RecordDict(), reply_to=fetched)
     reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -208,17 +214,7 @@ def test_an_app_that_was_not_approved_is_one_sentence_once(
 
 @pytest.mark.parametrize("fetched", [True, False], ids=["has fetched its message", "has not yet"])
 def test_a_killed_clientapp_is_answered_for_at_once(fetched: bool) -> None:
-    set_task_identity()
-    store = InMemoryObjectStore(verify=False)
-    state = InMemoryNodeState(store)
-    state.set_node_id(7)
-    task = state.create_task(task_type="flwr-clientapp", run_id=1)
-    assert task is not None
-    token = state.claim_task(task)
-    assert token is not None and state.activate_task(task)
-    message = Message(RecordDict(), 7, "train")
-    message.metadata.__dict__["_run_id"] = 1
-    start_client_internal._insert_message(message, state, store)
+    state, _, token = clientapp_at_work()
     if fetched:
         assert state.get_messages(run_ids=[1], is_reply=False)
     let_token_expire(state, "another")
