@@ -13,7 +13,9 @@ from perennial.strategies.round.queries import NOT_APPROVED
 
 Grade = Literal["critical", "warning"]
 FULL_BELOW = 0.05
-"""Share of a disk that is free, below which the next checkpoint may fail."""
+"""Share of a disk that is free, below which the next checkpoint may fail ..."""
+AMPLE = 5e9
+"""... and bytes that are enough on a disk of any size: a twentieth of a large one is no cause for alarm."""
 LONG_WAIT = 3.0
 """Times the usual length of a round after which an answer counts as late."""
 SHOWN = 6
@@ -116,7 +118,7 @@ def _warnings(state: RunState) -> Iterator[Warned]:
         disk = shutil.disk_usage(state.folder)
     except OSError:
         return
-    if disk.free < FULL_BELOW * disk.total and status != "finished":
+    if disk.free < min(FULL_BELOW * disk.total, AMPLE) and status != "finished":
         yield Warned(
             "disk",
             "critical",

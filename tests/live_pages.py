@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 from urllib.parse import urlencode
 
 import pytest
 from starlette.types import ASGIApp
 
 from perennial.foundation.heartbeat import beating
+from perennial.live import warnings
 from perennial.live.guard import Sessions, allowed_hosts
 from perennial.live.operator import OperatorPages
 from perennial.live.serving import web_server
@@ -109,10 +112,18 @@ class GoingOn:
 
 
 @contextmanager
+def room_for(free: float, total: float = 1e12) -> Iterator[None]:
+    """The pages see a disk with so many bytes, whatever this machine has left."""
+    found = SimpleNamespace(total=total, used=total - free, free=free)
+    with mock.patch.object(warnings, "shutil", SimpleNamespace(disk_usage=lambda _: found)):
+        yield
+
+
+@contextmanager
 def going_on(runs: Path, name: str = "trial") -> Iterator[GoingOn]:
-    """A run with a heartbeat."""
+    """A run with a heartbeat and room on its disk."""
     run = GoingOn(runs, name)
-    with beating(run.folder / ALIVE):
+    with room_for(1e12), beating(run.folder / ALIVE):
         yield run
 
 

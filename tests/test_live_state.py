@@ -16,7 +16,7 @@ from perennial.live.spending import Spending
 from perennial.live.tail import Tail, plain
 from perennial.live.warnings import warnings_of
 from perennial.server.app import ALIVE
-from tests.live_pages import GoingOn, going_on
+from tests.live_pages import GoingOn, going_on, room_for
 from tests.run_folders import HOSTILE
 
 
@@ -219,3 +219,15 @@ def test_a_site_that_was_there_and_is_not_any_more_is_named_in_later_rounds_too(
         run.begin_round(3, ["graz", "linz"])
         state.read()
         assert not state.offline
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "full"),
+    [(1e9, 250e9, True), (8e9, 250e9, False), (100e9, 10e12, False), (1e9, 10e9, False), (0.1e9, 10e9, True)],
+)
+def test_a_disk_is_nearly_full_by_share_and_by_bytes(
+    tmp_path: Path, free: float, total: float, full: bool
+) -> None:
+    with going_on(tmp_path) as run, room_for(free, total):
+        kinds = [warned.kind for warned in warnings_of(read(RunState(run.folder)))]
+    assert kinds == (["disk"] if full else [])

@@ -25,7 +25,7 @@ from perennial.live.notices import Notices, webhook
 from perennial.live.run_state import RunState
 from perennial.live.spending import Spending
 from perennial.live.warnings import Warned
-from tests.live_pages import going_on, until
+from tests.live_pages import going_on, room_for, until
 from tests.run_folders import HOSTILE
 
 LOGIN = "operator@example.org", "correct horse"
@@ -124,7 +124,7 @@ def mail_file(folder: Path, **changes: Any) -> Path:
 def test_a_webhook_is_told_of_a_finished_a_silent_and_a_refused_run_and_of_a_spent_budget(
     tmp_path: Path,
 ) -> None:
-    with listener() as (address, posted):
+    with listener() as (address, posted), room_for(1e12):
         notices = Notices([webhook(address)], budget=8.0)
         with going_on(tmp_path) as run:
             state, spending = RunState(run.folder), Spending(run.folder)
