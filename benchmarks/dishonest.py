@@ -230,6 +230,7 @@ def attacked_run(settings: RunSettings, attack: str) -> dict[str, Any]:
         chance = 1 / len(simulated_federation(experiment).classes)
         return {
             "final_accuracy": chance,
+            "balanced_accuracy": [chance],
             "attack_success": None,
             "moved_to_target": None,
             "seconds": 0.0,

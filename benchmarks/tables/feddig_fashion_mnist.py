@@ -1,8 +1,9 @@
 """FedDig on Fashion-MNIST: the scenarios of its paper, other methods alone and under it, and honest noise."""
 
-from perennial.benchmarks.table import Row, Table
+from perennial.benchmarks.table import TEN_SEEDS, Row, Table
 from perennial.benchmarks.tables.feddig import (
     BASE,
+    BY_SCENARIO,
     FINAL,
     HONEST,
     IMAGE_BRANCH_ONLY,
@@ -37,6 +38,8 @@ TABLES = {
         ],
         measures={**FINAL, "mean of rounds 7 to 13": rounds_mean(7, 13)},
         note=SMALL,
+        claims=BY_SCENARIO,
+        seeds=TEN_SEEDS,
     ),
     "feddig_bases_fashion_mnist": Table(
         "FedDig, Fashion-MNIST, everybody leaves: other methods alone, FedDig on them, and with honest noise",

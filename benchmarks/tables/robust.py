@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from perennial.benchmarks.table import Measure, Row, Table, of
+from perennial.benchmarks.tables.own_data import final_balanced
 
 RULES: Mapping[str, Sequence[str]] = {
     "mean, no bounds": ("bounds={norm_multiple: null, samples_multiple: null, least_agreement: null}",),
@@ -161,7 +162,8 @@ def colluders() -> list[Row]:
     return found
 
 
-HAM_RULES = ("mean, no bounds", "mean, default bounds", "multi-Krum of 2")
+HAM_RULES = ("mean, no bounds", "mean, default bounds", "multi-Krum of 2", "attention, sign -1, scale mean")
+HAM_DIVISIONS = ("even", "Dirichlet 0.5")
 HAM_ATTACKS = ("none", "backdoor x5", "inner product", "label flip")
 
 TABLES = {
@@ -210,14 +212,11 @@ TABLES = {
     ),
     "robust_ham10000": Table(
         "Attacks against rules, HAM10000, one dishonest site of five",
-        [
-            Row(f"{rule}: {attack}", "robust_ham10000", tuple(RULES[rule]), attack=ATTACKS[attack])
-            for attack in HAM_ATTACKS
-            for rule in HAM_RULES
-        ],
+        crossed("robust_ham10000", HAM_DIVISIONS, {rule: RULES[rule] for rule in HAM_RULES}, HAM_ATTACKS),
         (1, 2, 3, 4, 5),
-        MEASURES,
-        NOTE,
-        pending="Defined with the rules; its runs are still to be made.",
+        {"final balanced accuracy": final_balanced, "attack success": of("moved_to_target")},
+        f"{NOTE} Half of the dishonest site's samples carry the trigger. Success counts samples that the "
+        "model does not call the attacker's class without the trigger. Rounds and learning rate were chosen "
+        "on seeds 11 to 13 without an attack.",
     ),
 }

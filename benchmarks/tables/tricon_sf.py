@@ -309,5 +309,6 @@ TABLES = {
             _beats("the ring over FedAvg at equal rounds, HAM10000", FOUR, FEDAVG),
             _beats("the ring over FedAvg at equal work, HAM10000", FOUR, EQUAL_WORK),
         ),
+        seeds=TEN_SEEDS,
     ),
 }
