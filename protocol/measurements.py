@@ -30,7 +30,9 @@ MEASUREMENTS = {
 def asking(settings: str, names: Sequence[str]) -> str:
     """settings, a JSON object, with the request to tell `names` added."""
     content = json.loads(settings)
-    return json.dumps(content | {"tell": [*content.get("tell", []), *names]})
+    return json.dumps(
+        content | {"tell": list(dict.fromkeys([*content.get("tell", []), *names]))}, sort_keys=True
+    )
 
 
 def asked(settings: str) -> tuple[str, ...]:

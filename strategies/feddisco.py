@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perennial.protocol.measurements import LABEL_COUNTS
+from perennial.protocol.measurements import LABEL_COUNTS, asking
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import MAX_EXAMPLES
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.round.site_settings import with_settings
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.sums.update_file import UpdateFile
 
@@ -83,7 +82,7 @@ class FedDisco(FedAvg):
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         self._asked = True
-        return dict.fromkeys(sites, with_settings(request, tell=[LABEL_COUNTS]))
+        return dict.fromkeys(sites, replace(request, settings=asking(request.settings, [LABEL_COUNTS])))
 
     def disclosures(self) -> Disclosures:
         return Disclosures(clear_uploads=("label_counts",))

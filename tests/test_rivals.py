@@ -1,6 +1,7 @@
 """Federated baselines on quadratics: hand-computed rounds, and what each one reduces to."""
 
 import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,10 @@ from quadratics import STAMP, Federation
 from perennial.client.state import SiteState
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.growth import grown
+from perennial.protocol.measurements import asked
+from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
+from perennial.protocol.tensors import Tensors
 from perennial.strategies.adabest import AdaBest
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
@@ -174,6 +178,13 @@ def test_feddisco_weighs_the_updates_in_any_order() -> None:
         assert strategy.outcome.details["weights"] == pytest.approx({"a": 6 / 7, "b": 1 / 7})
     assert torch.equal(*results)
     assert float(results[0]) == pytest.approx(1 + 0.3 * 6 / 7 - 0.7 / 7, abs=1e-6)
+
+
+def test_feddisco_asks_beside_what_an_outer_strategy_asks() -> None:
+    outer = json.dumps({"tell": ["held_out_accuracy", "label_counts"]})
+    request = TrainRequest(**vars(STAMP), arrays=Tensors(), settings=outer)
+    asked_of = FedDisco().requests(request, ["a"])["a"]
+    assert asked(asked_of.settings) == ("held_out_accuracy", "label_counts"), "each once"
 
 
 @pytest.mark.parametrize("counts", [None, [], [0, 0], [1.5], [True, 1], [-1, 3], "12", [10**12]])
