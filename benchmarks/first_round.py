@@ -65,39 +65,41 @@ class Halts:
         }
 
 
-def measure() -> dict[str, Any]:
-    """Seconds of each step, and of all of them to the end of the first round, in which none was halted."""
+def measure(base: Path) -> dict[str, Any]:
+    """Seconds of each step, and of all of them to the end of the first round, in which none was halted.
+
+    base: an empty folder, for the checkout and the engine.
+    """
     halts = Halts()
     present = shutil.which("dockerd") is not None
-    with tempfile.TemporaryDirectory(prefix="perennial-first-", ignore_cleanup_errors=True) as base:
-        checkout, times, cache = Path(base) / "perennial", Path(base) / "times.jsonl", Path(base) / "cache"
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(checkout)], check=True)
-        environment = os.environ | {"PERENNIAL_CACHE": str(cache), "PIP_NO_CACHE_DIR": "1"}
-        environment |= {"PERENNIAL_TIMES": str(times), "DOCKER_BUILDKIT": "1"}
-        for name in ("PYTHONPATH", "VIRTUAL_ENV"):
-            environment.pop(name, None)
-        engine = str(checkout / "tests" / "containers" / "engine.sh")
-        try:
-            steps, began = [], time.monotonic()
-            up = subprocess.run(
-                [engine, "up"], cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE, text=True
-            )
-            steps.append(halts.step(ENGINE, began, time.monotonic()))
-            found = dict(line.split("=", 1) for line in up.stdout.splitlines() if "=" in line)
-            tools = Path(base) / "docker"
-            tools.mkdir()
-            (tools / "docker").symlink_to(shutil.which(found["DOCKER"]) or found["DOCKER"])
-            environment |= found | {"PATH": f"{tools}:{found['TOOLS']}:{environment['PATH']}"}
-            began = time.monotonic()
-            subprocess.run(["make", "install"], cwd=checkout, env=environment, check=True)
-            steps.append(halts.step(INSTALL, began, time.monotonic()))
-            typed = [str(checkout / ".venv" / "bin" / "python"), "-m", "pytest", "--timeout", "3000", "-q"]
-            typed += ["-p", "no:cacheprovider", "tests/containers/check_documented.py"]
-            subprocess.run(typed, cwd=checkout, env=environment, check=True)
-            noted = map(json.loads, times.read_text(encoding="utf-8").splitlines())
-            steps += [halts.step(one["what"], one["began"], one["ended"]) for one in noted]
-        finally:
-            subprocess.run([engine, "down"], cwd=checkout, env=environment, check=False)
+    checkout, times, cache = base / "perennial", base / "times.jsonl", base / "cache"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(checkout)], check=True)
+    environment = os.environ | {"PERENNIAL_CACHE": str(cache), "PIP_NO_CACHE_DIR": "1"}
+    environment |= {"PERENNIAL_TIMES": str(times), "DOCKER_BUILDKIT": "1"}
+    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+        environment.pop(name, None)
+    engine = str(checkout / "tests" / "containers" / "engine.sh")
+    try:
+        steps, began = [], time.monotonic()
+        up = subprocess.run(
+            [engine, "up"], cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE, text=True
+        )
+        steps.append(halts.step(ENGINE, began, time.monotonic()))
+        found = dict(line.split("=", 1) for line in up.stdout.splitlines() if "=" in line)
+        tools = base / "docker"
+        tools.mkdir()
+        (tools / "docker").symlink_to(shutil.which(found["DOCKER"]) or found["DOCKER"])
+        environment |= found | {"PATH": f"{tools}:{found['TOOLS']}:{environment['PATH']}"}
+        began = time.monotonic()
+        subprocess.run(["make", "install"], cwd=checkout, env=environment, check=True)
+        steps.append(halts.step(INSTALL, began, time.monotonic()))
+        typed = [str(checkout / ".venv" / "bin" / "python"), "-m", "pytest", "--timeout", "3000", "-q"]
+        typed += ["-p", "no:cacheprovider", "tests/containers/check_documented.py"]
+        subprocess.run(typed, cwd=checkout, env=environment, check=True)
+        noted = map(json.loads, times.read_text(encoding="utf-8").splitlines())
+        steps += [halts.step(one["what"], one["began"], one["ended"]) for one in noted]
+    finally:
+        subprocess.run([engine, "down"], cwd=checkout, env=environment, check=False)
     seconds = {step["what"]: step["seconds"] for step in steps}
     return {
         "seconds_to_the_first_round": round(sum(seconds[step] for step in (ENGINE, INSTALL, TYPED)), 1),
@@ -134,9 +136,10 @@ def rendered(page: str) -> str:
 
 
 def main() -> None:
-    """Measure, and write the figure down."""
-    replace_file(RESULTS, (json.dumps(measure(), indent=1) + "\n").encode(), mode=0o644)
-    replace_file(PAGE, rendered(PAGE.read_text(encoding="utf-8")).encode(), mode=0o644)
+    """Measure, and write the figure down; only then is cleared away, which can take longer than all else."""
+    with tempfile.TemporaryDirectory(prefix="perennial-first-", ignore_cleanup_errors=True) as base:
+        replace_file(RESULTS, (json.dumps(measure(Path(base)), indent=1) + "\n").encode(), mode=0o644)
+        replace_file(PAGE, rendered(PAGE.read_text(encoding="utf-8")).encode(), mode=0o644)
 
 
 if __name__ == "__main__":
