@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perennial.foundation.errors import ConfigError, nearest
-from perennial.foundation.torch_import import complete_torch
 
 Kind = Literal["strategy", "source", "model", "loss"]
 GROUPS: dict[Kind, str] = {
@@ -52,9 +51,6 @@ def load(kind: Kind, target: str, where: str) -> Any:
     Raises ConfigError when it cannot be imported.
     """
     module, _, attribute = target.partition(":")
-    if module.partition(".")[0] != OURS:
-        # what it wants of PyTorch is its own affair
-        complete_torch()
     try:
         return getattr(import_module(module), attribute)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""How `perennial run` begins and ends: PyTorch without its compiler's rules until asked, an end in one go."""
+"""How `perennial run` begins and ends: with the whole of PyTorch, and in one go."""
 
 import os
 import subprocess
@@ -6,13 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from perennial.foundation.torch_import import TRIED
 
 ROOT = Path(__file__).resolve().parents[1]
 START = "from perennial.cli.start_up import import_run; import_run()\n"
-tried = pytest.mark.skipif(not torch.__version__.startswith(TRIED), reason="another PyTorch comes in whole")
 
 
 def ended(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -27,39 +23,19 @@ def lines(code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@tried
-def test_the_rules_for_shapes_wait_and_training_does_not_miss_them() -> None:
+def test_a_process_that_trains_has_the_whole_of_pytorch() -> None:
+    """Opacus asks its compiler's parts for things half-way through their imports."""
     found = lines(
-        START + "import sys, torch\n"
-        "torch.Generator().manual_seed(1)\n"
-        "layer = torch.nn.Conv2d(1, 2, 3)\n"
-        "layer(torch.rand(1, 1, 4, 4)).sum().backward()\n"
-        "torch.nn.Linear(3, 4, device='meta')\n"
-        "print('torch._decomp' in sys.modules, layer.weight.grad is not None)"
+        START + "from opacus.optimizers import DPOptimizer\n"
+        "import torch\n"
+        "import torch._dynamo\n"
+        "print(torch.linalg.cholesky_ex(torch.empty(3, 3, device='meta'))[0].shape)"
     )
-    assert found == ["False True"]
-
-
-USE = "print(torch.linalg.cholesky_ex(torch.empty(3, 3, device='meta'))[0].shape)"
-
-
-@tried
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "import torch._dynamo",
-        "torch._meta_registrations.meta_bmm",
-        "from perennial.foundation.plugins import load; load('model', 'json:loads', 'model')",
-    ],
-)
-def test_whoever_needs_the_rules_gets_them(asked: str) -> None:
-    found = lines(START + f"import sys, torch\n{asked}\nprint('torch._decomp' in sys.modules)\n{USE}")
-    assert found == ["True", "torch.Size([3, 3])"]
+    assert found == ["torch.Size([3, 3])"]
 
 
 def test_a_torch_that_is_there_already_stays_as_it_is() -> None:
-    found = lines("import sys, torch\n" + START + "print('torch._decomp' in sys.modules)")
-    assert found == ["True"]
+    assert lines("import sys, torch\n" + START + "print(sys.modules['torch'] is torch)") == ["True"]
 
 
 END = """
