@@ -54,4 +54,5 @@ def test_a_rule_finds_four_plain_groups(rule: Any) -> None:
 
 
 def test_a_table_with_missing_runs_is_judged_by_those_that_are_there() -> None:
-    assert Time(runs=5, planned=20, minutes=2.0, controls=1.0).whole == 9.0
+    time = Time(runs=5, planned=20, minutes=2.0, quiet=1.5, controls=1.0)
+    assert time.whole == 9.0 and time.whole_quiet == 6.0
