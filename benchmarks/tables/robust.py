@@ -163,6 +163,7 @@ def colluders() -> list[Row]:
 
 
 HAM_RULES = ("mean, no bounds", "mean, default bounds", "multi-Krum of 2", "attention, sign -1, scale mean")
+HAM_MEASURES: Mapping[str, Measure] = {"final balanced accuracy": final_balanced}
 HAM_DIVISIONS = ("even", "Dirichlet 0.5")
 HAM_ATTACKS = ("none", "backdoor x5", "inner product", "label flip")
 
@@ -214,7 +215,7 @@ TABLES = {
         "Attacks against rules, HAM10000, one dishonest site of five",
         crossed("robust_ham10000", HAM_DIVISIONS, {rule: RULES[rule] for rule in HAM_RULES}, HAM_ATTACKS),
         (1, 2, 3, 4, 5),
-        {"final balanced accuracy": final_balanced, "attack success": of("moved_to_target")},
+        {**HAM_MEASURES, "attack success": of("moved_to_target")},
         f"{NOTE} Half of the dishonest site's samples carry the trigger. Success counts samples that the "
         "model does not call the attacker's class without the trigger. Rounds and learning rate were chosen "
         "on seeds 11 to 13 without an attack.",
