@@ -41,6 +41,7 @@ class Time:
 
     @property
     def whole_quiet(self) -> float:
+        """The same at the fastest seeds."""
         return self.quiet * self.planned / max(self.runs, 1)
 
 
