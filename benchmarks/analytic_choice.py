@@ -114,9 +114,11 @@ def judged(scores: Mapping[float, Tensor], labels: Tensor, held: Tensor) -> dict
     return found
 
 
-def features_of(model: str, experiment: str, seed: int, limit: str) -> dict[Part, tuple[Tensor, Tensor]]:
+def features_of(
+    model: str, experiment: str, seed: int, changes: Sequence[str]
+) -> dict[Part, tuple[Tensor, Tensor]]:
     """Part -> ((n, d) float64 features, labels) of all sites' training and validation samples."""
-    changes = [f"model={model}", f"data.samples_limit={limit}"]
+    changes = [f"model={model}", *changes]
     loaded = load_experiment(EXPERIMENTS / f"{experiment}.yaml", changes, seed)
     federation = build(loaded.data, loaded.tasks, seed)
     constants = federation.mean, federation.std
@@ -137,19 +139,24 @@ def main(
     seeds: Annotated[tuple[int, int], typer.Option(help="first and last")] = (11, 16),
     experiment: Annotated[str, typer.Option(help="whose data and split")] = "analytic_ham10000",
     limit: Annotated[str, typer.Option(help="data.samples_limit; null: all")] = "2000",
+    validation: Annotated[float | None, typer.Option(help="data.validation_fraction")] = None,
+    heads: Annotated[list[str], typer.Option(help=f"of {', '.join(HEADS)}")] = list(HEADS),  # noqa: B006
     lambdas: Annotated[list[float], typer.Option(help="shrinkages of ridge")] = list(LAMBDAS),  # noqa: B006
     gammas: Annotated[list[float], typer.Option(help="of the Gaussian head")] = list(GAMMAS),  # noqa: B006
     output: Annotated[Path, typer.Option()] = RESULTS / "analytic_choice.jsonl",
 ) -> None:
     """Measure the heads on each map and seed, and add what was found to the file."""
+    changes = [f"data.samples_limit={limit}"]
+    if validation is not None:
+        changes.append(f"data.validation_fraction={validation}")
     for maps in features:
         model = f"{{name: features, features: [{maps}]}}"
         for seed in range(seeds[0], seeds[1] + 1):
-            parts = features_of(model, experiment, seed, limit)
+            parts = features_of(model, experiment, seed, changes)
             (x, y), (wanted, labels) = parts["train"], parts["validation"]
             classes = int(max(y.max(), labels.max())) + 1
             held = torch.bincount(y, minlength=classes) > 0
-            for head in HEADS:
+            for head in heads:
                 tried = gammas if head == "gaussian" else lambdas
                 if x.shape[1] < len(x):
                     scores = solved_scores(head, x, y, wanted, classes, tried)
@@ -161,6 +168,7 @@ def main(
                     "features": maps,
                     "experiment": experiment,
                     "samples_limit": limit,
+                    "validation_fraction": validation,
                     "seed": seed,
                     "head": head,
                     "training_samples": len(y),

@@ -283,10 +283,16 @@ def _closed_form(found: Survey) -> list[str]:
             maps, why = [RANDOM], "random ReLU features, for numbers that are no 8-bit pixels"
         elif min(_image_size(found, PATCHES_SIDE)) < LEAST_SIDE:
             maps, why = [RANDOM], "random ReLU features, for images too small for patches"
+    symmetry = (
+        ["  # symmetry: square in a map averages over turns and mirror images, where images have no up side"]
+        if maps != [RANDOM]
+        else []
+    )
     return [
         f"model: # {why}",
         "  name: features",
         f"  features: [{', '.join(maps)}]",
+        *symmetry,
         "strategy: {name: analytic} # discriminants of one covariance, all classes alike however rare",
     ]
 

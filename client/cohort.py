@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from perennial.client.app import attempt
@@ -63,7 +63,8 @@ def answer_together(messages: Sequence[Message], contexts: Sequence[Context]) ->
 
     A site that cannot take part answers why; the others train without it.
     """
-    opened = [_open(message, context) for message, context in zip(messages, contexts, strict=True)]
+    read = _Requests()
+    opened = [_open(message, context, read) for message, context in zip(messages, contexts, strict=True)]
     waiting = [each for each in opened if isinstance(each, Waiting)]
     results: dict[str, MemberResult | None] = {}
     for group in _by_kind(waiting):
@@ -72,9 +73,22 @@ def answer_together(messages: Sequence[Message], contexts: Sequence[Context]) ->
     return [each.reply(results[each.name]) if isinstance(each, Waiting) else each for each in opened]
 
 
-def _open(message: Message, context: Context) -> Waiting | Message:
+class _Requests:
+    """Requests by their record, which the sites of a round share: each is read once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[RecordDict, TrainRequest] | None = None
+
+    def of(self, record: RecordDict) -> TrainRequest:
+        """Raises ProtocolError, for each site anew, where the record is no request for training."""
+        if self._last is None or self._last[0] is not record:
+            self._last = record, TrainRequest.from_record(record)
+        return self._last[1]
+
+
+def _open(message: Message, context: Context, read: _Requests) -> Waiting | Message:
     def act(identity: Identity) -> Waiting:
-        request = TrainRequest.from_record(message.content)
+        request = read.of(message.content)
         turn = TrainingTurn.open(open_site(identity, request), request)
         start = turn.flat.vector.clone()
         return Waiting(message, context, turn, start, turn.training().as_member(start))

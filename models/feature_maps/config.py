@@ -10,6 +10,13 @@ from perennial.models.feature_maps.packages import PACKAGES
 
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Symmetry = Literal["mirror", "rectangle", "square"]
+"""Images that are as good as one another: an image and its mirror image (2), a rectangle's mirror images
+along either side and both (4), and a square's quarter turns and their mirror images (8)."""
+
+
+def _is_one(value: float) -> bool:
+    return value == 1.0
 
 
 def as_sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -31,7 +38,9 @@ class PatchesConfig(Block):
     image_size: what larger images are averaged down to first; null keeps theirs.
 
     filters: K, of which come 2 K grid^2 features. size: side of a patch. threshold: what a response must
-    exceed to count. seed: of which patches of two public photographs become filters.
+    exceed to count. power: to which features are raised; 0.5 takes roots, by which a response that a cell
+    has everywhere outweighs a rare one less. symmetry: averages features over so many images of an image.
+    seed: of which patches of two public photographs become filters.
     """
 
     name: Literal["patches"]
@@ -40,6 +49,8 @@ class PatchesConfig(Block):
     size: int = Field(default=6, ge=2)
     grid: Size = 3
     threshold: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    power: float = Field(default=1.0, gt=0, le=1, exclude_if=_is_one)
+    symmetry: Symmetry | None = Field(default=None, exclude_if=operator.not_)
     seed: int = Field(default=0, ge=0)
 
 
@@ -50,7 +61,7 @@ class PretrainedConfig(Block):
     names, of which sha256 says what it holds. image_size: what images are resized to before it; null keeps
     theirs. mean, std: of pixels in 0..1, as the network was trained; licence: of the weights. They are known
     for a packaged network, and needed beside a file. stages: so many of the network's last stages, each
-    averaged over the image, stand beside what its last layer gives.
+    averaged over the image, stand beside what its last layer gives. symmetry: as with patches.
     """
 
     name: Literal["pretrained"] = "pretrained"
@@ -59,6 +70,7 @@ class PretrainedConfig(Block):
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     image_size: Size | tuple[Size, Size] | None = None
     stages: int = Field(default=0, ge=0, exclude_if=operator.not_)
+    symmetry: Symmetry | None = Field(default=None, exclude_if=operator.not_)
     mean: tuple[float, float, float] | None = None
     std: tuple[Positive, Positive, Positive] | None = None
     licence: str | None = None

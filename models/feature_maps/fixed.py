@@ -16,6 +16,7 @@ from perennial.models.feature_maps.config import (
     FeatureMapConfig,
     ModelMapConfig,
     PatchesConfig,
+    PretrainedConfig,
     RandomMapConfig,
     as_sides,
 )
@@ -26,6 +27,7 @@ from perennial.models.feature_maps.packages import PACKAGES
 from perennial.models.feature_maps.patches import Patches, drawn_filters
 from perennial.models.feature_maps.pixels import Constants, Pixels
 from perennial.models.feature_maps.random_relu import RandomReLU
+from perennial.models.feature_maps.symmetry import Symmetric
 from perennial.models.incremental import below
 
 
@@ -159,7 +161,8 @@ def _build(
             )
         filters = drawn_filters(config.filters, config.size, shape[0], config.seed)
         taken = f"patches of two public photographs (CC BY 2.0), drawn from the public seed {config.seed}"
-        return Patches(filters, config.grid, config.threshold, sides), {"weights": taken}
+        patches = Patches(filters, config.grid, config.threshold, sides, config.power)
+        return _symmetric(patches, config, (height, width)), {"weights": taken}
     if isinstance(config, ModelMapConfig):
         return build_finished_run(config, shape, with_weights)
     from perennial.models.feature_maps.pretrained import build_pretrained
@@ -167,4 +170,18 @@ def _build(
     network, facts = build_pretrained(config, shape, with_weights)
     if config.network in PACKAGES:
         fold(network)
-    return network, facts
+    return _symmetric(network, config, as_sides(config.image_size) or shape[1:]), facts
+
+
+def _symmetric(
+    module: nn.Module, config: PatchesConfig | PretrainedConfig, sides: tuple[int, ...]
+) -> nn.Module:
+    """The map over the symmetric images that its config names. sides: (H, W) of what it looks at."""
+    if config.symmetry is None:
+        return module
+    if config.symmetry == "square" and sides[0] != sides[1]:
+        raise ConfigError(
+            f"model.features: {config.name}: symmetry: found 'square', which turns images by a quarter, but "
+            f"they are {sides[0]}x{sides[1]}; allowed: mirror, rectangle, or an image_size of equal sides"
+        )
+    return Symmetric(module, config.symmetry)

@@ -28,6 +28,9 @@ SAMPLED = 50_000
 """Patches whose covariance whitens."""
 TOGETHER = 100
 """Filters that are applied at once, which bounds the memory."""
+IMAGES = 8
+"""Images that a processor takes at once: their responses stay in its cache, which takes half the time of one
+pass over 64. The bits are the same."""
 MIDDLE = 128.0
 
 
@@ -84,22 +87,34 @@ class Patches(nn.Module):
     """(B, C, H, W) pixels in 0..255 -> (B, 2 K g^2), never negative."""
 
     def __init__(
-        self, filters: Filters, grid: int, threshold: float, sides: tuple[int, int] | None = None
+        self,
+        filters: Filters,
+        grid: int,
+        threshold: float,
+        sides: tuple[int, int] | None = None,
+        power: float = 1.0,
     ) -> None:
-        """sides: (H, W) that images are averaged down to; None keeps theirs."""
+        """sides: (H, W) that images are averaged down to; None keeps theirs. power: of each feature."""
         super().__init__()
         self.sides = sides
         self.weight = nn.Parameter(filters.weight, requires_grad=False)
         self.offset = nn.Parameter(filters.offset, requires_grad=False)
-        self.grid, self.threshold = grid, threshold
+        self.grid, self.threshold, self.power = grid, threshold, power
         self.width = 2 * len(filters.weight) * grid * grid
 
     @property
     def about(self) -> str:
         """What its tensors do not say."""
-        return f"patches {self.grid} {self.threshold} {self.sides}"
+        raised = "" if self.power == 1 else f" to the power {self.power}"
+        return f"patches {self.grid} {self.threshold} {self.sides}{raised}"
 
     def forward(self, pixels: Tensor) -> Tensor:
+        # an exported network has one graph for any number of images
+        if pixels.device.type != "cpu" or torch.compiler.is_compiling():
+            return self._features(pixels)
+        return torch.cat([self._features(images) for images in pixels.split(IMAGES)])
+
+    def _features(self, pixels: Tensor) -> Tensor:
         size = self.weight.shape[-1]
         if self.sides is not None:
             pixels = F.adaptive_avg_pool2d(pixels, self.sides)
@@ -112,7 +127,8 @@ class Patches(nn.Module):
             response = F.conv2d(x, weight) * scale - offset[:, None, None]
             parts.append(self._averaged(F.relu(response - self.threshold)))
             parts.append(self._averaged(F.relu(-response - self.threshold)))
-        return torch.cat(parts, dim=1)
+        features = torch.cat(parts, dim=1)
+        return features if self.power == 1 else features.pow(self.power)
 
     def _averaged(self, maps: Tensor) -> Tensor:
         """(B, K, H, W) -> (B, K g^2): the mean over each cell."""
