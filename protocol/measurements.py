@@ -6,8 +6,13 @@ site under privacy refuses, unless the experiment allows metrics that no account
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from perennial.foundation.errors import ProtocolError, nearest
+
+if TYPE_CHECKING:
+    from perennial.protocol.messages import TrainRequest
 
 HELD_OUT_ACCURACY = "held_out_accuracy"
 TRAIN_ACCURACY = "train_accuracy"
@@ -27,12 +32,11 @@ MEASUREMENTS = {
 }
 
 
-def asking(settings: str, names: Sequence[str]) -> str:
-    """settings, a JSON object, with the request to tell `names` added."""
-    content = json.loads(settings)
-    return json.dumps(
-        content | {"tell": list(dict.fromkeys([*content.get("tell", []), *names]))}, sort_keys=True
-    )
+def asking(request: "TrainRequest", names: Sequence[str]) -> "TrainRequest":
+    """The request, which asks the site to tell `names` too."""
+    content = json.loads(request.settings)
+    tell = list(dict.fromkeys([*content.get("tell", []), *names]))
+    return replace(request, settings=json.dumps(content | {"tell": tell}, sort_keys=True))
 
 
 def asked(settings: str) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ class ClassWeightedHead(Wrapper):
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         """The base's requests, which ask for label counts too."""
-        return self.base.requests(replace(request, settings=asking(request.settings, [LABEL_COUNTS])), sites)
+        return self.base.requests(asking(request, [LABEL_COUNTS]), sites)
 
     def begin_round(self) -> None:
         # float64, so that a row times its share of the largest count is not rounded before it is added

@@ -82,7 +82,7 @@ class FedDisco(FedAvg):
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         self._asked = True
-        return dict.fromkeys(sites, replace(request, settings=asking(request.settings, [LABEL_COUNTS])))
+        return dict.fromkeys(sites, asking(request, [LABEL_COUNTS]))
 
     def disclosures(self) -> Disclosures:
         return Disclosures(clear_uploads=("label_counts",))

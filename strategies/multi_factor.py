@@ -7,7 +7,6 @@ undefined, is the timeliness of Xiao, Tang and Lu 2024 (doi 10.1109/TMLCN.2023.3
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -96,7 +95,7 @@ class MultiFactor(IncrementalStrategy):
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         """Requests that ask for the measurements which the weights need."""
         if self.measurements:
-            request = replace(request, settings=asking(request.settings, self.measurements))
+            request = asking(request, self.measurements)
         return dict.fromkeys(sites, request)
 
     def begin_round(self) -> None:

@@ -29,7 +29,7 @@ from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger
-from perennial.protocol.measurements import LABEL_COUNTS, asking
+from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.protocol.messages import (
     DigestRequest,
     EvaluateRequest,
@@ -198,7 +198,7 @@ def test_metrics_in_the_clear_are_refused_where_a_protection_is_demanded(tmp_pat
 def test_metrics_in_the_clear_are_charged_and_fit_no_budget(tmp_path: Path) -> None:
     allowed = {"privacy": SAMPLE | {"allow_unaccounted_metrics": True}}
     site = hospital(tmp_path / "free", {}, **allowed)
-    reply = train(site, settings=asking("{}", (LABEL_COUNTS,)))
+    reply = train(site, settings=json.dumps({"tell": [LABEL_COUNTS]}))
     labels = site.data.y[site.data.task_indices("train", 0, 5)]
     assert json.loads(reply.metrics) == {LABEL_COUNTS: labels.bincount(minlength=5).tolist()}
     beside, update = entries(site)

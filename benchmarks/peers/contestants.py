@@ -42,7 +42,8 @@ class Engine(Contestant):
             *(word for change in changes.split(";") if change for word in ("--set", change)),
         ]
         with tempfile.TemporaryDirectory(dir=folder) as runs:
-            return watched("-m", "perennial.benchmarks.peers.perennial_run", workload, runs, *chosen)
+            experiment = str(folder / f"{workload}.yaml")
+            return watched("-m", "perennial.benchmarks.peers.perennial_run", experiment, runs, *chosen)
 
 
 @dataclass

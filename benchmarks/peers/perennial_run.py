@@ -1,4 +1,4 @@
-"""The workload by `perennial run`, the command itself: perennial_run WORKLOAD RUNS [OPTION...].
+"""The workload by `perennial run`, the command itself: perennial_run EXPERIMENT RUNS [OPTION...].
 
 Prints what the other adapters print; the steps are those that sites tell, counted where replies are checked.
 """
@@ -12,9 +12,9 @@ from perennial.cli.start_up import import_run
 from perennial.foundation.process_end import ends_in_one_go
 
 
-def main(workload: str, runs: Path, options: list[str]) -> None:
+def main(experiment: Path, runs: Path, options: list[str]) -> None:
     import_run()
-    from perennial.benchmarks.workloads import failed, write_workload
+    from perennial.benchmarks.workloads import failed
     from perennial.strategies.round.gate import Gate
 
     steps, admit = 0, Gate.admit
@@ -26,13 +26,13 @@ def main(workload: str, runs: Path, options: list[str]) -> None:
         return reply
 
     Gate.admit = counted  # pyright: ignore[reportAttributeAccessIssue]
-    command = ["run", str(write_workload(workload, runs)), "--runs", str(runs), "--name", "timed"]
+    command = ["run", str(experiment), "--runs", str(runs), "--name", "timed"]
     app([*command, "--device", "cpu", *options], standalone_mode=False)
     folder = runs / "timed"
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     rounds = [event for event in events if event["event"] == "round"]
     if failed(rounds):
-        raise RuntimeError(f"a site failed in {workload}: the time means nothing")
+        raise RuntimeError(f"a site failed in {experiment.stem}: the time means nothing")
     found = {
         "seconds": sum(event["seconds"] for event in rounds),
         "steps": steps,
@@ -44,4 +44,4 @@ def main(workload: str, runs: Path, options: list[str]) -> None:
 if __name__ == "__main__":
     # as the command's own entry point does
     with ends_in_one_go():
-        main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+        main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
