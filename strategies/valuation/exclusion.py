@@ -51,6 +51,9 @@ MEASURED: tuple[Measured, ...] = (
     Measured(8, True, 0.4319, 0.0093),
     Measured(8, True, 0.6085, 0.0093),
     Measured(20, True, 0.3028, 0.0087),
+    Measured(20, True, 0.4196, 0.0087),
+    Measured(20, True, 0.48, 0.0087),
+    Measured(20, True, 0.6687, 0.0087),
 )
 """From benchmarks/results/detection_fairness.jsonl; tests/test_exclusion.py compares."""
 
