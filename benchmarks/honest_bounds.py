@@ -25,11 +25,12 @@ PAGE = RESULT.with_suffix(".md")
 OFF = "bounds={norm_multiple: null, samples_multiple: null, least_agreement: null}"
 TOO_LARGE = (
     "fedperc_cifar100_resnet34",
+    "incre_fl_cifar100",
     "pp_fcil_cifar100_t10",
     "pp_fcil_cifar100_t20",
     "pp_fcil_cifar100_t5",
 )
-"""For a GPU; pp_fcil_fashion_mnist and fedperc_cifar100 have the same methods."""
+"""For a GPU; pp_fcil_fashion_mnist, incre_fl_cifar100_subset and fedperc_cifar100 have the same methods."""
 NO_DATA = ("own_data",)
 """Needs a hospital's folder."""
 SHORTENED = {"analytic": [], "fedperc": ["tasks.rounds=3", "strategy.global_rounds=2"]}
