@@ -81,7 +81,7 @@ class _Requests:
 
     def of(self, record: RecordDict) -> TrainRequest:
         """Raises ProtocolError, for each site anew, where the record is no request for training."""
-        if self._last is None or self._last[0] is not record:
+        if self._last is None or self._last[0] != record:
             self._last = record, TrainRequest.from_record(record)
         return self._last[1]
 
