@@ -2,8 +2,7 @@
 
 time: seconds of Perennial's path from received bytes to the new model (every check of the gate, then the
 exact sum) and of Flower's own aggregate_arrayrecords on the same arrays, each for 100 updates.
-peak: the largest resident memory of a process that aggregates N updates as they come, one in memory
-at a time.
+peak: the largest resident memory of a process that aggregates N updates as they come.
 """
 
 import json

@@ -36,7 +36,13 @@ it is, because a stranger's expression can exhaust whoever reads it."""
 
 
 class Tensors(dict[str, "Tensor"]):
-    """Named tensors; the type of a message field that carries arrays. Not to be changed once it is filled."""
+    """Named tensors; the type of a message field that carries arrays. Not to be changed once it is filled.
+
+    lasting: whether they lie in the bytes of a message, which nobody writes to. What a sender in this process
+    shares may be written to as soon as the reply is dealt with.
+    """
+
+    lasting = False
 
     @cached_property
     def norm(self) -> float:
@@ -177,6 +183,7 @@ def unpack(record: ArrayRecord, where: str) -> Tensors:
     norm = _require_finite(unseen, where)
     if len(unseen) == len(tensors):
         tensors.norm = norm
+    tensors.lasting = not any(isinstance(array, TensorArray) for array in record.values())
     for array in shared:
         array.known_finite = True
     return tensors

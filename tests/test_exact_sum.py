@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from perennial.models.sum_grid import FINEST, SumGrid
-from perennial.protocol.tensors import unpack
+from perennial.protocol.tensors import pack, unpack
 from perennial.strategies.sums import exact_loops, exact_sum
 from perennial.strategies.sums.exact_sum import ExactSum
 
@@ -192,6 +192,41 @@ def test_what_arrives_from_the_wire_can_be_summed_by_the_compiled_loop(
     assert torch.equal(result.value()["a"], torch.full((300, 300), 2.0, dtype=torch.float64))
 
 
+def test_updates_of_messages_are_added_together_to_the_same_bits_and_those_of_this_process_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
+    draw = np.random.default_rng(3)
+    arrays = [draw.standard_normal((200, 300), dtype=np.float32) for _ in range(7)]
+    arrived = [unpack(ArrayRecord({"a": Array(values)}), "update") for values in arrays]
+    assert all(update.lasting for update in arrived)
+    together, one_by_one = ExactSum(arrived[0], COUNTS), ExactSum(arrived[0], COUNTS)
+    for number, update in enumerate(arrived, start=1):
+        together.add(update, float(number), update.norm)
+        # a dictionary of its own, as of a sender in this process, who goes on with the memory
+        own = {"a": update["a"].clone()}
+        one_by_one.add(own, float(number), update.norm)
+        own["a"].fill_(float("nan"))
+    shared = unpack(pack(arrived[0]), "update")
+    assert not shared.lasting
+    assert torch.equal(together.value()["a"], one_by_one.value()["a"])
+    # what was read goes on
+    for total in (together, one_by_one):
+        total.add(arrived[0], 2.0, arrived[0].norm)
+    assert torch.equal(together.added_to(arrived[1])["a"], one_by_one.added_to(arrived[1])["a"])
+
+
+def test_updates_of_a_model_that_is_too_large_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
+    arrived = unpack(ArrayRecord({"a": Array(np.ones((200, 300), dtype=np.float32))}), "update")
+    for room, waiting in ((exact_sum.MOST_WAITING, 2), (2 * 240_000, 0), (1, 0)):
+        monkeypatch.setattr(exact_sum, "MOST_WAITING", room)
+        total = ExactSum(arrived, COUNTS)
+        for _ in range(2):
+            total.add(arrived, 1.0, arrived.norm)
+        assert len(total._waiting) == waiting
+
+
 @pytest.mark.parametrize("count", [1, 7, exact_loops.CHUNK - 1, 2 * exact_loops.CHUNK + 5])
 def test_updates_that_come_before_the_loops_are_compiled_are_added_to_the_same_bits(count: int) -> None:
     from perennial.strategies.sums.exact_kernel import compiled_loops
@@ -202,11 +237,12 @@ def test_updates_that_come_before_the_loops_are_compiled_are_added_to_the_same_b
     for passes in (exact_loops.NUMPY, compiled):
         draw = np.random.default_rng(count)
         steps = np.zeros(count, dtype=np.int64)
-        for weight in (1.0, 37.0, 1 / 3, 1e-9):
-            values = draw.standard_normal(count, dtype=np.float32)
-            values[0] = 0.1
-            passes.add_steps(steps, values, weight, anchor)
-        offset = exact_sum._wrapped(4 * int(np.float64(anchor).view(np.int64)))
+        weights = (1.0, 37.0, 1 / 3, 1e-9, 5.0, 6.0)
+        rows = draw.standard_normal((len(weights), count), dtype=np.float32)
+        rows[:, 0] = 0.1
+        passes.add_steps(steps, list(rows), weights, anchor)
+        passes.add_steps(steps, [rows[0]], [2.0], anchor)
+        offset = exact_sum._wrapped(7 * int(np.float64(anchor).view(np.int64)))
         mean = np.empty(count, dtype=np.float32)
         passes.add_mean(draw.standard_normal(count, dtype=np.float32), steps, offset, COUNTS.step / 3, mean)
         found.append((steps, mean))

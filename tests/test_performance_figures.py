@@ -13,7 +13,6 @@ MISSED = {
     "engine_vs_plain_loop_w2": "sites are compared in each round, which is new and costs what was left",
     "two_workers_cohorts_vs_plain_loop_w1": "messages and the server take as long as a cohort's training",
     "two_workers_cohorts_vs_plain_loop_w2": "messages and the server take longer than a cohort's training",
-    "aggregation_vs_flower": "both cores wait for memory where Flower's one core is fast",
     "client_protection_overhead": "a turn of W1 is ten small steps; noise and ledger cost two more",
 }
 """Figures that are known to miss their bound, and why; one that keeps it again must leave this list."""

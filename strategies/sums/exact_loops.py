@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from perennial.strategies.sums.threads import deal, on_threads
 
 PIECE = 1 << 20
-CHUNK = 1 << 15
-"""Values that NumPy's passes take at a time: 256 KiB in float64."""
+CHUNK = 1 << 16
+"""Values that NumPy's passes take at a time: 512 KiB in float64."""
 
 Share = list[tuple[int, int, int]]
 """(row, start, stop) of the pieces that one thread adds."""
@@ -29,8 +29,14 @@ Share = list[tuple[int, int, int]]
 class Loops(Protocol):
     """One pass over memory for each step of the sum."""
 
-    def add_steps(self, steps: NDArray[np.int64], values: NDArray[Any], weight: float, anchor: float) -> None:
-        """steps += bits of (weight * values + anchor), element by element; both (N,) and contiguous.
+    def add_steps(
+        self,
+        steps: NDArray[np.int64],
+        values: Sequence[NDArray[Any]],
+        weights: Sequence[float],
+        anchor: float,
+    ) -> None:
+        """steps += bits of (weight * row + anchor) for each row of values; all (N,) and contiguous.
 
         anchor: as in `ExactSum`; the addition of it rounds to the grid. Integer sums wrap.
         """
@@ -51,13 +57,20 @@ class Loops(Protocol):
 class NumPyLoops:
     """`Loops` in several passes over pieces."""
 
-    def add_steps(self, steps: NDArray[np.int64], values: NDArray[Any], weight: float, anchor: float) -> None:
+    def add_steps(
+        self,
+        steps: NDArray[np.int64],
+        values: Sequence[NDArray[Any]],
+        weights: Sequence[float],
+        anchor: float,
+    ) -> None:
         room = np.empty(min(CHUNK, steps.size))
         for start in range(0, steps.size, CHUNK):
             total, terms = steps[start : start + CHUNK], room[: steps.size - start]
-            np.multiply(values[start : start + CHUNK], weight, out=terms, dtype=np.float64)
-            terms += anchor
-            total += terms.view(np.int64)
+            for row, weight in zip(values, weights, strict=True):
+                np.multiply(row[start : start + CHUNK], weight, out=terms, dtype=np.float64)
+                terms += anchor
+                total += terms.view(np.int64)
 
     def add_mean(
         self,
@@ -111,16 +124,17 @@ def shares(lengths: Sequence[int]) -> list[Share]:
 
 def add_rows(
     steps: Sequence[NDArray[np.int64]],
-    values: Sequence[NDArray[Any]],
-    weight: float,
+    updates: Sequence[Sequence[NDArray[Any]]],
+    weights: Sequence[float],
     anchor: float,
     dealt: Sequence[Share],
 ) -> None:
-    """add_steps of each row, by the threads that dealt names."""
+    """add_steps of each row of steps and the same row of each update, by the threads that dealt names."""
     passes = loops()
 
     def add(share: Share) -> None:
         for row, start, stop in share:
-            passes.add_steps(steps[row][start:stop], values[row][start:stop], weight, anchor)
+            values = [rows[row][start:stop] for rows in updates]
+            passes.add_steps(steps[row][start:stop], values, weights, anchor)
 
     on_threads("exact-sum", add, dealt)

@@ -14,12 +14,15 @@ round the last step of the grid differently; which of them runs depends on the m
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from perennial.models.sum_grid import SumGrid
+from perennial.protocol.tensors import Tensors
 from perennial.strategies.sums.exact_loops import Share, add_rows, begin_compiling, loops, shares
 
 # Adding 1.5 * 2^52 grid steps puts every |value| < 2^51 steps into one binade whose spacing is the grid: the
@@ -30,6 +33,10 @@ _FAST_STEPS = 2.0**50
 _CHUNK = 1 << 15
 COMPILED_FROM = 1 << 22
 """Values in a model from which a compiled loop wins back the second that compiling takes."""
+TOGETHER = 4
+"""Updates of a large model that are added in one pass, which reads and writes the sum once for all."""
+MOST_WAITING = 1 << 28
+"""Bytes of updates that may wait for each other; updates of a larger model are added one by one."""
 
 
 class ExactSum:
@@ -53,6 +60,8 @@ class ExactSum:
         self._anchors = 0
         self._weights: list[float] = []
         self._scratch: Tensor | None = None
+        self._waiting: list[tuple[list[NDArray[Any]], float]] = []
+        self._together = max(1, min(TOGETHER, MOST_WAITING // max(1, 4 * sum(map(len, self._steps)))))
         self._shares: list[Share] | None = None
         self._compiled = max(model_size, sum(map(len, self._steps))) >= COMPILED_FROM and all(
             tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in like.values()
@@ -73,7 +82,10 @@ class ExactSum:
             )
         fast = weight * norm < _FAST_STEPS * self.grid.step
         if fast and self._compiled:
-            self._add_compiled(update, weight)
+            rows = [_row([update[name] for name in group]).contiguous().numpy() for group in self._groups]
+            self._waiting.append((rows, float(weight)))
+            if len(self._waiting) >= self._together or not (isinstance(update, Tensors) and update.lasting):
+                self._add_waiting()
         else:
             for group, steps in zip(self._groups, self._steps, strict=True):
                 values = _row([update[name] for name in group]).to(steps.device)
@@ -89,11 +101,14 @@ class ExactSum:
         """Bytes of the accumulator."""
         return sum(steps.nbytes for steps in self._steps)
 
-    def _add_compiled(self, update: Mapping[str, Tensor], weight: float) -> None:
+    def _add_waiting(self) -> None:
+        if not self._waiting:
+            return
         if self._shares is None:
             self._shares = shares([len(steps) for steps in self._steps])
-        rows = [_row([update[name] for name in group]).contiguous().numpy() for group in self._groups]
-        add_rows([steps.numpy() for steps in self._steps], rows, weight, self._anchor_value, self._shares)
+        updates, weights = zip(*self._waiting, strict=True)
+        self._waiting = []
+        add_rows([steps.numpy() for steps in self._steps], updates, weights, self._anchor_value, self._shares)
 
     def _add_in_pieces(self, steps: Tensor, values: Tensor, weight: float) -> None:
         if self._scratch is None:
@@ -125,6 +140,7 @@ class ExactSum:
 
     def value(self) -> dict[str, Tensor]:
         """The sum, float64, in the updates' shapes."""
+        self._add_waiting()
         offset = self._offset
         total: dict[str, Tensor] = {}
         for group, steps in zip(self._groups, self._steps, strict=True):
@@ -145,6 +161,7 @@ class ExactSum:
         }
 
     def _added_compiled(self, reference: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+        self._add_waiting()
         passes, offset = loops(), self._offset
         result: dict[str, Tensor] = {}
         for group, steps in zip(self._groups, self._steps, strict=True):
