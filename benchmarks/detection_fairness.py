@@ -1,7 +1,8 @@
 """Whom a ring accuses, rightly and wrongly: `python -m perennial.benchmarks.detection_fairness`.
 
-Digits, one dishonest site of 8 or 20, by heterogeneity, with one task and with five; every sweep is valued.
-A cell has the same seeds without attack and with each attack, and at least 300 honest sites. An attack counts
+One dishonest site of 8 or 20, by heterogeneity, with one task and with five; digits, and long runs in which
+the model is good long before the end, on digits, skin lesions and gene expression. Every sweep is valued. A
+cell has the same seeds without attack and with each attack, and at least 300 honest sites. An attack counts
 as harmful where it costs the final accuracy more than HARMFUL beside the run of the same seed without it.
 Writes results/detection_fairness.jsonl, a line a run, and detection_fairness.md; goes on where it stopped.
 """
@@ -25,7 +26,7 @@ from perennial.strategies.valuation.exclusion import MOST, Measured
 
 RESULT = Path(__file__).with_name("results") / "detection_fairness.jsonl"
 PAGE = RESULT.with_suffix(".md")
-EXPERIMENT = APP_ROOT / "experiments" / "tricon_sf_digits.yaml"
+EXPERIMENTS = APP_ROOT / "experiments"
 ATTACKS = (
     "label_flip",
     "one_class_flip",
@@ -36,36 +37,52 @@ ATTACKS = (
     "inner_product",
     "free_rider",
 )
-SEEDS = {8: (1, 2, 3, 4, 5), 20: (1, 2)}
-"""By number of sites: with 9 runs a seed, 320 and 344 honest sites a cell."""
+SEEDS = {8: (1, 2, 3, 4, 5), 20: (1, 2), 10: (1, 2, 3, 4), 5: (1, 2, 3, 4, 5, 6, 7, 8, 9)}
+"""By number of sites: with 9 runs a seed, 320, 344, 328 and 333 honest sites a cell."""
 HARMFUL = 0.02
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A federation. alpha: of the Dirichlet division."""
+    """A federation. alpha: of the Dirichlet division. data: experiments/tricon_sf_DATA.yaml."""
 
     sites: int
     alpha: float
     tasks: int
+    rounds: int
+    data: str = "digits"
 
     @property
     def overrides(self) -> list[str]:
-        rounds = 8 if self.tasks == 1 else 4
         return [
             f"data.sites={self.sites}",
             f"data.partition.alpha={self.alpha}",
             "data.partition.min_samples=0",
             f"tasks.count={self.tasks}",
-            f"tasks.rounds={rounds}",
+            f"tasks.rounds={self.rounds}",
             "learner.memory={selection: herding, per_class: 10}",
             "evaluation.every=task",
             "strategy.every=1",
         ]
 
+    @property
+    def words(self) -> str:
+        tasks = f"{self.tasks} task{'s' * (self.tasks > 1)}"
+        return f"{self.data}, {self.sites} sites, Dirichlet {self.alpha:g}, {tasks} of {self.rounds} rounds"
 
-CELLS = [Cell(sites, alpha, tasks) for tasks in (1, 5) for sites in (8, 20) for alpha in (1.0, 0.5, 0.3, 0.1)]
+
+CELLS = [
+    *(
+        Cell(sites, alpha, tasks, rounds)
+        for tasks, rounds in ((1, 8), (5, 4))
+        for sites in (8, 20)
+        for alpha in (1.0, 0.5, 0.3, 0.1)
+    ),
+    *(Cell(8, alpha, 1, 60) for alpha in (1.0, 0.3, 0.1)),
+    Cell(10, 0.5, 1, 30, "ham10000"),
+    Cell(5, 0.5, 1, 60, "genes"),
+]
 
 
 def planned() -> Iterator[tuple[Cell, int, str]]:
@@ -80,14 +97,16 @@ def one_run(cell: Cell, seed: int, attack: str) -> dict[str, Any]:
     """Final accuracy and the flags of one run."""
     with tempfile.TemporaryDirectory() as folder:
         overrides = json.dumps([*cell.overrides, f"seed={seed}"])
-        summary = attacked_run(RunSettings(str(EXPERIMENT), overrides, runs=folder, device="cpu"), attack)
-    flags = {site: entry["flag"] for site, entry in summary["contribution"].items() if entry["flag"]}
+        experiment = str(EXPERIMENTS / f"tricon_sf_{cell.data}.yaml")
+        summary = attacked_run(RunSettings(experiment, overrides, runs=folder, device="cpu"), attack)
+    found = summary["contribution"]
     return {
         **asdict(cell),
         "seed": seed,
         "attack": attack,
         "final_accuracy": summary["final_accuracy"],
-        "flags": flags,
+        "flags": {site: entry["flag"] for site, entry in found.items() if entry["flag"]},
+        "behind": {site: round(entry["behind"], 4) for site, entry in found.items() if entry["behind"]},
         "rolled_back": summary["valuation"]["rounds_rolled_back"],
         "sweeps": summary["valuation"]["sweeps"],
         "heterogeneity": summary["valuation"]["heterogeneity"],
@@ -115,8 +134,10 @@ def wrongly_accused(cell: Cell, runs: Sequence[dict[str, Any]]) -> tuple[int, in
 
 
 def measured(runs: Sequence[dict[str, Any]]) -> Iterator[Measured]:
-    """What strategies/valuation/exclusion.py knows of each cell of which every run is there."""
+    """What strategies/valuation/exclusion.py knows of each cell of digits of which every run is there."""
     for cell in CELLS:
+        if cell.data != "digits":
+            continue
         own = [run for run in runs if cell_of(run) == cell]
         if len(own) == len(SEEDS[cell.sites]) * (1 + len(ATTACKS)):
             wrong, honest = wrongly_accused(cell, own)
@@ -136,13 +157,18 @@ def row(cell: Cell, runs: Sequence[dict[str, Any]]) -> str:
             harmful += len(bad)
             found += len(run["flags"].keys() & bad)
     accuracy = sum(clean.values()) / max(len(clean), 1)
-    division = f"{cell.sites} sites, Dirichlet {cell.alpha:g}, {cell.tasks} task{'s' * (cell.tasks > 1)}"
     known = next(measured(runs), None)
-    exclude = "not counted" if known is None else "allowed" if known.at_most <= MOST else "refused"
-    differ = "-" if known is None else f"{known.heterogeneity:.2f}"
+    exclude = "-" if known is None else "allowed" if known.at_most <= MOST else "refused"
+    differ = fmean(run["heterogeneity"] for run in runs if not run["attack"])
+    most = max(
+        part
+        for run in runs
+        for site, part in {"": 0.0, **run["behind"]}.items()
+        if site not in dishonest(cell, run["attack"])
+    )
     return (
-        f"| {division} | {differ} | {share(wrong, honest)} | {exclude} | {share(found, harmful)} | "
-        f"{100 * accuracy:.1f} |"
+        f"| {cell.words} | {differ:.2f} | {share(wrong, honest)} | {100 * most:.0f} % | {exclude} | "
+        f"{share(found, harmful)} | {100 * accuracy:.1f} |"
     )
 
 
@@ -160,11 +186,11 @@ def missed(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def key(run: dict[str, Any]) -> tuple[Any, ...]:
-    return run["sites"], run["alpha"], run["tasks"], run["seed"], run["attack"]
+    return cell_of(run), run["seed"], run["attack"]
 
 
 def cell_of(run: dict[str, Any]) -> Cell:
-    return Cell(run["sites"], run["alpha"], run["tasks"])
+    return Cell(run["sites"], run["alpha"], run["tasks"], run["rounds"], run["data"])
 
 
 def page(runs: Sequence[dict[str, Any]]) -> str:
@@ -181,17 +207,18 @@ def page(runs: Sequence[dict[str, Any]]) -> str:
             f"`python -m perennial.benchmarks.detection_fairness`, {len(runs)} of {len(list(planned()))} "
             f"runs; intervals are exact at {CONFIDENCE:.0%}.",
             "",
-            "Digits, `contribution` around a ring of 4 segments, every sweep valued, one site of 8 or 20 "
-            "dishonest. Wrongly accused: honest sites with any flag, over the runs without attack and with "
-            f"each. Harmful: attackers that cost the final accuracy more than {100 * HARMFUL:.0f} points "
-            "beside the same seed without attack. Heterogeneity: as `strategies/valuation/exclusion.py` "
-            "computes it from the sites' label counts, the mean over the runs without attack. `on_flag: "
-            f"exclude` is allowed where the one-sided {CONFIDENCE:.0%} bound on the share wrongly accused is "
-            f"at most {MOST:.0%}.",
+            "`contribution` around a ring of 4 segments (digits) or 2; every sweep is valued, one site lies. "
+            "Wrongly accused: honest sites with any flag, over the runs without attack and with each. Most "
+            "turns behind: of the honest site with the largest share of turns that counted against it; the "
+            "promise of `false_alarm` holds for sites below 50 %. Harmful: attackers that cost the final "
+            f"accuracy more than {100 * HARMFUL:.0f} points beside the same seed without attack. "
+            "Heterogeneity: as `strategies/valuation/exclusion.py` computes it from the sites' label counts, "
+            "the mean over the runs without attack. `on_flag: exclude` is allowed where, on digits, the "
+            f"one-sided {CONFIDENCE:.0%} bound on the share wrongly accused is at most {MOST:.0%}.",
             "",
-            "| federation | heterogeneity | honest sites wrongly accused | `exclude` | harmful attackers "
-            "accused | accuracy, no attack |",
-            "| --- | --- | --- | --- | --- | --- |",
+            "| federation | heterogeneity | honest sites wrongly accused | most turns behind | `exclude` | "
+            "harmful attackers accused | accuracy, no attack |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
             *rows,
             "",
             "| attack | accused where harmful | accused in all |",
@@ -208,7 +235,7 @@ def main() -> None:
     runs = [json.loads(line) for line in lines]
     done = {key(run) for run in runs}
     for cell, seed, attack in planned():
-        if (cell.sites, cell.alpha, cell.tasks, seed, attack) in done:
+        if (cell, seed, attack) in done:
             continue
         runs.append(one_run(cell, seed, attack) | {"machine": machine(), "versions": versions()})
         lines.append(json.dumps(runs[-1]))

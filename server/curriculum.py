@@ -5,7 +5,7 @@ together after each round; everything else here is built again from the experime
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 
@@ -161,6 +161,7 @@ class Curriculum:
             load=self.model.holding,
             measure=None if test is None else self._measure,
             judge=None if test is None else self._judge,
+            descent=None if test is None else self._descent,
             folder=self.folder.checkpoint_folder,
             releases=self.releases if self.experiment.privacy.enabled else None,
             secret=int(self.progress.secret, 16) if self.progress.secret else None,
@@ -174,11 +175,19 @@ class Curriculum:
             return evaluate_centrally(self.model.holding(arrays), self.test, classes)
 
     def _judge(self, arrays: Mapping[str, Tensor], samples: int) -> Scores:
+        return self._judging(samples)(self.model.holding(arrays))
+
+    def _descent(
+        self, arrays: Mapping[str, Tensor], samples: int, held: Sequence[int | None]
+    ) -> dict[str, Tensor]:
+        return self._judging(samples).descent(self.model.holding(arrays), held)
+
+    def _judging(self, samples: int) -> Judge:
         assert self.test is not None
         classes = self.schedule.num_classes(self.progress.task)
         if self._judgement is None or self._judgement.asked != (classes, samples):
             self._judgement = Judge(self.test, classes, samples, self.experiment.seed)
-        return self._judgement(self.model.holding(arrays))
+        return self._judgement
 
     # one task
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from perennial.foundation.cache import cache_folder
 from perennial.foundation.errors import ConfigError
@@ -79,17 +80,42 @@ class Judge:
     @torch.no_grad()
     def __call__(self, model: IncrementalModel) -> Scores:
         """The answers of a model in evaluation mode."""
-        if isinstance(model.backbone, FixedFeatures):
-            if self._features is None:
-                self._features = model.features(self._inputs)
-            logits = model.classify(self._features)
-        else:
-            logits = model(self._inputs)
+        logits = self._logits(model, slice(None))
         right = logits.argmax(dim=1) == self._labels
         true = logits.double().softmax(dim=1).gather(1, self._labels[:, None]).squeeze(1)
         return Scores(
             self.asked[0], self._labels.cpu().numpy(), right.cpu().numpy(), true.nan_to_num(0.0).cpu().numpy()
         )
+
+    @torch.enable_grad()
+    def descent(self, model: IncrementalModel, held: Sequence[int | None]) -> dict[str, Tensor]:
+        """Where the cross-entropy of these samples falls fastest: minus its gradient, by parameter.
+
+        model: in evaluation mode. held: (M,) as much as the mean loss of each class counts; None counts 0.
+        Returns nothing where no sample is of a class that counts.
+        """
+        counts = torch.zeros(self.asked[0], device=self._labels.device)
+        for label, count in enumerate(held[: len(counts)]):
+            counts[label] = count or 0
+        rows = counts[self._labels].nonzero().flatten()
+        if not len(rows):
+            return {}
+        labels = self._labels[rows]
+        weights = (counts / labels.bincount(minlength=len(counts)).clamp(min=1))[labels]
+        losses = F.cross_entropy(self._logits(model, rows), labels, reduction="none")
+        parameters = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+        gradients = torch.autograd.grad(
+            (losses * weights).sum() / weights.sum(), list(parameters.values()), allow_unused=True
+        )
+        found = zip(parameters, gradients, strict=True)
+        return {name: -gradient for name, gradient in found if gradient is not None}
+
+    def _logits(self, model: IncrementalModel, rows: Tensor | slice) -> Tensor:
+        if not isinstance(model.backbone, FixedFeatures):
+            return model(self._inputs[rows])
+        if self._features is None:
+            self._features = model.features(self._inputs).detach()
+        return model.classify(self._features[rows])
 
 
 def reported_counts(

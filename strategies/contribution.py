@@ -8,7 +8,7 @@ assumes. The worth of a model is the mean over the classes of its utility on eac
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
+from perennial.strategies.valuation.alignment import alignment
 from perennial.strategies.valuation.coalitions import Reconstructed, Replayed
 from perennial.strategies.valuation.exclusion import require_measured_federation, require_measured_settings
 from perennial.strategies.valuation.flags import Flags
@@ -35,7 +36,7 @@ from perennial.strategies.valuation.sampling import Sampling
 from perennial.strategies.valuation.shapley import MOST_EXACT, Value, shares
 from perennial.strategies.valuation.site_utility import SiteJudge, site_judge
 from perennial.strategies.valuation.solved import leave_one_out, require_affordable, require_closed_form
-from perennial.strategies.valuation.sweeps import checked_counts, sweep_marginals, turn_changes
+from perennial.strategies.valuation.sweeps import checked_counts, sweep_marginals, valued_sweeps
 from perennial.strategies.wrapper import Wrapper
 
 clock: Callable[[], float] = time.monotonic
@@ -48,9 +49,10 @@ class Contribution(Wrapper):
     """Wraps a strategy and measures the contribution of each site on held-out samples.
 
     The samples are the server's; with "online", and if the server has none, they are the sites'. A site of a
-    ring is flagged for harm when its turns make the model worse at the classes that it trains on itself
-    (valuation/harm.py); that takes its label counts, so "online" and no privacy. If the server has samples, a
-    round after which the model is worth less than chance explains is rolled back (valuation/rollback.py).
+    ring is flagged when most of its turns do far less for the classes that it trains on than those of other
+    sites do for theirs (valuation/harm.py); that takes label counts, at least four sites and the server's
+    samples, so "online" and no privacy. If the server has samples, a round after which the model is worth
+    less than chance explains is rolled back (valuation/rollback.py).
 
     estimator: "online" takes each sweep of a ring as one permutation of the sites; "reconstruct" builds
     models from the sites' updates; "replay" lets the sites of a ring train again, in the order of their
@@ -161,9 +163,14 @@ class Contribution(Wrapper):
 
     @property
     def tests_harm(self) -> bool:
-        """Whether the sites of a ring are asked for label counts, which they refuse under privacy."""
+        """Whether the sites of a ring are asked for label counts.
+
+        Not under privacy, where they refuse, and not where the sites measure: then the server has no samples
+        on which it could see where a loss falls.
+        """
         assert self._services is not None
-        return self.estimator == "online" and self._services.experiment.privacy.mode == "none"
+        private = self._services.experiment.privacy.mode != "none"
+        return self.estimator == "online" and not private and self._services.judge is not None
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """The base's round without excluded sites, then its valuation."""
@@ -239,10 +246,24 @@ class Contribution(Wrapper):
         if self.turns is None:
             self._flags.add_update(reply.site, zero=null, scaled=reply.scaled)
         # of a ring's turns these are kept with its hops, so that a stop inside a round loses none
-        facts = {"null": null, "scaled": reply.scaled}
-        if not self.tests_harm:
-            return facts
-        return facts | {"held": checked_counts(reply.metrics.get(LABEL_COUNTS))}
+        facts: dict[str, Any] = {"null": null, "scaled": reply.scaled}
+        if self.tests_harm:
+            held = checked_counts(reply.metrics.get(LABEL_COUNTS))
+            facts |= {"held": held, "norm": reply.norm}
+            facts["alignment"] = self._alignment(reply, before, sweep, held)
+        return facts
+
+    def _alignment(
+        self, reply: Admitted, before: Arrays, sweep: int, held: Sequence[int | None]
+    ) -> float | None:
+        """Whether a turn points where the held-out loss falls, on the classes that the site trained on."""
+        assert self._services is not None and self.turns is not None
+        if self._services.descent is None or sweep not in self.turns.weighed:
+            return None
+        start = clock()
+        found = alignment(reply.update, self._services.descent(before, self.samples, held))
+        self._seconds["valuing"] += clock() - start
+        return found
 
     def _value_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         turns = [turn for turn in outcome.details.get("turns", []) if turn["kind"] == "taken"]
@@ -251,13 +272,14 @@ class Contribution(Wrapper):
             self._flags.add_update(turn["site"], **facts)
         if self.estimator == "online":
             assert self.turns is not None
-            changes = list(turn_changes(turns, outcome.details.get("worth"), self.turns.weighed))
-            self._rows += sweep_marginals(changes)
-            for turn, change in changes:
-                self._flags.add_turn(turn["site"], turn.get("held", ()), change)
+            sweeps = list(valued_sweeps(turns, outcome.details.get("worth"), self.turns.weighed))
+            self._rows += sweep_marginals(sweeps)
+            for sweep in sweeps:
+                self._flags.add_sweep(sweep)
             for turn in turns:
                 # of each class for the tests; the journal gets what the model was worth
-                turn.pop("held", None)
+                for name in ("held", "norm", "alignment"):
+                    turn.pop(name, None)
                 if turn.get("worth") is not None:
                     turn["worth"] = balanced(turn["worth"])
             if outcome.details.get("worth") is not None:
@@ -330,7 +352,7 @@ class Contribution(Wrapper):
     def summary_blocks(self) -> dict[str, Any]:
         """The blocks on contribution in summary.json.
 
-        contribution: site -> share, low, high, flag.
+        contribution: site -> share, low, high, flag, and the share of its turns that fell behind (harm.py).
         valuation: how it was measured and what it cost.
         """
         totals: dict[str, float] = defaultdict(float)
@@ -343,6 +365,7 @@ class Contribution(Wrapper):
                 "low": low if math.isfinite(low) else None,
                 "high": high if math.isfinite(high) else None,
                 "flag": self._flags.flags.get(site),
+                "behind": self._flags.behind(site),
                 "value": totals[site],
             }
             for site, (share, low, high) in self._shares().items()

@@ -66,7 +66,7 @@ def test_models_are_weighed_while_the_next_site_works_and_each_once() -> None:
 
     def noted(arrays: Arrays) -> Worth:
         worth = strategy.worth_of(arrays)
-        weighed.append((balanced(worth), len(grid.asked)))
+        weighed.append((1000.0 + balanced(worth), len(grid.asked)))
         return worth
 
     strategy.turns.weigh_by(noted, first=False)
@@ -116,7 +116,7 @@ def test_a_free_rider_and_a_harmful_site_are_flagged_and_honest_ones_are_not() -
     flags = {site: entry["flag"] for site, entry in shares(strategy).items()}
     assert flags == {"a": None, "b": None, "rider": "null update", "harm": "harm"}
     assert any(
-        "site harm: flagged (harm): 11 of 11 turns made the model worse at the classes" in text
+        "site harm: flagged (harm): 11 of 11 turns lost at the classes that the site trains on" in text
         for text in strategy.base.outcome.warnings
     )
 

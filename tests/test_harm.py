@@ -9,6 +9,14 @@ from perennial.foundation.streams import stream
 from perennial.learning.worth import Scores, balanced
 from perennial.strategies.valuation.harm import HarmTest, evidence
 from perennial.strategies.valuation.rollback import EARLIER, Rollback
+from perennial.strategies.valuation.sweeps import ValuedTurn
+
+
+def turn(
+    site: str, held: list[int | None], change: list[float | None], norm: float, alignment: float | None
+) -> ValuedTurn:
+    """A turn at a model that is worth one half on each class."""
+    return ValuedTurn(site, held, [0.5] * len(held), change, norm, alignment)
 
 
 def test_evidence_by_hand() -> None:
@@ -31,15 +39,15 @@ def test_evidence_is_a_martingale_of_a_fair_coin() -> None:
 
 
 def test_honest_sites_are_accused_no_more_often_than_promised_however_often_we_look() -> None:
-    """The worst honest site: every turn is as likely to make its classes worse as better."""
+    """The worst honest site: every turn is as likely to lose as to gain, and points that way."""
     coins = stream(1, "coins")
     accused, sites, turns = 0, 400, 200
     for _ in range(sites):
         test = HarmTest(false_alarm=0.05)
-        steps = coins.choice([-1.0, 1.0], size=(turns, 3))
-        for step in steps:
-            test.add("a", [5, 3, 2], step.tolist())
-            if test.accused(classes=3):
+        others = [turn(name, [5, 3], [0.1, 0.1], 1.0, 0.3) for name in "bcd"]
+        for step in coins.choice([-1.0, 1.0], size=turns):
+            test.add([turn("a", [5, 3], [step, step], 1.0, step), *others])
+            if test.accused():
                 accused += 1
                 break
     assert accused / sites < 0.05 + 3 * (0.05 * 0.95 / sites) ** 0.5
@@ -48,20 +56,76 @@ def test_honest_sites_are_accused_no_more_often_than_promised_however_often_we_l
 def test_a_site_is_judged_by_the_classes_that_it_holds() -> None:
     test = HarmTest()
     for _ in range(20):
-        test.add("forgets others", [9, 0, 1], [0.1, -0.5, -0.1])
-        test.add("harms", [9, 0, 1], [-0.1, 0.5, 0.2])
-        test.add("harms one", [4, 4, 4], [0.3, 0.3, -0.1])
-        test.add("withholds", [None, None, None], [-0.1, -0.1, -0.1])
-        test.add("unmeasured", [9, 0, 0], [None, 0.1, 0.1])
-        test.add("unchanged", [9, 1, 1], [0.0, 0.0, 0.0])
-    found = test.accused(classes=3)
-    assert found.keys() == {"harms", "harms one"}
-    assert found["harms"].why == "20 of 20 turns made the model worse at the classes that it trains on"
-    assert "class 2, one of those that it trains on" in found["harms one"].why
-    assert {accusation.flag for accusation in found.values()} == {"harm"}
+        test.add(
+            [
+                turn("forgets others", [9, 0, 1], [0.1, -0.5, -0.1], 1.0, 0.3),
+                *(turn(name, [5, 5, 5], [0.1, 0.1, 0.1], 1.0, 0.3) for name in "abcdefg"),
+                turn("harms", [9, 0, 1], [-0.1, 0.5, 0.2], 1.0, -0.3),
+                turn("overshoots", [9, 0, 1], [-0.1, 0.5, 0.2], 1.0, 0.3),
+                turn("gains all the same", [9, 0, 1], [0.1, 0.5, 0.2], 1.0, -0.3),
+                turn("withholds", [None, None, None], [-0.1, -0.1, -0.1], 1.0, -0.3),
+                turn("unmeasured", [9, 0, 0], [None, 0.1, 0.1], 1.0, -0.3),
+                turn("without direction", [9, 0, 0], [-0.1, 0.1, 0.1], 1.0, None),
+            ]
+        )
+    found = test.accused()
+    assert found.keys() == {"harms"} and found["harms"].flag == "harm"
+    assert found["harms"].why == (
+        "20 of 20 turns lost at the classes that the site trains on, and did not point where these call for"
+    )
     resumed = HarmTest()
     resumed.load_state_dict(test.state_dict())
-    assert resumed.accused(classes=3) == found
+    assert resumed.accused() == test.accused()
+
+
+def test_a_site_that_does_nothing_while_the_others_gain_is_accused_and_a_small_one_is_not() -> None:
+    test = HarmTest()
+    # where updates of length 1 gain 0.2 a tenth of that is 0.02, and 0.002 for one of length 0.1
+    others = [turn(name, [5, 5], [0.2, 0.2], 1.0, 0.4) for name in "abcdefgh"]
+    for number in range(20):
+        now = number % 2
+        test.add(
+            [
+                *others,
+                turn("noise", [5, 5], [0.05, -0.02], 1.0, 0.01),
+                turn("small", [1, 0], [0.003, -0.2], 0.1, 0.01),
+                turn("noise, small", [1, 0], [0.001, 0.2], 0.1, 0.01),
+                turn("easy classes", [5, 5], [0.001, 0.001], 1.0, 0.3),
+                turn("now and then", [5, 5], [0.2 * now, 0.0], 1.0, 0.4 * now),
+                turn("null", [5, 5], [0.0, 0.0], 0.0, 0.0),
+            ]
+        )
+    found = test.accused()
+    assert found.keys() == {"noise", "noise, small"}
+    assert {accusation.flag for accusation in found.values()} == {"no gain"}
+    assert found["noise"].why == (
+        "20 of 20 turns did next to nothing for the classes that the site trains on"
+    )
+
+
+def test_turns_at_a_model_that_is_good_already_say_nothing() -> None:
+    found = {}
+    for worth in (0.94, 0.96):
+        test = HarmTest()
+        for _ in range(20):
+            others = [turn(name, [5, 5], [0.2, 0.2], 1.0, 0.4) for name in "abcd"]
+            # of the class that the site does not hold the model knows nothing
+            idle = ValuedTurn("idle", [5, 0], [worth, 0.1], [-0.001, 0.3], 1.0, -0.2)
+            test.add([*others, idle])
+        found[worth] = test.accused(), test.behind("idle")
+    assert found[0.94][0].keys() == {"idle"} and found[0.94][1] == 1.0
+    assert found[0.96] == ({}, None)
+
+
+def test_what_the_others_do_is_no_measure_where_they_are_few_or_do_nothing() -> None:
+    few, late = HarmTest(), HarmTest()
+    for number in range(64):
+        few.add([turn("idle", [5], [0.0], 1.0, 0.0)] + [turn(s, [5], [0.2], 1.0, 0.3) for s in "ab"])
+        # at the end of training half of the turns gain a little and half of them lose it
+        signs = [(-1.0) ** (number >> bit) for bit in range(5)]
+        late.add([turn(site, [5], [s], 1.0, s) for site, s in zip("abcde", signs, strict=True)])
+    assert not few.accused()
+    assert not late.accused()
 
 
 def test_a_site_most_of_whose_updates_are_above_the_norm_bound_is_named() -> None:
@@ -69,7 +133,7 @@ def test_a_site_most_of_whose_updates_are_above_the_norm_bound_is_named() -> Non
     for number in range(20):
         test.add_norm("boosts", number > 0)
         test.add_norm("large", number % 2 == 0)
-    found = test.accused(classes=10)
+    found = test.accused()
     assert found.keys() == {"boosts"} and found["boosts"].flag == "norm"
     assert found["boosts"].why == "19 of 20 updates were above the norm bound (bounds.norm_multiple)"
 

@@ -147,9 +147,10 @@ def contribution(content: object, run: Run) -> Section:
         ),
     )
     note = (
-        "A low value is no fault: rare classes and late entry lower it. A flag says more: harm, that the "
-        "site's turns made the model worse at the very classes that it trains on; norm, that its updates "
-        "stayed above the bound; null update, that it returned what it was sent."
+        "A low value is no fault: rare classes and late entry lower it. A flag says more. No gain: most of "
+        "the site's turns did next to nothing for the very classes that it trains on, while the other sites' "
+        "turns helped with theirs. Harm: most of its turns made the model worse at them. Norm: its updates "
+        "stayed above the bound. Null update: it returned what it was sent."
     )
     return Section("Contribution values", [figure], note)
 

@@ -1,4 +1,4 @@
-"""Which sites are flagged, for harm, for updates above the norm bound or for updates of zero."""
+"""Which sites are flagged: for harm, for no gain, for updates above the norm bound, or null updates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from perennial.data.schedule import TaskSchedule
 from perennial.strategies.valuation.exclusion import Federation
 from perennial.strategies.valuation.harm import HarmTest
+from perennial.strategies.valuation.sweeps import ValuedTurn
 
 
 class Flags:
@@ -39,9 +40,13 @@ class Flags:
         counts[0] += zero
         counts[1] += 1
 
-    def add_turn(self, site: str, held: Sequence[int | None], change: Sequence[float | None]) -> None:
-        """One turn of a ring; held and change as in HarmTest.add."""
-        self._harm.add(site, held, change)
+    def add_sweep(self, sweep: Sequence[ValuedTurn]) -> None:
+        """The turns of one sweep of a ring."""
+        self._harm.add(sweep)
+
+    def behind(self, site: str) -> float | None:
+        """Share of a site's turns that did far less for its own classes than the others' turns for theirs."""
+        return self._harm.behind(site)
 
     def update(self, schedule: TaskSchedule, sites: int) -> list[str]:
         """Flag sites anew from all that was added, and exclude them if that is wanted and allowed.
@@ -49,7 +54,7 @@ class Flags:
         sites: number of sites of the federation.
         Returns a sentence for each site that is newly flagged, and one for a new reason to exclude nobody.
         """
-        accused = self._harm.accused(schedule.num_classes(schedule.count))
+        accused = self._harm.accused()
         flags = {site: self.flags[site] for site in self.excluded}
         flags |= {site: accusation.flag for site, accusation in accused.items()}
         flags |= {
