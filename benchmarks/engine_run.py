@@ -13,6 +13,7 @@ import typer
 from flwr.app import Message
 
 from perennial.benchmarks.workloads import failed, write_workload
+from perennial.cli.start_up import import_run
 from perennial.config.run import RunSettings
 from perennial.engine.run import run_in_process
 from perennial.strategies.round.gate import Admitted, Gate
@@ -28,6 +29,8 @@ def main(
     gpu: Annotated[str, typer.Option(help="graphs, benchmark, or both with a comma between")] = "",
 ) -> None:
     """Run it and print what it took."""
+    # as the command does, which leaves its imports out of garbage collection
+    import_run()
     steps = 0
     admit = Gate.admit
 

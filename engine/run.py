@@ -32,7 +32,7 @@ def run_in_process(
     experiment. None: 1, or as the run that is resumed began.
     """
     # what answers a request is imported here: not in the first round, and not once in each worker
-    import perennial.client.handlers  # noqa: F401
+    import perennial.client.handlers
     from perennial.server.app import serve
 
     keep_freed_memory()
@@ -42,6 +42,8 @@ def run_in_process(
     contexts = site_contexts(len(simulated_site_names(experiment)), run_config)
     plan = _plan(settings, experiment, cohort)
     cohorts = Cohorts(plan.size, answer_cohort) if plan.size > 1 else None
+    if cohorts is not None:
+        import perennial.client.cohort  # noqa: F401
     if workers > 1:
         grid = _worker_grid(settings, experiment, contexts, workers, cohorts)
     else:
@@ -62,6 +64,7 @@ def answer(message: Message, context: Context) -> Message:
 
 def answer_cohort(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
     """The same for sites that train in one pass."""
+    # here: a run without cohorts does not need it
     from perennial.client.cohort import answer_together
 
     return answer_together(messages, contexts)

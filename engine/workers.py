@@ -4,6 +4,7 @@ What travels between the processes is what travels between machines: Flower's ow
 record that several messages share crosses once for each worker, so a round's model does.
 """
 
+import gc
 import os
 import signal
 import time
@@ -16,22 +17,25 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Literal
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, ConfigRecordValues, Context, Error, Message, RecordDict
 
 from perennial.deploy.flower_seam import (
     ErrorCode,
+    ProtoConfigRecord,
     ProtoMessage,
+    ProtoRecordDict,
     make_message,
     message_from_proto,
     message_to_proto,
     metadata_from_proto,
     metadata_to_proto,
-    recorddict_from_proto,
+    record_value_dict_from_proto,
     recorddict_to_proto,
 )
 from perennial.engine.cohorts import Cohorts
 from perennial.engine.grid import Client, InProcessGrid, answered, set_task_identity
 from perennial.foundation.errors import StateError
+from perennial.protocol.tensors import filled, packed_elsewhere
 
 LONGEST_WAIT = 1.0
 """Seconds that one look at the workers may block, so that a round's deadline is noticed."""
@@ -50,9 +54,10 @@ class _Worker:
     connection: Connection
     pending: dict[str, Message] = field(default_factory=dict)
 
-    def send(self, parts: Sequence[Sequence[Message]]) -> None:
+    def send(self, parts: Sequence[Sequence[Message]], contents: "_Contents") -> None:
         """Send messages in parts that are answered together: each part's length, then its messages.
 
+        A message that brings another content than the one before it announces that, and the content follows.
         Raises OSError when the process is gone.
         """
         self.pending |= {message.metadata.message_id: message for part in parts for message in part}
@@ -61,14 +66,17 @@ class _Worker:
             self.connection.send_bytes(len(part).to_bytes(_LENGTH))
             for message in part:
                 frame = ProtoMessage(metadata=metadata_to_proto(message.metadata))
-                if message.content != crossed:
-                    crossed = message.content
-                    frame.content.CopyFrom(recorddict_to_proto(crossed))
+                if message.content == crossed:
+                    self.connection.send_bytes(frame.SerializeToString())
+                    continue
+                crossed = message.content
+                frame.content.SetInParent()
                 self.connection.send_bytes(frame.SerializeToString())
+                self.connection.send_bytes(contents.serialised(crossed))
 
     def receive(self) -> Message:
         """Raises EOFError or OSError when the process is gone."""
-        reply = message_from_proto(ProtoMessage.FromString(self.connection.recv_bytes()))
+        reply = _message(ProtoMessage.FromString(self.connection.recv_bytes()))
         self.pending.pop(reply.metadata.reply_to_message_id, None)
         return reply
 
@@ -79,6 +87,18 @@ class _Worker:
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
+
+
+class _Contents:
+    """Serialises what several messages share, as a round's model, once for all workers."""
+
+    def __init__(self) -> None:
+        self._last: tuple[RecordDict, bytes] | None = None
+
+    def serialised(self, content: RecordDict) -> bytes:
+        if self._last is None or self._last[0] is not content:
+            self._last = content, recorddict_to_proto(content).SerializeToString()
+        return self._last[1]
 
 
 class WorkerGrid(InProcessGrid):
@@ -136,9 +156,10 @@ class WorkerGrid(InProcessGrid):
         for number, cohort in enumerate(self._cut(messages)):
             for worker, part in self._dealt(number, cohort):
                 shares.setdefault(worker.name, (worker, []))[1].append(part)
+        contents = _Contents()
         for worker, parts in shares.values():
             try:
-                worker.send(parts)
+                worker.send(parts, contents)
             except OSError:
                 self._bury(worker)
         return ids
@@ -243,6 +264,8 @@ def _work(
     """The main loop of a worker: answer messages in the order of arrival until the connection closes."""
     for other in inherited:
         other.close()
+    # what the server imported stays for good, and a search of it takes as long as ten rounds of a small run
+    gc.freeze()
     # Ctrl-C reaches every process of a terminal; the server decides what it means and closes the connections
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_task_identity()
@@ -254,10 +277,32 @@ def _work(
         for _ in range(int.from_bytes(frames.get())):
             frame = ProtoMessage.FromString(frames.get())
             if frame.HasField("content"):
-                record = recorddict_from_proto(frame.content)
+                record = _content(ProtoRecordDict.FromString(frames.get()))
             messages.append(make_message(metadata=metadata_from_proto(frame.metadata), content=record))
         for reply in answered(client, cohorts, messages, contexts):
             connection.send_bytes(message_to_proto(reply).SerializeToString())
+
+
+def _message(proto: ProtoMessage) -> Message:
+    if not proto.HasField("content"):
+        return message_from_proto(proto)
+    return make_message(metadata=metadata_from_proto(proto.metadata), content=_content(proto.content))
+
+
+def _content(proto: ProtoRecordDict) -> RecordDict:
+    """What a message of this project holds, tensors and fields, read without Flower's checks of each."""
+    content = RecordDict()
+    for item in proto.items:
+        content[item.key] = (
+            packed_elsewhere((array.key, array.value.data) for array in item.array_record.items)
+            if item.HasField("array_record")
+            else filled(ConfigRecord(), _values(item.config_record))
+        )
+    return content
+
+
+def _values(proto: ProtoConfigRecord) -> dict[str, ConfigRecordValues]:
+    return record_value_dict_from_proto({item.key: item.value for item in proto.items})
 
 
 def _receive(connection: Connection, frames: SimpleQueue[bytes]) -> None:

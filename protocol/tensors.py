@@ -8,7 +8,7 @@ the same bytes that NumPy's .npy format defines.
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,6 +62,8 @@ class TensorArray(Array):
     """
 
     tensor: "Tensor"
+    lasting = False
+    """Whether it lies in the bytes of a message, as in Tensors."""
     known_finite = False
     """Whether a receiver in this process has looked already; all sites of a round are
     sent the same arrays."""
@@ -144,6 +146,21 @@ def pack(tensors: Mapping[str, "Tensor"]) -> ArrayRecord:
     return filled(ArrayRecord(), {name: TensorArray(tensor) for name, tensor in tensors.items()})
 
 
+def packed_elsewhere(arrays: Iterable[tuple[str, bytes]]) -> ArrayRecord:
+    """What `pack` made in another process of this run, from the .npy bytes of each tensor, zero-copy.
+
+    Not for a stranger's bytes, whose Arrays Flower and `unpack` look at: a tenth of a millisecond a message.
+    Raises ValueError when the bytes are malformed.
+    """
+    import torch
+
+    _silence_read_only_warning()
+    entries = {name: TensorArray(torch.from_numpy(_decode(data))) for name, data in arrays}
+    for array in entries.values():
+        array.lasting = True
+    return filled(ArrayRecord(), entries)
+
+
 def unpack(record: ArrayRecord, where: str) -> Tensors:
     """The tensors of an ArrayRecord, zero-copy and not to be written to.
 
@@ -183,7 +200,7 @@ def unpack(record: ArrayRecord, where: str) -> Tensors:
     norm = _require_finite(unseen, where)
     if len(unseen) == len(tensors):
         tensors.norm = norm
-    tensors.lasting = not any(isinstance(array, TensorArray) for array in record.values())
+    tensors.lasting = all(array.lasting for array in record.values() if isinstance(array, TensorArray))
     for array in shared:
         array.known_finite = True
     return tensors
