@@ -128,14 +128,20 @@ def test_a_run_without_workers_ends_in_a_clear_error_and_resumes_to_the_same_bit
 def test_a_site_stays_on_its_worker_and_a_shared_record_crosses_once_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    crossings = []
-    serialise = workers_module.recorddict_to_proto
+    made, crossings = [], []
+
+    def counted(calls: list[Any], call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: calls.append(given) or call(*given)
+
+    contents = workers_module._Contents
     monkeypatch.setattr(
-        workers_module, "recorddict_to_proto", lambda record: crossings.append(record) or serialise(record)
+        workers_module, "recorddict_to_proto", counted(made, workers_module.recorddict_to_proto)
     )
+    monkeypatch.setattr(contents, "serialised", counted(crossings, contents.serialised))
     nodes = [1, 2, 5, 6]
     with grid_of(6, 2) as grid:
         first, second = exchange(grid, nodes), exchange(grid, nodes[::-1])
+    assert len(made) == 2
     assert len(crossings) == 4
     processes = {node: process_of(reply) for node, reply in first.items()}
     assert processes == {node: process_of(reply) for node, reply in second.items()}

@@ -66,7 +66,7 @@ def compared(similar: Tensor, sites: Collection[str], suspected: Collection[str]
     trusted = [index for index, name in enumerate(names) if name not in suspected]
     if len(trusted) < FEWEST - 1:
         return Compared(frozenset(), {})
-    agreement = {name: _agreement(similar, index, trusted) for index, name in enumerate(names)}
+    agreement = dict(zip(names, _agreements(similar, trusted), strict=True))
     own = {names[index]: agreement[names[index]] for index in trusted}
     agreeing = [value for value in own.values() if value >= least]
     out: set[str] = set()
@@ -82,8 +82,14 @@ def compared(similar: Tensor, sites: Collection[str], suspected: Collection[str]
     return Compared(frozenset(out & set(names)), agreement)
 
 
-def _agreement(similar: Tensor, index: int, among: Collection[int]) -> float:
-    """Cosine of one update and the sum of the others among these, all at length 1."""
-    others = [other for other in among if other != index]
-    length = float(similar[others][:, others].sum().clamp(min=0.0).sqrt())
-    return float(similar[index, others].sum()) / length if length > 0 else 0.0
+def _agreements(similar: Tensor, among: Collection[int]) -> list[float]:
+    """Cosine of each update and the sum of the others among these, all at length 1; 0 where that sum is 0."""
+    is_among = torch.zeros(len(similar), dtype=similar.dtype)
+    is_among[list(among)] = 1.0
+    with_all = similar @ is_among
+    own = similar.diagonal() * is_among
+    with_others = with_all - own
+    squares = is_among @ with_all - 2 * is_among * with_others - own
+    lengths = squares.clamp(min=0.0).sqrt()
+    # below that only rounding is left of updates that cancel each other
+    return torch.where(lengths > 1e-6, with_others / lengths, torch.zeros_like(lengths)).tolist()
