@@ -192,34 +192,34 @@ def help_seconds(folder: Path) -> Measured:
 
 FIGURES: dict[str, Figure] = {
     "engine_vs_plain_loop_w1": Figure(
-        "rounds of W1: engine over a plain PyTorch loop", "at most", 1.1, engine_vs_plain_loop("w1", 5)
+        "rounds of W1: engine over a plain PyTorch loop", "at most", 1.1, engine_vs_plain_loop("w1", 9)
     ),
     "engine_vs_plain_loop_w2": Figure(
-        "rounds of W2: engine over a plain PyTorch loop", "at most", 1.25, engine_vs_plain_loop("w2", 5)
+        "rounds of W2: engine over a plain PyTorch loop", "at most", 1.25, engine_vs_plain_loop("w2", 9)
     ),
     "cohorts_vs_plain_loop_w1": Figure(
         "rounds of W1 with `--cohort auto`: engine over a plain PyTorch loop",
         "at most",
         0.65,
-        engine_vs_plain_loop("w1", 5, cohort="auto"),
+        engine_vs_plain_loop("w1", 9, cohort="auto"),
     ),
     "cohorts_vs_plain_loop_w2": Figure(
         "rounds of W2 with `--cohort auto`: engine over a plain PyTorch loop",
         "at most",
         0.75,
-        engine_vs_plain_loop("w2", 5, cohort="auto"),
+        engine_vs_plain_loop("w2", 9, cohort="auto"),
     ),
     "two_workers_cohorts_vs_plain_loop_w1": Figure(
         "rounds of W1 with `--cohort auto --workers 2`: engine over a plain PyTorch loop",
         "at most",
         0.42,
-        engine_vs_plain_loop("w1", 5, workers=2, cohort="auto"),
+        engine_vs_plain_loop("w1", 9, workers=2, cohort="auto"),
     ),
     "two_workers_cohorts_vs_plain_loop_w2": Figure(
         "rounds of W2 with `--cohort auto --workers 2`: engine over a plain PyTorch loop",
         "at most",
         0.55,
-        engine_vs_plain_loop("w2", 5, workers=2, cohort="auto"),
+        engine_vs_plain_loop("w2", 9, workers=2, cohort="auto"),
     ),
     "two_workers_vs_one": Figure("rounds of W1: two workers over one", "at most", 0.65, two_workers_vs_one),
     "flwr_run_vs_engine": Figure(

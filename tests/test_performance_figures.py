@@ -11,7 +11,6 @@ from perennial.benchmarks.bench import FIGURES, PAGE, RESULTS, Figure, Measured,
 
 MISSED = {
     "engine_vs_plain_loop_w2": "sites are compared in each round, which is new and costs what was left",
-    "two_workers_cohorts_vs_plain_loop_w1": "messages and the server take as long as a cohort's training",
     "two_workers_cohorts_vs_plain_loop_w2": "messages and the server take longer than a cohort's training",
     "client_protection_overhead": "a turn of W1 is ten small steps; noise and ledger cost two more",
 }
