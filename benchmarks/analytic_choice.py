@@ -26,7 +26,7 @@ from perennial.benchmarks.table import EXPERIMENTS, RESULTS
 from perennial.config.experiment import load_experiment
 from perennial.data.federation import build
 from perennial.data.site import Part
-from perennial.foundation.cache import cache_folder
+from perennial.foundation.cache import machine_features
 from perennial.learning.analytic.solve import Sums, gaussian, ridge
 from perennial.learning.batches import TrainingSet
 from perennial.learning.feature_bank import bank_of
@@ -129,7 +129,7 @@ def features_of(
     for part in ("train", "validation"):
         rows = torch.cat([site.part(part) for site in sites])
         data = TrainingSet(sites[0].x[rows], sites[0].y[rows], *constants)
-        parts = [x for x, _ in bank_of(maps, data, cache_folder() / "features").features(maps, data)]
+        parts = [x for x, _ in bank_of(maps, data, machine_features()).features(maps, data)]
         found[part] = torch.cat(parts).double(), data.y
     return found
 

@@ -235,15 +235,19 @@ def start(path: SiteFile = Path("site.yaml")) -> None:
 @app.command()
 def clean(
     path: SiteFile = Path("site.yaml"),
-    days: Annotated[float, typer.Option(help="remove runs in which nothing happened for so long")] = 30.0,
+    days: Annotated[float, typer.Option(help="remove what nothing used for so long")] = 30.0,
 ) -> None:
-    """Remove what the site keeps of old runs (exemplars, models, own layers); the ledger stays."""
+    """Remove what the site keeps of old runs (exemplars, models, own layers) and unused features."""
     from perennial.client.quota import clean as remove
+    from perennial.client.quota import kept_features
     from perennial.config.site import load_site_config
 
-    removed = remove(load_site_config(path).state_dir, days)
+    config = load_site_config(path)
+    removed = remove(config.state_dir, days)
     for run, size in removed:
         typer.echo(f"removed:     run {run}, {size / 1e6:.1f} MB")
+    if freed := kept_features(config.state_dir, config.state).remove_unused(days):
+        typer.echo(f"removed:     features of samples, {freed / 1e6:.1f} MB")
     typer.echo(f"{len(removed)} runs removed; the ledger and the count of requests stay")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.config.site import StateLimits
+from perennial.foundation.bounded_folder import BoundedFolder
 from perennial.foundation.errors import PolicyRefusal, StateError
 
 GIGABYTE = 10**9
@@ -43,6 +44,11 @@ class Quota:
                 f"state.gigabytes: all runs together would need {total / GIGABYTE:.3g} GB on this site's "
                 f"disk, allowed {self.limits.gigabytes:g}; it can remove old ones with `perennial site clean`"
             )
+
+
+def kept_features(state_dir: Path, limits: StateLimits) -> BoundedFolder:
+    """Where a deployed site keeps the features of its samples."""
+    return BoundedFolder(state_dir / "features", limits.features_gigabytes)
 
 
 def size_of(folder: Path) -> int:

@@ -5,7 +5,6 @@ Simulated sites of one process share the data and the models, one after the othe
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from perennial.client.exemplars import ExemplarStore
 from perennial.client.identity import Identity
-from perennial.client.quota import Quota
+from perennial.client.quota import Quota, kept_features
 from perennial.client.site_models import SiteModels
 from perennial.client.split_key import keep_split_key
 from perennial.client.state import SiteState
@@ -23,7 +22,8 @@ from perennial.data.deployed import load_site, site_config
 from perennial.data.registry import Registry, build_registry
 from perennial.data.site import SiteData
 from perennial.data.splits import simulation_key
-from perennial.foundation.cache import cache_folder
+from perennial.foundation.bounded_folder import BoundedFolder
+from perennial.foundation.cache import machine_features
 from perennial.foundation.devices import to_device
 from perennial.foundation.errors import ConfigError, ProtocolError
 from perennial.learning.batches import TrainingSet
@@ -121,9 +121,10 @@ class Site:
         )
 
     @property
-    def feature_folder(self) -> Path:
+    def feature_folder(self) -> BoundedFolder:
         """Where features of this site's samples may be kept; simulated sites share the machine's cache."""
-        return (self.identity.state_dir if self.identity.deployed else cache_folder()) / "features"
+        limits = self.identity.limits
+        return machine_features() if limits is None else kept_features(self.identity.state_dir, limits)
 
     def task_range(self, stamp: Stamp) -> range:
         """Labels of the classes that the stamp's task brings."""

@@ -108,7 +108,7 @@ class SitePolicy(Block):
 
 
 class StateLimits(Block):
-    """How much of this site's disk its runs may take. The ledger is not part of it."""
+    """How much of this site's disk runs and features may take. The ledger is not part of it."""
 
     runs: int = Field(default=20, ge=1)
     """Most runs of which the site keeps exemplars and models; `perennial site clean` removes old ones."""
@@ -116,6 +116,8 @@ class StateLimits(Block):
     """Most that one run keeps, in units of 10^9 bytes."""
     gigabytes: float = Field(default=32.0, gt=0, allow_inf_nan=False)
     """Most that all runs keep together."""
+    features_gigabytes: float = Field(default=16.0, gt=0, allow_inf_nan=False)
+    """Most that features of this site's samples take; of the maps, the longest unused goes first."""
 
 
 class Receipts(Block):

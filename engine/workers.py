@@ -96,7 +96,7 @@ class _Contents:
         self._last: tuple[RecordDict, bytes] | None = None
 
     def serialised(self, content: RecordDict) -> bytes:
-        if self._last is None or self._last[0] is not content:
+        if self._last is None or self._last[0] != content:
             self._last = content, recorddict_to_proto(content).SerializeToString()
         return self._last[1]
 

@@ -3,7 +3,13 @@
 import os
 from pathlib import Path
 
+from perennial.foundation.bounded_folder import BoundedFolder
+from perennial.foundation.errors import ConfigError
+
 VARIABLE = "PERENNIAL_CACHE"
+MOST = "PERENNIAL_CACHE_GIGABYTES"
+GIGABYTES = 32.0
+"""Features of simulated data that this machine keeps, unless MOST says otherwise."""
 
 
 def cache_folder() -> Path:
@@ -12,3 +18,18 @@ def cache_folder() -> Path:
     if named:
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perennial"
+
+
+def machine_features() -> BoundedFolder:
+    """Where the features of simulated samples are kept.
+
+    Raises ConfigError when $PERENNIAL_CACHE_GIGABYTES is no number above 0.
+    """
+    said = os.environ.get(MOST) or str(GIGABYTES)
+    try:
+        gigabytes = float(said)
+    except ValueError:
+        gigabytes = 0.0
+    if not 0 < gigabytes < float("inf"):
+        raise ConfigError(f"${MOST}: found {said!r:.40}, allowed a number of gigabytes above 0")
+    return BoundedFolder(cache_folder() / "features", gigabytes)

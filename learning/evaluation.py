@@ -1,12 +1,12 @@
 """Counts a model's right answers for each class, by its head or by another classifier of its features."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perennial.foundation.bounded_folder import BoundedFolder
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.learning.feature_bank import bank_of
 from perennial.models.class_means import mean_similarity, over_features
@@ -43,7 +43,7 @@ def head_counts(
     model: IncrementalModel,
     data: TrainingSet,
     num_classes: int,
-    folder: Path | None,
+    folder: BoundedFolder | None,
     among: Tensor | None = None,
 ) -> tuple[list[int], list[int]]:
     """(correct, total) of the head, as count_correct. Fixed maps answer once a sample, whatever the task.

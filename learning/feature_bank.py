@@ -7,17 +7,23 @@ additions for another shape.
 """
 
 import hashlib
+import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from perennial.foundation.bounded_folder import BoundedFolder
 from perennial.foundation.files import make_folder, one_at_a_time
 from perennial.learning.batches import TrainingSet
 from perennial.models.feature_maps.fixed import FixedFeatures
+
+log = logging.getLogger("perennial.site")
 
 BATCH = 64
 """Samples that the maps see at once."""
@@ -36,12 +42,19 @@ class FeatureSet(TrainingSet):
 
 
 class FeatureBank:
-    """Features by sample. folder: where they outlive this process; None: in memory alone."""
+    """Features by sample.
 
-    def __init__(self, width: int, folder: Path | None) -> None:
+    shared: where they outlive this process, in an entry of this name; None: in memory alone. Other processes
+    add to the entry. Where one empties it, the bank goes on in memory, with what it has read.
+    """
+
+    def __init__(self, width: int, shared: BoundedFolder | None, name: str = "") -> None:
         self._places: dict[bytes, int] = {}
         self._rows = np.empty((0, width), dtype=np.float32)
-        self._folder, self._width = folder, width
+        self._shared, self._width = shared, width
+        self._folder = None if shared is None else shared.path / name
+        self._begun = 0
+        """Number of the file of rows that has been read: another one was begun anew."""
 
     def features(self, backbone: FixedFeatures, data: TrainingSet) -> Iterator[tuple[Tensor, Tensor]]:
         """((b, d) features on the grid, (b,) labels) of all samples in order, on data's device."""
@@ -76,10 +89,17 @@ class FeatureBank:
         return {key: place for place, key in enumerate(keys) if key not in self._places}
 
     def _keep(self, keys: list[bytes], rows: np.ndarray) -> None:
-        if self._folder is None:
+        if not self._stored_now(keys, rows):
             self._places |= {key: len(self._rows) + place for place, key in enumerate(keys)}
             self._rows = np.concatenate([self._rows, rows])
-            return
+
+    def _stored_now(self, keys: list[bytes], rows: np.ndarray) -> bool:
+        """Whether these rows are on the disk now, and read from there."""
+        if self._shared is None or self._folder is None:
+            return False
+        if not self._shared.make_room(self._folder, rows.nbytes + len(keys) * KEY):
+            self._go_on_alone(f"no room below {self._shared.gigabytes:g} GB beside what is in use")
+            return False
         make_folder(self._folder)
         with one_at_a_time(self._folder):
             count = self._stored()
@@ -91,19 +111,39 @@ class FeatureBank:
                 file.truncate(count * KEY)
                 file.seek(count * KEY)
                 file.write(b"".join(keys))
-        self._read_new()
+        return self._read_new()
 
-    def _read_new(self) -> None:
-        """Read the keys that this or another process has stored since the last look."""
-        count = self._stored()
+    def _read_new(self) -> bool:
+        """Read what this or another process has stored since the last look.
+
+        False where the entry was emptied since then.
+        """
+        try:
+            with open(self._rows_file, "rb") as rows, open(self._keys_file, "rb") as keys:
+                # as long as a file is open or mapped, no other one has its number
+                begun = os.fstat(rows.fileno()).st_ino
+                if begun == os.stat(self._rows_file).st_ino and (begun == self._begun or not len(self._rows)):
+                    self._read(rows, keys)
+                    self._begun = begun
+                    return True
+        except FileNotFoundError:
+            return False
+        self._go_on_alone("another process removed what was there")
+        return False
+
+    def _read(self, rows: BinaryIO, keys: BinaryIO) -> None:
+        count = min(_size(rows) // (self._width * 4), _size(keys) // KEY)
         if count <= len(self._rows):
             return
-        with open(self._keys_file, "rb") as file:
-            file.seek(len(self._rows) * KEY)
-            keys = file.read((count - len(self._rows)) * KEY)
-        for place in range(count - len(self._rows)):
-            self._places.setdefault(keys[place * KEY : (place + 1) * KEY], len(self._rows) + place)
-        self._rows = np.memmap(self._rows_file, np.float32, "r", shape=(count, self._width))
+        keys.seek(len(self._rows) * KEY)
+        for place in range(len(self._rows), count):
+            self._places.setdefault(keys.read(KEY), place)
+        self._rows = np.memmap(rows, np.float32, "r", shape=(count, self._width))
+
+    def _go_on_alone(self, reason: str) -> None:
+        """Keep what is known, and what comes, in this process."""
+        log.warning("%s: %s; the features of this map stay in memory from now on", self._folder, reason)
+        self._shared = self._folder = None
 
     def _stored(self) -> int:
         """Samples whose key and row are both on the disk."""
@@ -123,10 +163,10 @@ class FeatureBank:
         return self._folder / "samples.blake2b"
 
 
-_banks: dict[tuple[str, str, Path | None], FeatureBank] = {}
+_banks: dict[tuple[str, str, BoundedFolder | None], FeatureBank] = {}
 
 
-def bank_of(backbone: FixedFeatures, data: TrainingSet, folder: Path | None) -> FeatureBank:
+def bank_of(backbone: FixedFeatures, data: TrainingSet, folder: BoundedFolder | None) -> FeatureBank:
     """The bank of a backbone's maps, kept in this process.
 
     folder: where it may be kept on disk, which maps that cost next to nothing do not use.
@@ -134,16 +174,23 @@ def bank_of(backbone: FixedFeatures, data: TrainingSet, folder: Path | None) -> 
     constants = hashlib.sha256(data.mean.cpu().numpy().tobytes() + data.std.cpu().numpy().tobytes())
     content, used = backbone.maps_content(constants.hexdigest()), folder if backbone.costly else None
     key = content, str(data.x.device), used
+    name = content[:32]
     if key not in _banks:
         while len(_banks) >= BANKS:
             del _banks[next(iter(_banks))]
-        _banks[key] = FeatureBank(backbone.mapped_width, None if used is None else used / content[:32])
+        _banks[key] = FeatureBank(backbone.mapped_width, used, name)
+    if used is not None:
+        used.used(used.path / name)
     return _banks[key]
 
 
 def _keys(samples: Tensor) -> list[bytes]:
     rows = samples.cpu().contiguous().flatten(1).numpy()
     return [hashlib.blake2b(row.tobytes(), digest_size=KEY).digest() for row in rows]
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
 
 
 @torch.no_grad()

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from perennial.foundation.bounded_folder import BoundedFolder
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.learning.evaluation_tables import (
     CONFIDENCE_BINS,
@@ -103,7 +103,7 @@ def score(
     model: IncrementalModel,
     data: TrainingSet,
     means: Tensor | None = None,
-    folder: Path | None = None,
+    folder: BoundedFolder | None = None,
     among: Tensor | None = None,
 ) -> Scored:
     """The samples under a model with its head, or with means instead: as over_features takes them.
@@ -116,7 +116,7 @@ def score(
 
 
 def classifier(
-    model: IncrementalModel, data: TrainingSet, means: Tensor | None, folder: Path | None
+    model: IncrementalModel, data: TrainingSet, means: Tensor | None, folder: BoundedFolder | None
 ) -> tuple[Callable[[Tensor], Tensor], TrainingSet]:
     """(function from inputs (B, ...) to logits (B, M), what to give it): fixed maps answer once a sample."""
     model.eval()

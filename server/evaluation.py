@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perennial.foundation.cache import cache_folder
+from perennial.foundation.cache import machine_features
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
@@ -32,7 +32,7 @@ def evaluate_centrally(
     """
     seen = (test.y < num_classes).nonzero().flatten()
     if means is None:
-        return head_counts(model, test, num_classes, cache_folder() / "features", seen)
+        return head_counts(model, test, num_classes, machine_features(), seen)
     return count_correct(by_class_means(model.eval(), means), test, num_classes, seen)
 
 
@@ -41,7 +41,7 @@ def score_centrally(
 ) -> Scored:
     """The test samples of the classes seen so far under a model; arguments as of evaluate_centrally."""
     seen = (test.y < num_classes).nonzero().flatten()
-    return score(model, test, means, cache_folder() / "features", seen)
+    return score(model, test, means, machine_features(), seen)
 
 
 def seen_patients(test: TrainingSet, num_classes: int) -> np.ndarray | None:

@@ -2,6 +2,7 @@
 is nothing to it."""
 
 import hashlib
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from pydantic import ValidationError
 from safetensors.torch import save
 from torch import Tensor
 
+from perennial.foundation.bounded_folder import BoundedFolder
+from perennial.foundation.cache import machine_features
 from perennial.foundation.errors import ConfigError
 from perennial.learning.batches import TrainingSet
 from perennial.learning.feature_bank import BATCH, FeatureBank, bank_of
@@ -152,21 +155,77 @@ def test_a_sample_is_mapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_features_outlive_the_process_and_a_row_that_was_cut_short(tmp_path: Path) -> None:
     backbone, x = backbone_of(PATCHES), images(9)
-    first = FeatureBank(backbone.mapped_width, tmp_path / "bank")
+    folder = BoundedFolder(tmp_path, 1.0)
+    first = FeatureBank(backbone.mapped_width, folder, "bank")
     expected = features_of(backbone, x[:6], first)
     with open(tmp_path / "bank" / "rows.float32", "ab") as file:
         file.write(b"cut short")
-    again = FeatureBank(backbone.mapped_width, tmp_path / "bank")
+    again = FeatureBank(backbone.mapped_width, folder, "bank")
     assert torch.equal(features_of(backbone, x, again)[:6], expected)
     # the process that was there before finds what the other one has stored
     assert torch.equal(features_of(backbone, x[6:], first), features_of(backbone, x[6:]))
     assert (tmp_path / "bank" / "samples.blake2b").stat().st_size == 9 * 16
 
 
+def test_a_bank_whose_files_another_process_removes_goes_on_and_mixes_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, x = backbone_of(PATCHES), images(12)
+    mapped, expected = backbone.mapped, features_of(backbone, x)
+    folder = BoundedFolder(tmp_path, 1.0)
+    first, second, third = (FeatureBank(backbone.mapped_width, folder, "bank") for _ in range(3))
+    features_of(backbone, x[:6], first)
+    assert folder.remove_unused(0.0) == 6 * (backbone.mapped_width * 4 + 16)
+    # another process begins anew, in another order and with more rows than there were
+    other = torch.arange(9, 1, -1)
+    assert torch.equal(features_of(backbone, x[other], third), expected[other])
+    assert torch.equal(features_of(backbone, x, first), expected)
+
+    def meanwhile(inputs: Tensor) -> Tensor:
+        folder.remove_unused(0.0)
+        return mapped(inputs)
+
+    features_of(backbone, x[other], second)
+    monkeypatch.setattr(backbone, "mapped", meanwhile)
+    assert torch.equal(features_of(backbone, x, second), expected)
+    assert torch.equal(features_of(backbone, x, third), expected)
+
+
+def test_what_was_unused_for_longest_makes_room_for_other_maps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backbone, x = backbone_of(PATCHES), images(4)
+    row = backbone.mapped_width * 4 + 16
+    folder = BoundedFolder(tmp_path, 9 * row / 1e9)
+
+    def held() -> dict[str, int]:
+        return {path.name: sum(file.stat().st_size for file in path.iterdir()) for path in tmp_path.iterdir()}
+
+    for name in ("a", "b"):
+        features_of(backbone, x, FeatureBank(backbone.mapped_width, folder, name))
+        os.utime(tmp_path / name / "turn", (1, 1))
+    folder.used(tmp_path / "a")
+    features_of(backbone, x, FeatureBank(backbone.mapped_width, folder, "c"))
+    assert held() == {"a": 4 * row, "b": 0, "c": 4 * row}
+    # a is in use, and c would be too large even alone: what there is no room for stays in memory
+    bank, many = FeatureBank(backbone.mapped_width, folder, "c"), images(12)
+    assert torch.equal(features_of(backbone, many, bank), features_of(backbone, many))
+    assert "no room below" in caplog.text
+    assert torch.equal(features_of(backbone, many, bank), features_of(backbone, many))
+    assert held() == {"a": 4 * row, "b": 0, "c": 4 * row}
+
+
+@pytest.mark.parametrize("said", ["none", "0", "-1", "inf", "nan"])
+def test_the_machine_s_bound_on_features_is_a_number(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("PERENNIAL_CACHE_GIGABYTES", said)
+    with pytest.raises(ConfigError, match=r"\$PERENNIAL_CACHE_GIGABYTES: found '.*', allowed a number"):
+        machine_features()
+
+
 def test_only_maps_that_cost_something_are_kept_on_disk(own_cache: Path) -> None:
     for config, kept in ((RANDOM, False), (PATCHES, True)):
         backbone, data = backbone_of(config), data_of(images(3, seed=7))
-        list(bank_of(backbone, data, own_cache / "features").features(backbone, data))
+        list(bank_of(backbone, data, machine_features()).features(backbone, data))
         assert (own_cache / "features").exists() is kept
 
 

@@ -110,8 +110,15 @@ def test_the_clean_command_says_what_it_removed(tmp_path: Path) -> None:
     site = DeployedSite(tmp_path)
     assert train(site) is None
     assert finish(site) is None
+    features = tmp_path / "state" / "features" / ("3" * 32)
+    features.mkdir(parents=True)
+    (features / "rows.float32").write_bytes(bytes(3_000_000))
+    (features / "turn").touch()
+    kept = CliRunner().invoke(app, ["site", "clean", str(site.file)])
+    assert kept.exit_code == 0 and "features" not in kept.output and (features / "rows.float32").exists()
     done = CliRunner().invoke(app, ["site", "clean", str(site.file), "--days", "0"])
     assert done.exit_code == 0, done.output
+    assert "features of samples, 3.0 MB" in done.output and not (features / "rows.float32").exists()
     assert "1 runs removed; the ledger" in done.output
     assert not list((tmp_path / "state" / "runs").iterdir())
 
