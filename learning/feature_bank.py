@@ -100,18 +100,26 @@ class FeatureBank:
         if not self._shared.make_room(self._folder, rows.nbytes + len(keys) * KEY):
             self._go_on_alone(f"no room below {self._shared.gigabytes:g} GB beside what is in use")
             return False
-        make_folder(self._folder)
-        with one_at_a_time(self._folder):
-            count = self._stored()
-            with open(self._rows_file, "r+b" if self._rows_file.exists() else "wb") as file:
-                file.seek(count * self._width * 4)
-                file.write(rows.tobytes())
-            # a key is written after its row, so that a row that was cut short has none
-            with open(self._keys_file, "r+b" if self._keys_file.exists() else "wb") as file:
-                file.truncate(count * KEY)
-                file.seek(count * KEY)
-                file.write(b"".join(keys))
+        try:
+            make_folder(self._folder)
+            with one_at_a_time(self._folder):
+                self._add(keys, rows)
+        except OSError as error:
+            # a full disk, or one that this user may not write to: what can be made again stops no run
+            self._go_on_alone(error.strerror or str(error))
+            return False
         return self._read_new()
+
+    def _add(self, keys: list[bytes], rows: np.ndarray) -> None:
+        count = self._stored()
+        with open(self._rows_file, "r+b" if self._rows_file.exists() else "wb") as file:
+            file.seek(count * self._width * 4)
+            file.write(rows.tobytes())
+        # a key is written after its row, so that a row that was cut short has none
+        with open(self._keys_file, "r+b" if self._keys_file.exists() else "wb") as file:
+            file.truncate(count * KEY)
+            file.seek(count * KEY)
+            file.write(b"".join(keys))
 
     def _read_new(self) -> bool:
         """Read what this or another process has stored since the last look.

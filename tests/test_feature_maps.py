@@ -1,6 +1,7 @@
 """Maps that nobody trains: what they compute, how they are put together, and that a sample's place in a batch
 is nothing to it."""
 
+import errno
 import hashlib
 import os
 from importlib.util import find_spec
@@ -189,6 +190,20 @@ def test_a_bank_whose_files_another_process_removes_goes_on_and_mixes_nothing_up
     monkeypatch.setattr(backbone, "mapped", meanwhile)
     assert torch.equal(features_of(backbone, x, second), expected)
     assert torch.equal(features_of(backbone, x, third), expected)
+
+
+def test_a_disk_that_cannot_be_written_to_stops_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backbone, x = backbone_of(PATCHES), images(9)
+    bank = FeatureBank(backbone.mapped_width, BoundedFolder(tmp_path, 1.0), "bank")
+    features_of(backbone, x[:4], bank)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patch:
+        patch.setattr(FeatureBank, "_add", lambda *_: (_ for _ in ()).throw(full))
+        assert torch.equal(features_of(backbone, x, bank), features_of(backbone, x))
+    assert "bank: No space left on device; the features of this map stay in memory" in caplog.text
+    assert torch.equal(features_of(backbone, x, bank), features_of(backbone, x))
 
 
 def test_what_was_unused_for_longest_makes_room_for_other_maps(
