@@ -293,11 +293,14 @@ def _content(proto: ProtoRecordDict) -> RecordDict:
     """What a message of this project holds, tensors and fields, read without Flower's checks of each."""
     content = RecordDict()
     for item in proto.items:
-        content[item.key] = (
-            packed_elsewhere((array.key, array.value.data) for array in item.array_record.items)
-            if item.HasField("array_record")
-            else filled(ConfigRecord(), _values(item.config_record))
-        )
+        match item.WhichOneof("value"):
+            case "array_record":
+                arrays = item.array_record.items
+                content[item.key] = packed_elsewhere((array.key, array.value.data) for array in arrays)
+            case "config_record":
+                content[item.key] = filled(ConfigRecord(), _values(item.config_record))
+            case other:
+                raise ValueError(f"{item.key}: found {other}, allowed array_record and config_record")
     return content
 
 
