@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
+from perennial.foundation.allocator import ask_for_large_pages
 from perennial.foundation.garbage import permanent
 from perennial.foundation.torch_import import importing_torch
 
 
 def import_run() -> Callable[..., None]:
     """cli/run.py's run_command, with everything that a run needs."""
+    ask_for_large_pages()
     with permanent():
         with importing_torch():
             import perennial.cli.live

@@ -78,3 +78,21 @@ def test_the_command_ends_with_the_code_of_an_error() -> None:
     begun = "import sys; sys.argv = ['perennial', 'run', 'nowhere.yaml']\n"
     done = ended(begun + "from perennial.cli.main import main; main()")
     assert done.returncode == 2 and done.stderr.startswith("perennial: ")
+
+
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HELD = """
+import torch
+kept = torch.zeros(16, 1 << 20)
+print(next(line for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages")).split()[1])
+"""
+
+
+@pytest.mark.skipif(
+    not LARGE_PAGES.exists() or "[madvise]" not in LARGE_PAGES.read_text(), reason="no large pages on demand"
+)
+def test_large_tensors_lie_on_large_pages_unless_the_user_says_otherwise() -> None:
+    kilobytes = [
+        int(ended(START + HELD, **environment).stdout) for environment in ({}, {"THP_MEM_ALLOC_ENABLE": "0"})
+    ]
+    assert kilobytes[0] - kilobytes[1] > 32_000

@@ -52,8 +52,9 @@ class Sums:
         samples: of weighted statistics, which count each sample w_c times; None for plain ones.
         """
         unit = 1 if samples is None else WEIGHT
+        gram = unpacked(statistics.gram, statistics.width)
         return cls(
-            unpacked(statistics.gram, statistics.width) / unit,
+            gram if unit == 1 else gram.div_(unit),
             statistics.sums.double() / (GRID * unit),
             statistics.counts.double() / unit,
             samples=samples,
@@ -148,7 +149,7 @@ def gaussian(sums: Sums, shrinkage: float, prior: float = 0.0) -> LinearHead:
         raise DataError("gaussian head: no feature varies within a class, so there is no covariance")
     weight = torch.zeros(len(sums.counts), len(covariance), dtype=torch.float64)
     bias = torch.full((len(sums.counts),), NEVER, dtype=torch.float64)
-    kept = covariance[varies][:, varies]
+    kept = covariance if varies.all() else covariance[varies][:, varies]
     del covariance
     diagonal = kept.diagonal().clone()
     kept *= 1 - shrinkage
@@ -172,7 +173,8 @@ def within_class(sums: Sums) -> tuple[Tensor, Tensor, Tensor]:
             "cannot be estimated; allowed more samples than classes"
         )
     means = sums.sums[held, :-1] / counts[:, None]
-    covariance = sums.gram[:-1, :-1] - (means * counts[:, None]).T @ means
+    covariance = (means * counts[:, None]).T @ means
+    torch.sub(sums.gram[:-1, :-1], covariance, out=covariance)
     covariance /= total - len(counts)
     return means, covariance, held
 

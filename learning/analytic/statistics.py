@@ -117,9 +117,10 @@ class Collector:
         require_width(width + 1)
         self.classes = classes
         self._width = width + 1
-        self._total = Statistics.nothing(self._width, classes)
+        self._settled: Statistics | None = None
         self._gram = torch.zeros(self._width, self._width, dtype=torch.float64)
-        self._sums = torch.zeros(len(classes), self._width, dtype=torch.float64)
+        self._sums = torch.zeros(len(self.classes), self._width, dtype=torch.float64)
+        self._counts = torch.zeros(len(self.classes), dtype=torch.int64)
         self._added = 0
 
     def add(self, features: Tensor, labels: Tensor) -> None:
@@ -135,22 +136,22 @@ class Collector:
             if self._added + len(phi) > EXACT_SAMPLES:
                 self._settle()
             _add_products(self._gram, phi)
-            self._sums.index_add_(0, labels[part].cpu() - self.classes.start, phi)
+            held = labels[part].cpu() - self.classes.start
+            self._sums.index_add_(0, held, phi)
+            self._counts.add_(torch.bincount(held, minlength=len(self.classes)))
             self._added += len(phi)
-            counts = torch.bincount(labels[part].cpu() - self.classes.start, minlength=len(self.classes))
-            self._total.counts.add_(counts)
 
     def finish(self) -> Statistics:
-        """The sums of all that was added."""
-        self._settle()
-        return self._total
+        """The sums of all that was added, as integers, which have room for more."""
+        sums = (self._sums * GRID).to(torch.int64)
+        latest = Statistics(packed(self._gram), sums, self._counts, self.classes)
+        return latest if self._settled is None else self._settled + latest
 
     def _settle(self) -> None:
-        """Move the sums so far to integers, which have more room."""
-        self._total.gram.add_(packed(self._gram))
-        self._total.sums.add_((self._sums * GRID).to(torch.int64))
+        self._settled = self.finish()
         self._gram.zero_()
         self._sums.zero_()
+        self._counts = torch.zeros_like(self._counts)
         self._added = 0
 
 
