@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perennial.client.quota import size_of
 from perennial.foundation.errors import PolicyRefusal, StateError
-from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+from perennial.foundation.files import make_folder, one_at_a_time, replace_file, size_of
 
 PAUSED, WITHDRAWN = "paused.json", "withdrawn.json"
 HEX = set("0123456789abcdef")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.config.site import StateLimits
-from perennial.foundation.bounded_folder import BoundedFolder
+from perennial.foundation.bounded_folder import GIGABYTE, BoundedFolder
 from perennial.foundation.errors import PolicyRefusal, StateError
+from perennial.foundation.files import size_of
 
-GIGABYTE = 10**9
 DAY = 86_400.0
 
 
@@ -49,17 +49,6 @@ class Quota:
 def kept_features(state_dir: Path, limits: StateLimits) -> BoundedFolder:
     """Where a deployed site keeps the features of its samples."""
     return BoundedFolder(state_dir / "features", limits.features_gigabytes)
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder and below it; 0 without a folder."""
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.lstat().st_size
-        except FileNotFoundError:
-            continue  # another process has replaced a record
-    return total
 
 
 def clean(state_dir: Path, days: float) -> list[tuple[str, int]]:

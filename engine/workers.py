@@ -264,7 +264,7 @@ def _work(
     """The main loop of a worker: answer messages in the order of arrival until the connection closes."""
     for other in inherited:
         other.close()
-    # what the server imported stays for good, and a search of it takes as long as ten rounds of a small run
+    # what the server imported stays for good; a search of it takes far longer than a round of a small run
     gc.freeze()
     # Ctrl-C reaches every process of a terminal; the server decides what it means and closes the connections
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from perennial.foundation.files import one_at_a_time
+from perennial.foundation.files import one_at_a_time, size_of
 
 TURN = "turn"
 """File in which an entry's processes take turns to write; its time of change says when the entry was used."""
@@ -39,8 +39,8 @@ class BoundedFolder:
         take turns to remove each other's.
         """
         others = sorted((_last_use(other), other) for other in self._entries() if other != entry)
-        sizes = {other: _size(other) for _, other in others}
-        over = _size(entry) + coming + sum(sizes.values()) - self.gigabytes * GIGABYTE
+        sizes = {other: size_of(other) for _, other in others}
+        over = size_of(entry) + coming + sum(sizes.values()) - self.gigabytes * GIGABYTE
         idle = [other for used, other in others if time.time() - used >= IDLE]
         if over > sum(sizes[other] for other in idle):
             return False
@@ -56,7 +56,7 @@ class BoundedFolder:
         freed = 0
         for entry in self._entries():
             if time.time() - _last_use(entry) >= days * 86_400:
-                freed += _size(entry)
+                freed += size_of(entry)
                 _empty(entry)
         return freed
 
@@ -67,14 +67,6 @@ class BoundedFolder:
 def _files(entry: Path) -> Collection[Path]:
     """All files of an entry but the one in which its processes take turns."""
     return [path for path in entry.glob("*") if path.name != TURN]
-
-
-def _size(entry: Path) -> int:
-    total = 0
-    for path in _files(entry):
-        with suppress(FileNotFoundError):
-            total += path.lstat().st_size
-    return total
 
 
 def _last_use(entry: Path) -> float:

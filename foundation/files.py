@@ -103,6 +103,17 @@ def open_private(path: Path) -> TextIO:
     return os.fdopen(os.open(path, flags, 0o600), "a+", encoding="utf-8")
 
 
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder and below it; 0 without a folder."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.lstat().st_size
+        except FileNotFoundError:
+            continue  # another process has replaced a record
+    return total
+
+
 def flush_folder(folder: Path) -> None:
     """Make a rename or a new file in folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

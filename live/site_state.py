@@ -9,7 +9,6 @@ from typing import Any
 
 from perennial.client.activity import ACTIVITY
 from perennial.client.consent import Consent, read_consent
-from perennial.client.quota import size_of
 from perennial.config.approval import Approval, read_approvals
 from perennial.config.site import load_site_config
 from perennial.deploy.admission import check_admission
@@ -17,6 +16,7 @@ from perennial.deploy.handshake import check_handshake
 from perennial.deploy.keys import read_node_key
 from perennial.deploy.supernode_process import ALIVE, ANSWERED
 from perennial.foundation.errors import PerennialError
+from perennial.foundation.files import size_of
 from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, plain
 from perennial.privacy.ledger import Ledger

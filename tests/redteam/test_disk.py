@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from perennial.benchmarks.deployed_site import RUN, DeployedSite
-from perennial.client.quota import clean, size_of
+from perennial.client.quota import clean
 from perennial.client.state import SiteState
-from perennial.foundation.files import make_folder, one_at_a_time, sole_owner
+from perennial.foundation.files import make_folder, one_at_a_time, size_of, sole_owner
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import FinishTaskRequest, Refusal, TrainRequest
 from tests.redteam.test_ledger_rollback import update
