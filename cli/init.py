@@ -12,6 +12,7 @@ import yaml
 from perennial.config.experiment import load_experiment
 from perennial.config.site import load_site_config
 from perennial.data.survey import Survey, survey
+from perennial.deploy.site_template import template_policy
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
 
@@ -327,14 +328,17 @@ def _site(found: Survey, site: str) -> str:
         f"  source: {found.source}",
         f"  path: {_yaml(str(found.path))}",
         *options,
-        "policy:",
-        "  answers: [train, evaluate, statistics] # statistics: the sums of closed form",
-        "  min_samples: 20 # whatever leaves comes from at least so many samples",
-        "  # Demand a protection, and nothing leaves without it:",
-        "  # require_privacy: sample",
-        "  # max_epsilon: 8",
+        "",
+        "# The policy of every hospital's file, as the operator's bundle brings it. It answers training "
+        "under sample-level privacy",
+        "# alone, so `perennial check site.yaml --experiment FILE` says what it would refuse of "
+        "experiment.yaml, which sends sums of",
+        "# features without noise. `perennial run` on one machine does not read this file. For a trial "
+        "of real processes on one",
+        "# machine, without patients' data: answers: [train, evaluate, statistics], require_privacy: "
+        "none, and max_epsilon deleted.",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + template_policy()
 
 
 def _yaml(value: Any) -> str:
