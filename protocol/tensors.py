@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord
@@ -28,10 +28,10 @@ _NUMPY_SERIALISED = "numpy.ndarray"
 _MAGIC = b"\x93NUMPY\x01\x00"
 """Of a .npy file, and its version 1.0."""
 _HEADER = re.compile(
-    rb"\{'descr': '([<|][a-z]\d)', 'fortran_order': False, "
+    rb"\{'descr': '([<|][a-z]\d)', 'fortran_order': (False|True), "
     rb"'shape': \(((?:\d{1,18},? ?){0,64})\),? ?\} {0,128}\n"
 )
-"""As NumPy writes it, of a plain C-ordered array. It is matched, and not read as the Python expression that
+"""As NumPy writes it, of a plain array. It is matched, and not read as the Python expression that
 it is, because a stranger's expression can exhaust whoever reads it."""
 
 
@@ -102,11 +102,12 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def _parse_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
     found = _HEADER.fullmatch(header)
     if found is None:
-        raise ValueError(f"header {header!r:.80}, allowed that of a plain C-ordered array")
-    return np.dtype(found[1].decode()), tuple(int(size) for size in re.findall(rb"\d+", found[2]))
+        raise ValueError(f"header {header!r:.80}, allowed that of a plain array in C or Fortran order")
+    shape = tuple(int(size) for size in re.findall(rb"\d+", found[3]))
+    return np.dtype(found[1].decode()), shape, "F" if found[2] == b"True" else "C"
 
 
 def described(data: bytes, where: str) -> Array:
@@ -126,10 +127,10 @@ def _decode(data: bytes) -> np.ndarray[Any, Any]:
     if data[:8] != _MAGIC or len(data) < 10:
         raise ValueError("not .npy data of version 1.0")
     start = 10 + int.from_bytes(data[8:10], "little")
-    dtype, shape = _parse_npy_header(data[10:start])
+    dtype, shape, order = _parse_npy_header(data[10:start])
     if len(data) - start != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{len(data) - start} bytes do not fill shape {shape} of {dtype}")
-    return np.frombuffer(data, dtype=dtype, offset=start).reshape(shape)
+    return np.frombuffer(data, dtype=dtype, offset=start).reshape(shape, order=order)
 
 
 def filled(record: Record, entries: Mapping[str, Any]) -> Record:

@@ -381,6 +381,7 @@ class IncrementalStrategy(FlowerFedAvg):
         count = self.close_round()
         if self._stamp is None:
             self._log_failures()
+            self._require_a_reply(server_round)
         if count < self._quorum:
             return None, None
         record = pack(self.finish_round())
@@ -388,6 +389,16 @@ class IncrementalStrategy(FlowerFedAvg):
             record[name] = array
         loss = outcome.train_loss
         return record, MetricRecord({} if loss is None else {"train_loss": loss})
+
+    def _require_a_reply(self, server_round: int) -> None:
+        """Raise ConfigError if nothing of a first round could be used: the next rounds would end alike."""
+        failures = [*self.outcome.dropped, *self.outcome.refused]
+        if server_round == 1 and failures and not self.outcome.participants:
+            site, reason = failures[0]
+            raise ConfigError(
+                f"round 1: none of {len(failures)} replies could be used, so no model follows; "
+                f"{site}: {reason}"
+            )
 
     def _log_failures(self) -> None:
         """In the words of Flower's own strategies, because under start() nobody reads the outcome."""

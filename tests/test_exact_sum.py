@@ -1,5 +1,7 @@
 """The order of arrival changes no bit of the aggregate."""
 
+import logging
+import sys
 from fractions import Fraction
 
 import numpy as np
@@ -249,3 +251,33 @@ def test_updates_that_come_before_the_loops_are_compiled_are_added_to_the_same_b
     assert np.array_equal(found[0][0], found[1][0])
     assert np.array_equal(found[0][1], found[1][1])
     assert found[0][0].any() and found[0][1].any()
+
+
+def test_a_large_model_is_summed_to_the_same_bits_without_numba(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(exact_sum, "COMPILED_FROM", 1)
+    update = {"w": torch.randn(1000, generator=torch.Generator().manual_seed(1))}
+
+    def summed() -> torch.Tensor:
+        exact_loops._compiled.cache_clear()
+        total = exact_sum.ExactSum(update, COUNTS)
+        exact_loops._compiled().exception()
+        for weight in (3.0, 0.5):
+            total.add(update, weight, float(update["w"].norm()))
+        return total.added_to(update)["w"]
+
+    compiled = summed()
+    # what an import finds where the extra `server` is not installed
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "perennial.strategies.sums.exact_kernel", raising=False)
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        with caplog.at_level(logging.INFO, "flwr"):
+            plain = summed()
+    finally:
+        logger.removeHandler(caplog.handler)
+        exact_loops._compiled.cache_clear()
+    assert torch.equal(plain, compiled)
+    assert "perennial[server]" in caplog.text

@@ -18,6 +18,9 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import STRATEGIES, build_strategy
 from tests.quickstart_client import Net, load_data
 from tests.quickstart_client import app as quickstart
+from tests.sklearn_client import app as sklearn_quickstart
+from tests.sklearn_client import first_weights, model_with
+from tests.sklearn_client import load_data as sklearn_data
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "interop.md"
 KEYS: dict[str, dict[str, Any]] = {
@@ -125,6 +128,31 @@ def test_what_is_dropped_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert accuracy(arrays) > 0.8
     assert f"Received {SITES - 1} results and 1 failures" in caplog.text
     assert "Dropped the reply of node-" in caplog.text and "finite" in caplog.text
+
+
+def test_a_client_of_scikit_learn_learns_as_under_flowers_own_fedavg() -> None:
+    def answers(message: Message, context: Context) -> Message:
+        return sklearn_quickstart(message, context)
+
+    scores = []
+    for strategy in (build_strategy("fedavg", {}), FlowerFedAvg(fraction_evaluate=0.0)):
+        set_task_identity()
+        grid = InProcessGrid(answers, site_contexts(SITES, {}))
+        start = ArrayRecord(first_weights())
+        arrays = strategy.start(grid, start, num_rounds=3, timeout=30.0).arrays
+        scores.append(model_with(arrays.to_numpy_ndarrays()).score(*sklearn_data(SITES)))
+    assert scores[0] > 0.85
+    assert scores[0] == pytest.approx(scores[1], abs=1e-9)
+
+
+def test_a_first_round_of_which_nothing_can_be_used_stops_with_the_reason() -> None:
+    def broken(message: Message, context: Context) -> Message:
+        reply = quickstart(message, context)
+        reply.content.metric_records["metrics"].pop("num-examples")
+        return reply
+
+    with pytest.raises(ConfigError, match=r"none of 5 replies could be used.*node-.*num-examples"):
+        started(build_strategy("fedavg", {}), broken)
 
 
 def test_too_few_replies_for_a_robust_rule_are_logged(caplog: pytest.LogCaptureFixture) -> None:

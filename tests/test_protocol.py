@@ -95,7 +95,7 @@ def npy(header: str, values: bytes = b"") -> bytes:
         npy("-".join(["1"] * 4000)),
         npy("(" * 5000),
         npy("{'descr': '>f4', 'fortran_order': False, 'shape': (3, 2), }\n", bytes(24)),
-        npy("{'descr': '<f4', 'fortran_order': True, 'shape': (3, 2), }\n", bytes(24)),
+        npy("{'descr': '<f4', 'fortran_order': 1, 'shape': (3, 2), }\n", bytes(24)),
         npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-3, -2), }\n", bytes(24)),
         npy("{'descr': '|O8', 'fortran_order': False, 'shape': (3, 2), }\n", bytes(48)),
     ],
@@ -105,6 +105,12 @@ def test_a_header_that_would_exhaust_its_reader_is_refused_by_name(data: bytes) 
     record["w"] = Array("float32", (3, 2), "numpy.ndarray", data)
     with pytest.raises(ProtocolError, match="reply: tensor 'w'"):
         unpack(record, "reply")
+
+
+def test_an_array_in_fortran_order_has_the_values_that_numpy_reads() -> None:
+    values = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    (tensor,) = unpack(ArrayRecord({"w": Array(values)}), "reply").values()
+    assert tensor.tolist() == values.tolist()
 
 
 @pytest.mark.parametrize("dtype", ALLOWED_DTYPES)

@@ -2,8 +2,9 @@
 
 Compiling takes about a second, and on disk numba would keep what it compiled as pickles, so each process
 compiles anew, in a thread of its own. Updates that arrive before it is done are added in NumPy, in pieces
-that stay in the cache. Both make the same operations on each element, one after the other, so they give the
-same bits; PyTorch's would not, whose multiplication and addition round once together.
+that stay in the cache; without numba (the extra `server`) all of them are. Both make the same operations on
+each element, one after the other, so they give the same bits; PyTorch's would not, whose multiplication and
+addition round once together.
 
 Each element belongs to one thread, so the number of threads changes no bit.
 """
@@ -11,6 +12,7 @@ Each element belongs to one thread, so the number of threads changes no bit.
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
+from logging import INFO, getLogger
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from perennial.strategies.sums.threads import deal, on_threads
 
+log = getLogger("flwr").log
 PIECE = 1 << 20
 CHUNK = 1 << 16
 """Values that NumPy's passes take at a time: 512 KiB in float64."""
@@ -97,7 +100,7 @@ def begin_compiling() -> None:
 
 
 def loops() -> Loops:
-    """The compiled loops if they are ready. Raises what compiling raised."""
+    """The compiled loops if they are ready, else NumPy's."""
     compiled = _compiled()
     return compiled.result() if compiled.done() else NUMPY
 
@@ -105,9 +108,20 @@ def loops() -> Loops:
 @lru_cache
 def _compiled() -> "Future[Loops]":
     def compile_loops() -> Loops:
-        from perennial.strategies.sums.exact_kernel import compiled_loops
+        try:
+            from perennial.strategies.sums.exact_kernel import compiled_loops
 
-        return compiled_loops()
+            return compiled_loops()
+        # the bits are the same, so whatever keeps a machine from compiling costs time alone
+        except Exception as error:
+            log(
+                INFO,
+                "Sums of large models run in NumPy, because their loops cannot be compiled here (%s: %s); "
+                "pip install 'perennial[server]' has what compiles them",
+                type(error).__name__,
+                error,
+            )
+            return NUMPY
 
     return ThreadPoolExecutor(1, thread_name_prefix="compile-sum").submit(compile_loops)
 
