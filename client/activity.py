@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from perennial.foundation.errors import PolicyRefusal, PrivacyError
+from perennial.foundation.errors import PolicyRefusal, PrivacyError, shown
 
 ACTIVITY, BEFORE = "activity.jsonl", "activity.before.jsonl"
 LARGEST = 4 * 2**20
@@ -28,7 +28,7 @@ def noted(state_dir: Path, kind: str, **facts: object) -> Iterator[None]:
         yield
     except Exception as error:
         refused = isinstance(error, PolicyRefusal | PrivacyError)
-        reason = str(error)[:LONGEST] or type(error).__name__
+        reason = shown(str(error), LONGEST) or type(error).__name__
         _write(state_dir, {"event": "refused" if refused else "failed", "request": request, "reason": reason})
         raise
     _write(state_dir, {"event": "answered", "request": request})

@@ -4,7 +4,6 @@ The operator reads the reason in the refusal. A site starts one process for each
 imported here that a request may not need.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -29,6 +28,7 @@ from perennial.foundation.errors import (
     StateError,
     shown,
 )
+from perennial.foundation.site_log import log
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import (
     ClassCountsRequest,
@@ -48,7 +48,6 @@ from perennial.protocol.parcel import is_parcel, opened, parcelled
 from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
 from perennial.protocol.stamp import LONGEST_REASON, VERSION, Stamp
 
-log = logging.getLogger("perennial.site")
 Request = TypeVar("Request", bound=WireMessage)
 Done = TypeVar("Done")
 
@@ -148,7 +147,7 @@ def _watched(identity: Identity, request: WireMessage, context: Context) -> Iter
         yield
         return
     run = getattr(request, "run", "")
-    name = str(context.run_config.get("name") or identity.experiment.name)[:80]
+    name = shown(str(context.run_config.get("name") or identity.experiment.name), 80)
     facts = {"run": run, "name": name, "round": getattr(request, "round", 0)}
     with noted(identity.state_dir, type(request).__name__.removesuffix("Request").lower(), **facts):
         require_consent(identity.state_dir, run)

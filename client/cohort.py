@@ -3,7 +3,6 @@
 Everything else is as for one site: each opens its turn, and each releases its own update.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,10 +13,9 @@ from perennial.client.app import attempt
 from perennial.client.identity import Identity
 from perennial.client.site import open_site
 from perennial.client.training_turn import TrainingTurn
+from perennial.foundation.site_log import log
 from perennial.learning.cohort_training import Member, MemberResult, train_cohort
 from perennial.protocol.messages import TrainReply, TrainRequest
-
-log = logging.getLogger("perennial.site")
 
 
 @dataclass(frozen=True)

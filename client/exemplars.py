@@ -4,7 +4,6 @@ What is stored is which samples, not the samples: their index in the data, their
 content, so that data that was moved or added to in between is noticed and followed.
 """
 
-import logging
 from collections.abc import Sequence
 
 import torch
@@ -14,11 +13,10 @@ from perennial.client.state import SiteState
 from perennial.config.learner import Memory
 from perennial.data.federation import SiteData
 from perennial.foundation.errors import DataError, StateError
+from perennial.foundation.site_log import log
 from perennial.learning.exemplar_selection import herding, nearest, random_by_hash, share_by_hash
 
 RECORD = "exemplars"
-
-log = logging.getLogger("perennial.site")
 
 
 class ExemplarStore:

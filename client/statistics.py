@@ -5,7 +5,6 @@ whichever round it is connected, and its answer does not depend on the round.
 """
 
 import json
-import logging
 from hashlib import sha256
 
 import torch
@@ -21,6 +20,7 @@ from perennial.config import charges
 from perennial.config.secure_words import integer_words, share_of_noise, statistics_subject
 from perennial.config.site import Release
 from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError
+from perennial.foundation.site_log import log
 from perennial.foundation.streams import stream
 from perennial.learning.analytic.statistics import MOST_STEPS, PRODUCT, Collector, Statistics, weighted
 from perennial.learning.feature_bank import bank_of
@@ -39,8 +39,6 @@ from perennial.protocol.messages import (
 from perennial.protocol.secure_messages import MaskedReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, content_sha256
-
-log = logging.getLogger("perennial.site")
 
 
 def answer_statistics(site: Site, request: StatisticsRequest) -> StatisticsReply | MaskedReply:

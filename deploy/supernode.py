@@ -1,6 +1,5 @@
 """A site's long-lived process: everything is checked, then this process becomes Flower's SuperNode."""
 
-import logging
 import os
 import socket
 import sys
@@ -16,8 +15,8 @@ from perennial.deploy.health import check_health
 from perennial.deploy.keys import fingerprint, public_line, read_node_key
 from perennial.deploy.predecessor import left_node
 from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.site_log import log
 
-log = logging.getLogger("perennial.site")
 SOON = 30
 """Days before a certificate's end at which a person is told."""
 

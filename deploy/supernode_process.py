@@ -8,7 +8,6 @@ ClientApp has ended, tells the server so, and goes on with the next request.
 
 import copy
 import datetime
-import logging
 import os
 import sys
 import threading
@@ -41,6 +40,7 @@ from perennial.deploy.predecessor import note_node, place
 from perennial.deploy.superexec_process import KILLED, WAKE
 from perennial.foundation.files import sole_owner
 from perennial.foundation.heartbeat import beating, renew
+from perennial.foundation.site_log import log
 from perennial.strategies.round.queries import NOT_APPROVED
 
 NOTED_EVERY = 1.0
@@ -58,7 +58,6 @@ ALIVE = "supernode.alive"
 """In a site's state_dir: its heartbeat."""
 ANSWERED = "superlink.answered"
 """In a site's state_dir: its time is when the SuperLink last answered this site, which had proved its key."""
-log = logging.getLogger("perennial.site")
 
 Send = Callable[[Any, Any, float], Any]
 

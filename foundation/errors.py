@@ -50,16 +50,13 @@ class RecordGone(StateError):
 
 
 LONGEST_WORD = 100
+REASON = 1_000
+"""Characters of a reason that another side sent."""
 
 
 def shown(text: str, longest: int = 200) -> str:
-    """text for an error message, cut to a length that a person can read."""
-    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
-
-
-def printable(text: str, longest: int = 1_000) -> str:
-    """What another side sent, for a log, a journal and a terminal: without control characters, and cut."""
-    cut = shown(text, longest)
+    """text on one line, without control characters, cut to a length that a person can read."""
+    cut = text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
     return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
 
 

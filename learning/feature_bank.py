@@ -7,7 +7,6 @@ additions for another shape.
 """
 
 import hashlib
-import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +19,9 @@ from torch import Tensor
 
 from perennial.foundation.bounded_folder import BoundedFolder
 from perennial.foundation.files import make_folder, one_at_a_time
+from perennial.foundation.site_log import log
 from perennial.learning.batches import TrainingSet
 from perennial.models.feature_maps.fixed import FixedFeatures
-
-log = logging.getLogger("perennial.site")
 
 BATCH = 64
 """Samples that the maps see at once."""

@@ -5,7 +5,6 @@ A graph starts all of them in one call. It runs the same kernels in the same ord
 was recorded, so the inputs of each step are copied there first.
 """
 
-import logging
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError
-
-log = logging.getLogger("perennial.site")
+from perennial.foundation.site_log import log
 
 Work = Callable[..., None]
 """One step, on its inputs; it must do the same in every step."""

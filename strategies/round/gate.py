@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import Message
 from torch import Tensor
 
-from perennial.foundation.errors import ProtocolError, printable
+from perennial.foundation.errors import REASON, ProtocolError, shown
 from perennial.protocol.fields import arrays_of, read_kind
 from perennial.protocol.messages import Refusal, TrainReply
 from perennial.protocol.stamp import MAX_EXAMPLES, Stamp
@@ -76,18 +76,20 @@ class Gate:
     def admit(self, message: Message, site: str) -> Admitted:
         """The reply's content. Raises Rejected or Refused with the reason."""
         if message.has_error():
-            raise Rejected(f"error at the site or on the way: {printable(message.error.reason or 'unknown')}")
+            raise Rejected(
+                f"error at the site or on the way: {shown(message.error.reason or 'unknown', REASON)}"
+            )
         try:
             kind = read_kind(message.content)
             if kind == Refusal.__name__:
                 refusal = Refusal.from_record(message.content)
-                raise Refused(printable(f"{refusal.kind}: {refusal.reason}"))
+                raise Refused(shown(f"{refusal.kind}: {refusal.reason}", REASON))
             reply = self._ours(message, site) if kind else self._flower(message, site)
         except (ProtocolError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise Rejected(printable(str(error))) from error
+            raise Rejected(shown(str(error), REASON)) from error
         except Rejected as error:
             # names of tensors and figures come from the site
-            raise Rejected(printable(str(error))) from error
+            raise Rejected(shown(str(error), REASON)) from error
         if site in self._seen:
             raise Rejected("a second reply in the same round; the first one counts")
         self._seen.add(site)

@@ -7,7 +7,7 @@ from typing import TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from perennial.foundation.errors import ProtocolError, printable
+from perennial.foundation.errors import REASON, ProtocolError, shown
 from perennial.privacy.noised_counts import CountNoise
 from perennial.protocol.fields import WireMessage, read_kind
 from perennial.protocol.messages import EvaluateReply, Refusal
@@ -76,7 +76,7 @@ def answers(
             reply = checked(message, kinds, stamps.get(site, ()))
             check(reply)
         except ProtocolError as error:
-            dropped(site, printable(str(error)))
+            dropped(site, shown(str(error), REASON))
         else:
             exchange.bytes_up += reply.tensor_bytes
             yield site, reply
