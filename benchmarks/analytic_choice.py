@@ -5,7 +5,7 @@
 Each argument lists the maps that stand side by side. With fewer samples than features every head of a whole
 path of shrinkages follows from one eigendecomposition of the samples' products (n, n), so that one choice
 costs seconds and not hours. The heads are those of learning/analytic/solve.py, without the grid that makes
-sums exact (tests/test_analytic_choice.py).
+sums exact (tests/benchmarks/test_analytic_choice.py).
 
 Adds to benchmarks/results/analytic_choice.jsonl, one object for each map, seed and head.
 

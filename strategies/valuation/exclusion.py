@@ -58,7 +58,7 @@ MEASURED: tuple[Measured, ...] = (
     Measured(8, False, 0.5433, 0.0093),
     Measured(8, False, 0.6677, 0.0093),
 )
-"""From benchmarks/results/detection_fairness.jsonl; tests/test_exclusion.py compares."""
+"""From benchmarks/results/detection_fairness.jsonl; tests/strategies/test_exclusion.py compares."""
 
 
 def heterogeneity(counts: Sequence[Sequence[int]]) -> float:

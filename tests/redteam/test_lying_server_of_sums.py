@@ -11,7 +11,7 @@ from perennial.benchmarks.secure_sites import Federation, attempt_of, subject_of
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import Subject
-from tests.test_secure_runs import run, serve_with
+from tests.strategies.test_secure_runs import run, serve_with
 
 
 def test_sites_that_were_asked_about_different_models_open_nothing():

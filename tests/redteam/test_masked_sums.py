@@ -11,7 +11,7 @@ from perennial.client.site import Site
 from perennial.foundation.errors import StateError
 from perennial.privacy.secure.masks import Words
 from perennial.protocol.messages import TrainReply, TrainRequest
-from tests.test_secure_runs import events, run
+from tests.strategies.test_secure_runs import events, run
 
 Change = Any
 """(words of the dishonest site, before they are masked) -> None, in place."""

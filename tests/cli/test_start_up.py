@@ -1,0 +1,98 @@
+"""How `perennial run` begins and ends: with the whole of PyTorch, and in one go."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+START = "from perennial.cli.start_up import import_run; import_run()\n"
+
+
+def ended(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    own = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
+
+
+def lines(code: str) -> list[str]:
+    done = ended(code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_process_that_trains_has_the_whole_of_pytorch() -> None:
+    """Opacus asks its compiler's parts for things half-way through their imports."""
+    found = lines(
+        START + "from opacus.optimizers import DPOptimizer\n"
+        "import torch\n"
+        "import torch._dynamo\n"
+        "print(torch.linalg.cholesky_ex(torch.empty(3, 3, device='meta'))[0].shape)"
+    )
+    assert found == ["torch.Size([3, 3])"]
+
+
+@pytest.mark.parametrize(("before", "said"), [("", ["loaded"]), ("import torch\n", [])])
+def test_the_library_is_brought_in_once(before: str, said: list[str]) -> None:
+    watched = (
+        "from perennial.foundation import torch_import\n"
+        "torch_import._load_library = lambda: print('loaded')\n"
+    )
+    assert lines(before + watched + START) == said
+
+
+END = """
+import atexit, logging, sys, threading, time
+from perennial.foundation.process_end import ends_in_one_go
+
+class Object:
+    def __del__(self):
+        print("destroyed")
+
+kept = [Object()]
+kept.append(kept)
+with ends_in_one_go():
+    atexit.register(print, "exit function")
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+    print("done", end=" ")
+"""
+
+
+def test_an_end_in_one_go_waits_for_threads_and_exit_functions_and_destroys_nothing() -> None:
+    done = ended(END)
+    assert (done.returncode, done.stdout.split()) == (0, ["done", "thread", "exit", "function"])
+
+
+@pytest.mark.parametrize(
+    ("last", "code"), [("sys.exit(3)", 3), ("sys.exit()", 0), ("sys.exit('words')", 1), ("1 / 0", 1)]
+)
+def test_the_exit_code_is_the_one_that_it_would_have_been(last: str, code: int) -> None:
+    done = ended(END + f"    {last}\n")
+    assert done.returncode == code
+    assert ("words" in done.stderr) == ("words" in last) and ("ZeroDivision" in done.stderr) == ("/" in last)
+
+
+def test_the_command_ends_with_the_code_of_an_error() -> None:
+    begun = "import sys; sys.argv = ['perennial', 'run', 'nowhere.yaml']\n"
+    done = ended(begun + "from perennial.cli.main import main; main()")
+    assert done.returncode == 2 and done.stderr.startswith("perennial: ")
+
+
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HELD = """
+import torch
+kept = torch.zeros(16, 1 << 20)
+print(next(line for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages")).split()[1])
+"""
+
+
+@pytest.mark.skipif(
+    not LARGE_PAGES.exists() or "[madvise]" not in LARGE_PAGES.read_text(), reason="no large pages on demand"
+)
+def test_large_tensors_lie_on_large_pages_unless_the_user_says_otherwise() -> None:
+    kilobytes = [
+        int(ended(START + HELD, **environment).stdout) for environment in ({}, {"THP_MEM_ALLOC_ENABLE": "0"})
+    ]
+    assert kilobytes[0] - kilobytes[1] > 32_000

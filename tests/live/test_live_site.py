@@ -1,0 +1,235 @@
+"""A hospital's page, and what it changes: consent, approvals, the policy file."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perennial.client.activity import noted
+from perennial.client.consent import go_on, pause, read_consent, require_consent, withdraw
+from perennial.config.site import load_site_config
+from perennial.config.site_edit import stop_answering
+from perennial.deploy.certificates import make_authority
+from perennial.deploy.supernode_process import ALIVE, ANSWERED
+from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError
+from perennial.foundation.heartbeat import beating, renew
+from perennial.live.guard import Sessions, allowed_hosts
+from perennial.live.hospital import HospitalPages
+from perennial.live.site_state import ANSWERED_WITHIN
+from perennial.privacy.entries import Entry
+from perennial.privacy.ledger import Ledger
+from tests.live.test_live_browser import FAINT, text
+from tests.live_pages import TOKEN, ask, browser, needs_browser, served, until
+from tests.run_folders import HOSTILE
+
+RUN = "ab" * 16
+SITE = """
+# what may leave
+site: graz
+state_dir: state
+policy:
+  answers: [train, digest]  # digests are lent since May
+  require_privacy: sample
+  max_epsilon: 8.0
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    path = tmp_path / "site.yaml"
+    path.write_text(SITE)
+    kept = tmp_path / "state" / "runs" / RUN
+    kept.mkdir(parents=True)
+    (kept / "exemplars").write_bytes(b"x" * 1000)
+    release = Entry(
+        run=RUN,
+        experiment="e" * 64,
+        recipient="server",
+        kind="update",
+        unit="sample",
+        relation="add_remove",
+        mechanism="gaussian",
+        noise_multiplier=1.0,
+        sample_rate=0.1,
+        steps=20,
+    )
+    for _ in range(3):
+        Ledger(tmp_path / "state").charge(release)
+    return path
+
+
+@contextmanager
+def pages(site: Path) -> Iterator[str]:
+    found = HospitalPages(site, Sessions(TOKEN, "perennial-site", secure=False))
+    with served(found.app(allowed_hosts("127.0.0.1", []))) as address:
+        yield address
+
+
+def signed_in(address: str) -> tuple[str, str]:
+    cookie = ask(f"{address}/sign-in", {"token": TOKEN}, Origin=address).headers["set-cookie"].split(";")[0]
+    return cookie, ask(address, Cookie=cookie).body.partition('name="form" value="')[2].partition('"')[0]
+
+
+def test_nothing_is_shown_before_signing_in_nor_under_a_foreign_name(site: Path) -> None:
+    with pages(site) as address:
+        assert ask(address).headers["location"] == "/sign-in"
+        assert ask(f"{address}/events").status == 403 and ask(f"{address}/metrics").status == 401
+        assert ask(f"{address}/pause").headers["location"] == "/sign-in"
+        cookie, _ = signed_in(address)
+        assert ask(address, Cookie=cookie, Host="rebound.example").status == 403
+
+
+def test_the_page_says_line_by_line_what_has_left_and_what_is_left(site: Path) -> None:
+    state = site.parent / "state"
+    with noted(state, "train", run=RUN, name="skin <b>", round=3):
+        pass
+    with pytest.raises(PolicyRefusal), noted(state, "evaluate", run=RUN, name="skin <b>", round=3):
+        raise PolicyRefusal(HOSTILE)
+    with pages(site) as address, beating(state / ALIVE):
+        cookie, _ = signed_in(address)
+        body = ask(address, Cookie=cookie).body
+        assert "3 updates" in body and body.count("noise 1, 20 steps on a share of 0.1") == 3
+        spent = Ledger(state).cost(1e-5, "rdp", "sample").epsilon
+        assert f"{spent:.3g} of 8; {8 - spent:.3g} left" in body
+        assert "skin &lt;b&gt;" in body and "<script>alert" not in body and "<img" not in body
+        assert "1 request not answered in a day" in body
+        metrics = ask(f"{address}/metrics", Authorization=f"Bearer {TOKEN}").body
+        assert 'perennial_site_supernode_up{site="graz"} 1.0' in metrics
+        assert 'perennial_site_ledger_epsilon_limit{site="graz"} 8.0' in metrics
+
+
+def test_connected_means_that_the_superlink_answers_the_supernode(site: Path) -> None:
+    state = site.parent / "state"
+    unused = "connection: {superlink: '127.0.0.1:1', ca: ca.crt, key: node.key}\n"
+    site.write_text(site.read_text() + unused)
+    authority = make_authority("test")
+    (site.parent / "ca.crt").write_bytes(authority.certificate)
+    with pages(site) as address:
+        cookie, _ = signed_in(address)
+
+        def page() -> str:
+            return ask(address, Cookie=cookie).body
+
+        assert "SuperNode does not run" in page()
+        with beating(state / ALIVE):
+            until(lambda: "the SuperLink does not answer" in page())
+            assert "127.0.0.1:1" in page(), "the obstacle is named"
+            renew(state / ANSWERED)
+            until(lambda: '<span class="pill running">connected</span>' in page())
+            assert "127.0.0.1:1" not in page()
+            old = time.time() - ANSWERED_WITHIN - 1
+            os.utime(state / ANSWERED, (old, old))
+            until(lambda: "has not answered this site&#x27;s SuperNode since" in page())
+
+
+def test_a_pause_refuses_every_request_until_the_hospital_goes_on(site: Path) -> None:
+    state = site.parent / "state"
+    with pages(site) as address:
+        cookie, form = signed_in(address)
+        assert ask(f"{address}/pause", {"form": "x"}, Cookie=cookie, Origin=address).status == 403
+        assert ask(f"{address}/pause", {"form": form}, Cookie=cookie).status == 403
+        require_consent(state, RUN)
+        assert ask(f"{address}/pause", {"form": form}, Cookie=cookie, Origin=address).status == 303
+        with pytest.raises(PolicyRefusal, match="this site pauses since"):
+            require_consent(state, RUN)
+        until(lambda: "every request is refused" in ask(address, Cookie=cookie).body)
+        assert ask(f"{address}/go-on", {"form": form}, Cookie=cookie, Origin=address).status == 303
+        require_consent(state, RUN)
+
+
+@pytest.mark.parametrize("run", ["", "..", "../..", "/etc", "AB" * 16, "cd" * 16, "\x00"])
+def test_a_run_that_is_none_cannot_be_withdrawn_from(site: Path, run: str) -> None:
+    with pytest.raises(StateError):
+        withdraw(site.parent / "state", run)
+    assert (site.parent / "state" / "ledger.jsonl").exists()
+
+
+def test_a_withdrawn_run_is_removed_and_refused_for_good(site: Path) -> None:
+    state = site.parent / "state"
+    with pages(site) as address:
+        cookie, form = signed_in(address)
+        sent = {"form": form, "run": RUN}
+        assert ask(f"{address}/withdraw", sent, Cookie=cookie, Origin=address).status == 303
+        assert not (state / "runs" / RUN).exists() and len(Ledger(state).entries()) == 3
+        with pytest.raises(PolicyRefusal, match="has withdrawn from this run"):
+            require_consent(state, RUN)
+        require_consent(state, "cd" * 16)
+        assert ask(f"{address}/withdraw", sent, Cookie=cookie, Origin=address).status == 409
+
+
+def test_a_damaged_record_of_consent_answers_nothing(tmp_path: Path) -> None:
+    pause(tmp_path)
+    go_on(tmp_path)
+    assert read_consent(tmp_path).paused == ""
+    for content in (b"", b"[]", b"{", b"\xff"):
+        (tmp_path / "withdrawn.json").write_bytes(content)
+        with pytest.raises(StateError, match="nothing is answered"):
+            require_consent(tmp_path, RUN)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    ["[train, digest]  # lent", "[digest]", "\n    - train  # yes\n    - digest\n", "[train,\n    digest]"],
+)
+def test_digests_are_withdrawn_and_nothing_else_of_the_file_changes(tmp_path: Path, answers: str) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(SITE.replace("[train, digest]  # digests are lent since May", answers))
+    before = yaml.safe_load(path.read_text())
+    stop_answering(path, "digest")
+    after = yaml.safe_load(path.read_text())
+    assert "digest" not in after["policy"].pop("answers")
+    before["policy"].pop("answers")
+    assert after == before and path.read_text().startswith("\n# what may leave")
+    assert "digest" not in load_site_config(path).policy.answers
+    with pytest.raises(ConfigError, match="does not name 'digest'"):
+        stop_answering(path, "digest")
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_hospital_watches_and_pauses_in_a_browser(site: Path, tmp_path: Path) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    state = site.parent / "state"
+
+    def text() -> str:
+        return driver.execute_script("return document.getElementById('main')?.innerText ?? ''")
+
+    with pages(site) as address, beating(state / ALIVE), browser(tmp_path / "profile") as driver:
+        driver.get(address)
+        driver.find_element(By.ID, "token").send_keys(TOKEN, Keys.ENTER)
+        until(lambda: "Nothing has been asked yet" in text())
+        with noted(state, "train", run=RUN, name="skin", round=7):
+            until(lambda: "Answering train of skin, round 7" in text())
+        until(lambda: "The last request was answered" in text())
+        driver.find_element(By.LINK_TEXT, "Pause").click()
+        until(lambda: "Until you go on" in text())
+        driver.find_element(By.CSS_SELECTOR, ".ask button").click()
+        until(lambda: "Paused since" in text())
+        assert json.loads((state / "paused.json").read_text())["since"][:4] == time.strftime("%Y")
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_hospitals_page_fits_a_phone_and_can_be_read(site: Path, tmp_path: Path, scheme: str) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    phone = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    with pages(site) as address, browser(tmp_path / "profile") as driver:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+        driver.get(address)
+        driver.find_element(By.ID, "token").send_keys(TOKEN, Keys.ENTER)
+        until(lambda: "What has left this building" in text(driver))
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 360
+        faint = driver.execute_script(FAINT)
+        assert not faint, faint

@@ -1,0 +1,50 @@
+"""The example of alert rules and the Grafana dashboard ask for metrics that there are."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perennial.deploy.superlink_status import SuperLinkStatus
+from perennial.live.hospital import site_metrics
+from perennial.live.metrics import run_metrics
+from perennial.live.runs import WatchedRun
+from perennial.live.site_state import SiteState
+from tests.live_pages import going_on
+
+FOLDER = Path(__file__).resolve().parents[2] / "live" / "prometheus"
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> set[str]:
+    """Every metric of operator and site, as Prometheus calls it."""
+    with going_on(tmp_path) as run:
+        run.begin_round(2, ["graz"])
+        run.end_round(1, ["graz"], accuracy=0.5, refused=[{"site": "linz", "reason": "no"}])
+        watched = WatchedRun(run.folder, steered=False)
+        watched.look()
+        watched.spending.by_site["graz"] = 1.0
+        of_operator = run_metrics([watched], SuperLinkStatus(0.0, 1.0, {"graz": None})).decode()
+    site = tmp_path / "site.yaml"
+    site.write_text("site: graz\nstate_dir: state\npolicy: {max_epsilon: 8.0, require_privacy: sample}\n")
+    state = SiteState(site)
+    state.read()
+    return set(re.findall(r"^(perennial_\w+)", of_operator + site_metrics(state).decode(), re.MULTILINE))
+
+
+def asked_for(expressions: list[str]) -> set[str]:
+    return {name for expression in expressions for name in re.findall(r"perennial_\w+", expression)}
+
+
+def test_alert_rules_ask_for_metrics_that_there_are_and_say_what_to_do(exported: set[str]) -> None:
+    (group,) = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"]
+    assert asked_for([rule["expr"] for rule in group["rules"]]) <= exported
+    assert all(rule["annotations"]["remedy"] and rule["labels"]["severity"] for rule in group["rules"])
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(exported: set[str]) -> None:
+    panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    wanted = asked_for([target["expr"] for panel in panels for target in panel.get("targets", [])])
+    assert wanted and wanted <= exported

@@ -1,0 +1,383 @@
+"""Each protection mode in whole small runs: what travels, what is noised, what is counted and refused."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from perennial.client.release import check_reply
+from perennial.config.experiment import load_experiment
+from perennial.config.learner import LearnerConfig, Optimizer
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, PrivacyError, StateError
+from perennial.learning.exemplar_selection import share_by_hash
+from perennial.learning.private_training import train_privately
+from perennial.privacy.accountants import make_accountant
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.entries import Entry
+from perennial.privacy.ledger import Ledger
+from perennial.privacy.noise import SecureNoise, SeededNoise
+from perennial.protocol.messages import TrainReply
+from perennial.protocol.tensors import Tensors
+from perennial.server.central_privacy import CentralPrivacy, noised
+from perennial.server.privacy_claim import check_privacy
+from perennial.server.releases import Releases
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.disclosures import Disclosures
+from perennial.strategies.round.gate import Admitted
+from perennial.strategies.round.outcome import RoundOutcome
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "seed": 3,
+    "data": {"source": "digits", "sites": 4, "samples_limit": 300, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [16]},
+    "learner": {"epochs": 1, "batch_size": 16, "optimizer": {"lr": 0.1}, "classification": "ce"},
+    "evaluation": {"federated": False},
+}
+CENTRAL = {"mode": "client_central", "clip_norm": 0.5, "noise_multiplier": 2.0, "noise_source": "seeded"}
+SAMPLE = {
+    "mode": "sample",
+    "clip_norm": 1.0,
+    "noise_multiplier": 1.0,
+    "sample_rate": 0.25,
+    "noise_source": "seeded",
+}
+KILLED = """
+import os, sys
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+def listener(event):
+    if event["event"] == "round" and event["round"] == 3:
+        os.kill(os.getpid(), 9)
+run_in_process(RunSettings(sys.argv[1], runs=sys.argv[2]), listener=listener)
+"""
+
+
+def write(folder: Path, **changes: Any) -> str:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(SMALL | changes))
+    return str(path)
+
+
+def run(folder: Path, **changes: Any) -> dict[str, Any]:
+    return run_in_process(RunSettings(write(folder, **changes), runs=str(folder / "runs")))
+
+
+def charged(folder: Path) -> dict[str, int]:
+    sites = folder / "runs" / "small" / "sites"
+    return {path.name: len(Ledger(path).entries()) for path in sorted(sites.glob("site-*"))}
+
+
+def test_central_noise_is_charged_at_the_sites_and_counted_at_the_server(tmp_path: Path) -> None:
+    summary = run(tmp_path, privacy=CENTRAL)
+    epsilon = summary["epsilon"]
+    expected = make_accountant("prv", [(2.0, 1.0, 4)]).epsilon(1e-5)
+    assert epsilon["value"] == pytest.approx(expected)
+    assert epsilon["per_site"] == {f"site-{k}": pytest.approx(expected) for k in range(4)}
+    assert epsilon["claim"]["adversary"].endswith("the server is trusted")
+    assert charged(tmp_path) == {f"site-{k}": 4 for k in range(4)}
+    (entry, *_) = Ledger(tmp_path / "runs/small/sites/site-0").entries()
+    assert entry.trusts_server and entry.noise_multiplier == 2.0
+
+
+def test_central_noise_has_the_size_of_the_largest_weight(tmp_path: Path) -> None:
+    strategy = FedAvg()
+    strategy.asked = 4
+    privacy = PrivacyConfig.model_validate(CENTRAL)
+    central = CentralPrivacy.of(privacy, strategy, {}, seed=1)
+    assert central is not None
+    outcome = RoundOutcome(arrays={"w": torch.zeros(200_000)})
+    central.finish_round(outcome, number=1)
+    assert outcome.arrays is not None
+    assert float(outcome.arrays["w"].std()) == pytest.approx(2.0 * 0.5 / 4, rel=0.01)
+
+
+def test_a_skipped_round_releases_nothing() -> None:
+    central = CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), FedAvg(), {}, seed=1)
+    assert central is not None
+    outcome = RoundOutcome()
+    central.finish_round(outcome, number=1)
+    assert outcome.skipped
+
+
+def test_noised_copies_and_leaves_integers() -> None:
+    arrays = {"w": torch.zeros(3, 4), "steps": torch.tensor(7)}
+    result = noised(arrays, 1.0, SecureNoise())
+    assert torch.count_nonzero(arrays["w"]) == 0
+    assert torch.count_nonzero(result["w"]) == 12
+    assert int(result["steps"]) == 7
+
+
+def test_the_weights_of_the_others_do_not_follow_who_answers() -> None:
+    """Three of four sites answer, one claims many samples: each still enters with weight 1/4."""
+    strategy = FedAvg()
+    strategy._fixed_weights = True
+    strategy.reference, strategy.asked = {"w": torch.zeros(2)}, 4
+    strategy.begin_round()
+    for site, examples in (("a", 1), ("b", 1), ("c", 1_000_000)):
+        strategy.fold(Admitted(site, {"w": torch.ones(2)}, 2**0.5, examples))
+    assert torch.equal(strategy.finish_round()["w"], torch.full((2,), 0.75))
+    assert strategy.largest_weight() == 0.25
+
+
+def test_a_strategy_without_a_bound_is_refused() -> None:
+    class Weighs(FedAvg):
+        def weight(self, reply: Admitted) -> float:
+            return 2.0
+
+    with pytest.raises(PrivacyError, match="does not bound the weight"):
+        CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), Weighs(), {}, seed=1)
+
+
+def test_the_server_measures_again_what_sites_were_told_to_clip() -> None:
+    strategy = FedAvg()
+    CentralPrivacy.of(PrivacyConfig.model_validate(CENTRAL), strategy, {}, seed=1)
+    assert strategy.max_update_norm == pytest.approx(0.5, rel=1e-4)
+
+
+def test_adaptive_clipping_moves_the_norm_and_survives_a_resume(tmp_path: Path) -> None:
+    adaptive = CENTRAL | {"adaptive_clipping": {"count_noise_multiplier": 4.0}, "clip_norm": 0.05}
+    run(tmp_path, privacy=adaptive)
+    events = [json.loads(line) for line in (tmp_path / "runs/small/events.jsonl").read_text().splitlines()]
+    norms = [event["details"]["clip_norm"] for event in events if event["event"] == "round"]
+    assert norms[0] == 0.05 and len(set(norms)) == 4
+    state: dict[str, Any] = {"clip_norm": norms[2]}
+    resumed = CentralPrivacy.of(PrivacyConfig.model_validate(adaptive), FedAvg(), state, seed=3)
+    assert resumed is not None and resumed.sent_clip_norm == norms[2]
+
+
+def test_bayesian_stands_beside_the_worst_case(tmp_path: Path) -> None:
+    bayesian = {"pairs": 6, "planned_rounds": 4}
+    epsilon = run(tmp_path, privacy=CENTRAL | {"bayesian": bayesian})["epsilon"]
+    assert epsilon["bayesian"] > 0
+    assert epsilon["value"] == pytest.approx(make_accountant("prv", [(2.0, 1.0, 4)]).epsilon(1e-5))
+    assert epsilon["claim"]["bayesian_epsilon"] == epsilon["bayesian"]
+
+
+def test_too_few_sites_end_the_bayesian_figure_and_not_the_run(tmp_path: Path) -> None:
+    data = SMALL["data"] | {"sites": 2}
+    bayesian = {"pairs": 6, "planned_rounds": 4}
+    epsilon = run(tmp_path, data=data, privacy=CENTRAL | {"bayesian": bayesian})["epsilon"]
+    assert epsilon["bayesian"] is None and epsilon["value"] > 0
+
+
+def test_more_rounds_than_planned_are_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyError, match="planned for 3"):
+        run(tmp_path, privacy=CENTRAL | {"bayesian": {"pairs": 6, "planned_rounds": 3}})
+
+
+def test_a_round_repeated_after_a_kill_counts_twice(tmp_path: Path) -> None:
+    path = write(tmp_path, privacy=CENTRAL | {"noise_source": "secure"})
+    runs = tmp_path / "runs"
+    killed = subprocess.run([sys.executable, "-c", KILLED, path, str(runs)], cwd=ROOT, check=False)
+    assert killed.returncode == -9
+    summary: dict[str, Any] = run_in_process(RunSettings(path, runs=str(runs), resume="yes"))
+    assert charged(tmp_path) == {f"site-{k}": 5 for k in range(4)}
+    expected = make_accountant("prv", [(2.0, 1.0, 5)]).epsilon(1e-5)
+    assert summary["epsilon"]["value"] == pytest.approx(expected)
+
+
+def test_secure_noise_is_fresh_in_every_run(tmp_path: Path) -> None:
+    changes = {"privacy": CENTRAL | {"noise_source": "secure"}}
+    path = write(tmp_path, **changes)
+    first, second = (
+        run_in_process(RunSettings(path, runs=str(tmp_path / name)))["model_sha256"] for name in "ab"
+    )
+    assert first != second
+
+
+def test_sample_mode_accounts_every_step_and_tells_no_count(tmp_path: Path) -> None:
+    memory = {"selection": "random", "share": 0.5}
+    learner = SMALL["learner"] | {"memory": memory, "distillation": {"weight": 0.5}}
+    summary = run(tmp_path, privacy=SAMPLE, learner=learner)
+    expected = make_accountant("prv", [(1.0, 0.25, 16)]).epsilon(1e-5)
+    assert summary["epsilon"]["value"] == pytest.approx(expected)
+    assert summary["epsilon"]["unit"] == "sample"
+    assert {site["samples"] for site in summary["sites"].values()} == {1}
+    (entry, *_) = Ledger(tmp_path / "runs/small/sites/site-0").entries()
+    assert (entry.unit, entry.sample_rate, entry.steps) == ("sample", 0.25, 4)
+
+
+def test_seeded_noise_repeats_the_bits(tmp_path: Path) -> None:
+    """What the same experiment with noise for tests gives, whichever run."""
+    for name, privacy in (("central", CENTRAL), ("sample", SAMPLE)):
+        (tmp_path / name).mkdir()
+        path = write(tmp_path / name, privacy=privacy)
+        digests = {
+            run_in_process(RunSettings(path, runs=str(tmp_path / name / folder)))["model_sha256"]
+            for folder in "ab"
+        }
+        assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"memory": {"selection": "herding", "per_class": 2}}, "selection: random"),
+        ({"memory": {"selection": "random", "per_class": 2}}, r"memory\.share"),
+        ({"memory": {"selection": "random", "share": 0.2, "balanced": True}}, "opacus#813"),
+        ({"classification": "balanced_softmax"}, "such as classification ce"),
+        ({"contrastive": {"weight": 0.1}}, r"learner\.contrastive"),
+    ],
+)
+def test_learners_that_void_sample_mode_are_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(PrivacyError, match=reason):
+        run(tmp_path, privacy=SAMPLE, learner=SMALL["learner"] | changes)
+
+
+def test_a_precision_that_private_steps_do_not_have_is_refused(tmp_path: Path) -> None:
+    learner = SMALL["learner"] | {"precision": "bfloat16"}
+    with pytest.raises(ConfigError, match=r"learner\.precision: found 'bfloat16' .* allowed: float32"):
+        load_experiment(Path(write(tmp_path, privacy=SAMPLE, learner=learner)))
+    load_experiment(Path(write(tmp_path, privacy=CENTRAL, learner=learner)))
+
+
+def test_batch_norm_is_refused_under_privacy(tmp_path: Path) -> None:
+    with pytest.raises((PrivacyError, ConfigError), match="group"):
+        run(tmp_path, privacy=SAMPLE, model={"name": "small_cnn", "norm": "batch"})
+
+
+def test_facts_of_the_strategy_and_the_data_are_refused(tmp_path: Path) -> None:
+    class Asks(FedAvg):
+        def disclosures(self) -> Disclosures:
+            return Disclosures(weights_use_metrics=True, clear_uploads=("control_variate",), sparsity="none")
+
+    experiment = load_experiment(Path(write(tmp_path, privacy=SAMPLE)))
+    with pytest.raises(PrivacyError) as refusal:
+        check_privacy(experiment, Asks(), rounds=4, estimated_constants=True)
+    for reason in ("report in the clear", "control_variate", "sparsity vector", r"data.normalise"):
+        assert reason in str(refusal.value)
+
+
+class _AnySite:
+    def __init__(self, experiment: Any) -> None:
+        self.experiment = experiment
+
+
+def test_a_reply_with_anything_beside_the_update_does_not_leave(tmp_path: Path) -> None:
+    experiment = load_experiment(Path(write(tmp_path, privacy=SAMPLE)))
+    stamp: dict[str, Any] = {"run": "r", "experiment": "e", "class_order": "c"}
+    stamp |= {"task": 1, "round": 1, "num_classes": 2}
+    site: Any = _AnySite(experiment)
+    plain = TrainReply(**stamp, update=Tensors({}), num_examples=1)
+    assert check_reply(site, plain) is plain
+    extras: tuple[dict[str, Any], ...] = (
+        {"metrics": '{"accuracy": 0.5}'},
+        {"method": Tensors({"control": torch.ones(1)})},
+    )
+    for extra in extras:
+        with pytest.raises(PrivacyError, match="beside the protected update"):
+            check_reply(site, TrainReply(**stamp, update=Tensors({}), num_examples=1, **extra))
+
+
+def test_a_share_of_exemplars_does_not_depend_on_the_others() -> None:
+    hashes = np.random.default_rng(1).integers(0, 2**64, 400, dtype=np.uint64)
+    kept = set(hashes[share_by_hash(hashes, 0.3).numpy()].tolist())
+    without = hashes[1:]
+    assert set(without[share_by_hash(without, 0.3).numpy()].tolist()) == kept - {int(hashes[0])}
+    assert 80 < len(kept) < 160
+    assert share_by_hash(hashes[:0], 0.3).shape == (0,)
+
+
+def test_a_batch_norm_model_never_reaches_private_training() -> None:
+    from perennial.data.config import AugmentationConfig
+    from perennial.models.config import ModelConfig
+    from perennial.models.factory import build_model
+    from perennial.models.flat import FlatParameters
+
+    model = build_model(
+        ModelConfig.model_validate({"name": "small_cnn", "norm": "batch"}), (1, 8, 8), 2, seed=1
+    )
+    from perennial.learning.batches import TrainingSet
+
+    data = TrainingSet(
+        torch.zeros(4, 1, 8, 8),
+        torch.tensor([0, 1, 0, 1]),
+        torch.zeros(1),
+        torch.ones(1),
+    )
+    with pytest.raises(PrivacyError, match="BatchNorm"):
+        train_privately(
+            LearnerConfig(optimizer=Optimizer(lr=0.1)),
+            PrivacyConfig.model_validate(SAMPLE),
+            model,
+            FlatParameters(model),
+            data,
+            SeededNoise(np.random.Generator(np.random.PCG64(1))),
+            augmentation=AugmentationConfig(),
+        )
+
+
+UPDATE = Entry(
+    run="r",
+    experiment="e",
+    recipient="server",
+    kind="update",
+    unit="site",
+    relation="replace",
+    mechanism="gaussian",
+    noise_multiplier=0.5,
+    sample_rate=1.0,
+    steps=1,
+)
+
+
+def test_asked_minus_refused_is_what_is_counted(tmp_path: Path) -> None:
+    releases = Releases(tmp_path)
+    assert releases.charged() == {}
+    releases.asked(1, ["a", "b"], [UPDATE])
+    releases.refused(1, ["b"], [UPDATE])
+    releases.asked(2, ["a", "b"], [UPDATE])
+    assert releases.charged() == {"a": [UPDATE] * 2, "b": [UPDATE]}
+    assert not releases.repeated(2) and releases.repeated(1)
+    with releases.path.open("ab") as file:
+        file.write(b'{"round": 3, "ask')
+    assert releases.charged() == {"a": [UPDATE] * 2, "b": [UPDATE]}
+    releases.asked(3, ["a"], [UPDATE])
+    assert releases.charged() == {"a": [UPDATE] * 3, "b": [UPDATE]}
+    releases.path.write_bytes(b"damage\n" + releases.path.read_bytes())
+    with pytest.raises(StateError, match="line 1"):
+        releases.charged()
+
+
+def test_what_is_sent_again_is_counted_once_and_other_kinds_are_no_rounds(tmp_path: Path) -> None:
+    releases, digest = Releases(tmp_path), replace(UPDATE, kind="digest")
+    for _ in range(3):
+        releases.asked(1, ["a", "b", "c"], [digest, digest], once="digest-1")
+    releases.refused(1, ["b"], [digest, digest], once="digest-1")
+    for _ in range(3):
+        releases.refused(1, ["c"], [digest, digest], once="digest-1")
+    releases.asked(2, ["a"], [digest, digest], once="digest-2")
+    # b said no once: what it did the other times may have left
+    assert releases.charged() == {"a": [digest] * 4, "b": [digest] * 2, "c": []}
+    assert not releases.repeated(0)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"round": 1, "asked": ["a"]}', "[]", '{"asked": [1], "once": "", "entries": []}']
+)
+def test_a_line_that_is_none_of_ours_is_damage(tmp_path: Path, line: str) -> None:
+    releases = Releases(tmp_path)
+    releases.path.write_text(line + "\n")
+    with pytest.raises(StateError, match="line 1 is damaged"):
+        releases.charged()
+
+
+def test_no_noise_is_an_infinite_epsilon(tmp_path: Path) -> None:
+    epsilon = run(tmp_path, privacy=CENTRAL | {"noise_multiplier": 0.0})["epsilon"]
+    assert epsilon["value"] is None and not epsilon["claim"]["protected"]
+    assert math.isinf(make_accountant("prv", [(0.0, 1.0, 1)]).epsilon(1e-5))

@@ -1,0 +1,81 @@
+"""What README.md and docs/ say is there: figures, commands, files and links."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from perennial.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FIGURE = re.compile(r"\d+\.\d+ ± \d+\.\d+")
+CODE = re.compile(r"^```[a-z]*\n(.*?)^```|^    (\S.*?)$|`([^`]+)`", re.DOTALL | re.MULTILINE)
+# `kubectl -n perennial ...` names a namespace, `from perennial import ...` the package
+COMMAND = re.compile(r"(?<!-n )(?<!from )\bperennial +([a-z][a-z-]*)(?: +([a-z][a-z-]*)(?![\w./]))?")
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+EXPERIMENT = re.compile(r"\bexperiments/(\w+\.yaml)")
+SOURCE = re.compile(r"`([a-z_]+(?:/[a-z_0-9]+)+\.py)`")
+
+
+@pytest.fixture(params=DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def document(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def test_every_figure_is_in_the_results(document: Path) -> None:
+    results = "\n".join(path.read_text() for path in (ROOT / "benchmarks" / "results").glob("*.md"))
+    measured = set(FIGURE.findall(results))
+    unknown = [figure for figure in FIGURE.findall(document.read_text()) if figure not in measured]
+    assert not unknown, f"not in benchmarks/results: {', '.join(unknown)}"
+
+
+def test_a_page_with_figures_of_old_tables_says_so(document: Path) -> None:
+    """Made before the keyed split: a reader must see it where the figure stands, not in the table alone."""
+    text = document.read_text()
+    results = ROOT / "benchmarks" / "results"
+    old = {path.stem for path in results.glob("*.md") if "**These figures are old:**" in path.read_text()}
+    # tables are named by their words with underscores; other results by a link
+    named = {name for name in old if re.search(rf"\b{name}\b" if "_" in name else rf"results/{name}\.", text)}
+    assert not named or re.search(r"\*\*(These f|F)igures (here )?are old", text), sorted(named)
+
+
+def test_every_command_exists(document: Path) -> None:
+    root = typer.main.get_command(app)
+    assert isinstance(root, click.Group)
+    unknown = []
+    for name, inner in commands(document.read_text()):
+        command = root.commands.get(name)
+        if command is None:
+            unknown.append(name)
+        elif isinstance(command, click.Group) and inner and inner not in command.commands:
+            unknown.append(f"{name} {inner}")
+    assert not unknown, f"no such command: {', '.join(unknown)}"
+
+
+def test_every_link_experiment_and_source_file_exists(document: Path) -> None:
+    text = document.read_text()
+    targets = [document.parent / link for link in LINK.findall(text) if "://" not in link]
+    targets += [ROOT / "experiments" / name for name in EXPERIMENT.findall(text)]
+    targets += [ROOT / source for source in SOURCE.findall(text)]
+    missing = [str(target) for target in targets if not target.exists()]
+    assert not missing, f"missing: {', '.join(missing)}"
+
+
+def test_readme_names_every_strategy_and_command() -> None:
+    from perennial.strategies.factory import STRATEGIES
+
+    text = (ROOT / "README.md").read_text()
+    root = typer.main.get_command(app)
+    assert isinstance(root, click.Group)
+    assert set(root.commands) <= {name for name, _ in commands(text)}
+    assert [name for name in STRATEGIES if f"`{name}`" not in text] == []
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """(command, next word or "") of every `perennial ...` in a document's code."""
+    for parts in CODE.findall(text):
+        yield from COMMAND.findall("".join(parts))

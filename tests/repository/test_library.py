@@ -1,0 +1,122 @@
+"""The face of the package: its names are lazy, documented and typed, and a program needs no others."""
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import perennial
+from perennial import Experiment, PerennialError, Run, load_experiment, load_run, run
+from perennial.foundation.errors import ConfigError
+from perennial.server.summary import hashes_of
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = ROOT / "experiments" / "quickstart.yaml"
+SHORT = ["tasks.rounds=1", "learner.epochs=1"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    yield run(QUICKSTART, overrides=SHORT, runs=tmp_path_factory.mktemp("runs"), device="cpu")
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = (
+        "import perennial, sys; dir(perennial); print(sorted({'torch', 'flwr', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_name_is_there_and_documented() -> None:
+    assert perennial.__all__ == sorted(perennial.__all__)
+    for name in perennial.__all__:
+        assert name in dir(perennial)
+        assert inspect.getdoc(getattr(perennial, name)), name
+    with pytest.raises(AttributeError, match="no attribute 'runn'"):
+        _ = perennial.runn  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_what_type_checkers_see_is_what_is_imported() -> None:
+    import ast
+
+    tree = ast.parse((ROOT / "perennial" / "__init__.py").read_text())
+    typed = {
+        alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == perennial._NAMES
+    assert sorted(typed) == perennial.__all__
+
+
+def test_a_run_has_matrix_summary_and_model(finished: Run) -> None:
+    matrix = finished.accuracy_matrix
+    assert matrix.shape == (len(finished.summary["tasks"]),) * 2
+    assert np.isnan(matrix[0, 1]) and matrix[0, 0] == finished.summary["accuracy_matrix"][0][0]
+    assert finished.experiment.name == "quickstart"
+    assert finished.model.classes == tuple(finished.summary["classes"])
+    x = torch.zeros(2, *finished.model.saved.inputs.shape, dtype=torch.uint8)
+    assert finished.model.probabilities(x).sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
+    with pytest.raises(PerennialError, match="found inputs of shape"):
+        finished.model.probabilities(x[:, :, :3])
+
+
+def test_sites_of_a_program_train_in_one_pass(tmp_path: Path) -> None:
+    together = run(QUICKSTART, overrides=SHORT, runs=tmp_path, device="cpu", cohort=2)
+    assert together.summary["cohort"] == 2
+    with pytest.raises(ConfigError, match="cohort: found 0, allowed auto, or 1 to 10000"):
+        run(QUICKSTART, overrides=SHORT, runs=tmp_path, name="none", device="cpu", cohort=0)
+    with pytest.raises(ConfigError, match="gpu: found 'graphs' on device cpu"):
+        run(QUICKSTART, overrides=SHORT, runs=tmp_path, name="fast", device="cpu", gpu="graphs")
+
+
+def test_predictions_of_files(finished: Run, tmp_path: Path) -> None:
+    shape = finished.model.saved.inputs.shape
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, *shape), dtype=np.uint8))
+    found = finished.model.predict([tmp_path / "x.npz"])
+    assert len(found) == 3 and found[0] == found[0]
+    assert {one.label for one in found} <= set(finished.model.classes)
+    assert all(0 < one.confidence <= 1 for one in found)
+
+
+def test_a_folder_gives_the_same_run(finished: Run, tmp_path: Path) -> None:
+    again = load_run(finished.folder)
+    assert again.summary == finished.summary
+    np.testing.assert_array_equal(again.accuracy_matrix, finished.accuracy_matrix)
+    with pytest.raises(PerennialError, match="no finished run"):
+        load_run(tmp_path)
+    with pytest.raises(PerennialError, match="missing"):
+        finished.model_of("site-0")
+
+
+def test_an_object_is_run_as_its_file_is(finished: Run, tmp_path: Path) -> None:
+    experiment = load_experiment(QUICKSTART, SHORT)
+    assert isinstance(experiment, Experiment)
+    seen: list[str] = []
+
+    def listen(event: dict[str, Any]) -> None:
+        seen.append(event["event"])
+
+    again = run(experiment, runs=tmp_path, workers=2, device="cpu", name="again", listener=listen)
+    assert hashes_of(again.summary) == hashes_of(finished.summary)
+    assert again.folder == tmp_path / "again"
+    assert "round" in seen and seen[-1] == "run_finished"
+    other = run(experiment, seed=5, runs=tmp_path, device="cpu", name="other")
+    assert hashes_of(other.summary) != hashes_of(finished.summary)
+
+
+def test_a_finished_run_goes_on(finished: Run) -> None:
+    again = run(resume=finished.folder, device="cpu")
+    assert hashes_of(again.summary) == hashes_of(finished.summary)
+    with pytest.raises(PerennialError, match="give an experiment"):
+        run()

@@ -1,0 +1,103 @@
+"""What is imported is declared, and what is declared is installed in an allowed version, Python too."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGURATION = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = CONFIGURATION["project"]
+ROOMS = [
+    *("perennial", "foundation", "config", "protocol", "data", "models", "privacy", "learning"),
+    *("client", "strategies", "server", "engine", "deploy", "live", "cli", "benchmarks"),
+]
+OF_PEERS = ("benchmarks/peers/",)
+"""Programs that run in environments of other simulators."""
+
+
+def declared() -> dict[str, Requirement]:
+    lines = [
+        *PROJECT["dependencies"],
+        *(x for extra in PROJECT["optional-dependencies"].values() for x in extra),
+    ]
+    requirements = [Requirement(line) for line in lines]
+    return {canonicalize_name(found.name): found for found in requirements if found.name != "perennial"}
+
+
+def imported() -> dict[str, set[str]]:
+    """Top-level package -> files that import it, outside the standard library and Perennial."""
+    found: dict[str, set[str]] = {}
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            name = path.relative_to(ROOT).as_posix()
+            if name.startswith(OF_PEERS):
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                modules: list[str] = []
+                if isinstance(node, ast.Import):
+                    modules = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    modules = [node.module]
+                for module in modules:
+                    top = module.partition(".")[0]
+                    if top not in sys.stdlib_module_names and top != "perennial":
+                        found.setdefault(top, set()).add(name)
+    return found
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    distributions, known = packages_distributions(), declared()
+    missing = {}
+    for top, files in imported().items():
+        names = {canonicalize_name(name) for name in distributions.get(top, [top.replace("_", "-")])}
+        if not names & known.keys():
+            missing[top] = sorted(files)[:3]
+    assert missing == {}
+
+
+def test_a_package_that_nobody_declared_would_be_found() -> None:
+    assert "numpy" in imported() and "grpc" in imported() and "pluggy" not in declared()
+
+
+def test_tested_versions_are_among_the_declared_ones() -> None:
+    exact = dict(
+        re.findall(r"^([A-Za-z0-9._-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    )
+    exact = {canonicalize_name(name): found for name, found in exact.items()}
+    wrong = {
+        name: exact[name]
+        for name, requirement in declared().items()
+        if name in exact and not requirement.specifier.contains(exact[name])
+    }
+    assert wrong == {}
+    needed = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    assert needed <= exact.keys() | {"perennial"}
+
+
+@pytest.mark.parametrize("name", ["torch", "torchvision", "numpy", "flwr"])
+def test_installed_versions_are_among_the_declared_ones(name: str) -> None:
+    assert declared()[name].specifier.contains(version(name).partition("+")[0])
+
+
+def test_versions_are_ranges_and_python_is_311_to_313() -> None:
+    assert not [line for line in PROJECT["dependencies"] if "==" in line]
+    python = SpecifierSet(PROJECT["requires-python"])
+    allowed = [minor for minor in range(9, 16) if python.contains(f"3.{minor}.1")]
+    assert allowed == [11, 12, 13]
+
+
+def test_the_wheel_has_every_folder_of_the_rooms() -> None:
+    """A folder that pyproject.toml does not list is missing from the wheel, and only there."""
+    setuptools = CONFIGURATION["tool"]["setuptools"]
+    folders = {path.parent.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    names = {".".join(("perennial", *folder.parts)) for folder in folders - {Path("perennial")}}
+    assert {"perennial", *names} == {*setuptools["packages"]} - {"perennial.experiments"}
+    assert {*setuptools["package-dir"]} == {"perennial", *names, "perennial.experiments"}

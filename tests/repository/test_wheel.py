@@ -1,0 +1,221 @@
+"""The wheel in a fresh environment, used from a folder whose own modules have the names of our rooms."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perennial.benchmarks.flower_simulation import FlowerSimulation
+from tests.plugin_package import MODULE, write_sources
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
+EXPERIMENT: dict[str, Any] = {
+    "name": "wheel",
+    "data": {"source": "digits", "sites": 2, "samples_limit": 200, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 1},
+    "model": {"name": "mlp"},
+    "learner": {"optimizer": {"lr": 0.1}},
+}
+STAGE = (
+    "import sys; from pathlib import Path; from perennial.deploy.application import stage_application\n"
+    "print(stage_application(Path(sys.argv[1]), [], 'staged', Path(sys.argv[2])).digest)"
+)
+SPAWNED = """
+from pathlib import Path
+from perennial import run
+from perennial.engine import workers
+
+if __name__ == "__main__":
+    grid = workers.WorkerGrid
+    workers.WorkerGrid = lambda *asked: grid(*asked[:3], "spawn", *asked[4:])
+    print(run("experiment.yaml", runs="spawned", workers=2, device="cpu").summary["model_sha256"])
+"""
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """An environment with the wheel. folder: somebody's own, to work in."""
+
+    wheel: Path
+    binaries: Path
+    packages: Path
+    folder: Path
+
+    def python(self, *arguments: str | Path, path: str = "", fails: bool = False) -> str:
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environment |= {"PYTHONPATH": path} if path else {}
+        done = subprocess.run(
+            [str(self.binaries / "python"), *map(str, arguments)],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        return (done.stdout + done.stderr).strip()
+
+    def flwr_run(self, experiment: str, work: Path) -> dict[str, Any]:
+        """The summary of `flwr run` of the app that the wheel makes of an experiment, on Ray's workers."""
+        self.python("-c", STAGE, experiment, work / "apps")
+        app = work / "apps" / "staged"
+        with FlowerSimulation(work / "simulation", app, self.binaries, beside=self.folder) as simulation:
+            done = simulation.run(EXPERIMENT["data"]["sites"], {"runs": str(work / "runs")})
+            found = [*(work / "runs").glob("*/summary.json")]
+            assert found, done.output + simulation.log()
+        return json.loads(found[0].read_text())
+
+
+def build(source: Path, wheels: Path) -> Path:
+    """A wheel of a source folder, without the network."""
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(wheels))
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(source)], check=True)
+    return next(wheels.glob("*.whl"))
+
+
+def clean_export(folder: Path) -> Path:
+    """What git knows of, as it stands: an old build folder cannot leak into the wheel."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("the wheel is built from what git knows of, and there is no git here")
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file() and not name.startswith(("typings/", "tests/", "docs/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def installed(python: Path, wheel: Path) -> None:
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index"]
+    subprocess.run([*command, "--quiet", str(wheel)], check=True)
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
+    base = tmp_path_factory.mktemp("wheel")
+    wheel = build(clean_export(base / "source"), base / "wheels")
+    venv.create(base / "environment", with_pip=False)
+    packages = Path(
+        sysconfig.get_path("purelib", "venv", {"base": str(base / "environment"), "platbase": "."})
+    )
+    # the libraries of this environment, but none of its .pth files: an editable install stays behind
+    (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = base / "environment" / "bin" / "python"
+    installed(python, wheel)
+    for command in distribution("flwr").entry_points.select(group="console_scripts"):
+        script = python.with_name(command.name)
+        start = f"import sys\nfrom {command.module} import {command.attr}\nsys.exit({command.attr}())\n"
+        script.write_text(f"#!{python}\n{start}")
+        script.chmod(0o755)
+    folder = base / "own"
+    for name in ("data", "models", "client"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("raise ImportError('this is somebody\\'s own')\n")
+    (folder / "config.py").write_text("COLOUR = 'blue'\n")
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    yield Fresh(wheel, base / "environment" / "bin", packages, folder)
+
+
+def test_the_wheel_holds_the_package_and_its_metadata(fresh: Fresh) -> None:
+    names = zipfile.ZipFile(fresh.wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {"perennial", "perennial-0.1.0.dist-info"}
+    assert "perennial/py.typed" in names and "perennial/library.py" in names
+    assert not [name for name in names if "/tests/" in name or "/typings/" in name]
+
+
+def test_a_program_beside_modules_of_the_same_names(fresh: Fresh) -> None:
+    code = (
+        "import config, perennial; from perennial import run\n"
+        "import perennial.config.experiment, perennial.data.sources, perennial.client.app\n"
+        "summary = run('experiment.yaml', runs='runs', device='cpu').summary\n"
+        "print(config.COLOUR, perennial.__file__, summary['model_sha256'], sep='\\n')"
+    )
+    colour, place, sha256 = fresh.python("-c", code).splitlines()[-3:]
+    assert colour == "blue" and Path(place).is_relative_to(fresh.packages)
+    command = fresh.python(fresh.binaries / "perennial", "run", "experiment.yaml", "--name", "again")
+    assert "report" in command
+    summary = json.loads((fresh.folder / "runs" / "again" / "summary.json").read_text())
+    assert summary["model_sha256"] == sha256
+
+
+def test_spawned_workers_import_the_package_and_not_the_folder(fresh: Fresh) -> None:
+    (fresh.folder / "spawned.py").write_text(SPAWNED)
+    code = "from perennial import run; print(run('experiment.yaml', runs='alone', device='cpu').summary"
+    alone = fresh.python("-c", code + "['model_sha256'])").splitlines()[-1]
+    assert fresh.python("spawned.py").splitlines()[-1] == alone
+
+
+def test_ray_workers_import_the_app_and_not_the_folder(
+    fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    code = "from perennial import run; print(run('experiment.yaml', runs='beside', device='cpu').summary"
+    alone = fresh.python("-c", code + "['model_sha256'])").splitlines()[-1]
+    there = fresh.flwr_run("experiment.yaml", tmp_path)
+    assert (there["engine"], there["model_sha256"]) == ("ray", alone)
+
+
+def test_a_foreign_room_in_site_packages_is_not_ours(fresh: Fresh) -> None:
+    foreign = fresh.packages / "learning"
+    foreign.mkdir()
+    (foreign / "__init__.py").write_text("")
+    (foreign / "theirs.py").write_text("")
+    try:
+        place = fresh.python("-c", "import perennial.learning as room; print(room.__file__)")
+        assert Path(place).is_relative_to(fresh.packages / "perennial")
+        assert "No module named" in fresh.python("-c", "import perennial.learning.theirs", fails=True)
+    finally:
+        shutil.rmtree(foreign)
+
+
+def test_checkout_and_wheel_give_the_same_app(fresh: Fresh, tmp_path: Path) -> None:
+    there = fresh.python("-c", STAGE, "experiment.yaml", tmp_path / "wheel").splitlines()[-1]
+    here = fresh.python("-c", STAGE, "experiment.yaml", tmp_path / "checkout", path=str(ROOT)).splitlines()[
+        -1
+    ]
+    assert here == there and len(here) == 64
+
+
+def test_an_app_beside_an_older_wheel_uses_its_own_code(fresh: Fresh, tmp_path: Path) -> None:
+    fresh.python("-c", STAGE, "experiment.yaml", tmp_path / "apps")
+    app = tmp_path / "apps" / "staged"
+    (app / "perennial" / "client" / "newer.py").write_text("")
+    # as Flower loads an app: its folder comes first on the import path
+    code = (
+        f"import sys; sys.path.insert(0, {str(app)!r})\n"
+        "import perennial.client.newer, perennial.server.app, perennial.client.app\n"
+        "print(perennial.__file__, perennial.client.app.__file__, perennial.server.app.__file__, sep='\\n')"
+    )
+    for place in fresh.python("-c", code).splitlines()[-3:]:
+        assert Path(place).is_relative_to(app)
+
+
+def test_a_plug_in_package_is_installed_and_used_by_name(
+    fresh: Fresh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    wheel = build(write_sources(tmp_path / "source"), tmp_path / "wheels")
+    installed(fresh.binaries / "python", wheel)
+    path = fresh.folder / "median.yaml"
+    path.write_text(yaml.safe_dump({**EXPERIMENT, "name": "median", "strategy": "stepped_median"}))
+    assert "ok" in fresh.python(fresh.binaries / "perennial", "check", "median.yaml")
+    fresh.python(fresh.binaries / "perennial", "run", "median.yaml")
+    stored = yaml.safe_load((fresh.folder / "runs" / "median" / "experiment.yaml").read_text())
+    assert stored["strategy"]["name"] == f"{MODULE}:Median"
+    assert list(stored["plugins"]) == [f"{MODULE}:Median"]
+    summary = json.loads((fresh.folder / "runs" / "median" / "summary.json").read_text())
+    there = fresh.flwr_run("median.yaml", tmp_path)
+    assert (there["engine"], there["model_sha256"]) == ("ray", summary["model_sha256"])

@@ -1,0 +1,253 @@
+"""What is on the disk when a run ends badly is enough to go on to the same bits; damage is named."""
+
+import errno
+import fcntl
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+
+from perennial.client.state import SiteState
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation import files
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.foundation.files import replace_file, sole_owner
+from perennial.server.checkpoint import BEFORE, LATEST
+from perennial.server.summary import hashes_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {
+    "name": "small",
+    "data": {"source": "digits", "sites": 3, "samples_limit": 200, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [16]},
+    "learner": {
+        "optimizer": {"lr": 0.05, "momentum": 0.9},
+        "distillation": {"weight": 1.0},
+        "memory": {"per_class": 3},
+    },
+}
+
+
+class Stop(Exception):
+    """The end of a run at a moment of the test's choice."""
+
+
+def write(folder: Path, **changes: Any) -> str:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(SMALL | changes))
+    return str(path)
+
+
+def stop_at(number: int):
+    def listener(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == number:
+            raise Stop
+
+    return listener
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_checkpoint_costs_one_round_and_no_bit(tmp_path: Path, damage: str) -> None:
+    settings = RunSettings(write(tmp_path), runs=str(tmp_path / "runs"))
+    whole = run_in_process(RunSettings(settings.experiment, runs=str(tmp_path / "whole")))
+    with pytest.raises(Stop):
+        run_in_process(settings, listener=stop_at(4))
+    latest = tmp_path / "runs" / "small" / "checkpoint" / LATEST
+    data = bytearray(latest.read_bytes())
+    if damage == "flip":
+        data[-5] ^= 1
+    latest.write_bytes({"cut": data[:-100], "flip": data, "empty": b""}[damage])
+    resumed = run_in_process(RunSettings(**{**vars(settings), "resume": "yes"}))
+    assert hashes_of(resumed) == hashes_of(whole)
+    notes = (tmp_path / "runs" / "small" / "events.jsonl").read_text()
+    assert "damaged" in notes and LATEST in notes, "the operator is told"
+
+
+def test_without_a_sound_checkpoint_both_files_are_named(tmp_path: Path) -> None:
+    settings = RunSettings(write(tmp_path), runs=str(tmp_path / "runs"))
+    with pytest.raises(Stop):
+        run_in_process(settings, listener=stop_at(3))
+    folder = tmp_path / "runs" / "small" / "checkpoint"
+    for name in (LATEST, BEFORE):
+        (folder / name).write_bytes(b"nonsense")
+    with pytest.raises(StateError, match=f"{LATEST}.*{BEFORE}"):
+        run_in_process(RunSettings(**{**vars(settings), "resume": "yes"}))
+
+
+@pytest.mark.parametrize("call", [1, 4, 9])
+def test_a_full_disk_ends_the_run_and_room_lets_it_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    settings = RunSettings(write(tmp_path), runs=str(tmp_path / "runs"))
+    whole = run_in_process(RunSettings(settings.experiment, runs=str(tmp_path / "whole")))
+    flush, calls = os.fsync, 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls >= call and not os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", fsync)
+        with pytest.raises(StateError, match="No space left"):
+            run_in_process(settings)
+    assert not list((tmp_path / "runs").rglob("*.partial")), "nothing half-written stays"
+    resume = (tmp_path / "runs" / "small" / "events.jsonl").exists()
+    resumed = run_in_process(RunSettings(**{**vars(settings), "resume": "yes" if resume else ""}))
+    assert hashes_of(resumed) == hashes_of(whole)
+
+
+def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    replace_file(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", full)
+        with pytest.raises(StateError, match="file: could not be written.*previous file is unchanged"):
+            replace_file(path, b"new")
+    assert path.read_bytes() == b"old" and [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_two_writers_of_one_file_leave_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def write_often(byte: bytes) -> None:
+        for _ in range(40):
+            replace_file(path, byte * 100_000)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write_often, (b"a", b"b", b"c")))
+    assert len(path.read_bytes()) == 100_000 and len(set(path.read_bytes())) == 1
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_killed_writer_left_goes_and_a_living_one_s_stays(tmp_path: Path) -> None:
+    path = tmp_path / "file[1]"
+    left, living, other = (tmp_path / f".{name}.partial" for name in ("file[1].0", "file[1].1", "file1.2"))
+    for partial in (left, living, other):
+        partial.write_bytes(b"half")
+    with living.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        replace_file(path, b"whole")
+    assert {found.name for found in tmp_path.iterdir()} == {path.name, living.name, other.name}
+
+
+def test_two_servers_do_not_share_a_run_folder(tmp_path: Path) -> None:
+    settings = RunSettings(write(tmp_path), runs=str(tmp_path / "runs"))
+    with (
+        sole_owner(tmp_path / "runs" / "small", "the first server"),
+        pytest.raises(StateError, match=r"in use by another process \(the first server, process \d+\)"),
+    ):
+        run_in_process(settings)
+    run_in_process(settings)
+
+
+def test_a_site_does_not_take_another_site_s_records(tmp_path: Path) -> None:
+    SiteState(tmp_path, "graz").put("exemplars", 1, {"x": torch.ones(2)}, {})
+    with pytest.raises(StateError, match="belongs to site 'graz', this is 'linz'"):
+        SiteState(tmp_path, "linz").get("exemplars", before=2)
+    (record,) = tmp_path.glob("*.safetensors")
+    record.write_bytes(record.read_bytes()[:-3])
+    with pytest.raises(StateError, match="damaged or cut short"):
+        SiteState(tmp_path, "graz").get("exemplars", before=2)
+
+
+def images(root: Path, sites: dict[str, dict[str, int]]) -> None:
+    rng = np.random.default_rng(0)
+    for site, classes in sites.items():
+        for name, count in classes.items():
+            folder = root / site / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                pixels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{index}.png")
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_site_with_one_sample_and_a_class_that_one_site_lacks(tmp_path: Path, norm: str) -> None:
+    many = {"a": 9, "b": 9, "c": 9, "d": 9}
+    images(tmp_path / "data", {"graz": many, "linz": {"a": 1}, "wien": {**many, "d": 5}})
+    data = {"source": "folder", "path": str(tmp_path / "data"), "image_size": 8, "color": "gray"}
+    experiment = write(
+        tmp_path,
+        data={**data, "partition": {"kind": "natural"}},
+        model={"name": "small_cnn", "norm": norm},
+        # nine of a batch of eight: the last batch holds one sample
+        learner={**SMALL["learner"], "batch_size": 8},
+    )
+    summary = run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
+    assert summary["sites"]["graz"]["rounds"] == 4
+    lines = (tmp_path / "runs" / "small" / "events.jsonl").read_text().splitlines()
+    rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]
+    assert not any(event["skipped"] for event in rounds)
+    assert all(not event["dropped"] for event in rounds), rounds
+
+
+def test_a_misspelt_key_names_the_right_one(tmp_path: Path) -> None:
+    learner = {"optimiser": {"lr": 0.1}, **SMALL["learner"]}
+    with pytest.raises(ConfigError, match=r"unknown key 'learner\.optimiser' \(did you mean 'optimizer'\?\)"):
+        run_in_process(RunSettings(write(tmp_path, learner=learner), runs=str(tmp_path / "runs")))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("model", [{"name": "mlp", "hidden": [16]}, {"name": "small_cnn"}])
+def test_a_finished_run_resumed_again_has_the_same_model(tmp_path: Path, model: dict[str, Any]) -> None:
+    settings = RunSettings(write(tmp_path, model=model), runs=str(tmp_path / "runs"))
+    first = run_in_process(settings)
+    saved = load_file(tmp_path / "runs" / "small" / "model.safetensors")
+    again = run_in_process(RunSettings(**{**vars(settings), "resume": "yes"}))
+    assert hashes_of(again) == hashes_of(first)
+    kept = load_file(tmp_path / "runs" / "small" / "model.safetensors")
+    assert kept.keys() == saved.keys() and all(torch.equal(kept[name], saved[name]) for name in saved)
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
+    experiment = write(tmp_path, tasks={"count": 3, "rounds": 4}, learner={**SMALL["learner"], "epochs": 4})
+    start = time.monotonic()
+    whole = run_in_process(RunSettings(experiment, runs=str(tmp_path / "whole")))
+    usual = time.monotonic() - start
+    draw, runs, killed = random.Random(7), tmp_path / "runs", 0
+    journal = runs / "small" / "events.jsonl"
+
+    def rounds() -> int:
+        return journal.read_text().count('"event": "round"') if journal.exists() else 0
+
+    for last in (False, False, False, True):
+        command = [sys.executable, "-m", "perennial.cli.main", "run", "--runs", str(runs)]
+        command += ["--resume", str(runs / "small")] if journal.exists() else [experiment]
+        before = rounds()
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        while not last and rounds() == before and process.poll() is None:
+            time.sleep(0.005)
+        if not last and process.poll() is None:
+            # somewhere in the next two of the twelve rounds
+            time.sleep(draw.uniform(0, usual / 6))
+            process.send_signal(signal.SIGKILL)
+        output, _ = process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, output.decode()
+    summary = json.loads((runs / "small" / "summary.json").read_text())
+    assert killed >= 2 and hashes_of(summary) == hashes_of(whole)

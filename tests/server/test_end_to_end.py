@@ -1,0 +1,99 @@
+"""Whole small runs in process: the same bits every time, after a kill, and going on with new classes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import StateError
+from perennial.server.summary import hashes_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {
+    "name": "small",
+    "seed": 3,
+    "data": {"source": "digits", "sites": 3, "samples_limit": 300, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "small_cnn"},
+    "learner": {
+        "epochs": 1,
+        "batch_size": 32,
+        "optimizer": {"lr": 0.05, "momentum": 0.9},
+        "classification": "balanced_softmax",
+        "distillation": {"weight": 1.0},
+        "memory": {"per_class": 3},
+    },
+}
+KILLED = """
+import os, sys
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+def listener(event):
+    if event["event"] == sys.argv[3] and event.get(sys.argv[4]) == int(sys.argv[5]):
+        os.kill(os.getpid(), 9)
+run_in_process(RunSettings(sys.argv[1], runs=sys.argv[2]), listener=listener)
+"""
+
+
+def write(folder: Path, **changes: object) -> str:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(SMALL | changes))
+    return str(path)
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    experiment = write(tmp_path)
+    whole = run_in_process(RunSettings(experiment, runs=str(tmp_path / "whole")))
+    for number, (event, key, value) in enumerate(
+        [
+            ("round", "round", 1),
+            ("task_started", "task", 2),
+            ("round", "round", 3),
+            ("task_finished", "task", 1),
+        ]
+    ):
+        runs = tmp_path / f"killed-{number}"
+        arguments = [experiment, str(runs), event, key, str(value)]
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED, *arguments], cwd=ROOT, capture_output=True, check=False
+        )
+        assert killed.returncode == -9, killed.stderr.decode()
+        resumed = run_in_process(RunSettings(experiment, runs=str(runs), resume="yes"))
+        assert hashes_of(resumed) == hashes_of(whole), f"killed at {event} {value}"
+        events = [json.loads(line) for line in (runs / "small" / "events.jsonl").read_text().splitlines()]
+        rounds = [entry["round"] for entry in events if entry["event"] == "round"]
+        assert rounds == [1, 2, 3, 4]
+
+
+def test_a_finished_run_goes_on_with_new_classes(tmp_path: Path) -> None:
+    from perennial.cli.run import run_command
+
+    first = write(tmp_path, data=SMALL["data"] | {"classes": ["0", "1", "2", "3"]})  # type: ignore[operator]
+    runs = tmp_path / "runs"
+    before = run_in_process(RunSettings(first, runs=str(runs)))
+    longer = tmp_path / "longer.yaml"
+    data = SMALL["data"] | {"classes": ["0", "1", "2", "3", "4", "5"]}  # type: ignore[operator]
+    longer.write_text(yaml.safe_dump(SMALL | {"data": data, "tasks": {"count": 3, "rounds": 2}}))
+    run_command(longer, [], None, "", runs, 1, "cpu", runs / "small", None)
+    after = json.loads((runs / "small" / "summary.json").read_text())
+    assert after["classes"][:4] == before["classes"]
+    assert after["accuracy_matrix"][:2] == before["accuracy_matrix"]
+    assert len(after["accuracy_matrix"]) == 3
+    assert after["rounds"] == 6
+
+
+def test_a_run_folder_is_not_overwritten_and_a_changed_experiment_is_refused(tmp_path: Path) -> None:
+    experiment = write(tmp_path, tasks={"count": 1, "rounds": 1})
+    settings = RunSettings(experiment, runs=str(tmp_path / "runs"))
+    run_in_process(settings)
+    with pytest.raises(StateError, match="holds a run already"):
+        run_in_process(settings)
+    changed = RunSettings(experiment, "learner.epochs=2", runs=str(tmp_path / "runs"), resume="yes")
+    with pytest.raises(StateError, match=r"learner\.epochs"):
+        run_in_process(changed)

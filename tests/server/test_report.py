@@ -1,0 +1,366 @@
+"""The report: what it shows, what it refuses, and that strangers' text stays text."""
+
+import base64
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perennial.foundation.errors import StateError
+from perennial.server.charts.cells import MOST_COLUMNS, MOST_ROWS
+from perennial.server.charts.curves import Curve, Curves
+from perennial.server.charts.frame import Axis
+from perennial.server.report.markup import Figure, duration, escape, percent, points, size
+from perennial.server.report.method_blocks import BLOCKS
+from perennial.server.report.task_figures import forgetting_after
+from perennial.server.report.write import write_report
+from tests.run_folders import HOSTILE, PIXEL, Page, every_block, round_event, write_run
+
+
+def report(folder: Path) -> Page:
+    return Page(write_report(folder))
+
+
+def test_the_page_has_the_headline_numbers_and_every_common_section(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run"))
+    assert page.sections == ["accuracy", "training", "sites", "privacy", "traffic-and-time", "experiment"]
+    for text in (
+        "small",
+        "seed 1",
+        "in-process engine",
+        "21 November 2026, 03:31 UTC",
+        "After 3 tasks and 3 rounds at 2 sites, the model tells all 3 classes apart with 70.0",
+        "it has lost 25.0 points of its best",
+        "76.7",
+        "9.0",
+        "1 min 12",
+        "1 skipped, 1 reply dropped",
+        "No formal privacy",
+        "no answer within 60 s",
+        "policy.min_samples: 50",
+        "south reconnected",
+        "Resumed at round 2.",
+        "name: small",
+        "c0ffee",
+    ):
+        assert text in page.text.replace("\N{NARROW NO-BREAK SPACE}", " "), text
+
+
+def test_classes_of_very_different_size_are_reported_by_balanced_accuracy(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run", balanced_accuracy=[0.9, 0.5, 0.4], unbalanced=True))
+    assert "apart with 40.0" in page.text
+    assert page.text.index("Final balanced accuracy") < page.text.index("Final accuracy")
+
+
+def test_the_page_loads_nothing_and_only_its_own_scripts_may_run(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run"))
+    assert not page.all("link")
+    assert not [
+        a for _, a in page.elements if {"src", "href"} & a.keys() and not str(a.get("href")).startswith("#")
+    ]
+    policy = str(page.all("meta")[1]["content"])
+    assert "default-src 'none'" in policy
+    script_policy = next(rule for rule in policy.split("; ") if rule.startswith("script-src"))
+    assert "unsafe" not in script_policy
+    (script,) = page.scripts
+    assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in script_policy
+    assert not [attributes for _, attributes in page.elements if {"onload", "onclick"} & attributes.keys()]
+
+
+def test_text_from_other_institutions_stays_text(tmp_path: Path) -> None:
+    plain = report(write_run(tmp_path / "plain", **every_block("north")))
+    sites = {HOSTILE: {"samples": 3, "rounds": 1, "rejected": 1, "refused": 1}}
+    event = round_event(
+        1,
+        1,
+        participants=[HOSTILE],
+        dropped=[{"site": HOSTILE + "2", "reason": HOSTILE}],
+        refused=[{"site": HOSTILE + "3", "reason": HOSTILE}],
+        absent=[HOSTILE + "4"],
+    )
+    epsilon = {
+        "value": 1.0,
+        "unit": HOSTILE,
+        "delta": 1e-5,
+        "accountant": HOSTILE,
+        "per_site": {HOSTILE: 1.0},
+    }
+    folder = write_run(
+        tmp_path / "hostile",
+        events=[event, {"event": "note", "text": HOSTILE}],
+        yaml=f"name: '{HOSTILE}'",
+        experiment=HOSTILE,
+        engine=HOSTILE,
+        sites=sites,
+        epsilon=epsilon,
+        classes=[HOSTILE],
+        tasks=[[HOSTILE]] * 3,
+        versions={HOSTILE: HOSTILE},
+        model_sha256=HOSTILE,
+        **every_block(HOSTILE),
+    )
+    page = report(folder)
+    assert page.text.count("<script>alert(1)</script>") > 20
+    assert len(page.scripts) == len(plain.scripts)
+    assert {tag for tag, _ in page.elements} <= {tag for tag, _ in plain.elements}
+    attributes = {name for _, found in plain.elements for name in found}
+    assert {name for _, found in page.elements for name in found} <= attributes
+    assert all(str(image["src"]).startswith("data:image/png;base64,") for image in page.all("img"))
+    assert any("<script" in told for chart in page.charts.values() for told in chart.tells)
+
+
+@given(st.text(), st.text())
+def test_no_text_can_leave_the_chart_that_shows_it(name: str, told: str) -> None:
+    curve = Curve(name, [(1.0, 0.5), (2.0, None)], [told, told], labels=[told, told])
+    chart = Curves([curve, curve], Axis(name), Axis(told, names=[name, told]), 300)
+    drawn = Figure("any", name, told, chart).markup()
+    tags = set(re.findall(r"<(/?[a-z0-9]+)", drawn))
+    assert {tag.lstrip("/") for tag in tags} <= {
+        *("figure", "figcaption", "h3", "p", "div", "ul", "li", "svg", "g", "path", "line", "rect", "text"),
+        *("title", "circle"),
+    }
+    assert not {"<", ">", '"', "'"} & set(escape(told))
+
+
+def test_a_lone_surrogate_in_a_name_does_not_stop_the_report(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run", sites={"\ud800": {"samples": 1}}))
+    assert "sites" in page.sections
+
+
+def test_ids_are_unique_and_charts_have_words(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run", **every_block("north")))
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert len(page.charts) == len([a for a in page.all("svg") if a.get("role") == "img"])
+    assert all(len(chart.description) > 30 and chart.tells for chart in page.charts.values())
+    assert len(page.all("h1")) == 1
+    assert page.all("html") == [{"lang": "en"}]
+
+
+def plain(texts: list[str]) -> list[str]:
+    return [text.replace("\N{NARROW NO-BREAK SPACE}", " ") for text in texts]
+
+
+def test_the_accuracy_charts_hold_the_matrix_and_the_forgetting_of_each_task(tmp_path: Path) -> None:
+    charts = report(write_run(tmp_path / "run")).charts
+    cells = charts["accuracy-matrix"]
+    rows = {1: [90.0], 2: [60.0, 80.0], 3: [50.0, 70.0, 90.0]}
+    assert plain(cells.tells) == [
+        f"after {after}: {share} % on task {task}"
+        for after, row in rows.items()
+        for task, share in enumerate(row, 1)
+    ]
+    assert [text for text in cells.texts if "." in text] == [str(x) for row in rows.values() for x in row]
+    assert plain(charts["accuracy-over-tasks"].tells) == [
+        "after task 1\nall classes so far: 90.0 %\nnewest task: 90.0 %\nat the sites: 85.0 %",
+        "after task 2\nall classes so far: 70.0 %\nnewest task: 80.0 %\nforgetting: 30.0 %",
+        "after task 3\nall classes so far: 70.0 %\nnewest task: 90.0 %\nat the sites: 65.0 %\n"
+        "forgetting: 25.0 %",
+    ]
+
+
+def test_forgetting_is_unknown_where_the_matrix_has_holes() -> None:
+    assert forgetting_after([[0.9], [None, 0.8], [0.5, 0.7, 0.9]]) == [None, None, None]
+    assert forgetting_after([]) == []
+
+
+def test_a_hole_in_the_matrix_is_explained(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "accuracy_matrix": [[0.9], [None, None], [0.5, 0.7, 0.9]],
+        "average_accuracy": [0.9, None, 0.7],
+        "forgetting": None,
+    }
+    page = report(write_run(tmp_path / "run", **changes))
+    assert "A dash or an empty cell was not measured" in page.text
+    assert not [told for told in page.charts["accuracy-matrix"].tells if told.startswith("after 2")]
+    assert "was not measured" not in report(write_run(tmp_path / "whole")).text
+
+
+def test_a_matrix_that_is_no_triangle_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", accuracy_matrix=[[0.9], [0.8]])
+    with pytest.raises(StateError, match="accuracy_matrix: .*row 2 has 1 columns, expected 2"):
+        write_report(folder)
+
+
+def test_traffic_tells_rounds_from_the_ends_of_tasks(tmp_path: Path) -> None:
+    def text(folder: Path) -> str:
+        return report(folder).text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+
+    counted = text(write_run(tmp_path / "counted", task_end_bytes_up=500_000, task_end_bytes_down=11_000_000))
+    assert (
+        "In the rounds, 6.0 MB from the sites and 3.0 MB to them; at the ends of tasks, 500.0 kB and"
+        in counted
+    )
+    assert "6.5 MB from the sites, 14.0 MB to them" in counted
+    older = text(write_run(tmp_path / "older"))
+    assert "In the rounds, 6.0 MB from the sites and 3.0 MB to them. " in older
+    assert "6.0 MB from the sites, 3.0 MB to them (rounds alone)" in older
+
+
+def test_charts_over_rounds(tmp_path: Path) -> None:
+    charts = report(write_run(tmp_path / "run")).charts
+    assert charts["train-loss"].tells == ["round 1: 1", "round 2: 0.5"]
+    assert plain(charts["accuracy-by-round"].tells) == ["round 2: 60.0 %"]
+    assert charts["traffic"].tells == [
+        f"round {n}\nfrom the sites: 2 MB\nto the sites: 1 MB" for n in (1, 2, 3)
+    ]
+    assert charts["time"].tells == [f"round {n}\n0.5 s" for n in (1, 2, 3)]
+    assert charts["participation"].tells == [
+        *(f"north, round {n}: took part" for n in (1, 2, 3)),
+        "south, round 1: took part",
+        "south, round 2: reply dropped: no answer within 60 s",
+        "south, round 3: refused: policy.min_samples: 50",
+    ]
+
+
+def test_participation_of_many_sites_and_rounds_stays_a_page(tmp_path: Path) -> None:
+    sites = [f"site-{n}" for n in range(MOST_ROWS + 50)]
+    events = [
+        round_event(n, 1, participants=sites[50:], absent=sites[:50], dropped=[], refused=[])
+        for n in range(1, MOST_COLUMNS * 2 + 1)
+    ]
+    counted = {site: {"samples": 1, "rounds": 1, "rejected": 0, "refused": 0} for site in sites}
+    path = write_report(write_run(tmp_path / "run", events=events, sites=counted))
+    chart = Page(path).charts["participation"]
+    assert len(chart.tells) == MOST_ROWS
+    assert chart.tells[0] == f"site-0, rounds 1 to {MOST_COLUMNS * 2}: absent"
+    assert chart.tells[-1].endswith(f"rounds 1 to {MOST_COLUMNS * 2}: took part")
+    assert f"The {MOST_ROWS} sites that were away" in chart.description
+    assert path.stat().st_size < 1_500_000
+
+
+def test_accuracy_by_round_appears_only_when_it_was_measured(tmp_path: Path) -> None:
+    charts = report(write_run(tmp_path / "run", events=[round_event(1, 1)])).charts
+    assert "accuracy-by-round" not in charts
+
+
+def test_sites_that_only_the_journal_names_are_shown(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "run", events=[round_event(1, 1, absent=["ghost"])]))
+    assert [text for text in page.charts["participation"].texts if text.isalpha()] == [
+        *("round", "north", "south", "ghost")
+    ]
+
+
+def test_a_site_named_like_a_number_stays_a_name(tmp_path: Path) -> None:
+    epsilon = {
+        "value": 2.0,
+        "unit": "sample",
+        "delta": 1e-5,
+        "accountant": "rdp",
+        "per_site": {"3": 1.0, "1e2": 2},
+    }
+    chart = report(write_run(tmp_path / "run", epsilon=epsilon)).charts["epsilon"]
+    assert chart.tells == ["3: 1", "1e2: 2"]
+    assert {"3", "1e2"} <= {*chart.texts}
+
+
+def test_epsilon_is_shown_with_its_unit_and_delta(tmp_path: Path) -> None:
+    epsilon = {
+        "value": 6.4213,
+        "unit": "sample",
+        "delta": 1e-5,
+        "accountant": "prv",
+        "per_site": {"north": 6.4213, "south": float("inf")},
+    }
+    page = report(write_run(tmp_path / "run", epsilon=epsilon))
+    assert "ε = 6.42" in page.text
+    assert "for one sample, δ = 1e\N{MINUS SIGN}5; the worst site" in page.text
+    assert "prv accountant" in page.text
+    assert page.charts["epsilon"].tells == ["north: 6.42"]
+    assert "No formal privacy" not in page.text
+
+
+def test_a_run_of_one_task_without_rounds_in_the_journal(tmp_path: Path) -> None:
+    changes = {
+        "accuracy_matrix": [[0.9]],
+        "average_accuracy": [0.9],
+        "forgetting": None,
+        "backward_transfer": None,
+    }
+    page = report(write_run(tmp_path / "run", events=[], **changes))
+    assert page.sections == ["accuracy", "sites", "privacy", "experiment"]
+    assert page.charts.keys() == {"accuracy-matrix", "accuracy-over-tasks"}
+
+
+def test_each_block_brings_its_section_and_none_appears_without(tmp_path: Path) -> None:
+    blocks = every_block("north")
+    assert blocks.keys() == BLOCKS.keys()
+    bare = report(write_run(tmp_path / "bare"))
+    for name, content in blocks.items():
+        page = report(write_run(tmp_path / name, **{name: content}))
+        assert len(page.sections) == len(bare.sections) + 1
+    charts = report(write_run(tmp_path / "all", **blocks)).charts
+    assert plain(charts["personalised-accuracy"].tells) == ["north: 90.0 %"]
+    assert plain(charts["contribution"].tells) == ["north: 30.0 %, 10.0 % to 40.0 %"]
+    assert charts["attention"].tells == ["north, north: 1", "head.bias, other: 0.2"]
+    assert charts["clusters"].tells == ["north", "other"]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_malformed_block_is_named(tmp_path: Path, name: str) -> None:
+    blocks: dict[str, Any] = {name: "nonsense"}
+    folder = write_run(tmp_path / "run", **blocks)
+    with pytest.raises(StateError, match=rf"summary\.json: {name}: .*found 'nonsense'"):
+        write_report(folder)
+
+
+def test_pictures_come_from_the_run_folder_alone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", attacks=[{"name": "inversion", "images": ["pictures/one.png"]}])
+    with pytest.raises(StateError, match=r"one\.png: cannot be read"):
+        write_report(folder)
+    (folder / "pictures").mkdir()
+    (folder / "pictures/one.png").write_bytes(PIXEL)
+    (image,) = report(folder).all("img")
+    assert str(image["src"]).endswith(base64.b64encode(PIXEL).decode())
+    (folder / "pictures/one.png").write_bytes(b"<svg onload='alert(1)'>")
+    with pytest.raises(StateError, match="not a PNG or JPEG"):
+        write_report(folder)
+
+
+@pytest.mark.parametrize(
+    "image", ["../secret.png", "/etc/passwd", "data:image/svg+xml;base64,PHN2Zz4=", "data:x"]
+)
+def test_other_pictures_are_refused(tmp_path: Path, image: str) -> None:
+    (tmp_path / "secret.png").write_bytes(PIXEL)
+    folder = write_run(tmp_path / "run", attacks=[{"name": "inversion", "images": [image]}])
+    with pytest.raises(StateError, match="attacks: images: found .*allowed"):
+        write_report(folder)
+
+
+def test_a_round_that_was_repeated_counts_once(tmp_path: Path) -> None:
+    events = [round_event(1, 1), round_event(2, 1, train_loss=9.0), round_event(2, 1, train_loss=0.25)]
+    charts = report(write_run(tmp_path / "run", events=events)).charts
+    assert charts["train-loss"].tells == ["round 1: 1", "round 2: 0.25"]
+
+
+def test_writing_a_report_imports_neither_torch_nor_flower(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    program = (
+        "import sys; from pathlib import Path; from perennial.server.report.write import write_report; "
+        f"write_report(Path({str(folder)!r})); "
+        "print(sorted({'torch', 'pandas', 'flwr'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_numbers_read_well() -> None:
+    assert percent(0.8634) == "86.3\N{NARROW NO-BREAK SPACE}%"
+    assert percent(None) == "\N{EN DASH}"
+    assert (points(0.0321), points(-0.0321), points(-0.00001)) == ("+3.2", "\N{MINUS SIGN}3.2", "+0.0")
+    spaced = [size(999), size(1_500), size(12_340_000), duration(0.25), duration(59.96), duration(192)]
+    plain = [text.replace("\N{NARROW NO-BREAK SPACE}", " ") for text in spaced]
+    assert plain == ["999 bytes", "1.5 kB", "12.3 MB", "0.25 s", "1 min 0 s", "3 min 12 s"]
+    assert duration(7500).replace("\N{NARROW NO-BREAK SPACE}", " ") == "2 h 05 min"

@@ -1,0 +1,271 @@
+"""A resumed run goes on from what the disk, the clock and the operator left of it, or says what is wrong."""
+
+import errno
+import json
+import os
+import resource
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors import safe_open
+
+from perennial.config import simulation
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import StateError
+from perennial.server.checkpoint import BEFORE, LATEST, load_checkpoint
+from perennial.server.journal import EVENTS, Journal, read_events
+from tests.server.test_durability import Stop, stop_at, write
+
+NAMES = [str(digit) for digit in range(10)]
+
+
+def stopped(tmp_path: Path, round_number: int, **changes: Any) -> tuple[RunSettings, Path]:
+    """Settings that resume a run whose server died while it noted a round, and the run's folder."""
+    settings = RunSettings(write(tmp_path, **changes), runs=str(tmp_path / "runs"))
+    with pytest.raises(Stop):
+        run_in_process(settings, listener=stop_at(round_number))
+    return replace(settings, resume="yes"), tmp_path / "runs" / "small"
+
+
+def undisturbed(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    return run_in_process(RunSettings(write(tmp_path, **changes), runs=str(tmp_path / "whole")))
+
+
+def noted_rounds(folder: Path) -> list[int]:
+    return [event["round"] for event in read_events(folder) if event["event"] == "round"]
+
+
+def notes(folder: Path) -> str:
+    return "\n".join(event["text"] for event in read_events(folder) if event["event"] == "note")
+
+
+def test_classes_of_begun_tasks_keep_their_order_and_later_ones_may_change(tmp_path: Path) -> None:
+    tasks = {"count": 2, "rounds": 2, "order": NAMES}
+    settings, folder = stopped(tmp_path, 2, tasks=tasks)
+    swapped = ["1", "0", *NAMES[2:]]
+    write(tmp_path, tasks=tasks | {"order": swapped})
+    with pytest.raises(StateError, match=r"tasks\.order, data\.classes: class 0 is '0' in the run and '1'"):
+        run_in_process(settings)
+    stored = yaml.safe_load((folder / "experiment.yaml").read_text())
+    assert stored["tasks"]["order"] == NAMES, "a refused experiment does not replace the run's own"
+    changed = tasks | {"order": [*NAMES[:5], *reversed(NAMES[5:])]}
+    write(tmp_path, tasks=changed)
+    resumed = run_in_process(settings)
+    assert json.loads((folder / "summary.json").read_text())["tasks"][1] == NAMES[:4:-1]
+    assert resumed["model_sha256"] == undisturbed(tmp_path, tasks=changed)["model_sha256"]
+
+
+def test_a_renamed_class_of_a_finished_task_is_refused(tmp_path: Path) -> None:
+    settings, folder = stopped(tmp_path, 3, tasks={"count": 2, "rounds": 2, "order": NAMES})
+    with pytest.raises(StateError, match="class 4 is '4' in the run and '9'"):
+        write(tmp_path, tasks={"count": 2, "rounds": 2, "order": [*NAMES[:4], "9", *NAMES[5:9], "4"]})
+        run_in_process(settings)
+    assert noted_rounds(folder)[:2] == [1, 2], "nothing was lost by asking"
+
+
+def test_a_clock_that_was_set_back_costs_no_model(tmp_path: Path) -> None:
+    tasks = {"count": 3, "rounds": 1}
+    settings, folder = stopped(tmp_path, 3, tasks=tasks)
+    tomorrow = time.time() + 86400
+    kept = sorted((folder / "checkpoint").glob("previous-*"))
+    assert len(kept) == 2
+    for path in kept:
+        os.utime(path, (tomorrow, tomorrow))
+    first = run_in_process(settings)
+    assert run_in_process(settings)["model_sha256"] == first["model_sha256"]
+    assert len(list((folder / "checkpoint").glob("previous-*"))) == 2, "older ones go"
+
+
+def test_a_damaged_model_of_the_task_before_is_named(tmp_path: Path) -> None:
+    settings, folder = stopped(tmp_path, 4)
+    (path,) = (folder / "checkpoint").glob("previous-*")
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StateError, match=rf"{path.name}: damaged"):
+        run_in_process(settings)
+
+
+@pytest.mark.parametrize("left", ["half a line", "nothing", "no file"])
+def test_a_journal_that_lost_lines_goes_on_after_the_last_whole_one(tmp_path: Path, left: str) -> None:
+    settings, folder = stopped(tmp_path, 4)
+    journal = folder / EVENTS
+    lines = journal.read_bytes().splitlines(keepends=True)
+    cut = next(at for at, line in enumerate(lines) if json.loads(line).get("round") == 2)
+    journal.write_bytes(b"".join(lines[:cut]) + lines[cut][:20])
+    if left == "nothing":
+        journal.write_bytes(b"")
+    elif left == "no file":
+        journal.unlink()
+    resumed = run_in_process(settings)
+    assert resumed["model_sha256"] == undisturbed(tmp_path)["model_sha256"] and resumed["rounds"] == 4
+    assert noted_rounds(folder) == ([1, 4] if left == "half a line" else [4])
+    assert "lost" in notes(folder), "the operator is told"
+    assert (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_the_journal_is_on_the_disk_before_the_checkpoint_that_counts_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protected: bool
+) -> None:
+    flush, durable, flushes = os.fsync, 0, 0
+    journal = tmp_path / "runs" / "small" / EVENTS
+    seen: list[tuple[int, int, int]] = []
+
+    def fsync(descriptor: int) -> None:
+        nonlocal durable, flushes
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path == str(journal):
+            # of what is written meanwhile nothing is known
+            durable, flushes = journal.stat().st_size, flushes + 1
+        elif LATEST in path:
+            with safe_open(path, framework="pt") as file:
+                facts = json.loads((file.metadata() or {})["facts"])
+            seen.append((facts["progress"]["journal_position"], durable, journal.stat().st_size))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    privacy = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0}
+    changes = {"privacy": {**privacy, "allow_unaccounted_metrics": True}} if protected else {}
+    run_in_process(RunSettings(write(tmp_path, **changes), runs=str(tmp_path / "runs")))
+    assert len(seen) == 4 + 2 + 1, "after each round, each task, and at the end"
+    assert all(0 < counted <= there <= written for counted, there, written in seen)
+    assert not protected or all(there == written for _, there, written in seen)
+    assert flushes == 4 + 2 + (not protected), "where a run waits: once for what is new, and not otherwise"
+
+
+def test_the_checkpoint_before_is_enough(tmp_path: Path) -> None:
+    settings, folder = stopped(tmp_path, 4)
+    (folder / "checkpoint" / LATEST).unlink()
+    resumed = run_in_process(settings)
+    assert resumed["model_sha256"] == undisturbed(tmp_path)["model_sha256"]
+    assert noted_rounds(folder) == [1, 2, 3, 4]
+    events = [event["event"] for event in read_events(folder)]
+    assert events.count("run_started") == 1 and "resumed" in events, "it was not started over"
+
+
+def test_a_damaged_checkpoint_does_not_take_the_place_of_the_sound_one(tmp_path: Path) -> None:
+    changes = {"tasks": {"count": 1, "rounds": 5}}
+    settings, folder = stopped(tmp_path, 4, **changes)
+    latest = folder / "checkpoint" / LATEST
+    latest.write_bytes(b"nonsense")
+    with pytest.raises(Stop):
+        run_in_process(settings, listener=stop_at(4))
+    # once more, now in the file that the resumed run wrote
+    latest.write_bytes(b"nonsense")
+    resumed = run_in_process(settings)
+    assert resumed["model_sha256"] == undisturbed(tmp_path, **changes)["model_sha256"]
+
+
+@pytest.mark.parametrize("refused", ["link", "replace"])
+def test_a_file_system_without_hard_links_keeps_both_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    usual = getattr(os, refused)
+
+    def refuse(source: Any, target: Any) -> None:
+        if refused == "link" or Path(source).suffix == ".link":
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        usual(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, refused, refuse)
+        settings, folder = stopped(tmp_path, 4)
+    names = {path.name for path in (folder / "checkpoint").iterdir() if not path.name.startswith("previous-")}
+    assert names == {LATEST, BEFORE}, "and nothing half-made"
+    (folder / "checkpoint" / LATEST).write_bytes(b"nonsense")
+    assert run_in_process(settings)["model_sha256"] == undisturbed(tmp_path)["model_sha256"]
+    assert noted_rounds(folder) == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_that_cannot_be_kept_ends_the_run_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", full)
+        patch.setattr(Path, "read_bytes", full)
+        with pytest.raises(StateError, match=f"{BEFORE}: .*No space left"):
+            run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "runs")))
+    resumed = run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "runs"), resume="yes"))
+    assert resumed["model_sha256"] == undisturbed(tmp_path)["model_sha256"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "small"
+    folder.mkdir(parents=True)
+    (folder / "checkpoint").write_text("in the way")
+    with pytest.raises(StateError, match="checkpoint: no folder, and none can be made here"):
+        run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "runs")))
+
+
+def test_a_journal_without_room_keeps_whole_lines_and_closes(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
+    try:
+        with pytest.raises(StateError, match=f"{EVENTS}: could not be written.*resume when there is room"):
+            for number in range(100):
+                journal.write("round", round=number, text="x" * 200)
+        journal.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    written = noted_rounds(tmp_path)
+    assert written == list(range(len(written))) and 10 < len(written) < 20
+    assert (tmp_path / EVENTS).read_bytes().endswith(b"\n")
+
+
+def table(folder: Path, shift: float = 0.0) -> None:
+    rng = np.random.default_rng(1)
+    rows = [
+        f"{label * 3 + rng.normal() + shift},{rng.normal()},{label}" for label in (0, 1) for _ in range(40)
+    ]
+    (folder / "table.csv").write_text("\n".join(["u,v,label", *rows]))
+    # another process would read the file; this one remembers it
+    simulation._built.clear()
+
+
+def of_table(folder: Path, **data: Any) -> RunSettings:
+    path = folder / "table.yaml"
+    found = {"source": "csv", "path": "table.csv", "label_column": "label", "sites": 2}
+    content = {
+        "name": "table",
+        "data": found | data,
+        "tasks": {"count": 2, "rounds": 1},
+        "model": {"name": "mlp", "hidden": [4]},
+        "learner": {"optimizer": {"lr": 0.05}},
+    }
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return RunSettings(str(path), runs=str(folder / "runs"))
+
+
+def test_data_that_would_be_read_in_another_way_are_refused_on_resume(tmp_path: Path) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "task_started" and event["task"] == 2:
+            raise KeyboardInterrupt
+
+    table(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(of_table(tmp_path), listener=stop)
+    table(tmp_path, shift=100.0)
+    with pytest.raises(
+        StateError, match="not read as when the run began: mean was .* and is .*restore the data"
+    ):
+        run_in_process(replace(of_table(tmp_path), resume="yes"))
+    for columns, reason in (({"v": "numeric", "u": "numeric"}, "mean was"), ({"u": "numeric"}, "shape was")):
+        table(tmp_path)
+        with pytest.raises(StateError, match=reason):
+            run_in_process(replace(of_table(tmp_path, columns=columns), resume="yes"))
+    # written down, what was found keeps the meaning of numbers, whatever rows come
+    inputs = load_checkpoint(tmp_path / "runs" / "table" / "checkpoint")[0].progress.inputs
+    named = {key: dict(zip(("u", "v"), inputs[key][::2], strict=True)) for key in ("mean", "std")}
+    table(tmp_path, shift=0.5)
+    run_in_process(replace(of_table(tmp_path, normalise=named), resume="yes"))

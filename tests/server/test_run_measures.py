@@ -1,0 +1,243 @@
+"""Measures of whole runs: what sites tell adds up to what the server counts, masks change nothing, and what a
+policy keeps does not leave."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from perennial.client.handlers import answer_evaluate
+from perennial.config.experiment import Experiment
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import DataError, ProtocolError, StateError
+from perennial.learning.evaluation_tables import EvaluationTables
+from perennial.models.saved import load_saved
+from perennial.protocol.messages import EvaluateReply, EvaluateRequest
+from perennial.protocol.tensors import Tensors
+from perennial.server.measures.record import Measures, read_measures
+from perennial.server.report.write import write_report
+from perennial.server.run_measures import task_measures
+from perennial.server.site_counts import SiteCounts
+from perennial.server.site_tables import check_tables, tables_of
+from tests.client.test_site_demands import arrays, hospital, stamp
+from tests.run_folders import Page, write_run
+from tests.strategies.test_secure_runs import SMALL, write
+
+NOT_SECURE = {"secure": None}
+
+
+def measured(folder: Path, **changes: Any) -> Measures:
+    run_in_process(RunSettings(write(folder, **changes), runs=str(folder / "runs")))
+    found = read_measures(folder / "runs" / "secure")
+    assert found is not None
+    return found
+
+
+def data(**more: Any) -> dict[str, Any]:
+    return SMALL["data"] | more
+
+
+def test_the_sites_together_tell_what_the_server_counts(tmp_path: Path) -> None:
+    central = measured(tmp_path / "central", **NOT_SECURE)
+    sites = measured(tmp_path / "sites", evaluation={"central": False}, **NOT_SECURE)
+    masked = measured(tmp_path / "masked", evaluation={"central": False})
+    assert (central.source, sites.source, masked.source) == ("server", "sites", "sites")
+    assert central.confusion == sites.confusion == masked.confusion
+    assert central.classes == sites.classes == masked.classes
+    assert central.calibration == sites.calibration == masked.calibration
+    assert central.calibration.temperature is not None
+    assert list(sites.sites) == ["site-0", "site-1", "site-2", "site-3"]
+    assert sum(site.samples for site in sites.sites.values()) == sites.samples
+    assert masked.sites == {}
+
+
+def test_prediction_sets_reach_the_model_file_and_the_report(tmp_path: Path) -> None:
+    found = measured(
+        tmp_path, data=data(calibration_fraction=0.4), evaluation={"coverage": 0.7}, **NOT_SECURE
+    )
+    sets = found.prediction_sets
+    assert sets is not None and not sets.void and len(sets.thresholds) == 10
+    folder = tmp_path / "runs" / "secure"
+    saved = load_saved(folder / "model.safetensors").confidence
+    assert saved.thresholds == tuple(each.probability for each in sets.thresholds.values())
+    assert (saved.coverage, saved.temperature) == (0.7, found.calibration.temperature)
+    page = Page(folder / "report.html")
+    assert page.sections[0] == "what-it-recognises"
+    assert "Prediction sets, coverage 70" in page.text
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["measures"]["headline"] == found.headline
+
+
+def test_calibration_samples_are_taken_from_training_and_change_nothing_when_there_are_none() -> None:
+    with pytest.raises(ValueError, match="data.calibration_fraction: missing"):
+        Experiment.model_validate(SMALL | NOT_SECURE | {"evaluation": {"coverage": 0.9}})
+    with pytest.raises(ValueError, match="evaluation.coverage: sites hold"):
+        Experiment.model_validate(
+            SMALL
+            | NOT_SECURE
+            | {
+                "data": data(calibration_fraction=0.1),
+                "evaluation": {"coverage": 0.9, "measures": False},
+            }
+        )
+    plain = Experiment.model_validate(SMALL)
+    assert "calibration_fraction" not in plain.model_dump(mode="json")["data"]
+
+
+def evaluate(
+    folder: Path, answers: list[str], experiment: dict[str, Any] | None = None, **policy: Any
+) -> Any:
+    evaluation = {"evaluation": {"federated": True}}
+    site = hospital(folder, {"answers": answers, **policy}, **evaluation, **(experiment or {}))
+    request = EvaluateRequest(**stamp(site), arrays=arrays(site), tables=True)
+    return site, answer_evaluate(site, request)
+
+
+def test_a_site_sends_tables_only_if_its_policy_says_so(tmp_path: Path) -> None:
+    _, silent = evaluate(tmp_path / "silent", ["train", "evaluate"])
+    assert silent.tables is None and sum(silent.total) > 0
+    _, told = evaluate(tmp_path / "told", ["train", "evaluate", "measures"])
+    tables = tables_of(told, 0)
+    assert (tables.correct, tables.total) == (told.correct, told.total)
+    check_tables(told, 0, asked=True)
+
+
+def test_samples_of_a_class_below_the_floor_are_in_no_table(tmp_path: Path) -> None:
+    site, told = evaluate(tmp_path, ["train", "evaluate", "measures"], min_samples=13)
+    held = site.data.counts("test", told.num_classes)
+    assert told.withheld and all(held[label] > 0 for label in told.withheld)
+    tables = tables_of(told, 0)
+    assert not tables.confusion[told.withheld].any() and not tables.positive[told.withheld].any()
+    assert tables.samples == sum(told.total)
+    assert tables.negative.sum(axis=1).tolist() == [tables.samples - n for n in tables.total]
+    check_tables(told, 0, asked=True)
+
+
+def test_tables_that_cannot_be_true_are_refused(tmp_path: Path) -> None:
+    _, told = evaluate(tmp_path, ["train", "evaluate", "measures"])
+
+    def forged(change: Any) -> EvaluateReply:
+        tables = tables_of(told, 0)
+        change(tables)
+        return replace(told, tables=Tensors(counts=torch.from_numpy(tables.vector())))
+
+    def one_more(tables: EvaluationTables) -> None:
+        tables.confusion[0, 0] += 1
+
+    def negative(tables: EvaluationTables) -> None:
+        tables.calibration[0, 0] = -1
+
+    def surer(tables: EvaluationTables) -> None:
+        tables.confidence[3, 1] = tables.confidence[3, 0] + 1
+
+    for change in (one_more, negative, surer):
+        with pytest.raises(ProtocolError, match="tables"):
+            check_tables(forged(change), 0, asked=True)
+    with pytest.raises(ProtocolError, match="expected"):
+        check_tables(replace(told, tables=Tensors(counts=torch.zeros(3, dtype=torch.int64))), 0, asked=True)
+    with pytest.raises(ProtocolError, match="not asked"):
+        check_tables(told, 0, asked=False)
+
+
+def test_suppressed_counts_void_the_stated_coverage(tmp_path: Path) -> None:
+    changes = {"data": data(calibration_fraction=0.3), "evaluation": {"coverage": 0.5}}
+    experiment = Experiment.model_validate(SMALL | NOT_SECURE | changes)
+    counts = SiteCounts({})
+    counts.tables.total = EvaluationTables.empty(2)
+    counts.tables.total.confusion[...] = [[5, 1], [1, 5]]
+    found = task_measures(experiment, 1, ["a", "b"], None, None, counts)
+    assert found is not None and found.prediction_sets is not None and not found.prediction_sets.void
+    counts.tables.suppressed = 1
+    found = task_measures(experiment, 1, ["a", "b"], None, None, counts)
+    assert found is not None and found.prediction_sets is not None
+    assert "not guaranteed" in found.prediction_sets.void
+
+
+def test_a_report_of_five_thousand_sites_stays_small(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    counts = SiteCounts({})
+    counts.tables.total = EvaluationTables.empty(5)
+    for number in range(5000):
+        right = generator.integers(1, 9, 5)
+        counts.tables.by_site[f"site-{number}"] = np.stack([np.full(5, 10), right, np.full(5, 10)], axis=1)
+        counts.tables.total.confusion[range(5), range(5)] += right
+        counts.tables.total.confusion[range(5), [1, 2, 3, 4, 0]] += 10 - right
+    experiment = Experiment.model_validate(SMALL | NOT_SECURE)
+    found = task_measures(experiment, 1, list("abcde"), None, None, counts)
+    assert found is not None and len(found.sites) == 5000
+    folder = write_run(tmp_path / "run", classes=list("abcde"))
+    plain = write_report(folder).stat().st_size
+    (folder / "measures.json").write_text(found.model_dump_json())
+    page = write_report(folder)
+    assert page.stat().st_size - plain < 100_000
+    assert "30 of 5,000" in page.read_text()
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    (tmp_path / "measures.json").write_text('{"source": "server"')
+    with pytest.raises(StateError, match=r"measures\.json: damaged"):
+        read_measures(tmp_path)
+
+
+def patients(path: Path) -> dict[str, Any]:
+    """A table in which the mark tells the class of women and nothing of men; `sex` has a third value, too."""
+    generator = np.random.default_rng(4)
+    rows = ["mark,sex,label"]
+    for index in range(900):
+        label, sex = index % 3, ("f", "m", "x")[0 if index % 2 else 1 if index % 20 else 2]
+        mark = 4 * label if sex == "f" else 0
+        rows.append(f"{mark + generator.normal():.3f},{sex},kind-{label}")
+    path.write_text("\n".join(rows))
+    return {
+        "source": "csv",
+        "path": str(path),
+        "sites": 2,
+        "test_fraction": 0.4,
+        "subgroup": {"column": "sex", "values": ["f", "m"]},
+    }
+
+
+@pytest.mark.parametrize("secure", [None, {"least": 3}])
+def test_a_subgroup_that_is_served_worse_is_shown_first(
+    tmp_path: Path, secure: dict[str, Any] | None
+) -> None:
+    data = patients(tmp_path / "patients.csv") | {"sites": 4}
+    learner = {"optimizer": {"lr": 0.1}, "epochs": 6}
+    tasks, model = {"count": 1, "rounds": 6}, {"name": "mlp", "hidden": [16]}
+    found = measured(tmp_path, data=data, learner=learner, secure=secure, tasks=tasks, model=model)
+    assert found.subgroup_column == "sex" and list(found.subgroups) == ["f", "m"]
+    women, men = found.subgroups["f"], found.subgroups["m"]
+    assert women.accuracy.value is not None and men.accuracy.value is not None
+    assert women.accuracy.value > men.accuracy.value + 0.2
+    assert men.lower and not women.lower
+    assert any("class for class and beyond chance, by sex: m" in text for text in found.headline)
+    # the third value is in no subgroup
+    assert 0 < women.samples + men.samples < found.samples
+    assert "By sex" in (tmp_path / "runs" / "secure" / "report.html").read_text()
+
+
+def test_a_floor_keeps_small_cells_of_a_subgroup(tmp_path: Path) -> None:
+    data = patients(tmp_path / "patients.csv")
+    tasks, model = {"count": 1, "rounds": 1}, {"name": "mlp", "hidden": [4]}
+    changes = {"data": data, "tasks": tasks, "model": model}
+    _, whole = evaluate(tmp_path / "whole", ["train", "evaluate", "measures"], changes)
+    all_cells = tables_of(whole, 2).subgroups[:, :, 0]
+    least = int(all_cells.min()) + 1
+    _, told = evaluate(tmp_path / "floor", ["train", "evaluate", "measures"], changes, min_samples=least)
+    cells = tables_of(told, 2).subgroups[:, :, 0]
+    assert ((cells == 0) | (cells >= least)).all() and (cells == 0).sum() >= 1
+    check_tables(told, 2, asked=True)
+
+
+def test_a_subgroup_needs_a_column(tmp_path: Path) -> None:
+    data = patients(tmp_path / "patients.csv") | {"subgroup": {"column": "gender", "values": ["f"]}}
+    with pytest.raises(DataError, match="no column 'gender'"):
+        measured(tmp_path, data=data, secure=None)
+    of_digits = SMALL["data"] | {"subgroup": {"column": "a", "values": ["b"]}}
+    with pytest.raises(ValueError, match="subgroup belongs to source folder or csv"):
+        Experiment.model_validate(SMALL | {"data": of_digits})

@@ -1,0 +1,162 @@
+"""Taking a site back out of a closed-form run, merging two, and certificates that somebody else can check."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.models.saved import load_saved
+from perennial.server.withdrawal import forget, merge, verify
+from tests.strategies.test_analytic_runs import run
+from tests.strategies.test_secure_runs import run as secure_run
+
+DATA = {"partition": {"kind": "iid"}, "validation_fraction": 0.0}
+TASKS = {"count": 2, "rounds": 1}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    run(folder, "whole", data=DATA, tasks=TASKS)
+    away = [{"site": "site-2", "first_round": 1}]
+    run(folder, "without", data=DATA, tasks=TASKS, absence=away)
+    only = [{"site": f"site-{k}", "first_round": 1} for k in (0, 1, 3)]
+    run(folder, "alone", data=DATA, tasks=TASKS, absence=only)
+    return folder / "runs"
+
+
+@pytest.fixture
+def runs(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_a_withdrawn_site_was_never_there(runs: Path) -> None:
+    certificate = forget(runs / "whole", "site-2")
+    found, never = summary(runs / "whole"), summary(runs / "without")
+    assert found["analytic"]["sums_sha256"] == never["analytic"]["sums_sha256"]
+    assert found["model_sha256"] == never["model_sha256"]
+    a, b = (load_file(runs / name / "model.safetensors") for name in ("whole", "without"))
+    assert all(a[key].equal(b[key]) for key in b)
+    content = json.loads(certificate.read_text())
+    assert content["sums_after"] == never["analytic"]["sums_sha256"]
+    assert content["subtracted"] == summary(runs / "alone")["analytic"]["sums_sha256"]
+    assert content["not_undone"]
+
+
+def test_nothing_of_the_site_is_left_in_the_folder(runs: Path) -> None:
+    before = summary(runs / "whole")["analytic"]["sums_sha256"]
+    models = {path.name for path in (runs / "whole" / "checkpoint").glob("previous-*")}
+    forget(runs / "whole", "site-2")
+    assert not list((runs / "whole" / "statistics").glob("site-2-*"))
+    assert not models & {path.name for path in (runs / "whole" / "checkpoint").glob("previous-*")}
+    from perennial.learning.analytic.statistics import Statistics
+
+    for name in ("latest", "before"):
+        tensors = load_file(runs / "whole" / "checkpoint" / f"{name}.safetensors")
+        parts = [tensors[f"strategy/all-{part}"] for part in ("gram", "sums", "counts")]
+        assert Statistics(*parts, range(10)).sha256 != before
+
+
+def test_a_third_party_checks_the_certificate_from_the_folder(runs: Path) -> None:
+    certificate = forget(runs / "whole", "site-2")
+    held = verify(certificate)
+    assert "nothing of site-2 is kept" in " ".join(held)
+    # another model, other sums, or what should be gone, is noticed
+    kept = runs / "whole" / "statistics"
+    (kept / "site-0-task-0001.safetensors").rename(runs / "aside")
+    with pytest.raises(StateError, match="add up to"):
+        verify(certificate)
+    (runs / "aside").rename(kept / "site-0-task-0001.safetensors")
+    shutil.copy(runs / "alone" / "statistics" / "site-2-task-0001.safetensors", kept)
+    with pytest.raises(StateError, match="are still here"):
+        verify(certificate)
+    (kept / "site-2-task-0001.safetensors").unlink()
+    shutil.copy(runs / "alone" / "model.safetensors", runs / "whole" / "model.safetensors")
+    with pytest.raises(StateError, match="another one than the certificate's"):
+        verify(certificate)
+
+
+def test_a_withdrawal_that_was_stopped_is_completed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("perennial.server.withdrawal._Finished.write_model", stop)
+    with pytest.raises(KeyboardInterrupt):
+        forget(runs / "whole", "site-2")
+    monkeypatch.undo()
+    verify(forget(runs / "whole", "site-2"))
+    assert summary(runs / "whole")["model_sha256"] == summary(runs / "without")["model_sha256"]
+
+
+def test_two_sites_are_withdrawn_one_after_the_other(runs: Path) -> None:
+    forget(runs / "whole", "site-2")
+    verify(forget(runs / "whole", "site-0"))
+    assert summary(runs / "whole")["analytic"]["withdrawn"] == ["site-0", "site-2"]
+
+
+def test_runs_on_disjoint_data_become_one(runs: Path) -> None:
+    certificate = merge(runs / "without", runs / "alone", runs / "merged")
+    whole = summary(runs / "whole")
+    assert json.loads(certificate.read_text())["sums_after"] == whole["analytic"]["sums_sha256"]
+    merged, model = (load_saved(runs / name / "model.safetensors").model for name in ("merged", "whole"))
+    assert merged.head.weight.equal(model.head.weight) and merged.head.bias.equal(model.head.bias)
+    verify(certificate)
+    with pytest.raises(ConfigError, match="site-0, site-1, site-3 took part in"):
+        merge(runs / "whole", runs / "without", runs / "twice")
+
+
+def test_a_class_that_only_the_site_held_is_named_and_never_predicted(tmp_path: Path) -> None:
+    groups = {"kind": "class_subset", "classes_per_site": 1}
+    run(tmp_path, "subset", data={"partition": groups, "validation_fraction": 0.0, "sites": 4})
+    folder = tmp_path / "runs" / "subset"
+    certificate = json.loads(forget(folder, "site-1").read_text())
+    model = load_saved(folder / "model.safetensors")
+    for name in certificate["classes_removed"]:
+        assert model.model.head.bias[model.classes.index(name)] == -1e9
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ({"head": "balanced_ridge"}, "nothing can be subtracted"),
+        ({"keep_sites": False}, "own sums were kept"),
+        ({"shrinkage": "validation"}, "by --shrinkage"),
+    ],
+)
+def test_what_cannot_be_withdrawn_is_refused(tmp_path: Path, strategy: dict[str, Any], message: str) -> None:
+    data = DATA | {"validation_fraction": 0.1}
+    run(tmp_path, "run", data=data, tasks=TASKS, strategy=strategy)
+    with pytest.raises((ConfigError, StateError), match=message):
+        forget(tmp_path / "runs" / "run", "site-1")
+    if "shrinkage" in strategy:
+        verify(forget(tmp_path / "runs" / "run", "site-1", shrinkage=0.05))
+
+
+def test_a_run_under_masks_is_neither_withdrawn_from_nor_merged(runs: Path, tmp_path: Path) -> None:
+    secure_run(tmp_path)
+    masked = tmp_path / "runs" / "secure"
+    with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
+        forget(masked, "site-1")
+    for pair in ((masked, runs / "without"), (runs / "without", masked)):
+        with pytest.raises(ConfigError, match="secure: the server has sums over sites only"):
+            merge(*pair, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_a_site_that_is_in_no_task_is_refused(runs: Path) -> None:
+    with pytest.raises(StateError, match="in no task"):
+        forget(runs / "whole", "site-9")

@@ -1,0 +1,216 @@
+"""Some records of a site taken back out of a closed-form run, exactly, and not too few at once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from perennial.cli.withdraw_records import withdraw_records_command
+from perennial.client.identity import Identity
+from perennial.client.site import Site, open_site
+from perennial.client.split_key import keep_split_key, key_of_form
+from perennial.client.statistics import collected
+from perennial.client.withdrawn_records import of_patients, withdraw
+from perennial.config.experiment import Experiment
+from perennial.config.site import SitePolicy
+from perennial.data.config import DataConfig
+from perennial.foundation.errors import (
+    ConfigError,
+    DataError,
+    PolicyRefusal,
+    ProtocolError,
+    StateError,
+)
+from perennial.learning.analytic.files import read_by_task, write_by_task
+from perennial.models.saved import load_saved
+from perennial.server.checkpoint import load_checkpoint
+from perennial.server.withdrawal import forget, forget_group, verify, write_form
+from tests.server.test_withdrawal import DATA, TASKS, summary
+from tests.strategies.test_analytic_runs import run
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    run(tmp_path, "whole", data=DATA, tasks=TASKS)
+    away = [{"site": "site-2", "first_round": 1}]
+    run(tmp_path, "without", data=DATA, tasks=TASKS, absence=away)
+    return tmp_path / "runs"
+
+
+def simulated(folder: Path, name: str, **policy: Any) -> Site:
+    checkpoint, _ = load_checkpoint(folder / "checkpoint")
+    experiment = Experiment.model_validate(checkpoint.experiment)
+    answers = SitePolicy(answers=["statistics"], **policy)
+    return open_site(Identity(name, experiment, answers, folder / "sites" / name, "cpu", 1))
+
+
+def group(folder: Path, records: np.ndarray, name: str, site: str = "site-2") -> Path:
+    np.savez(folder.parent / f"{name}.npz", x=records)
+    output = folder.parent / f"{name}.safetensors"
+    list(withdraw_records_command(folder, [folder.parent / f"{name}.npz"], None, None, None, site, output))
+    return output
+
+
+def test_withdrawn_records_were_never_there(runs: Path) -> None:
+    """In two halves, which together are all that the site has; the sums in between are those of the rest."""
+    site = simulated(runs / "whole", "site-2")
+    rows = site.data.train
+    halves = rows[::2], rows[1::2]
+    files = [group(runs / "whole", site.data.x[half].numpy(), f"half-{k}") for k, half in enumerate(halves)]
+    first = forget_group(runs / "whole", "site-2", files[0])
+    held = verify(first)
+    assert any("some records of site-2 are out" in line for line in held)
+    for task in (1, 2):
+        classes = site.process.registry.schedule.classes_of(task)
+        there = site.data.task_indices("train", classes.start, classes.stop)
+        rest = collected(site, site.models.fixed_features(), classes, there[torch.isin(there, halves[1])])
+        kept = load_checkpoint(runs / "whole" / "checkpoint")[0].strategy["all-given"][str(task)]["site-2"]
+        assert kept == {"sha256": rest.sha256, "samples": rest.samples}
+    # what is given a second time is not subtracted a second time
+    assert json.loads(forget_group(runs / "whole", "site-2", files[0]).read_text()) == json.loads(
+        first.read_text()
+    )
+    forget_group(runs / "whole", "site-2", files[1])
+    found, never = summary(runs / "whole"), summary(runs / "without")
+    assert found["analytic"]["sums_sha256"] == never["analytic"]["sums_sha256"]
+    a, b = (load_saved(runs / name / "model.safetensors").model.head for name in ("whole", "without"))
+    assert a.weight.equal(b.weight) and a.bias.equal(b.bias)
+
+
+def test_a_stopped_command_is_completed_and_the_site_can_still_go(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = simulated(runs / "whole", "site-2")
+    file = group(runs / "whole", site.data.x[site.data.train[:40]].numpy(), "some")
+
+    def stop(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("perennial.strategies.statistics.kept.KeptSums.keep_again", stop)
+    with pytest.raises(KeyboardInterrupt):
+        forget_group(runs / "whole", "site-2", file)
+    monkeypatch.undo()
+    verify(forget_group(runs / "whole", "site-2", file))
+    verify(forget(runs / "whole", "site-2"))
+    assert (
+        summary(runs / "whole")["analytic"]["sums_sha256"]
+        == summary(runs / "without")["analytic"]["sums_sha256"]
+    )
+
+
+def test_sums_that_were_never_given_are_not_subtracted(runs: Path) -> None:
+    before = summary(runs / "whole")["analytic"]["sums_sha256"]
+    site = simulated(runs / "whole", "site-2")
+    file = group(runs / "whole", site.data.x[site.data.train].numpy(), "all")
+    with pytest.raises(StateError, match="site: found 'site-2', allowed 'site-1'"):
+        forget_group(runs / "whole", "site-1", file)
+    with pytest.raises(StateError, match="run: found"):
+        forget_group(runs / "without", "site-2", file)
+    by_task, facts = read_by_task(file)
+    twice = {task: part + part for task, part in by_task.items()}
+    write_by_task(file, twice, facts)
+    with pytest.raises(ProtocolError, match="no samples have such sums"):
+        forget_group(runs / "whole", "site-2", file)
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(StateError, match="missing or damaged"):
+        forget_group(runs / "whole", "site-2", file)
+    assert load_checkpoint(runs / "whole" / "checkpoint")[0].strategy["groups"] == {}
+    verify(forget(runs / "whole", "site-1"))
+    assert summary(runs / "whole")["analytic"]["sums_sha256"] != before
+
+
+def test_records_of_others_and_of_other_parts_are_refused(runs: Path) -> None:
+    site = simulated(runs / "whole", "site-2")
+    other = simulated(runs / "whole", "site-1")
+    with pytest.raises(DataError, match="are not among this site's data"):
+        group(runs / "whole", other.data.x[other.data.train[:3]].numpy(), "others")
+    with pytest.raises(DataError, match="nothing to take back"):
+        group(runs / "whole", site.data.x[site.data.test].numpy(), "held-out")
+    with pytest.raises(ConfigError, match="either the records themselves or --patients"):
+        list(withdraw_records_command(runs / "whole", [], None, None, None, "site-2", runs / "x"))
+
+
+def test_the_floor_holds_for_what_goes_and_for_what_stays(runs: Path, tmp_path: Path) -> None:
+    site = simulated(runs / "whole", "site-2", min_samples=5)
+    token = load_checkpoint(runs / "whole" / "checkpoint")[0].progress.run
+    largest = int(site.data.counts("train", 10).argmax())
+    rows = site.data.task_indices("train", largest, largest + 1)
+    with pytest.raises(PolicyRefusal, match="would lose fewer than 5 samples"):
+        withdraw(site, token, rows[:4], tmp_path / "few.safetensors")
+    with pytest.raises(PolicyRefusal, match="would keep fewer than 5 samples"):
+        withdraw(site, token, rows[:-2], tmp_path / "most.safetensors")
+    assert not list(tmp_path.glob("*.safetensors"))
+    withdraw(site, token, rows, tmp_path / "class.safetensors")
+    verify(forget_group(runs / "whole", "site-2", tmp_path / "class.safetensors"))
+
+
+def deployed(folder: Path, split_key: str) -> Site:
+    """A site with data of its own, 60 images of 20 patients."""
+    x = np.random.default_rng(0).integers(0, 256, (60, 4, 4), dtype=np.uint8)
+    patients = np.array([f"p{k // 3}" for k in range(60)])
+    np.savez(folder / "own.npz", x=x, y=np.arange(60) % 2, patient=patients)
+    settings = {
+        "name": "own",
+        "data": {"source": "npz", "classes": ["0", "1"], "image_size": 4, "color": "gray"},
+        "tasks": {"count": 1, "rounds": 1},
+        "model": {"name": "features", "features": [{"name": "random", "width": 12}]},
+        "strategy": {"name": "analytic", "head": "ridge"},
+    }
+    own = {"source": "npz", "path": str(folder / "own.npz"), "classes": ["0", "1"], "patient": "patient"}
+    identity = Identity(
+        "wien",
+        Experiment.model_validate(settings),
+        SitePolicy(answers=["statistics"]),
+        folder / "state",
+        "cpu",
+        1,
+        own_data=DataConfig.model_validate(own),
+        deployed=True,
+    )
+    return open_site(identity, split_key=split_key)
+
+
+def test_a_real_site_takes_patients_back_and_charges_it(tmp_path: Path) -> None:
+    site = deployed(tmp_path, "a1" * 32)
+    (tmp_path / "gone.txt").write_text("p3\n p7 \n")
+    rows = of_patients(site, ["p3", "p7"])
+    assert sorted(rows.tolist()) == [9, 10, 11, 21, 22, 23]
+    with pytest.raises(DataError, match="not in this site's data: p99"):
+        of_patients(site, ["p3", "p99"])
+    all_training = [p for p in range(20) if set(range(3 * p, 3 * p + 3)) <= set(site.data.train.tolist())]
+    gone = of_patients(site, [f"p{p}" for p in all_training[:4]])
+    found = withdraw(site, "0" * 16, gone, tmp_path / "group.safetensors")
+    assert found[1].samples == 12
+    ledger = (tmp_path / "state").glob("ledger*")
+    assert any(b"statistics" in file.read_bytes() for file in ledger if file.is_file())
+
+
+def test_a_form_brings_the_key_that_the_site_does_not_keep(runs: Path, tmp_path: Path) -> None:
+    form = write_form(runs / "whole", "site-2", tmp_path / "form.json")
+    content = json.loads(form.read_text())
+    with pytest.raises(StateError, match="in no task"):
+        write_form(runs / "whole", "site-9", form)
+    with pytest.raises(StateError, match="nothing is kept of run"):
+        key_of_form(form, tmp_path / "state", content["experiment"])
+    keep_split_key(tmp_path / "state" / content["run"], content["split_key"])
+    assert key_of_form(form, tmp_path / "state", content["experiment"]) == (
+        content["run"],
+        content["split_key"],
+    )
+    with pytest.raises(ConfigError, match="of experiment"):
+        key_of_form(form, tmp_path / "state", "0" * 64)
+    form.write_text(json.dumps(content | {"split_key": "other"}))
+    with pytest.raises(ProtocolError, match="split_key: found another one"):
+        key_of_form(form, tmp_path / "state", content["experiment"])
+    form.write_text(yaml.safe_dump(["no form"]))
+    with pytest.raises(ConfigError, match="no form of"):
+        key_of_form(form, tmp_path / "state", content["experiment"])

@@ -1,0 +1,234 @@
+"""Whole small runs of FedPerC: what crosses the wire, what clusters share, and what comes of extreme
+settings."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, PrivacyError, StateError
+from perennial.models.layers import select_layers, with_rows
+from perennial.protocol.fields import read_kind
+from perennial.protocol.messages import TrainReply
+from perennial.protocol.tensors import Tensors, content_sha256
+from perennial.strategies.factory import build_strategy
+from tests.personal_runs import EXPERIMENT, GROUPS, Run, equal, go, run
+
+
+def test_personal_layers_never_leave_and_clusters_share_the_rest(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    labels = done.summary["personalisation"]["members"]
+    updates = [m.content.array_records["update"] for m in done.sent if read_kind(m.content) == "TrainReply"]
+    whole = {"backbone.layers.1.weight", "backbone.layers.1.bias", "head.weight", "head.bias"}
+    shared = {name for name in whole if not name.startswith("head")}
+    assert [set(update) for update in updates] == 4 * [whole] + 8 * [shared]
+    kinds = {read_kind(message.content): message.content for message in done.sent}
+    assert {*kinds} == {
+        "DescribeReply",
+        "SparsityReply",
+        "TrainReply",
+        "PersonalModelReply",
+        "EvaluateReply",
+    }
+    # tables are counts of answers on held-out samples
+    arrays = {name for record in kinds.values() for name in record.array_records}
+    assert arrays == {"update", "vector", "tables"}
+    models = {site: done.own(site) for site in labels}
+    for site, model in models.items():
+        cluster = done.cluster(labels[site])
+        assert cluster.keys() == shared
+        assert all(torch.equal(model[name], cluster[name]) for name in shared)
+    heads = [model["head.weight"] for model in models.values()]
+    assert not any(torch.equal(a, b) for i, a in enumerate(heads) for b in heads[:i])
+    assert done.summary["clusters"].keys() == done.summary["personalised_accuracy"].keys() == labels.keys()
+    assert "Sites by likeness" in (done.folder / "report.html").read_text()
+
+
+def test_a_cluster_is_the_weighted_mean_of_its_members_and_of_nobody_else(tmp_path: Path) -> None:
+    updates: dict[str, tuple[int, dict[str, Tensor]]] = {}
+
+    def listen(site: str, reply: TrainReply) -> TrainReply:
+        updates[site] = reply.num_examples, dict(reply.update)
+        return reply
+
+    def loud(site: str, reply: TrainReply) -> TrainReply:
+        if site != "site-3" or reply.round == 1:
+            return reply
+        louder = {name: 2 * tensor for name, tensor in reply.update.items()}
+        return TrainReply(**{**vars(reply), "update": Tensors(louder)})
+
+    quiet = run(tmp_path / "quiet", listen, GROUPS, tasks={"count": 1, "rounds": 2})
+    disturbed = run(tmp_path / "loud", loud, GROUPS, tasks={"count": 1, "rounds": 2})
+    assert equal(quiet.cluster(0), disturbed.cluster(0))
+    assert not equal(quiet.cluster(1), disturbed.cluster(1))
+    start = load_file(quiet.folder / "model.safetensors")
+    total = sum(updates[site][0] for site in ("site-0", "site-1"))
+    for name, tensor in quiet.cluster(0).items():
+        moved = sum(updates[site][0] * updates[site][1][name] for site in ("site-0", "site-1")) / total
+        assert torch.allclose(tensor, start[name] + moved, atol=1e-6)
+
+
+def test_equal_shared_layers_stay_as_they_are(tmp_path: Path) -> None:
+    def still(site: str, reply: TrainReply) -> TrainReply:
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in reply.update.items()}
+        return TrainReply(**{**vars(reply), "update": Tensors(zeros)})
+
+    done = run(tmp_path, still)
+    start = load_file(done.folder / "model.safetensors")
+    for cluster in (0, 1):
+        assert all(torch.equal(tensor, start[name]) for name, tensor in done.cluster(cluster).items())
+
+
+def test_one_cluster_that_shares_everything_is_the_base_strategy(tmp_path: Path) -> None:
+    everything = {"clusters": 1, "grouping": "random", "personal": [], "global_rounds": 0}
+    done = run(tmp_path / "clustered", strategy=everything)
+    plain = run(tmp_path / "plain", strategy="fedavg")
+    assert content_sha256(done.own("site-0")) == plain.summary["model_sha256"]
+
+
+def test_singletons_are_local_training_and_so_is_keeping_every_layer(tmp_path: Path) -> None:
+    singletons = {"grouping": "fixed", "groups": [[f"site-{i}"] for i in range(4)]}
+    alone = run(tmp_path / "alone", strategy=singletons)
+    local = run(
+        tmp_path / "local", strategy={"grouping": "random", "clusters": 1, "personal": ["backbone", "head"]}
+    )
+    assert [read_kind(m.content) for m in local.sent] == [read_kind(m.content) for m in alone.sent]
+    for site in ("site-0", "site-3"):
+        one, other = alone.own(site), local.own(site)
+        assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+        assert not torch.allclose(one["head.weight"], alone.own("site-1")["head.weight"])
+
+
+def test_heads_grow_with_new_classes_and_old_rows_stay_their_own(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        strategy={"global_rounds": [1, 0]},
+        tasks={"count": 2, "rounds": [2, 2]},
+        learner=EXPERIMENT["learner"] | {"memory": {"per_class": 2}},  # type: ignore[operator]
+    )
+    assert all(len(row) == 2 for row in done.summary["personalised_accuracy"].values())
+    assert done.own("site-0")["head.weight"].shape == (10, 8)
+    rounds = done.events("round")
+    assert [event.get("details", {}).get("clusters") is not None for event in rounds] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert len(done.summary["accuracy_matrix"]) == 2
+    own, fresh = torch.ones(2, 3), torch.zeros(4, 3)
+    assert with_rows(own, fresh).tolist() == [[1.0] * 3] * 2 + [[0.0] * 3] * 2
+
+
+def test_a_late_site_joins_the_nearest_cluster_without_moving_the_others(tmp_path: Path) -> None:
+    away = [{"site": "site-3", "first_round": 1, "last_round": 2}]
+    done = run(tmp_path, tasks={"count": 1, "rounds": 4}, absence=away)
+    clusters = [event.get("details", {}).get("clusters") for event in done.events("round")]
+    assert "site-3" not in clusters[1]
+    assert clusters[2].keys() - clusters[1].keys() == {"site-3"}
+    assert clusters[2] == clusters[3]
+    assert {site: clusters[2][site] for site in clusters[1]} == clusters[1]
+    asked = [m for m in done.sent if read_kind(m.content) == "SparsityReply"]
+    assert len(asked) == 4
+
+
+def test_an_interrupted_run_goes_on_to_the_same_personal_models(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", tasks={"count": 1, "rounds": 4})
+
+    def fail_late(site: str, reply: TrainReply) -> TrainReply:
+        if reply.round == 3 and site == "site-2":
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", fail_late, tasks={"count": 1, "rounds": 4})
+    settings = RunSettings(
+        str(tmp_path / "cut" / "experiment.yaml"), runs=str(tmp_path / "cut" / "runs"), resume="yes"
+    )
+    again = go(settings)
+    assert again.summary["personalised_accuracy"] == whole.summary["personalised_accuracy"]
+    for site in ("site-0", "site-2", "site-3"):
+        assert equal(again.own(site), whole.own(site))
+
+
+def test_a_site_that_refuses_or_lies_stays_without_cluster(tmp_path: Path) -> None:
+    def widened(site: str, reply: TrainReply) -> TrainReply:
+        if site != "site-1" or reply.round == 1:
+            return reply
+        return TrainReply(**{**vars(reply), "update": Tensors(reply.update, **{"head.bias": torch.ones(10)})})
+
+    done = run(tmp_path, widened)
+    dropped = done.events("round")[1]["dropped"]
+    assert [entry["site"] for entry in dropped] == ["site-1"]
+    assert "head.bias" in dropped[0]["reason"]
+
+
+def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    for setting, reason in [
+        ({"clusters": 0}, "clusters: found 0"),
+        ({"clusters": 5}, "clusters: found 5, allowed 1 to 4"),
+        ({"channels": 9}, "channels: found 9, allowed 1 to 8"),
+        ({"layers": 2}, "calls 1 ReLU"),
+        ({"personal": ["haed"]}, "'haed' names no tensor of the model .did you mean 'head'"),
+        ({"global_rounds": 4}, "global_rounds: found 4 in task 1"),
+        ({"global_rounds": -1}, "global_rounds"),
+        ({"grouping": "fixed"}, "groups: missing"),
+        ({"sparsity_epsilon": 0.0}, "sparsity_epsilon, sparsity_delta: found 0.0"),
+        ({"grouping": "random", "clusters": "auto"}, "random groups need their number"),
+        ({"groups": [["site-0"], ["site-0"]]}, "site-0 listed more than once"),
+        ({"grouping": "sparcity"}, "grouping"),
+    ]:
+        with pytest.raises(ConfigError, match=reason):
+            run(tmp_path / reason[:9].replace(" ", "-").replace(":", ""), strategy=setting)
+    nobody = {"grouping": "fixed", "groups": [["nobody"]]}
+    with pytest.raises(StateError, match="2 rounds in a row"):
+        run(tmp_path / "strangers", strategy=nobody, rounds={"max_skipped": 2})
+
+
+def test_vectors_without_noise_are_refused_where_a_guarantee_is_claimed(tmp_path: Path) -> None:
+    private = {
+        "privacy": {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0},
+        "evaluation": {"federated": False},
+    }
+    with pytest.raises(PrivacyError, match="sparsity vector would leave without a proven guarantee"):
+        run(tmp_path / "bare", **private)
+    with pytest.raises(PrivacyError, match="hides one sample, while this mode claims to hide a whole site"):
+        run(tmp_path / "noised", strategy={"sparsity_epsilon": 1.0}, **private)
+    done = run(tmp_path / "given", strategy=GROUPS, **private)
+    assert "personalised_accuracy" not in done.summary
+    assert not any(read_kind(message.content) == "SparsityReply" for message in done.sent)
+
+
+def test_noised_vectors_are_charged_to_the_ledger(tmp_path: Path) -> None:
+    from perennial.privacy.ledger import Ledger
+
+    done = run(tmp_path, strategy={"sparsity_epsilon": 2.0, "clusters": 2})
+    (entry,) = Ledger(done.folder / "sites" / "site-0").entries()
+    assert (entry.kind, entry.unit, entry.mechanism) == ("sparsity", "sample", "gaussian")
+    cost = Ledger(done.folder / "sites" / "site-0").cost(1e-5)
+    assert cost.epsilon == pytest.approx(2.0, abs=0.05)
+
+
+def test_wildcards_and_modules_name_layers() -> None:
+    keys = ("backbone.bn1.weight", "backbone.bn1.running_mean", "head.weight", "head.bias")
+    assert select_layers(["head"], keys) == keys[2:]
+    assert select_layers(["head", "*running_*"], keys) == keys[1:]
+    assert select_layers(["*"], keys) == keys
+    assert select_layers([], keys) == ()
+    strategy = build_strategy("clustered_personalisation", {"base": "fedavg", "global_rounds": [3, 1]})
+    assert strategy.state_dict()["clusters"] == []
+
+
+@pytest.mark.slow
+def test_two_workers_give_the_same_personal_models(tmp_path: Path) -> None:
+    alone = run(tmp_path / "alone")
+    path = str(tmp_path / "alone" / "experiment.yaml")
+    spread = run_in_process(RunSettings(path, runs=str(tmp_path / "spread")), workers=2)
+    together = Run(tmp_path / "spread" / "fedperc", spread)
+    assert spread["personalised_accuracy"] == alone.summary["personalised_accuracy"]
+    for site in alone.summary["personalisation"]["members"]:
+        assert equal(together.own(site), alone.own(site))

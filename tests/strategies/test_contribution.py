@@ -1,0 +1,319 @@
+"""Contribution values by hand: a model is worth the sum of its parameters, so a site that adds a to each of
+the three gives 3 a."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from perennial.config.bounds import BoundsConfig
+from perennial.foundation.errors import ConfigError
+from perennial.learning.worth import Scores, Worth, balanced
+from perennial.strategies.contribution import Contribution
+from perennial.strategies.factory import build_strategy
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.request import Arrays
+from perennial.strategies.round.running_bounds import RunningBounds
+from perennial.strategies.serial_ring import SerialRing
+from perennial.strategies.valuation.coalitions import Reconstructed
+from perennial.strategies.valuation.sweeps import checked_counts
+from tests.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, request, services
+
+RING: Mapping[str, Any] = {"segments": 1, "reshuffle": "never", "relabel": "none"}
+
+
+def valued(base: SerialRing | FedAvg | None = None, **settings: Any) -> Contribution:
+    strategy = Contribution(base or SerialRing(**RING), **settings)
+    strategy.attach(services())
+    return strategy
+
+
+def rounds(strategy: Contribution, grid: ScriptedGrid, count: int) -> Arrays:
+    arrays: Arrays = START
+    for number in range(1, count + 1):
+        outcome = strategy.train_round(grid, request(grid, number, arrays))
+        assert outcome.arrays is not None
+        arrays = outcome.arrays
+    return arrays
+
+
+def shares(strategy: Contribution) -> dict[str, dict[str, Any]]:
+    return strategy.summary_blocks()["contribution"]
+
+
+def test_online_values_are_what_each_turn_added_and_sum_to_the_gain() -> None:
+    strategy = valued(SerialRing(**{**RING, "reshuffle": "sweep", "segments": 2}))
+    grid = ScriptedGrid({"a": adds(1.0), "b": adds(3.0), "c": adds(0.0), "d": adds(-0.5)})
+    end = rounds(strategy, grid, 3)
+    block = shares(strategy)
+    assert {site: entry["value"] for site, entry in block.items()} == {"a": 18, "b": 54, "c": 0, "d": -9}
+    gain = sum(float(tensor.sum()) for tensor in end.values()) - 3.0
+    assert sum(entry["value"] for entry in block.values()) == pytest.approx(gain, abs=1e-12)
+    assert block["a"]["share"] == pytest.approx(18 / 63)
+    assert block["c"]["share"] == 0.0
+    assert block["b"]["low"] == pytest.approx(block["b"]["high"]), "equal sweeps have no spread"
+
+
+def test_models_are_weighed_while_the_next_site_works_and_each_once() -> None:
+    strategy = valued(SerialRing(**{**RING, "segments": 2}))
+    grid = ScriptedGrid({"a": adds(1.0), "rider": adds(0.0), "b": adds(3.0), "away": lambda _: None})
+    weighed: list[tuple[float, int]] = []
+    assert strategy.turns is not None
+
+    def noted(arrays: Arrays) -> Worth:
+        worth = strategy.worth_of(arrays)
+        weighed.append((1000.0 + balanced(worth), len(grid.asked)))
+        return worth
+
+    strategy.turns.weigh_by(noted, first=False)
+    rounds(strategy, grid, 1)
+    # (worth, hops before): what a works on, the rider, whose 6 stays, who is away, and twice round, and the
+    # end
+    assert weighed == [(3.0, 0), (6.0, 1), (15.0, 3), (18.0, 5), (27.0, 7)]
+    assert {site: entry["value"] for site, entry in shares(strategy).items()} == {"a": 6, "rider": 0, "b": 18}
+
+
+def test_of_every_third_sweep_the_values_are_those_of_that_sweep() -> None:
+    strategy = valued(SerialRing(**{**RING, "segments": 2}), every=3)
+    # what a site adds grows with the model, so that each sweep has values of its own
+    grid = ScriptedGrid({"a": doubles_and_adds(1), "rider": adds(0.0), "b": doubles_and_adds(2)})
+    everything = valued(SerialRing(**{**RING, "segments": 2}))
+    rounds(strategy, grid, 3)
+    rounds(everything, grid, 3)
+    valued_sweeps = [number for number in range(1, 7) if strategy._valued(number)]
+    assert len(valued_sweeps) == 2 and valued_sweeps[0] <= 3 < valued_sweeps[1]
+    assert strategy._rows == [everything._rows[number - 1] for number in valued_sweeps]
+    assert strategy.summary_blocks()["valuation"]["sweeps"] == 2
+
+
+def test_which_sweeps_are_valued_and_in_which_order_sites_come_follows_from_the_secret_alone() -> None:
+    grid = ScriptedGrid({name: adds(1.0) for name in "abcdef"})
+    drawn = set()
+    for seed, secret in ((1, 5), (2, 5), (1, 6), (1, 7), (1, 2**127)):
+        strategy = Contribution(SerialRing(**{**RING, "reshuffle": "sweep"}), every=4)
+        strategy.attach(replace(services(seed=seed), secret=secret))
+        ring = strategy.base
+        assert isinstance(ring, SerialRing)
+        orders = tuple(ring.order(request(grid, round=number), 1) for number in range(1, 5))
+        drawn.add((secret, orders, tuple(strategy._valued(number) for number in range(1, 41))))
+    # the experiment's seed, which every site knows, changes nothing
+    assert len(drawn) == 4 and len({orders for _, orders, _ in drawn}) == 4
+
+
+def test_a_free_rider_and_a_harmful_site_are_flagged_and_honest_ones_are_not() -> None:
+    strategy = valued()
+    grid = ScriptedGrid({"a": adds(1.0), "b": adds(2.0), "rider": adds(0.0), "harm": adds(-1.0)})
+    rounds(strategy, grid, 4)
+    assert all(entry["flag"] is None for entry in shares(strategy).values()), "too few sweeps to say"
+    rounds(strategy, grid, 1)
+    flags = {site: entry["flag"] for site, entry in shares(strategy).items()}
+    assert flags == {"a": None, "b": None, "rider": "null update", "harm": None}
+    rounds(strategy, grid, 6)
+    flags = {site: entry["flag"] for site, entry in shares(strategy).items()}
+    assert flags == {"a": None, "b": None, "rider": "null update", "harm": "harm"}
+    assert any(
+        "site harm: flagged (harm): 11 of 11 turns lost at the classes that the site trains on" in text
+        for text in strategy.base.outcome.warnings
+    )
+
+
+def test_a_site_that_only_lowers_what_others_hold_is_not_accused() -> None:
+    """Its own class gets better, another's worse: the share is negative, and the site is honest."""
+    strategy = Contribution(SerialRing(**RING))
+    plain = services()
+
+    def judge(arrays: Arrays, samples: int) -> Scores:
+        first, second = arrays["first.weight"][0], arrays["head.weight"][0, 0]
+        values = np.array([float(first), -3.0 * float(second)])
+        return Scores(2, np.array([0, 1]), np.ones(2, np.bool_), values)
+
+    strategy.attach(replace(plain, judge=judge))
+    grid = ScriptedGrid({"a": adds(1.0), "b": adds(1.0)})
+    # the label counts of the scripted sites are of class 0 alone
+    rounds(strategy, grid, 30)
+    block = shares(strategy)
+    assert block["a"]["value"] < 0 and block["b"]["value"] < 0
+    assert {entry["flag"] for entry in block.values()} == {None}
+
+
+def test_under_privacy_nobody_is_asked_for_label_counts_and_nobody_is_accused() -> None:
+    strategy = Contribution(SerialRing(**RING))
+    protected = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}
+    strategy.attach(services(privacy=protected, evaluation={"federated": False}))
+    grid = ScriptedGrid({"a": adds(1.0), "harm": adds(-1.0)})
+    rounds(strategy, grid, 12)
+    assert not any("tell" in request.settings for request in grid.seen)
+    assert strategy.summary_blocks()["valuation"]["harm_tested"] is False
+    assert {entry["flag"] for entry in shares(strategy).values()} == {None}
+
+
+def test_counts_that_are_none_accuse_nobody() -> None:
+    for value in ("many", [1, "2"], [True], {"0": 3}, None, [-1, 5], [10**400], [2.5]):
+        assert checked_counts(value) == []
+    assert checked_counts([3, None, 0]) == [3, None, 0]
+
+
+def test_a_round_that_ruins_the_model_is_rolled_back_and_named() -> None:
+    strategy = valued(SerialRing(**RING))
+    grid = ScriptedGrid({"a": adds(1.0), "b": adds(1.0)})
+    arrays = rounds(strategy, grid, 5)
+    ruined = ScriptedGrid({"a": adds(1.0), "b": adds(-50.0)})
+    outcome = strategy.train_round(ruined, request(ruined, 6, arrays))
+    assert outcome.arrays is not None and not outcome.skipped
+    assert all(torch.equal(outcome.arrays[name], tensor) for name, tensor in arrays.items())
+    assert outcome.details["rolled_back"] is True
+    assert any("round 6 is rolled back" in text for text in outcome.warnings)
+    assert strategy.summary_blocks()["valuation"]["rounds_rolled_back"] == 1
+    # a resumed server goes on with the same memory of what rounds do
+    resumed = valued(SerialRing(**RING))
+    resumed.load_state_dict(strategy.state_dict())
+    assert (
+        resumed.state_dict()["contribution"]["rollback"] == strategy.state_dict()["contribution"]["rollback"]
+    )
+
+
+EIGHT: Mapping[str, Any] = {"data": {"source": "digits", "sites": 8}}
+"""Among so few sites as most tests here have, nobody may be excluded (tests/strategies/test_exclusion.py)."""
+
+
+def excluding() -> Contribution:
+    strategy = Contribution(SerialRing(**RING), on_flag="exclude")
+    strategy.attach(services(**EIGHT))
+    return strategy
+
+
+def test_flagged_sites_are_still_asked_unless_they_are_to_be_excluded() -> None:
+    answers = {name: adds(1.0) for name in "abcdefg"} | {"rider": adds(0.0)}
+    reported, excluded = ScriptedGrid(answers), ScriptedGrid(answers)
+    rounds(valued(), reported, 8)
+    strategy = excluding()
+    rounds(strategy, excluded, 8)
+    assert reported.asked.count("rider") == 8
+    assert excluded.asked.count("rider") == 5
+    assert excluded.asked.count("a") == 8
+    assert shares(strategy)["rider"]["flag"] == "null update"
+
+
+def test_updates_put_together_in_a_ring_add_up_to_its_model() -> None:
+    strategy = valued(SerialRing(**RING), estimator="reconstruct", exact=True)
+    # 2 x + k: what a site adds depends on where it starts, and the sum of all updates is still the whole way
+    grid = ScriptedGrid({"a": doubles_and_adds(1), "b": doubles_and_adds(2), "c": doubles_and_adds(3)})
+    end = rounds(strategy, grid, 1)
+    gain = sum(float(tensor.sum()) for tensor in end.values()) - 3.0
+    block = shares(strategy)
+    assert sum(entry["value"] for entry in block.values()) == pytest.approx(gain)
+    # worths 1 + 0 + 2 = 3; updates x + k from 3: a 6; then 9 + 6 = 15; then 24 + 9 = 33; an additive game
+    assert {site: entry["value"] for site, entry in block.items()} == {"a": 6, "b": 15, "c": 33}
+
+
+def test_updates_put_together_in_averaging_are_averaged() -> None:
+    strategy = valued(FedAvg(), estimator="reconstruct", exact=True)
+    grid = ScriptedGrid({"a": adds(1.0), "b": adds(3.0)})
+    rounds(strategy, grid, 1)
+    # v(a) = 3, v(b) = 9, v(ab) = 6: phi_a = (3 + 6 - 9) / 2 = 0, phi_b = (9 + 6 - 3) / 2 = 6
+    assert {site: entry["value"] for site, entry in shares(strategy).items()} == {"a": 0, "b": 6}
+
+
+def test_drawn_orders_agree_with_all_coalitions() -> None:
+    grid = ScriptedGrid({"a": adds(1.0), "b": adds(3.0), "c": adds(-2.0)})
+    exactly, drawn = (
+        valued(FedAvg(), estimator="reconstruct", exact=True),
+        valued(FedAvg(), estimator="reconstruct", permutations=400),
+    )
+    rounds(exactly, grid, 1)
+    rounds(drawn, grid, 1)
+    for site, entry in shares(exactly).items():
+        assert shares(drawn)[site]["value"] == pytest.approx(entry["value"], abs=1.0)
+
+
+def test_replay_trains_each_coalition_once_in_the_order_of_names() -> None:
+    strategy = valued(estimator="replay", exact=True)
+    grid = ScriptedGrid({"b": doubles_and_adds(0), "a": adds(1.0)})
+    rounds(strategy, grid, 1)
+    # from 3: v(a) = 6, v(b) = 6, v(ab) = 2 * 6 = 12: phi_a = (3 + 6) / 2, phi_b = (3 + 6) / 2
+    assert {site: entry["value"] for site, entry in shares(strategy).items()} == {"a": 4.5, "b": 4.5}
+    assert len(grid.asked) == 2 + 3
+    start = {site: entry["share"] for site, entry in shares(strategy).items()}
+    assert start == {"a": 0.5, "b": 0.5}
+
+
+def test_a_resumed_server_knows_what_it_knew() -> None:
+    whole, stopped = excluding(), excluding()
+    answers = {name: adds(1.0) for name in "abcdefg"} | {"rider": adds(0.0)}
+    rounds(whole, ScriptedGrid(answers), 6)
+    arrays = rounds(stopped, ScriptedGrid(answers), 5)
+    resumed = excluding()
+    resumed.load_state_dict(stopped.state_dict())
+    grid = ScriptedGrid(answers)
+    resumed.train_round(grid, request(grid, 6, arrays))
+    assert grid.asked == list("abcdefg")
+    assert shares(resumed) == shares(whole)
+    for block in ("ring", "contribution"):
+        assert resumed.summary_blocks()[block] == whole.summary_blocks()[block]
+    assert (
+        resumed.state_dict()["contribution"]["federation"] == whole.state_dict()["contribution"]["federation"]
+    )
+
+
+def test_the_players_of_a_game_have_an_order_of_their_own() -> None:
+    def worth(arrays: Mapping[str, Tensor]) -> float:
+        return float(arrays["w"].sum())
+
+    start, games = {"w": torch.zeros(2)}, []
+    for order in (("a", "b"), ("b", "a")):
+        game = Reconstructed(start)
+        for site in order:
+            game.add(site, {"w": torch.full((2,), {"a": 1.0, "b": 2.0}[site])}, None)
+        games.append(game.value(worth)(frozenset({0})))
+    assert games == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"estimator": "reconstruct", "base": {"name": "serial_ring"}}, "relabel 'permute'"),
+        ({"base": "fedavg"}, "found 'online' with base FedAvg"),
+        ({"base": "serial_ring", "false_alarm": 1.0}, "false_alarm: found 1.0, allowed more than 0"),
+        (
+            {"base": "fedavg", "estimator": "reconstruct", "on_flag": "exclude"},
+            "on_flag: found 'exclude' with estimator 'reconstruct'; allowed with 'online'",
+        ),
+        (
+            {"base": "fedavg", "estimator": "reconstruct", "permutations": 0},
+            "permutations: found 0|allowed 1",
+        ),
+        ({"base": "serial_ring", "exact": True}, "takes the sweeps as they are"),
+        ({"base": "serial_ring", "every": 0}, "every: found 0, allowed 1"),
+        ({"base": "serial_ring", "samples": 0}, "samples: found 0"),
+    ],
+)
+def test_settings_that_cannot_be_valued_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        build_strategy("contribution", settings)
+
+
+def test_a_server_without_samples_and_games_too_large_are_refused() -> None:
+    for settings in ({"utility": "probability"}, {"estimator": "replay"}):
+        with pytest.raises(ConfigError, match="no held-out samples at the server"):
+            Contribution(SerialRing(), **settings).attach(replace(services(), judge=None))
+    silent = services(evaluation={"federated": False})
+    with pytest.raises(ConfigError, match=r"evaluation\.federated false"):
+        Contribution(SerialRing()).attach(replace(silent, judge=None))
+    many = services(data={"source": "digits", "sites": 13})
+    with pytest.raises(ConfigError, match="exact: found 13 sites, allowed at most 12"):
+        Contribution(FedAvg(), estimator="reconstruct", exact=True).attach(many)
+
+
+def test_turns_that_a_ring_took_back_say_nothing_of_a_sites_norms() -> None:
+    """Norms are counted with the hops that were taken, which outlive a stop inside a round."""
+    strategy = valued()
+    strategy.base.running = strategy.running = RunningBounds(BoundsConfig(), {})
+    grid = ScriptedGrid({"a": adds(1000.0), "b": adds(1.0), "c": adds(1.0), "d": adds(90.0)})
+    strategy.train_round(grid, request(grid))
+    tests = strategy.state_dict()["contribution"]["harm"]
+    assert {site for site, counted in tests.items() if "norm" in counted} == {"d"}
+    assert tests["d"]["norm"] == [1, 1]

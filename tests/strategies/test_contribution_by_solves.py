@@ -1,0 +1,143 @@
+"""What sites contribute to a closed form: every coalition's model in one solve, and nobody is asked."""
+
+import json
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perennial.foundation.errors import ConfigError
+from perennial.learning.analytic.solve import Sums, ridge
+from perennial.learning.analytic.statistics import Collector
+from perennial.models.feature_maps.ball import on_grid
+from perennial.server.withdrawal import forget, verify
+from perennial.strategies.statistics.kept import KeptSums
+from perennial.strategies.valuation import solved
+from perennial.strategies.valuation.shapley import exact
+from perennial.strategies.valuation.solved import Solved, leave_one_out, require_affordable
+from tests.strategies.test_analytic_runs import run
+
+DATA = {"partition": {"kind": "class_subset", "classes_per_site": 4}, "validation_fraction": 0.0}
+TASKS = {"count": 2, "rounds": 1}
+BASE = {"name": "analytic", "head": "ridge", "shrinkage": 0.01}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
+
+
+def valued(folder: Path, name: str, base: dict[str, Any] = BASE, **settings: Any) -> dict[str, Any]:
+    return run(
+        folder,
+        name,
+        data=DATA,
+        tasks=TASKS,
+        strategy={
+            "name": "contribution",
+            "estimator": "solve",
+            "base": base,
+            **settings,
+        },
+    )
+
+
+def kept(folder: Path) -> tuple[KeptSums, torch.Tensor, torch.Tensor]:
+    """Three sites of one class each, and samples to measure on."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(90, 6, generator=generator)
+    y = torch.arange(90) % 3
+    x[torch.arange(90), y] += 3.0
+    features = on_grid(x)
+    sums = KeptSums(folder)
+    for k, site in enumerate(("a", "b", "c")):
+        collector = Collector(6, range(3))
+        rows = (y == k) & (torch.arange(90) < 60)
+        collector.add(features[rows], y[rows])
+        sums.add(1, [site], collector.finish())
+    return sums, features[60:], y[60:]
+
+
+def test_shapley_values_and_leave_one_out_are_those_of_models_solved_from_scratch(tmp_path: Path) -> None:
+    sums, features, labels = kept(tmp_path)
+    game = Solved(sums, 3, lambda total: ridge(total, 0.1))
+
+    def utility(head: dict[str, torch.Tensor]) -> float:
+        scores = features @ head["head.weight"].T + head["head.bias"]
+        return float((scores.argmax(dim=1) == labels).float().mean())
+
+    def direct(members: frozenset[int]) -> float:
+        if not members:
+            return 0.0
+        total = sums.kept(1, "abc"[min(members)])
+        for member in sorted(members)[1:]:
+            total = total + sums.kept(1, "abc"[member])
+        return utility(ridge(Sums.of(total), 0.1).tensors())
+
+    value = game.value(utility)
+    everybody = frozenset(range(3))
+    assert value(everybody) == direct(everybody) > 0.9
+    phi = exact(3, value)
+    orders = list(permutations(range(3)))
+    by_hand = [0.0] * 3
+    for order in orders:
+        for place, player in enumerate(order):
+            before = frozenset(order[:place])
+            by_hand[player] += (direct(before | {player}) - direct(before)) / len(orders)
+    assert phi.tolist() == pytest.approx(by_hand)
+    assert sum(phi) == pytest.approx(value(everybody))
+    expected = [value(everybody) - direct(everybody - {player}) for player in range(3)]
+    assert leave_one_out(3, value) == pytest.approx(expected)
+
+
+def test_a_run_says_what_each_site_contributed_and_trains_nobody_again(tmp_path: Path) -> None:
+    found = valued(tmp_path, "valued")
+    plain = run(tmp_path, "plain", data=DATA, tasks=TASKS, strategy=BASE)
+    assert found["model_sha256"] == plain["model_sha256"]
+    assert (found["bytes_up"], found["bytes_down"]) == (plain["bytes_up"], plain["bytes_down"])
+    values = {site: entry["value"] for site, entry in found["contribution"].items()}
+    assert set(values) == {f"site-{k}" for k in range(4)}
+    # on the samples that the judge draws, all values together are what the model is worth
+    assert sum(values.values()) == pytest.approx(found["valuation"]["gain"])
+    assert found["valuation"]["gain"] == pytest.approx(found["balanced_accuracy"][-1], abs=0.1)
+    assert set(found["valuation"]["leave_one_out"]) == set(values)
+    assert all(entry["flag"] is None for entry in found["contribution"].values())
+
+
+def test_more_sites_than_can_be_exact_are_valued_over_orders(tmp_path: Path) -> None:
+    exactly, drawn = valued(tmp_path, "exactly"), valued(tmp_path, "drawn", permutations=200)
+    for site, entry in exactly["contribution"].items():
+        assert drawn["contribution"][site]["value"] == pytest.approx(entry["value"], abs=0.06)
+
+
+def test_a_valued_run_can_still_be_withdrawn_from(tmp_path: Path) -> None:
+    valued(tmp_path, "valued")
+    certificate = forget(tmp_path / "runs" / "valued", "site-2")
+    verify(certificate)
+    away = [{"site": "site-2", "first_round": 1}]
+    never = run(tmp_path, "never", data=DATA, tasks=TASKS, strategy=BASE, absence=away)
+    assert json.loads(certificate.read_text())["sums_after"] == never["analytic"]["sums_sha256"]
+
+
+def test_what_would_take_more_than_an_hour_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_affordable(32, 600)
+    clock = iter([0.0, 0.01])
+    monkeypatch.setattr(solved.time, "perf_counter", lambda: next(clock))
+    with pytest.raises(ConfigError, match=r"4096 solves of 5120 features would take about 11\.4 h"):
+        require_affordable(4096, 5120)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"estimator": "online"}, "'solve' goes with analytic"),
+        ({"utility": "probability"}, "no probabilities"),
+        ({"base": {**BASE, "keep_sites": False}}, "needs each site's own sums"),
+        ({"base": {**BASE, "head": "balanced_ridge"}}, "needs each site's own sums"),
+    ],
+)
+def test_what_cannot_be_solved_for_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        valued(tmp_path, "refused", **changes)

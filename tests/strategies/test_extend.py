@@ -1,0 +1,71 @@
+"""The four examples of docs/extend.md, run as they stand there."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perennial import PerennialError, run
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "extend.md").read_text()
+CODE = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+SETTINGS = [yaml.safe_load(block) for block in BLOCKS]
+EXPERIMENT: dict[str, Any] = {
+    "name": "extended",
+    "seed": 3,
+    "data": {"source": "digits", "sites": 3, "samples_limit": 300, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [16]},
+    "learner": {"epochs": 2, "optimizer": {"lr": 0.1}, "memory": {"per_class": 3}},
+}
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the import path that holds the page's modules, under the names that its settings use."""
+    names = re.findall(r'"(my_\w+):\w+"', "".join(BLOCKS))
+    assert len(names) == len(CODE) == len(SETTINGS) == 4
+    for name, code in zip(names, CODE, strict=True):
+        (tmp_path / f"{name}.py").write_text(code)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def written(folder: Path, changes: dict[str, Any]) -> Path:
+    """The experiment with some sections extended; a model or source of one's own replaces ours."""
+    content = dict(EXPERIMENT)
+    for key, value in changes.items():
+        if key == "model":
+            content[key] = value
+        elif key == "data":
+            content[key] = {"partition": {"kind": "iid"}, **value}
+        else:
+            content[key] = {**content.get(key, {}), **value}
+    path = folder / "extended.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize("number", range(4), ids=["strategy", "loss", "source", "model"])
+def test_an_example_of_the_page_runs_by_its_name(modules: Path, number: int) -> None:
+    path = written(modules, SETTINGS[number])
+    summary = run(path, runs=modules / "runs", device="cpu").summary
+    # three times what a guess is worth
+    assert summary["average_incremental_accuracy"] > 3 / len(summary["classes"])
+
+
+def test_a_key_that_a_method_of_ones_own_does_not_have_is_named(modules: Path) -> None:
+    path = written(modules, {"strategy": {"name": "my_median:Median", "stepp": 1}})
+    with pytest.raises(PerennialError, match="stepp"):
+        run(path, runs=modules / "runs", device="cpu")
+
+
+def test_the_examples_are_short() -> None:
+    for code in CODE:
+        body = [line for line in code.splitlines() if line.strip()]
+        assert len(body) <= 25

@@ -1,0 +1,139 @@
+"""Incre-FL end to end: the same bits however it is run, its summary block, and Flower's own start()."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+
+from perennial.config.experiment import load_experiment
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, site_contexts
+from perennial.engine.run import answer, run_in_process
+from perennial.protocol.messages import TrainReply
+from perennial.protocol.tensors import Tensors
+from perennial.server.app import serve
+from perennial.server.summary import hashes_of
+from perennial.strategies.factory import build_strategy
+from perennial.strategies.layer_attention import LayerAttention
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+SMALL = {
+    "name": "small",
+    "seed": 3,
+    "data": {"source": "digits", "sites": 3, "samples_limit": 200, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "small_cnn", "channels": [8, 8], "squeeze_excitation": True},
+    "learner": {
+        "batch_size": 32,
+        "optimizer": {"lr": 0.5},
+        "classification": "icarl_bce",
+        "memory": {"fixed_total": 60},
+        "classifier": "nearest_mean",
+        "means": "global",
+    },
+    "strategy": {"name": "layer_attention", "scale": "mean", "head_query": "client_mean"},
+    "pretraining": {"samples": 8, "rounds": 1},
+}
+
+
+def run(
+    folder: Path, workers: int = 1, listener: Callable[[dict[str, Any]], None] | None = None, resume: str = ""
+) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(SMALL))
+    return run_in_process(RunSettings(str(path), runs=str(folder), resume=resume), workers, listener)
+
+
+def test_two_workers_and_a_resumed_run_give_the_same_bits_and_the_same_block(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    spread = run(tmp_path / "spread", workers=2)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped", listener=stop)
+    resumed = run(tmp_path / "stopped", resume="yes")
+    for other in (spread, resumed):
+        assert hashes_of(other) == hashes_of(whole)
+        assert other["attention"] == whole["attention"]
+        assert other["accuracy_matrix"] == whole["accuracy_matrix"]
+    assert "backbone.attention.squeeze.weight" in whole["attention"]
+    for row in whole["attention"].values():
+        assert sorted(row) == ["site-0", "site-1", "site-2"]
+        assert sum(row.values()) == pytest.approx(1.0, abs=1e-12)
+    assert "Weight of each site in each layer" in (tmp_path / "whole" / "small" / "report.html").read_text()
+
+
+def test_a_site_that_decides_alone_is_named_in_the_journal_and_over_the_heat_map(tmp_path: Path) -> None:
+    def lying(message: Message, context: Context) -> Message:
+        reply = answer(message, context)
+        if message.metadata.message_type != "train" or context.node_config["partition-id"] != 0:
+            return reply
+        content = TrainReply.from_record(reply.content)
+        update = Tensors({name: -100 * tensor for name, tensor in content.update.items()})
+        return Message(replace(content, update=update).to_record(), reply_to=message)
+
+    path = tmp_path / "experiment.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                **SMALL,
+                "strategy": "layer_attention",
+                "tasks": {"count": 1, "rounds": 1},
+                "bounds": {"norm_multiple": None},  # which would leave the site three times a usual update
+            }
+        )
+    )
+    config = dict(vars(RunSettings(str(path), runs=str(tmp_path))))
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+    summary = serve(InProcessGrid(lying, site_contexts(3, config)), context, "in-process")
+    assert max(row["site-0"] for row in summary["attention"].values()) > 0.9
+    warning = "round 2: attention: site site-0 has more than 90% of the weight"
+    folder = tmp_path / "small"
+    assert warning in (folder / "events.jsonl").read_text()
+    section = (folder / "report.html").read_text().split('id="attention"')[1].split("</section>")[0]
+    assert f"The journal warns 1 time; last in {warning}" in section
+    assert "Weight of each site in each layer" in section
+
+
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("incre_fl_*.yaml")), ids=lambda path: path.stem)
+def test_its_experiments_are_valid(path: Path) -> None:
+    experiment = load_experiment(path)
+    strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
+    assert isinstance(strategy, LayerAttention)
+    assert experiment.model.has_squeeze_excitation
+    assert experiment.pretraining is not None
+
+
+def third_party(message: Message, context: Context) -> Message:
+    """An app that knows Flower's convention only: the partition number plus one is added to every weight."""
+    arrays = message.content.array_records["arrays"]
+    step = float(context.node_config["partition-id"]) + 1.0
+    record = ArrayRecord({name: Array(array.numpy() + step) for name, array in arrays.items()})
+    content = RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 5})})
+    return Message(content, reply_to=message)
+
+
+def test_it_works_under_flowers_own_start_with_an_app_of_somebody_else() -> None:
+    grid = InProcessGrid(third_party, site_contexts(2, {}))
+    start = ArrayRecord({"w": Array(torch.zeros(1).numpy())})
+    result = LayerAttention(fraction_evaluate=0.0).start(grid, start, num_rounds=2)
+    # distances 1 and 2 in both rounds: weights 0.268941 and 0.731059, a step of 1.731059 each time
+    assert result.arrays["w"].numpy() == pytest.approx([2 * 1.731059], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_the_smallest_experiment_remembers(tmp_path: Path) -> None:
+    settings = RunSettings(str(EXPERIMENTS / "incre_fl_digits.yaml"), runs=str(tmp_path))
+    summary: dict[str, Any] = run_in_process(settings)
+    assert summary["federated_accuracy"][-1] > 0.75
+    first_task = [row[0] for row in summary["accuracy_matrix"]]
+    assert first_task[-1] > 0.5

@@ -1,0 +1,182 @@
+"""Every strategy under Flower's own start() with a ClientApp that knows nothing of Perennial, and a site of
+ours under a strategy that is not ours: docs/interop.md says what works, and nothing fails without a word."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+from perennial.config.run import RunSettings
+from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.engine.run import answer
+from perennial.foundation.errors import ConfigError
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.factory import STRATEGIES, build_strategy
+from tests.quickstart_client import Net, load_data
+from tests.quickstart_client import app as quickstart
+from tests.sklearn_client import app as sklearn_quickstart
+from tests.sklearn_client import first_weights, model_with
+from tests.sklearn_client import load_data as sklearn_data
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "interop.md"
+KEYS: dict[str, dict[str, Any]] = {
+    "class_weighted_head": {"base": "fedavg"},
+    "clustered_personalisation": {"base": "fedavg", "global_rounds": 1},
+    "contribution": {"base": "fedavg", "estimator": "reconstruct"},
+    "digest_synthesis": {"base": "fedavg"},
+    "own_heads": {"base": "analytic"},
+    "pfa": {"global_rounds": 1, "layer": 1},
+    "bucketing": {"base": "median"},
+}
+VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
+    ("multi_factor", "size and recency alone", {"beta": 0.3, "gamma": 0, "delta": 0}),
+    ("splitfed", "version v1", {"version": "v1"}),
+]
+CASES = [(name, "", KEYS.get(name, {})) for name in sorted(STRATEGIES)] + VARIANTS
+SITES = 5
+"""As few as every robust rule works with, as it is."""
+
+
+def client(message: Message, context: Context) -> Message:
+    return quickstart(message, context)
+
+
+def with_steps(message: Message, context: Context) -> Message:
+    reply = quickstart(message, context)
+    if message.metadata.message_type == "train":
+        reply.content.metric_records["metrics"]["num-steps"] = 3
+    return reply
+
+
+def started(strategy: FlowerFedAvg, answers: Any = client, rounds: int = 3) -> ArrayRecord:
+    set_task_identity()
+    torch.manual_seed(1)
+    start = ArrayRecord(Net().state_dict())
+    grid = InProcessGrid(answers, site_contexts(SITES, {}))
+    return strategy.start(grid, start, num_rounds=rounds, timeout=30.0).arrays
+
+
+def accuracy(arrays: ArrayRecord) -> float:
+    model = Net()
+    model.load_state_dict(arrays.to_torch_state_dict())
+    model.eval()
+    x, y = load_data(99)
+    with torch.no_grad():
+        return (model(x).argmax(dim=1) == y).float().mean().item()
+
+
+def verdict(name: str, keys: dict[str, Any]) -> tuple[str, str]:
+    """(works or refuses, why): what happens when it is tried, and not what anybody says of it."""
+    strategy: IncrementalStrategy = build_strategy(name, keys)
+    try:
+        arrays = started(strategy)
+    except ConfigError as error:
+        reason = str(error).partition("needs ")[2]
+        for end in (", which Flower's", ", and a reply"):
+            reason = reason.partition(end)[0]
+        return "refuses", f"needs {reason}"
+    assert accuracy(arrays) > 0.8, name
+    return "works", ""
+
+
+def table() -> str:
+    rows = ["| strategy | under Flower's own `start()` | why |", "| --- | --- | --- |"]
+    for name, variant, keys in CASES:
+        found, why = verdict(name, keys)
+        rows.append(f"| `{name}`{f', {variant}' if variant else ''} | {found} | {why} |")
+    return "\n".join(rows) + "\n"
+
+
+@pytest.mark.parametrize(("name", "variant", "keys"), CASES, ids=[f"{n} {v}".strip() for n, v, _ in CASES])
+def test_a_strategy_learns_or_says_what_it_needs(name: str, variant: str, keys: dict[str, Any]) -> None:
+    found, why = verdict(name, keys)
+    label = f"`{name}`{f', {variant}' if variant else ''}"
+    row = f"| {label} | {found} | {why} |"
+    assert row in PAGE.read_text(encoding="utf-8").splitlines()
+
+
+def test_the_page_lists_every_strategy_and_no_other() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    assert len(rows) == len(CASES)
+
+
+def test_fednova_works_with_clients_that_tell_their_steps() -> None:
+    assert accuracy(started(build_strategy("fednova", {}), with_steps)) > 0.8
+
+
+def test_what_is_dropped_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def one_is_broken(message: Message, context: Context) -> Message:
+        reply = quickstart(message, context)
+        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 1:
+            broken = Net()
+            torch.nn.init.constant_(broken.head.weight, float("nan"))
+            metrics = MetricRecord({"num-examples": 60})
+            content = RecordDict({"arrays": ArrayRecord(broken.state_dict()), "metrics": metrics})
+            return Message(content, reply_to=message)
+        return reply
+
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        arrays = started(build_strategy("fedavg", {}), one_is_broken)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert accuracy(arrays) > 0.8
+    assert f"Received {SITES - 1} results and 1 failures" in caplog.text
+    assert "Dropped the reply of node-" in caplog.text and "finite" in caplog.text
+
+
+def test_a_client_of_scikit_learn_learns_as_under_flowers_own_fedavg() -> None:
+    def answers(message: Message, context: Context) -> Message:
+        return sklearn_quickstart(message, context)
+
+    scores = []
+    for strategy in (build_strategy("fedavg", {}), FlowerFedAvg(fraction_evaluate=0.0)):
+        set_task_identity()
+        grid = InProcessGrid(answers, site_contexts(SITES, {}))
+        start = ArrayRecord(first_weights())
+        arrays = strategy.start(grid, start, num_rounds=3, timeout=30.0).arrays
+        scores.append(model_with(arrays.to_numpy_ndarrays()).score(*sklearn_data(SITES)))
+    assert scores[0] > 0.85
+    assert scores[0] == pytest.approx(scores[1], abs=1e-9)
+
+
+def test_a_first_round_of_which_nothing_can_be_used_stops_with_the_reason() -> None:
+    def broken(message: Message, context: Context) -> Message:
+        reply = quickstart(message, context)
+        reply.content.metric_records["metrics"].pop("num-examples")
+        return reply
+
+    with pytest.raises(ConfigError, match=r"none of 5 replies could be used.*node-.*num-examples"):
+        started(build_strategy("fedavg", {}), broken)
+
+
+def test_too_few_replies_for_a_robust_rule_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        arrays = started(build_strategy("krum", {"dishonest": 2}), rounds=1)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not arrays, "no round came to a model"
+    assert "needs 7 updates, and 5 came; the model stays as it is" in caplog.text
+
+
+def test_a_site_of_ours_tells_a_foreign_strategy_why_it_does_not_train(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_task_identity()
+    settings = RunSettings(str(PAGE.parents[1] / "experiments" / "quickstart.yaml"), runs=str(tmp_path))
+    grid = InProcessGrid(answer, site_contexts(SITES, dict(vars(settings))))
+    minima = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    try:
+        FlowerFedAvg(**minima).start(grid, ArrayRecord(Net().state_dict()), num_rounds=1, timeout=30.0)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "this site runs Perennial and answers TrainRequest" in caplog.text

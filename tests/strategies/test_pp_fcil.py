@@ -1,0 +1,341 @@
+"""PP-FCIL in whole small runs: what travels, what is told, late replies, and what is refused."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from perennial.client.app import app as client_app
+from perennial.config.experiment import load_experiment
+from perennial.config.learner import LearnerConfig
+from perennial.config.run import RunSettings
+from perennial.data.config import AugmentationConfig
+from perennial.engine.grid import InProcessGrid, set_task_identity, site_contexts
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError
+from perennial.foundation.streams import stream
+from perennial.learning.batches import TrainingSet
+from perennial.learning.frozen_outputs import FrozenOutputs
+from perennial.learning.losses import balanced_softmax, distillation
+from perennial.learning.training import Objective, train
+from perennial.models.config import ModelConfig
+from perennial.models.dual_backbone import DualBackboneModel
+from perennial.models.factory import build_model
+from perennial.models.flat import FlatParameters
+from perennial.models.incremental import IncrementalModel, complete_state
+from perennial.protocol.measurements import asked
+from perennial.server.app import serve
+from perennial.server.summary import hashes_of
+from perennial.strategies.multi_factor import MultiFactor
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "seed": 2,
+    "data": {"source": "digits", "sites": 3, "samples_limit": 240, "partition": {"kind": "iid"}},
+    "tasks": {"count": 3, "rounds": 2},
+    "model": {"name": "dual_backbone", "backbone": "mlp", "hidden": [16]},
+    "learner": {
+        "optimizer": {"lr": 0.05},
+        "classification": "balanced_softmax",
+        "distillation": {},
+        "contrastive": {},
+        "memory": {"per_class": 2},
+    },
+    "strategy": "multi_factor",
+}
+
+
+def write(folder: Path, **changes: Any) -> str:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(SMALL | changes))
+    return str(path)
+
+
+class WatchedGrid(InProcessGrid):
+    """Remembers each training request and reply; holds back the replies of one node for one round."""
+
+    def __init__(self, run_config: dict[str, Any], late: tuple[int, int] | None = None) -> None:
+        super().__init__(client_app, site_contexts(3, run_config))
+        self.requests: list[Message] = []
+        self.replies: list[Message] = []
+        self._late, self._held = late, []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        self.requests += [m for m in messages if m.metadata.message_type == "train"]
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        request = self._queue[0] if self._queue else None
+        arrived = list(super().pull_messages(message_ids))
+        if request is None or request.metadata.message_type != "train":
+            return arrived
+        self.replies += arrived
+        number = request.content.config_records["fields"]["round"]
+        if (request.metadata.dst_node_id, number) == self._late:
+            self._held, arrived = arrived, []
+        elif self._late and number == self._late[1] + 1:
+            arrived, self._held = [*self._held, *arrived], []
+        return arrived
+
+
+def run(folder: Path, late: tuple[int, int] | None = None, **changes: Any) -> tuple[WatchedGrid, list[Any]]:
+    run_config = dict(vars(RunSettings(write(folder, **changes), runs=str(folder / "runs"))))
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
+    grid = WatchedGrid(run_config, late)
+    serve(grid, context, "in-process")
+    lines = (folder / "runs" / "small" / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    return grid, [event for event in events if event["event"] == "round"]
+
+
+def test_the_frozen_part_travels_at_most_once_and_no_part_of_it_comes_back(tmp_path: Path) -> None:
+    grid, rounds = run(tmp_path)
+    assert len(rounds) == 6
+    for request in grid.requests:
+        fields, arrays = request.content.config_records["fields"], request.content.array_records
+        # every site was there when the task before ended, and kept its model: nobody needs it sent
+        assert "previous_arrays" not in arrays
+        assert bool(fields["previous"]) == (fields["task"] > 1)
+        assert not any(key.startswith("old_backbone.") for key in arrays["arrays"])
+        assert any(key.startswith("gate.") for key in arrays["arrays"]) == (fields["task"] > 1)
+    for reply in grid.replies:
+        assert not any(key.startswith("old_backbone.") for key in reply.content.array_records["update"])
+    assert rounds[0]["bytes_down"] < rounds[2]["bytes_down"] == rounds[3]["bytes_down"]
+
+
+def test_a_site_that_was_away_gets_the_frozen_part_once(tmp_path: Path) -> None:
+    away = [{"site": "site-1", "first_round": 2, "last_round": 2}]
+    grid, _ = run(tmp_path, tasks={"count": 2, "rounds": [2, 3]}, absence=away)
+    sent = [
+        (request.metadata.dst_node_id, request.content.config_records["fields"]["round"])
+        for request in grid.requests
+        if "previous_arrays" in request.content.array_records
+    ]
+    assert sent == [(2, 3)], "node 2 is site-1, and round 3 its first after the task ended without it"
+
+
+def test_sites_tell_what_the_weights_need_and_the_journal_says_the_weights(tmp_path: Path) -> None:
+    grid, rounds = run(tmp_path, tasks={"count": 1, "rounds": 1})
+    for reply in grid.replies:
+        told = json.loads(reply.content.config_records["fields"]["metrics"])
+        assert set(told) == {"held_out_accuracy", "classification_loss"}
+        assert 0 <= told["held_out_accuracy"] <= 1 and told["classification_loss"] > 0
+    weights = rounds[0]["details"]["weights"]
+    assert list(weights) == ["site-0", "site-1", "site-2"]
+    assert sum(weights.values()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_late_reply_counts_in_the_next_round_with_less_weight(tmp_path: Path) -> None:
+    recency = {"name": "multi_factor", "alpha": 0, "beta": 1, "gamma": 0, "delta": 0}
+    grid, rounds = run(
+        tmp_path, (2, 1), tasks={"count": 1, "rounds": 3}, strategy=recency, rounds={"deadline": 0.4}
+    )
+    assert rounds[0]["absent"] == ["site-1"]
+    asked_in_round_2 = [m for m in grid.requests if m.content.config_records["fields"]["round"] == 2]
+    assert [m.metadata.dst_node_id for m in asked_in_round_2] == [1, 3], "site-1 still works on round 1"
+    weights = rounds[1]["details"]["weights"]
+    assert weights["site-1"] / weights["site-0"] == pytest.approx(0.606531, rel=1e-4)
+    assert rounds[1]["participants"] == ["site-0", "site-1", "site-2"]
+    assert not rounds[1]["absent"] and not rounds[1]["dropped"]
+    assert len(set(rounds[2]["details"]["weights"].values())) == 1
+
+
+def test_without_staleness_a_late_reply_is_dropped_by_name(tmp_path: Path) -> None:
+    strict = {"name": "multi_factor", "staleness": 0}
+    _, rounds = run(
+        tmp_path, (2, 1), tasks={"count": 1, "rounds": 2}, strategy=strict, rounds={"deadline": 0.4}
+    )
+    assert [drop["site"] for drop in rounds[1]["dropped"]] == ["site-1"]
+    assert "stale" in rounds[1]["dropped"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "allowed"), [({"gamma": 0, "delta": 0}, True), ({"gamma": 0.1, "delta": 0}, False), ({}, False)]
+)
+def test_weights_from_told_figures_are_refused_under_privacy(
+    tmp_path: Path, keys: dict[str, Any], allowed: bool
+) -> None:
+    experiment = write(
+        tmp_path,
+        tasks={"count": 1, "rounds": 1},
+        strategy={"name": "multi_factor", **keys},
+        privacy={
+            "mode": "client_local",
+            "clip_norm": 1.0,
+            "noise_multiplier": 0.01,
+            "noise_source": "seeded",
+        },
+        evaluation={"federated": False},
+    )
+    settings = RunSettings(experiment, runs=str(tmp_path / "runs"))
+    if allowed:
+        assert run_in_process(settings)["epsilon"]["value"] > 0
+    else:
+        with pytest.raises(PrivacyError, match="aggregation weights use loss or accuracy"):
+            run_in_process(settings)
+
+
+def test_the_old_backbone_as_teacher_needs_a_dual_backbone(tmp_path: Path) -> None:
+    learner = SMALL["learner"] | {"distillation": {"teacher": "old_backbone"}}
+    load_experiment(Path(write(tmp_path, learner=learner)))
+    with pytest.raises(ConfigError, match=r"old_backbone.*dual_backbone"):
+        load_experiment(Path(write(tmp_path, learner=learner, model={"name": "mlp"})))
+
+
+def test_a_stranger_to_this_project_can_take_part_under_flowers_own_round() -> None:
+    set_task_identity()
+    strategy = MultiFactor()
+    strategy.reference = {"w": torch.zeros(2)}
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({"w": torch.ones(2)}),
+            "metrics": MetricRecord({"num-examples": 5, "train_loss": 0.7}),
+        }
+    )
+    message = Message(RecordDict({"config": ConfigRecord()}), dst_node_id=1, message_type="train")
+    arrays, metrics = strategy.aggregate_train(1, [Message(content, reply_to=message)])
+    assert arrays is not None and metrics is not None
+    assert arrays["w"].numpy().tolist() == [1.0, 1.0]
+
+
+# the frozen past
+
+
+def past_models(classes: int = 4) -> tuple[DualBackboneModel, IncrementalModel]:
+    config = ModelConfig(name="dual_backbone", backbone="mlp", hidden=(8,))
+    teacher = build_model(config, (1, 8, 8), 2, seed=1)
+    previous = {name: value.clone() for name, value in complete_state(teacher).items()}
+    model = build_model(config, (1, 8, 8), 2, seed=1)
+    model.grow(classes, stream(1, "head", 2))
+    model.begin_task(previous)
+    assert isinstance(model, DualBackboneModel)
+    return model, teacher.eval().requires_grad_(False)
+
+
+def training_set(count: int = 12) -> TrainingSet:
+    x = torch.randint(0, 256, (count, 1, 8, 8), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    return TrainingSet(x, torch.arange(count) % 4, torch.zeros(1), torch.ones(1))
+
+
+@pytest.mark.parametrize("kind", ["full", "old_backbone"])
+def test_the_past_is_the_same_remembered_or_computed(kind: str) -> None:
+    model, teacher = past_models()
+    data, rows = training_set(), torch.tensor([5, 0, 7])
+    with torch.no_grad():
+        for parameter in model.backbone.parameters():
+            parameter.add_(0.1)
+    expected_logits = teacher(data.inputs(rows))
+    for augmented in (False, True):
+        features, logits, _ = FrozenOutputs(model, teacher, kind, data, augmented).beside(
+            rows, data.inputs(rows)
+        )
+        torch.testing.assert_close(features, model.features(data.inputs(rows)))
+        assert logits is not None
+        # in the second task the old backbone with the old head is the whole model of the task before
+        torch.testing.assert_close(logits, expected_logits)
+
+
+def test_the_past_must_be_frozen_and_know_less() -> None:
+    model, teacher = past_models()
+    with pytest.raises(ProtocolError, match="teacher: found parameters"):
+        FrozenOutputs(model, teacher.requires_grad_(True), "full", training_set(), True)
+    teacher.requires_grad_(False)
+    assert model.old_backbone is not None
+    model.old_backbone.requires_grad_(True)
+    with pytest.raises(ProtocolError, match="old backbone: found parameters"):
+        FrozenOutputs(model, teacher, "full", training_set(), True)
+    model.old_backbone.requires_grad_(False)
+    wide, _ = past_models()
+    with pytest.raises(ProtocolError, match="a head of 4 classes"):
+        FrozenOutputs(model, wide.requires_grad_(False), "full", training_set(), True)
+
+
+@pytest.mark.parametrize("kind", ["full", "old_backbone"])
+def test_training_leaves_the_past_as_it_was(kind: str) -> None:
+    learner = LearnerConfig.model_validate(SMALL["learner"] | {"distillation": {"teacher": kind}})
+    model, teacher = past_models()
+    past = {key: value.clone() for key, value in complete_state(teacher).items()}
+    flat = FlatParameters(model)
+    result = train(
+        learner,
+        model,
+        flat,
+        training_set(),
+        stream(1, "train"),
+        teacher=teacher,
+        augmentation=AugmentationConfig(),
+    )
+    assert float(result.update.norm()) > 0
+    after, old = complete_state(teacher), complete_state(model)
+    for key, value in past.items():
+        assert torch.equal(after[key], value)
+        if key.startswith("backbone."):
+            assert torch.equal(old[f"old_{key}"], value) and not torch.equal(old[key], value)
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_losses_refuse_what_does_not_fit() -> None:
+    logits = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"prior.*2.*3"):
+        balanced_softmax(logits, torch.tensor([0, 1]), torch.zeros(2))
+    with pytest.raises(ValueError, match="labels"):
+        balanced_softmax(logits, torch.tensor([0, 3]), torch.zeros(3))
+    with pytest.raises(ValueError, match="labels"):
+        balanced_softmax(logits, torch.tensor([0, -1]), torch.zeros(3))
+    with pytest.raises(ValueError, match="old logits"):
+        distillation(logits, torch.zeros(2, 4), 2.0)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_the_prior_is_of_the_samples_as_they_are_drawn(balanced: bool) -> None:
+    learner = LearnerConfig.model_validate(
+        {
+            "optimizer": {"lr": 0.1},
+            "classification": "balanced_softmax",
+            "memory": {"per_class": 1, "balanced": balanced},
+        }
+    )
+    config = ModelConfig.model_validate({"name": "mlp", "hidden": [8]})
+    model = build_model(config, (1, 8, 8), 4, seed=1)
+    x = torch.zeros(5, 1, 8, 8, dtype=torch.uint8)
+    data = TrainingSet(x, torch.tensor([0, 0, 0, 1, 2]), torch.zeros(1), torch.ones(1))
+    rows = torch.arange(5)
+    loss = Objective(learner, model, data, None, False)(rows, data.inputs(rows), data.y)
+    logits = model(data.inputs(rows))[:, :3]
+    prior = torch.zeros(3) if balanced else torch.tensor([3.0, 1.0, 1.0]).log()
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits + prior, data.y))
+
+
+@pytest.mark.parametrize("settings", ['{"tell": ["held_out_acuracy"]}', '{"tell": "all"}', "[]"])
+def test_a_site_tells_no_more_than_it_knows(settings: str) -> None:
+    with pytest.raises(ProtocolError, match="settings"):
+        asked(settings)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("experiments/pp_fcil_*.yaml")), ids=lambda path: path.stem)
+def test_experiment_files_are_valid(path: Path) -> None:
+    experiment = load_experiment(path)
+    assert experiment.strategy.name == "multi_factor" and experiment.model.name == "dual_backbone"
+
+
+@pytest.mark.slow
+def test_workers_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "round" and event["round"] == 3:
+            raise KeyboardInterrupt
+
+    # a cap that holds in every round, so that kept updates are part of the sum
+    experiment = write(tmp_path, strategy={"name": "multi_factor", "max_weight": 0.34})
+    whole = run_in_process(RunSettings(experiment, runs=str(tmp_path / "whole")))
+    spread = run_in_process(RunSettings(experiment, runs=str(tmp_path / "spread")), workers=2)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(RunSettings(experiment, runs=str(tmp_path / "stopped")), listener=stop)
+    resumed = run_in_process(RunSettings(experiment, runs=str(tmp_path / "stopped"), resume="yes"))
+    assert hashes_of(spread) == hashes_of(whole) == hashes_of(resumed)

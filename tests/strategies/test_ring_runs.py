@@ -1,0 +1,176 @@
+"""Whole small runs of a ring: the same bits after a kill between two hops, with workers, and beside
+FedAvg."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL: dict[str, Any] = {
+    "name": "ring",
+    "seed": 3,
+    "data": {"source": "digits", "sites": 3, "samples_limit": 200, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 2},
+    "model": {"name": "mlp", "hidden": [8]},
+    "learner": {
+        "batch_size": 16,
+        "optimizer": {"name": "adam", "lr": 0.01},
+        "distillation": {"weight": 1.0},
+        "memory": {"per_class": 2},
+    },
+    "strategy": {
+        "name": "contribution",
+        "base": {"name": "serial_ring", "segments": 2, "init_noise_std": 0.01},
+    },
+}
+KILLED = """
+import os, sys
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.strategies.ring import hop_log as ring_log
+ring_log.SAVE_EVERY = 0.0
+add, left = ring_log.RingLog.add, [int(sys.argv[3])]
+def killing(log, hop):
+    add(log, hop)
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), 9)
+ring_log.RingLog.add = killing
+run_in_process(RunSettings(sys.argv[1], runs=sys.argv[2]))
+"""
+
+
+def write(folder: Path, **changes: Any) -> str:
+    path = folder / f"{changes.get('name', 'ring')}.yaml"
+    path.write_text(yaml.safe_dump(SMALL | changes))
+    return str(path)
+
+
+def without_times(summary: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in summary.items() if key != "seconds"}
+    timed = ("seconds", "share_of_other_work")
+    return kept | {"valuation": {k: v for k, v in summary["valuation"].items() if k not in timed}}
+
+
+def test_a_ring_learns_classes_one_task_after_the_other_and_values_its_sites(tmp_path: Path) -> None:
+    summary: dict[str, Any] = run_in_process(RunSettings(write(tmp_path), runs=str(tmp_path / "runs")))
+    assert len(summary["accuracy_matrix"]) == 2
+    assert summary["ring"]["hand_overs"] == 4 * 2 * 3
+    assert set(summary["contribution"]) == {"site-0", "site-1", "site-2"}
+    report = (tmp_path / "runs" / "ring" / "report.html").read_text()
+    assert "Contribution value of each site" in report
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_inside_a_round_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    experiment = write(tmp_path)
+    whole = run_in_process(RunSettings(experiment, runs=str(tmp_path / "whole")))
+    for hops in (2, 9, 17):
+        runs = tmp_path / f"killed-{hops}"
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED, experiment, str(runs), str(hops)],
+            cwd=ROOT,
+            capture_output=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        assert killed.returncode == -9, killed.stderr.decode()
+        resumed = run_in_process(RunSettings(experiment, runs=str(runs), resume="yes"))
+        assert without_times(resumed) == without_times(whole), f"killed after {hops} hops"
+
+
+def test_one_site_in_a_ring_learns_what_it_learns_alone(tmp_path: Path) -> None:
+    data = SMALL["data"] | {"sites": 1}
+    models = []
+    ring = {"name": "serial_ring", "segments": 1, "relabel": "none"}
+    for name, strategy in (("alone", "fedavg"), ("round", ring)):
+        run_in_process(
+            RunSettings(write(tmp_path, name=name, data=data, strategy=strategy), runs=str(tmp_path / "runs"))
+        )
+        models.append(load_file(tmp_path / "runs" / name / "model.safetensors"))
+    for name, tensor in models[0].items():
+        assert torch.allclose(tensor, models[1][name], atol=1e-6)
+
+
+def test_one_segment_in_a_fixed_order_is_cyclic_weight_transfer(tmp_path: Path) -> None:
+    models = []
+    ring = {"name": "serial_ring", "segments": 1, "reshuffle": "never", "relabel": "none"}
+    for name, strategy in (("cycle", "cyclic_weight_transfer"), ("ring", ring)):
+        experiment = write(tmp_path, name=name, strategy=strategy)
+        run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
+        models.append(load_file(tmp_path / "runs" / name / "model.safetensors"))
+    for name, tensor in models[0].items():
+        assert torch.allclose(tensor, models[1][name], atol=1e-5)
+
+
+@pytest.mark.parametrize("base", ["fedavg", "layer_attention", "multi_factor", "scaffold", "fednova"])
+def test_sites_of_other_strategies_are_valued_by_their_updates(base: str, tmp_path: Path) -> None:
+    strategy = {"name": "contribution", "base": base, "estimator": "reconstruct", "exact": True}
+    experiment = write(
+        tmp_path,
+        strategy=strategy | {"utility": "probability"},
+        tasks={"count": 1, "rounds": 1},
+        learner={"optimizer": {"lr": 0.1}},
+        adversaries=[{"site": "site-1", "kind": "free_rider"}],
+    )
+    summary: dict[str, Any] = run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
+    values = {site: entry["value"] for site, entry in summary["contribution"].items()}
+    assert set(values) == {"site-0", "site-1", "site-2"}
+    assert sum(values.values()) == pytest.approx(summary["valuation"]["gain"])
+    assert values["site-1"] == min(values.values()), "its null update keeps the mean where it was"
+
+
+def test_relabelling_changes_the_model_and_not_what_it_computes(tmp_path: Path) -> None:
+    summaries = []
+    for relabel in ("none", "permute"):
+        base = SMALL["strategy"]["base"] | {"relabel": relabel}
+        experiment = write(tmp_path, name=relabel, tasks={"count": 1, "rounds": 1}, strategy=base)
+        summaries.append(run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs"))))
+    assert summaries[0]["model_sha256"] != summaries[1]["model_sha256"]
+    assert summaries[0]["final_accuracy"] == pytest.approx(summaries[1]["final_accuracy"], abs=0.03)
+
+
+def test_an_adversary_that_is_no_site_is_refused(tmp_path: Path) -> None:
+    experiment = write(tmp_path, adversaries=[{"site": "site-3", "kind": "free_rider"}])
+    with pytest.raises(ConfigError, match=r"adversaries: found site 'site-3'"):
+        RunSettings(experiment).load()
+
+
+def test_a_free_rider_and_a_label_flipper_are_found(tmp_path: Path) -> None:
+    experiment = write(
+        tmp_path,
+        data={"source": "digits", "sites": 4, "samples_limit": 600, "partition": {"kind": "iid"}},
+        tasks={"count": 1, "rounds": 6},
+        model={"name": "mlp", "hidden": [16]},
+        learner={"batch_size": 16, "optimizer": {"name": "adam", "lr": 0.01}},
+        strategy={"name": "contribution", "utility": "probability", "base": SMALL["strategy"]["base"]},
+        adversaries=[{"site": "site-1", "kind": "free_rider"}, {"site": "site-2", "kind": "label_flip"}],
+    )
+    summary: dict[str, Any] = run_in_process(RunSettings(experiment, runs=str(tmp_path / "runs")))
+    values = {site: entry["value"] for site, entry in summary["contribution"].items()}
+    assert values["site-1"] == 0.0
+    assert min(values, key=values.__getitem__) == "site-2"
+    assert summary["contribution"]["site-1"]["flag"] == "null update"
+    assert summary["contribution"]["site-2"]["flag"] == "harm"
+    events = (tmp_path / "runs" / "ring" / "events.jsonl").read_text().splitlines()
+    notes = [entry["text"] for entry in map(json.loads, events) if entry["event"] == "note"]
+    assert any("site site-2: flagged (harm)" in note for note in notes)
+
+
+@pytest.mark.slow
+def test_workers_do_not_change_the_bits(tmp_path: Path) -> None:
+    settings = [RunSettings(write(tmp_path), runs=str(tmp_path / f"workers-{n}")) for n in (1, 2)]
+    summaries = [run_in_process(each, workers=workers) for workers, each in enumerate(settings, start=1)]
+    assert without_times(summaries[0]) == without_times(summaries[1])

@@ -1,0 +1,335 @@
+"""Federated baselines on quadratics: hand-computed rounds, and what each one reduces to."""
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perennial.client.state import SiteState
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.models.growth import grown
+from perennial.protocol.measurements import asked
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.stamp import Stamp
+from perennial.protocol.tensors import Tensors
+from perennial.strategies.adabest import AdaBest
+from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.factory import build_strategy
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.feddisco import FedDisco, checked_counts, disco_weights, discrepancies
+from perennial.strategies.feddyn import FedDyn
+from perennial.strategies.fednova import FedNova, accumulated_weight
+from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.scaffold import Scaffold
+from tests.quadratics import STAMP, Federation
+
+ONE = {"a": 1, "b": 1}
+ONE_TWO = {"a": 1, "b": 2}
+OPTIMA = {"a": 0.0, "b": 4.0}
+
+
+def federation(
+    strategy: IncrementalStrategy, folder: Path, steps: dict[str, int] = ONE, **more
+) -> Federation:
+    return Federation(strategy, folder, OPTIMA, steps, **more)
+
+
+def test_one_round_by_hand(tmp_path: Path) -> None:
+    assert federation(FedAvg(), tmp_path).play() == pytest.approx(1.5)
+    assert federation(FedAvg(), tmp_path, ONE_TWO).play() == pytest.approx(1.875)
+    assert federation(FedNova(), tmp_path, ONE_TWO).play() == pytest.approx(1.46875)
+
+
+def test_fedprox_pulls_back_to_the_model_received(tmp_path: Path) -> None:
+    assert federation(FedAvg(), tmp_path, {"a": 1, "b": 1}, mu=1.0).locals("b") == pytest.approx(2.5)
+    assert federation(FedAvg(), tmp_path, {"a": 1, "b": 2}, mu=1.0).locals("b") == pytest.approx(2.5)
+    assert federation(FedAvg(), tmp_path, {"a": 1, "b": 2}).locals("b") == pytest.approx(3.25)
+
+
+def test_scaffold_takes_the_drift_out_of_the_second_round(tmp_path: Path) -> None:
+    strategy = Scaffold()
+    played = federation(strategy, tmp_path)
+    assert played.play() == pytest.approx(1.5)
+    assert float(strategy.memory["w"]) == pytest.approx(-1.0)
+    assert played.locals("a") == pytest.approx(1.75)
+    assert played.locals("b") == pytest.approx(1.75)
+    assert played.play() == pytest.approx(1.75)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    optima=st.lists(st.floats(-3, 3), min_size=2, max_size=4), steps=st.lists(st.integers(1, 4), min_size=4)
+)
+def test_scaffolds_variate_is_the_mean_of_the_sites(
+    tmp_path_factory: pytest.TempPathFactory, optima: list[float], steps: list[int]
+) -> None:
+    names = "abcd"[: len(optima)]
+    strategy = Scaffold()
+    folder = tmp_path_factory.mktemp("scaffold")
+    played = Federation(
+        strategy, folder, dict(zip(names, optima, strict=True)), dict(zip(names, steps, strict=False)), lr=0.1
+    )
+    for _ in range(3):
+        played.play()
+    kept = []
+    for name in names:
+        record = SiteState(folder / name, name).get("correction", before=99)
+        assert record is not None
+        kept.append(float(record[0]["w"]))
+    assert float(strategy.memory["w"]) == pytest.approx(np.mean(kept), abs=1e-4)
+
+
+def test_feddyn_finds_the_optimum_of_the_federation_in_one_exact_round(tmp_path: Path) -> None:
+    strategy = FedDyn(alpha=1.0)
+    played = federation(strategy, tmp_path)  # curvature 2 and steps of 0.5: one step is the exact minimiser
+    assert played.locals("a") == pytest.approx(0.5)
+    assert played.locals("b") == pytest.approx(2.5)
+    assert played.play() == pytest.approx(2.0)
+    assert float(strategy.memory["w"]) == pytest.approx(-0.5)
+
+
+def test_feddyn_stays_at_the_optimum(tmp_path: Path) -> None:
+    played = federation(FedDyn(alpha=1.0), tmp_path)
+    points = [played.play() for _ in range(4)]
+    assert points == pytest.approx([2.0] * 4, abs=1e-6)
+
+
+def test_adabest_goes_on_in_the_direction_of_the_mean(tmp_path: Path) -> None:
+    assert federation(AdaBest(mu=0.1, beta=0.5), tmp_path).play() == pytest.approx(1.75)
+
+
+def test_adabest_forgets_by_the_rounds_that_a_site_was_away(tmp_path: Path) -> None:
+    played = Federation(AdaBest(mu=0.5, beta=0.0), tmp_path, {"a": 0.0, "b": 4.0}, ONE)
+    played.play()  # h_a = 0.5 * (1 - 0.5) = 0.25, point 1.5
+    played.play("b")
+    played.play("b")
+    point = played.point
+    expected = point - 0.5 * (point - 0.25)
+    assert played.locals("a") == pytest.approx(expected)
+    played.play("a")  # three rounds after the last: h_a = 0.25 / 3 + 0.5 * drift
+    record = SiteState(tmp_path / "a", "a").get("correction", before=99)
+    assert record is not None
+    assert float(record[0]["w"]) == pytest.approx(0.25 / 3 + 0.5 * (point - expected))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "uniform"),
+    [
+        (FedNova(), False),
+        (FedDisco(a=0.0, b=0.0), False),
+        (AdaBest(mu=0.0, beta=0.0), True),
+        (Scaffold(), True),
+    ],
+)
+def test_reductions_to_fedavg(strategy: IncrementalStrategy, uniform: bool, tmp_path: Path) -> None:
+    samples = {"a": 1, "b": 1} if uniform else {"a": 3, "b": 1}
+    if isinstance(strategy, FedDisco):
+        strategy.requests = lambda request, sites: dict.fromkeys(sites, request)  # type: ignore[method-assign]
+    mine = federation(strategy, tmp_path / "mine", {"a": 3, "b": 3}, samples=samples).play()
+    plain = federation(FedAvg(), tmp_path / "plain", {"a": 3, "b": 3}, samples=samples).play()
+    assert mine == pytest.approx(plain, abs=1e-6)
+
+
+def test_fedprox_without_pull_is_fedavg_over_rounds(tmp_path: Path) -> None:
+    tiny = federation(FedAvg(), tmp_path / "prox", ONE_TWO, mu=1e-9)
+    plain = federation(FedAvg(), tmp_path / "plain", ONE_TWO)
+    for _ in range(3):
+        assert tiny.play() == pytest.approx(plain.play(), abs=1e-6)
+
+
+@settings(deadline=None)
+@given(steps=st.integers(1, 200), momentum=st.floats(0.01, 0.99), pull=st.floats(0.01, 0.9))
+def test_accumulated_weight_has_the_papers_closed_forms(steps: int, momentum: float, pull: float) -> None:
+    assert accumulated_weight(steps) == steps
+    closed = (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+    assert accumulated_weight(steps, momentum) == pytest.approx(closed, rel=1e-6)
+    assert accumulated_weight(steps, pull=pull) == pytest.approx((1 - (1 - pull) ** steps) / pull, rel=1e-6)
+
+
+def test_feddisco_by_hand() -> None:
+    counts = np.array([[5, 5, 0], [10, 0, 0]])
+    assert discrepancies(counts, "l1") == pytest.approx([0.0, 1.0])
+    assert discrepancies(counts, "l2") == pytest.approx([0.0, np.sqrt(0.5)])
+    assert discrepancies(counts, "cosine") == pytest.approx([0.0, 1 - np.sqrt(0.5)])
+    assert discrepancies(counts, "kl") == pytest.approx([0.0, 1.0])
+    # 0.5 - 0.5 * (0, 1) + 0.1 = (0.6, 0.1)
+    assert disco_weights([10, 10], discrepancies(counts, "kl"), 0.5, 0.1) == pytest.approx([6 / 7, 1 / 7])
+    assert disco_weights([1, 3], np.array([9.0, 9.0]), 1.0, 0.0) == pytest.approx([0.25, 0.75])
+    assert discrepancies(np.array([[4, 4], [2, 2]]), "kl") == pytest.approx([0.0, 0.0])
+
+
+def test_feddisco_weighs_the_updates_in_any_order() -> None:
+    results = []
+    for order in ("ab", "ba"):
+        strategy = FedDisco(distance="l1", a=0.5, b=0.1)
+        strategy._asked = True
+        strategy.reference = {"w": torch.ones(1)}
+        strategy.begin_round()
+        for site in order:
+            counts = [5, 5] if site == "a" else [10, 0]
+            update = {"w": torch.tensor([0.3 if site == "a" else -0.7])}
+            strategy.fold(Admitted(site, update, 0.7, 10, metrics={"label_counts": counts}))
+        results.append(strategy.finish_round()["w"])
+        assert strategy.outcome.details["weights"] == pytest.approx({"a": 6 / 7, "b": 1 / 7})
+    assert torch.equal(*results)
+    assert float(results[0]) == pytest.approx(1 + 0.3 * 6 / 7 - 0.7 / 7, abs=1e-6)
+
+
+def test_feddisco_asks_beside_what_an_outer_strategy_asks() -> None:
+    outer = json.dumps({"tell": ["held_out_accuracy", "label_counts"]})
+    request = TrainRequest(**vars(STAMP), arrays=Tensors(), settings=outer)
+    asked_of = FedDisco().requests(request, ["a"])["a"]
+    assert asked(asked_of.settings) == ("held_out_accuracy", "label_counts"), "each once"
+
+
+@pytest.mark.parametrize("counts", [None, [], [0, 0], [1.5], [True, 1], [-1, 3], "12", [10**12]])
+def test_label_counts_that_are_no_counts_are_rejected(counts: object) -> None:
+    with pytest.raises(Rejected, match="label_counts"):
+        checked_counts(counts, 9)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "steps", "error"),
+    [
+        (STAMP, 0, Rejected),
+        (STAMP, 10**9, Rejected),
+        (None, 0, ConfigError),  # under Flower's own start(), where no app would ever tell them
+        (None, 10**9, Rejected),
+    ],
+)
+def test_fednova_needs_the_steps(stamp: Stamp | None, steps: int, error: type[Exception]) -> None:
+    strategy = FedNova()
+    strategy.reference, strategy._stamp = {"w": torch.ones(1)}, stamp
+    strategy.begin_round()
+    with pytest.raises(error, match="steps"):
+        strategy.fold(Admitted("a", {"w": torch.ones(1)}, 1.0, 5, steps=steps))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "reason"),
+    [
+        ("feddyn", {"alpha": 0}, "alpha"),
+        ("adabest", {"beta": 1}, "beta"),
+        ("scaffold", {"server_lr": 0}, "server_lr"),
+        ("feddisco", {"a": -1}, "a, b"),
+        ("feddisco", {"distance": "euclid"}, "distance"),
+        ("splitfed", {"version": "v3"}, "version"),
+    ],
+)
+def test_wrong_keys_are_named(name: str, keys: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        build_strategy(name, keys)
+
+
+def test_overshooting_proximal_steps_are_refused_by_fednova(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"learner\.correction\.mu"):
+        federation(FedNova(), tmp_path, lr=0.5, mu=2.0)
+
+
+@pytest.mark.parametrize("strategy", [Scaffold(), FedDyn(), AdaBest()])
+def test_state_survives_a_restart(strategy: IncrementalStrategy, tmp_path: Path) -> None:
+    whole = federation(strategy, tmp_path)
+    whole.play()
+    again = type(strategy)()
+    resumed = federation(again, tmp_path, point=whole.point, round=whole.round)
+    again.load_state_dict(strategy.state_dict())
+    assert resumed.play() == whole.play()
+
+
+def test_running_statistics_are_averaged_and_never_extrapolated() -> None:
+    for strategy in (FedDyn(alpha=0.1), AdaBest(), FedNova(), Scaffold(server_lr=3.0)):
+        strategy.reference = {"bn.weight": torch.ones(2), "bn.running_var": torch.ones(2)}
+        strategy.begin_round()
+        for site, steps in (("a", 1), ("b", 9)):
+            update = {"bn.weight": torch.ones(2), "bn.running_var": torch.full((2,), -0.9)}
+            strategy.fold(Admitted(site, update, 2.0, 5, steps=steps))
+        after = strategy.finish_round()
+        assert after["bn.running_var"].tolist() == pytest.approx([0.1, 0.1])
+
+
+def test_growth_keeps_old_rows_and_refuses_to_shrink() -> None:
+    old = {"head": torch.arange(4.0).reshape(2, 2), "gone": torch.ones(1)}
+    new = grown(old, {"head": torch.zeros(3, 2), "fresh": torch.full((1,), 7.0)})
+    assert new["head"].tolist() == [[0, 1], [2, 3], [0, 0]]
+    assert new.keys() == {"head", "fresh"}
+    assert float(new["fresh"]) == 7
+    with pytest.raises(StateError, match="'head'"):
+        grown(old, {"head": torch.zeros(1, 2)})
+    with pytest.raises(StateError, match="'head'"):
+        grown(old, {"head": torch.zeros(3, 4)})
+
+
+@pytest.mark.parametrize(
+    "losses", [((2, "b"),), ((1, "a"), (3, "ab"), (6, "b")), ((2, "b"), (3, "b"), (4, "b"))]
+)
+@pytest.mark.parametrize("strategy", [FedDyn(alpha=1.0), Scaffold()], ids=["feddyn", "scaffold"])
+def test_lost_replies_do_not_move_where_the_run_ends(
+    strategy: IncrementalStrategy, losses: tuple[tuple[int, str], ...], tmp_path: Path
+) -> None:
+    """The optimum is 2.0; a site that kept what it stored for a lost reply would end elsewhere for good."""
+    lost = dict(losses)
+    played = federation(copy.deepcopy(strategy), tmp_path, ONE_TWO, lr=0.4)
+    for number in range(1, 81):
+        missing = lost.get(number, "")
+        if missing == "ab":
+            # no quorum: the round is not finished, and its replies are in no vector
+            played.round += 1
+            for name in OPTIMA:
+                played._reply(name, played.round)
+            continue
+        played.play(lost=missing)
+    assert played.point == pytest.approx(2.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("losses", [{2: "b"}, {1: "a", 5: "b"}, {2: "b", 3: "b", 4: "b"}])
+def test_a_lost_reply_costs_adabest_what_an_absence_costs(losses: dict[int, str], tmp_path: Path) -> None:
+    """Its vectors decay over the rounds that a site missed, so that its end is not the optimum of any loss.
+
+    A site that kept what it stored for a lost reply would be elsewhere in every later round.
+    """
+    points: dict[str, list[float]] = {"lost": [], "away": []}
+    for how, found in points.items():
+        played = federation(AdaBest(mu=0.5, beta=0.2), tmp_path / how, ONE_TWO, lr=0.4)
+        for number in range(1, 41):
+            missing = losses.get(number, "")
+            there = "".join(name for name in OPTIMA if how == "lost" or name not in missing)
+            found.append(played.play(there, lost=missing))
+    assert points["lost"] == points["away"]
+
+
+@pytest.mark.parametrize("strategy", [FedDyn(alpha=1.0), AdaBest()], ids=["feddyn", "adabest"])
+def test_a_site_rolls_back_what_it_stored_for_lost_rounds(strategy: FedDyn | AdaBest, tmp_path: Path) -> None:
+    played = federation(strategy, tmp_path)
+    played.play()
+    kept = SiteState(tmp_path / "b", "b")
+    folded = kept.get("correction", before=2)
+    for _ in range(5):
+        played.play(lost="b")
+    assert strategy.folded == {"a": 6, "b": 1}
+    after = kept.get("correction", before=2)
+    assert folded is not None and after is not None and torch.equal(folded[0]["w"], after[0]["w"])
+    restarted = type(strategy)()
+    restarted.load_state_dict(strategy.state_dict())
+    assert restarted.folded == strategy.folded
+
+
+@pytest.mark.parametrize(("steps", "momentum", "pull"), [(40, 0.9, 0.5), (7, 0.5, 0.9), (25, 0.95, 0.99)])
+def test_accumulated_weight_is_the_l1_norm_where_weights_change_sign(
+    steps: int, momentum: float, pull: float
+) -> None:
+    """Each gradient alone, through the same steps: its part of the update is its weight."""
+    weights = []
+    for alone in range(steps):
+        total = velocity = 0.0
+        for step in range(steps):
+            velocity = momentum * velocity + (step == alone) - pull * total
+            total += velocity
+        weights.append(total)
+    assert min(weights) < 0
+    assert accumulated_weight(steps, momentum, pull) == pytest.approx(sum(map(abs, weights)), rel=1e-9)
+    assert accumulated_weight(steps, momentum, pull) > abs(sum(weights))

@@ -1,0 +1,253 @@
+"""The ring hop by hop: order, hand-over, failures, frozen parts, bytes, and a stop between two hops."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perennial.config.bounds import BoundsConfig
+from perennial.foundation.errors import ConfigError
+from perennial.protocol.messages import TrainRequest
+from perennial.protocol.tensors import byte_count
+from perennial.strategies.ring import hop_log as ring_log
+from perennial.strategies.round.request import TaskStart
+from perennial.strategies.round.running_bounds import RunningBounds
+from perennial.strategies.serial_ring import SerialRing, frozen_names, layer_names, perturbed
+from tests.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, refuses, request, services
+
+
+def ring(folder: Path | None = None, **settings: Any) -> SerialRing:
+    strategy = SerialRing(**({"segments": 1, "reshuffle": "never", "relabel": "none"} | settings))
+    strategy.attach(services(folder))
+    return strategy
+
+
+def test_each_site_starts_from_where_the_one_before_it_left_off() -> None:
+    grid = ScriptedGrid({"a": doubles_and_adds(1), "b": doubles_and_adds(10), "c": doubles_and_adds(100)})
+    outcome = ring().train_round(grid, request(grid))
+    assert outcome.arrays is not None
+    # 2 -> 2*2+1 = 5 -> 2*5+10 = 20 -> 2*20+100 = 140
+    assert outcome.arrays["head.weight"].tolist() == [[140]]
+    assert grid.asked == ["a", "b", "c"]
+    assert [float(seen.arrays["head.weight"]) for seen in grid.seen] == [2, 5, 20]
+
+
+def test_with_segments_the_model_goes_round_once_for_each() -> None:
+    grid = ScriptedGrid({"a": adds(1), "b": adds(10)})
+    outcome = ring(segments=3).train_round(grid, request(grid))
+    assert grid.asked == ["a", "b"] * 3
+    assert outcome.participants["a"].num_examples == 30
+    assert outcome.participants["a"].steps == 3
+    assert outcome.arrays is not None
+    assert float(outcome.arrays["head.weight"]) == 2 + 3 * 11
+
+
+def bounded_ring(folder: Path | None = None) -> SerialRing:
+    strategy = ring(folder)
+    strategy.running = RunningBounds(BoundsConfig(), {})
+    return strategy
+
+
+@pytest.mark.parametrize("boosted", ["a", "b", "c", "d"])
+def test_in_a_first_round_a_boosted_turn_is_bounded_by_the_others_or_the_ring_begins_anew(
+    boosted: str,
+) -> None:
+    grid = ScriptedGrid({site: adds(1000.0 if site == boosted else 1.0) for site in "abcd"})
+    outcome = bounded_ring().train_round(grid, request(grid))
+    assert outcome.arrays is not None
+    # nobody comes before a; its turn is known for what it is after c's
+    anew = boosted == "a"
+    assert [site for site, _ in outcome.dropped] == (["a", "b", "c"] if anew else [])
+    assert float(outcome.arrays["head.weight"]) == pytest.approx(2 + (1 if anew else 3 + 3))
+    if anew:
+        assert "the ring began anew, because the update of a was above" in outcome.dropped[0][1]
+    else:
+        assert any(f"site {boosted}: update: norm" in text for text in outcome.warnings)
+        assert outcome.participants[boosted].scaled
+
+
+def test_a_ring_of_like_turns_never_begins_anew() -> None:
+    grid = ScriptedGrid({"a": adds(2.5), "b": adds(1.0), "c": adds(0.9), "d": adds(1.1)})
+    outcome = bounded_ring().train_round(grid, request(grid))
+    assert not outcome.dropped and not outcome.warnings
+
+
+def test_all_orders_come_and_about_equally_often() -> None:
+    grid = ScriptedGrid({"a": adds(1), "b": adds(1), "c": adds(1)})
+    strategy = ring(reshuffle="sweep", segments=2)
+    orders = Counter(
+        strategy.order(request(grid, round), sweep) for round in range(1, 301) for sweep in (1, 2)
+    )
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+    assert len(orders) == 6
+    assert all(70 <= count <= 130 for count in orders.values())
+
+
+def test_one_order_for_a_round_and_one_for_good() -> None:
+    grid = ScriptedGrid({f"site-{k}": adds(1) for k in range(6)})
+    by_round = ring(reshuffle="round")
+    assert by_round.order(request(grid, 1), 1) == by_round.order(request(grid, 1), 2)
+    assert by_round.order(request(grid, 1), 1) != by_round.order(request(grid, 2), 1)
+    assert ring().order(request(grid, 5), 2) == tuple(grid.nodes)
+
+
+def sends_nan(request: TrainRequest) -> dict[str, torch.Tensor]:
+    return {name: torch.full_like(t, torch.nan) for name, t in request.arrays.items()}
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [(refuses, "refused"), (lambda _: None, "absent"), (sends_nan, "dropped")]
+)
+def test_a_ring_with_a_failing_site_is_the_ring_without_it(fault: Any, kind: str) -> None:
+    with_fault = ScriptedGrid({"a": doubles_and_adds(1), "b": fault, "c": doubles_and_adds(5)})
+    without = ScriptedGrid({"a": doubles_and_adds(1), "c": doubles_and_adds(5)})
+    outcome = ring().train_round(with_fault, request(with_fault))
+    expected = ring().train_round(without, request(without)).arrays
+    assert outcome.arrays is not None and expected is not None
+    assert all(torch.equal(outcome.arrays[name], expected[name]) for name in START)
+    assert sorted(outcome.participants) == ["a", "c"]
+    found = {kind: [site for site, _ in getattr(outcome, kind)] for kind in ("refused", "dropped")}
+    assert (found | {"absent": outcome.absent})[kind] == ["b"]
+
+
+def test_when_all_fail_there_is_no_new_model() -> None:
+    grid = ScriptedGrid({"a": refuses, "b": refuses})
+    outcome = ring().train_round(grid, request(grid))
+    assert outcome.skipped
+    assert [site for site, _ in outcome.refused] == ["a", "b"]
+
+
+def test_frozen_tensors_keep_their_bytes_and_a_site_that_changes_them_is_dropped() -> None:
+    def honest(request: TrainRequest) -> dict[str, torch.Tensor]:
+        return {"first.weight": torch.zeros(2), "head.weight": torch.ones(1, 1)}
+
+    grid = ScriptedGrid({"a": honest, "b": adds(1)})
+    outcome = ring(freeze=1).train_round(grid, request(grid))
+    assert outcome.arrays is not None
+    assert outcome.arrays["first.weight"].numpy().tobytes() == START["first.weight"].numpy().tobytes()
+    assert float(outcome.arrays["head.weight"]) == 3
+    assert [site for site, _ in outcome.dropped] == ["b"]
+    assert "'first.weight' is frozen" in outcome.dropped[0][1]
+
+
+def test_bytes_are_counted_as_sent_beside_the_formulas() -> None:
+    grid = ScriptedGrid({f"site-{k}": adds(0.1) for k in range(10)})
+    strategy, arrays = ring(), START
+    for round in range(1, 19):
+        outcome = strategy.train_round(grid, request(grid, round, arrays))
+        assert outcome.arrays is not None
+        arrays = outcome.arrays
+    model = byte_count(START)
+    # relayed by the server: each of 18 * 10 hand-overs crosses the wire twice
+    assert strategy.summary_blocks()["ring"] == {
+        "rounds": 18,
+        "hand_overs": 180,
+        "bytes_sent": 360 * model,
+        "bytes_direct": 181 * model,
+        "bytes_equation_23": 180 * model,
+        "bytes_equation_22": 360 * model,
+    }
+
+
+class Stopped(BaseException):
+    """The server is killed."""
+
+
+def test_a_stopped_server_goes_on_at_the_next_hop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_log, "SAVE_EVERY", 0.0)
+    answers = {"a": doubles_and_adds(1), "b": doubles_and_adds(10), "c": doubles_and_adds(100)}
+    settings = {"segments": 2, "reshuffle": "sweep", "init_noise_std": 0.1, "init_noise_layers": 1.0}
+    whole = ScriptedGrid(answers)
+    expected = ring(tmp_path / "whole", **settings).train_round(whole, request(whole))
+
+    def stop(_: TrainRequest) -> None:
+        raise Stopped
+
+    for hops in range(6):
+        folder = tmp_path / f"stopped-{hops}"
+        first = ScriptedGrid(answers)
+        first.answers[whole.asked[hops]] = stop if hops < 3 else stop_second(answers[whole.asked[hops]], stop)
+        with pytest.raises(Stopped):
+            ring(folder, **settings).train_round(first, request(first))
+        second = ScriptedGrid(answers)
+        outcome = ring(folder, **settings).train_round(second, request(second))
+        assert second.asked == whole.asked[hops:]
+        assert outcome.arrays is not None and expected.arrays is not None
+        assert all(torch.equal(outcome.arrays[name], expected.arrays[name]) for name in START)
+        assert outcome.details == expected.details
+        assert outcome.bytes_up == expected.bytes_up
+
+
+def stop_second(answer: Any, stop: Any) -> Any:
+    """A site that answers once and is asked again when the server is killed."""
+    asked: list[TrainRequest] = []
+
+    def once(request: TrainRequest) -> Any:
+        asked.append(request)
+        return answer(request) if len(asked) == 1 else stop(request)
+
+    return once
+
+
+def test_a_log_of_another_model_or_a_damaged_one_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_log, "SAVE_EVERY", 0.0)
+    grid = ScriptedGrid({"a": adds(1)})
+    ring(tmp_path).train_round(grid, request(grid))
+    other = {name: tensor + 1 for name, tensor in START.items()}
+    ring(tmp_path).train_round(grid, request(grid, arrays=other))
+    assert grid.asked == ["a", "a"]
+    (tmp_path / ring_log.FILE).write_bytes(b"half of a file")
+    ring(tmp_path).train_round(grid, request(grid, arrays=other))
+    assert grid.asked == ["a", "a", "a"]
+
+
+def test_initial_noise_changes_the_drawn_layers_only() -> None:
+    arrays = {f"layer{k}.{part}": torch.zeros(3) for k in range(6) for part in ("weight", "bias")}
+    assert layer_names(arrays) == tuple(f"layer{k}" for k in range(6))
+    assert frozen_names(arrays, 1) == ("layer0.weight", "layer0.bias")
+    noisy = perturbed(arrays, 0.1, 0.5, seed=1)
+    changed = {name.split(".")[0] for name in arrays if not torch.equal(noisy[name], arrays[name])}
+    assert len(changed) == 3
+    assert all(noisy[f"{layer}.{part}"].all() for layer in changed for part in ("weight", "bias"))
+    same = perturbed(arrays, 0.1, 0.0, seed=1)
+    assert all(torch.equal(same[name], arrays[name]) for name in arrays)
+
+
+def test_initial_noise_comes_once() -> None:
+    grid = ScriptedGrid({"a": adds(0.0)})
+    strategy = ring(init_noise_std=0.5, init_noise_layers=1.0)
+    first = strategy.train_round(grid, request(grid)).arrays
+    assert first is not None
+    assert not torch.equal(first["head.weight"], START["head.weight"])
+    second = strategy.train_round(grid, request(grid, 2, first)).arrays
+    assert second is not None
+    assert torch.equal(second["head.weight"], first["head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"segments": 0}, "segments: found 0, allowed 1"),
+        ({"least_segment": 0}, "least_segment: found 0"),
+        ({"freeze": 1, "relabel": "permute"}, "freeze: found 1 with relabel 'permute'"),
+        ({"init_noise_layers": 1.5}, "init_noise_layers: found 1.5, allowed 0 to 1"),
+    ],
+)
+def test_settings_that_make_no_ring_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        SerialRing(**settings)
+
+
+def test_freezing_everything_and_uncounted_releases_are_refused() -> None:
+    with pytest.raises(ConfigError, match="freeze: found 2, allowed 0 to 1"):
+        ring(freeze=2).begin_task(TaskStart(1, 2, range(2), START, ("a",)))
+    private = {
+        "privacy": {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5},
+        "evaluation": {"federated": False},
+    }
+    with pytest.raises(ConfigError, match="segments: found 4 with privacy"):
+        SerialRing().attach(services(**private))
