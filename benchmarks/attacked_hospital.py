@@ -22,7 +22,15 @@ from perennial.engine.grid import set_task_identity
 from perennial.models.factory import build_model
 from perennial.models.incremental import travelling
 from perennial.protocol.fields import WireMessage, read_kind
-from perennial.protocol.messages import DigestReply, EvaluateReply, FinishTaskReply, Refusal, TrainReply
+from perennial.protocol.messages import (
+    CompareHeadsReply,
+    DigestReply,
+    EvaluateReply,
+    FinishTaskReply,
+    Refusal,
+    StatisticsReply,
+    TrainReply,
+)
 from perennial.protocol.stamp import Stamp
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,12 +54,16 @@ def template_policy() -> dict[str, Any]:
 
 
 class Hospital:
-    """One site with a site.yaml, and the way for a server to ask it. What it approved is `experiment`."""
+    """One site with a site.yaml, and the way for a server to ask it. What it approved is `experiment`.
+
+    changes: blocks of BASE that are other ones; None leaves a block out.
+    """
 
     def __init__(self, folder: Path, policy: Mapping[str, Any], **changes: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.file, self.site_file = folder / "experiment.yaml", folder / "site.yaml"
-        self.file.write_text(yaml.safe_dump(BASE | changes))
+        settings = {key: value for key, value in (BASE | changes).items() if value is not None}
+        self.file.write_text(yaml.safe_dump(settings))
         content = {"site": SITE, "state_dir": "state", "device": "cpu", "policy": dict(policy)}
         self.site_file.write_text(yaml.safe_dump(content))
         self.experiment: Experiment = load_experiment(self.file)
@@ -70,7 +82,14 @@ class Hospital:
             refusal = Refusal.from_record(content)
             self.refusal = self.refusal or f"{refusal.kind}: {refusal.reason}"
             return None
-        replies = (TrainReply, EvaluateReply, FinishTaskReply, DigestReply)
+        replies = (
+            TrainReply,
+            EvaluateReply,
+            FinishTaskReply,
+            DigestReply,
+            StatisticsReply,
+            CompareHeadsReply,
+        )
         (kind,) = [reply for reply in replies if reply.__name__ == read_kind(content)]
         return kind.from_record(content)
 

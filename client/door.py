@@ -75,7 +75,7 @@ def bounds(policy: SitePolicy, experiment: Experiment, rounds: int) -> Iterator[
     learner, privacy = experiment.learner, experiment.privacy
     yield Bound("max_rounds", "rounds of all tasks", rounds, policy.max_rounds)
     yield Bound("max_epochs", "learner.epochs", learner.epochs, policy.max_epochs)
-    if privacy.mode == "sample":
+    if privacy.mode == "sample" and privacy.release == "updates":
         steps = steps_of_round(learner, privacy)
         yield Bound("max_steps", "steps of a round", steps, policy.max_steps)
     if privacy.mode == "client_central":

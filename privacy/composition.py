@@ -89,19 +89,24 @@ def compose(
 
 
 def _of_one_sample(counts: Mapping[Entry, int]) -> dict[Entry, int]:
-    """The releases that one sample can be in: of those over disjoint parts of the data, the most in one.
+    """The releases that one sample can be in: of those over parts of one scope, the most in one part.
 
-    McSherry 2009 (parallel composition). A whole site is in all parts, so what hides a site adds up.
+    McSherry 2009 (parallel composition). Only parts of one run of one experiment are known to be disjoint:
+    "task 1" of another experiment may hold what "task 2" of this one holds. A whole site is in all parts, so
+    what hides a site adds up. Lines of version 0.1.0 name no scope, and count for every sample.
     """
-    found = {entry: count for entry, count in counts.items() if not (entry.part and entry.unit == "sample")}
-    parts: dict[Entry, Counter[str]] = {}
+    found: Counter[Entry] = Counter()
+    parts: dict[tuple[Entry, str], Counter[str]] = {}
     for entry, count in counts.items():
-        if entry not in found:
-            whole = replace(entry, part="", note="", time="")
-            parts.setdefault(whole, Counter())[entry.part] += count
-    for whole, times in parts.items():
-        found[whole] = found.get(whole, 0) + max(times.values())
-    return found
+        scope, _, name = entry.part.rpartition("/")
+        whole = replace(entry, part="", note="", time="") if entry.part else entry
+        if scope and entry.unit == "sample":
+            parts.setdefault((replace(whole, run="", experiment=""), scope), Counter())[name] += count
+        else:
+            found[whole] += count
+    for (whole, _), times in parts.items():
+        found[whole] += max(times.values())
+    return dict(found)
 
 
 def _covers_add_remove(entry: Entry, unit: Unit) -> bool:

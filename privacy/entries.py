@@ -36,8 +36,9 @@ class Entry:
     trusts_server: the noise is added by the server, so against the server itself there is no guarantee.
     seeded: the noise repeats from the experiment's seed, which the recipient may know and then subtract; the
     numbers say what it would be worth from a secure source.
-    part: names a part of the data that shares no sample with the run's other parts, such as one task's; of
-    entries that differ in it alone, a sample is in one, and pays for the dearest. '' is all data.
+    part: "SCOPE/NAME": a part of the data, such as one task's, that shares no sample with the other parts of
+    the same scope, which is one run of one experiment; of a scope's entries that differ in it alone, a sample
+    is in one, and pays for the dearest. Parts of different scopes may hold the same samples. '' is all data.
     Raises PrivacyError when the numbers do not fit the mechanism.
     """
 
@@ -130,7 +131,7 @@ class Entry:
             sample_rate=1.0,
             steps=1,
             seeded=privacy.noise_source == "seeded",
-            part=f"task {task}",
+            part=f"{experiment[:32]}.{run}/task {task}",
         )
 
     @property

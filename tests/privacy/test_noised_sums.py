@@ -116,7 +116,7 @@ def test_entries_with_parts_survive_the_ledger_file() -> None:
     privacy = PrivacyConfig.model_validate(PRIVACY)
     entry = Entry.of_sums(privacy, **PLACE, task=3)
     assert Entry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
-    assert entry.part == "task 3"
+    assert entry.part == "0" * 32 + "." + "0" * 16 + "/task 3"
 
 
 def test_a_run_with_noise_is_charged_once_for_each_sample(tmp_path: Path) -> None:
@@ -137,8 +137,9 @@ def test_a_run_with_noise_is_charged_once_for_each_sample(tmp_path: Path) -> Non
     assert summary["analytic"]["samples"] is None
     for state in (tmp_path / "runs" / "noised" / "sites").glob("site-*"):
         lines = (state / "ledger.jsonl").read_text().splitlines()
-        kinds = [json.loads(line).get("part") for line in lines if '"statistics"' in line]
-        assert kinds == [f"task {task}" for task in range(1, 6)]
+        parts = [json.loads(line)["part"].rpartition("/") for line in lines if '"statistics"' in line]
+        assert [name for _, _, name in parts] == [f"task {task}" for task in range(1, 6)]
+        assert len({scope for scope, _, _ in parts}) == 1
 
 
 def test_what_left_with_noise_is_sent_again_unchanged(

@@ -1,0 +1,49 @@
+"""Noised sums at a deployed site: the door bounds training's steps alone, and lets sums in."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perennial.benchmarks.attacked_hospital import Hospital
+from perennial.cli.check import check_command
+from perennial.protocol.messages import StatisticsReply, StatisticsRequest
+
+SUMS: dict[str, Any] = {
+    "model": {"name": "features", "features": [{"name": "random", "width": 12}]},
+    "tasks": {"count": 2, "rounds": 1},
+    "learner": None,
+    "strategy": {"name": "analytic", "head": "ridge", "shrinkage": 0.01},
+    "privacy": {"mode": "sample", "release": "sums", "noise_multiplier": 4.0},
+    "evaluation": {"federated": False},
+}
+POLICY = {"answers": ["statistics"], "require_privacy": "sample", "max_epsilon": 3.0, "max_steps": 1}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_site_answers_with_noised_sums_and_charges_them(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, POLICY, **SUMS)
+    request = StatisticsRequest(
+        **hospital.stamp(), of_task=1, features=hospital.site.models.fixed_features().content
+    )
+    assert isinstance(hospital.ask(request), StatisticsReply), hospital.refusal
+    (entry,) = hospital.site.identity.ledger.entries()
+    assert (entry.kind, entry.unit, entry.mechanism, entry.noise_multiplier) == (
+        "statistics",
+        "sample",
+        "gaussian",
+        4.0,
+    )
+
+
+def test_the_check_of_a_site_shows_an_experiment_of_noised_sums(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hospital = Hospital(tmp_path, POLICY, **SUMS)
+    check_command(hospital.site_file, hospital.file)
+    said = capsys.readouterr().out
+    assert "site site-1" in said and "would refuse" not in said
