@@ -20,7 +20,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 from perennial.data.apportion import apportion
 from perennial.foundation.streams import stream
 
-ROOMS = ("learning", "strategies", "privacy", "data")
+ROOMS = ("learning", "strategies", "baselines", "privacy", "data")
 LEFT_OUT = ("core/NoOp", "core/VariableInserter", "core/VariableReplacer")
 """Operators that change nothing, or that must be told a variable."""
 

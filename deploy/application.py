@@ -18,7 +18,7 @@ from perennial.models.encoder_file import TEXT_SUFFIX, as_text, content_of
 
 ROOMS = (
     *("foundation", "data", "models", "privacy", "config", "protocol"),
-    *("learning", "client", "strategies", "server"),
+    *("learning", "client", "strategies", "baselines", "server"),
 )
 """What runs at the server and at sites; the engine and the command line stay at home."""
 CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")

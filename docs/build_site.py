@@ -29,6 +29,7 @@ ROOMS = {
     "learning": "What trains and measures a model",
     "client": "The site's side",
     "strategies": "Methods",
+    "baselines": "Methods of others, as plug-ins",
     "server": "The curriculum, checkpoints, the report",
     "engine": "Runs in one process",
     "deploy": "Real sites",

@@ -19,9 +19,9 @@ from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.protocol.measurements import LABEL_COUNTS, asking
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.feddisco import checked_counts
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
+from perennial.strategies.round.label_counts import checked_counts
 from perennial.strategies.round.request import Arrays, TaskStart
 from perennial.strategies.sums.exact_sum import ExactSum
 from perennial.strategies.wrapper import Wrapper

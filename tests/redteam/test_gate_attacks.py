@@ -13,6 +13,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from perennial.baselines.feddisco import FedDisco
 from perennial.config.bounds import BoundsConfig
 from perennial.engine.grid import set_task_identity
 from perennial.foundation.errors import ProtocolError
@@ -22,7 +23,6 @@ from perennial.protocol.messages import Refusal, TrainReply
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.feddisco import FedDisco
 from perennial.strategies.multi_factor import MultiFactor
 from perennial.strategies.round.gate import Admitted, Gate, Refused, Rejected
 from perennial.strategies.round.running_bounds import RunningBounds

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, Message, RecordDict
 
+from perennial.baselines.feddisco import checked_counts
 from perennial.engine.grid import InProcessGrid
 from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.registered import write_registered
@@ -15,7 +16,6 @@ from perennial.protocol.stamp import VERSION
 from perennial.server.evaluation import pooled, reported_counts
 from perennial.server.metrics import average_accuracy, balanced_accuracy, task_accuracies
 from perennial.server.roster import Roster
-from perennial.strategies.feddisco import checked_counts
 from perennial.strategies.round.gate import Rejected
 from perennial.strategies.round.queries import check_withheld
 

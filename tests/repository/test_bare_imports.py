@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     *("foundation", "config", "protocol", "data", "models", "privacy", "learning"),
-    *("client", "strategies", "server", "engine", "deploy", "cli", "benchmarks"),
+    *("client", "strategies", "baselines", "server", "engine", "deploy", "cli", "benchmarks"),
 )
 ROOM = rf"(?:{'|'.join(ROOMS)})"
 AS_TEXT = re.compile(rf"^{ROOM}(?:\.[a-z_]\w*)+(?::[A-Za-z_]\w*)?$")

@@ -18,6 +18,7 @@ ROOMS = (
     "learning",
     "client",
     "strategies",
+    "baselines",
     "server",
     "engine",
     "deploy",

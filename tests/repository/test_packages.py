@@ -17,7 +17,7 @@ CONFIGURATION = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = CONFIGURATION["project"]
 ROOMS = [
     *("perennial", "foundation", "config", "protocol", "data", "models", "privacy", "learning"),
-    *("client", "strategies", "server", "engine", "deploy", "live", "cli", "benchmarks"),
+    *("client", "strategies", "baselines", "server", "engine", "deploy", "live", "cli", "benchmarks"),
 ]
 OF_PEERS = ("benchmarks/peers/",)
 """Programs that run in environments of other simulators."""

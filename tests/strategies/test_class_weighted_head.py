@@ -10,6 +10,7 @@ import torch
 import yaml
 from flwr.app import Context, RecordDict
 
+from perennial.baselines.feddisco import FedDisco
 from perennial.client.app import app as client_app
 from perennial.client.plan import SETTINGS, TOLD
 from perennial.config.bounds import BoundsConfig
@@ -26,7 +27,6 @@ from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.class_weighted_head import ClassWeightedHead, class_samples
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.feddisco import FedDisco
 from perennial.strategies.multi_factor import MultiFactor
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.request import TaskStart

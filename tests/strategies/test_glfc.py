@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from perennial.baselines.glfc import Glfc
 from perennial.client.prototypes import (
     mean_entropy,
     perturbed_prototype,
@@ -27,7 +28,6 @@ from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.glfc import Glfc
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.request import TaskStart
 from perennial.strategies.round.services import Services

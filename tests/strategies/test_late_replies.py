@@ -12,6 +12,7 @@ import torch
 import yaml
 from flwr.app import Context, Message, RecordDict
 
+from perennial.baselines.cyclic_weight_transfer import CyclicWeightTransfer
 from perennial.benchmarks.late_sites import simulated_time
 from perennial.client.app import app as client_app
 from perennial.config.run import RunSettings
@@ -21,7 +22,6 @@ from perennial.protocol.messages import EvaluateReply, EvaluateRequest, TrainRep
 from perennial.protocol.tensors import Tensors
 from perennial.server.app import serve
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.cyclic_weight_transfer import CyclicWeightTransfer
 from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.queries import NOT_APPROVED, ask, describe_error
 

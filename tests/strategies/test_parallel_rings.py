@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from perennial.baselines.parallel_rings import ParallelRings, mean_model
 from perennial.config.bounds import BoundsConfig
 from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError
-from perennial.strategies.parallel_rings import ParallelRings, mean_model
 from perennial.strategies.round.running_bounds import RunningBounds
 from tests.ring_grid import START, ScriptedGrid, adds, doubles_and_adds, refuses, request, services
 

@@ -10,6 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perennial.baselines.adabest import AdaBest
+from perennial.baselines.feddisco import FedDisco, checked_counts, disco_weights, discrepancies
 from perennial.client.state import SiteState
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.models.growth import grown
@@ -17,11 +19,9 @@ from perennial.protocol.measurements import asked
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.adabest import AdaBest
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.feddisco import FedDisco, checked_counts, disco_weights, discrepancies
 from perennial.strategies.feddyn import FedDyn
 from perennial.strategies.fednova import FedNova, accumulated_weight
 from perennial.strategies.round.gate import Admitted, Rejected

@@ -8,12 +8,12 @@ import pytest
 import torch
 import yaml
 
+from perennial.baselines.splitfed import SplitFed
 from perennial.config.learner import LearnerConfig
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.fednova import FedNova
 from perennial.strategies.round.services import Services
-from perennial.strategies.splitfed import SplitFed
 
 BASES: dict[str, dict[str, Any]] = {
     "bucketing": {"base": {"name": "median"}},

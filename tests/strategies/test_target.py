@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from perennial.baselines.inversion import Inversion, _statistics_distance
+from perennial.baselines.target import Target
 from perennial.client.data_free_distillation import DataFreeDistillation, open_data_free_distillation
 from perennial.client.site import Site
 from perennial.foundation.errors import ConfigError, ProtocolError
@@ -15,9 +17,7 @@ from perennial.models.incremental import IncrementalModel
 from perennial.models.sample_generator import NOISE, SampleGenerator
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.digests.inversion import Inversion, _statistics_distance
 from perennial.strategies.round.request import TaskStart
-from perennial.strategies.target import Target
 
 STAMP = {
     "run": "0" * 16,

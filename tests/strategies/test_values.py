@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 from pydantic import BaseModel
 
-ROOMS = ("learning", "strategies", "privacy", "data")
+ROOMS = ("learning", "strategies", "baselines", "privacy", "data")
 FILLED_BY_OTHERS = {"perennial.data.folder._Listing", "perennial.strategies.round.outcome.RoundOutcome"}
 """States that others fill in."""
 

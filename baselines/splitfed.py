@@ -9,9 +9,9 @@ from typing import Any, Literal
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from perennial.baselines.serial import Serial
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
-from perennial.strategies.ring.serial import Serial
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import RoundRequest

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from perennial.baselines.inversion import Inversion
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.digests.inversion import Inversion
 from perennial.strategies.fedavg import FedAvg
 from perennial.strategies.round.request import Arrays, TaskStart
 from perennial.strategies.round.services import Services
