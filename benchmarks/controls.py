@@ -83,18 +83,32 @@ class Protocol:
 
 
 def protocols(table: Table, seed: int) -> list[Protocol]:
-    """One for each kind of data in a table: its first row that trains a network, or else its first.
+    """One for each kind of data in a table: its first row that trains a network, or else its first."""
+    return [
+        next((found for found in same if _trained(found.experiment)), same[0])
+        for same in _by_kind(table, seed).values()
+    ]
 
-    Rows that differ in division, tasks or network alone count as one kind.
-    """
-    found: dict[str, Protocol] = {}
+
+def stands_for(table: Table) -> dict[str, str]:
+    """Row -> the row whose controls are measured for its kind of data, both by label."""
+    chosen = [protocol.row.label for protocol in protocols(table, table.seeds[0])]
+    return {
+        protocol.row.label: label
+        for label, same in zip(chosen, _by_kind(table, table.seeds[0]).values(), strict=True)
+        for protocol in same
+    }
+
+
+def _by_kind(table: Table, seed: int) -> dict[str, list[Protocol]]:
+    """The rows of each kind of data; rows that differ in division, tasks or network alone are of one kind."""
+    found: dict[str, list[Protocol]] = {}
     for row in table.rows:
         experiment = row.load(seed)
         data = experiment.data.model_dump(mode="json", exclude_unset=True)
         kind = json.dumps({k: v for k, v in data.items() if k not in ("sites", "partition")}, sort_keys=True)
-        if kind not in found or _trained(experiment) > _trained(found[kind].experiment):
-            found[kind] = Protocol(row, experiment)
-    return list(found.values())
+        found.setdefault(kind, []).append(Protocol(row, experiment))
+    return found
 
 
 def _trained(experiment: Experiment) -> bool:

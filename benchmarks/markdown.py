@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from perennial.benchmarks.controls import LABELS, SIMPLE, Measured, compared
+from perennial.benchmarks.controls import LABELS, SIMPLE, Measured, compared, stands_for
 from perennial.benchmarks.intervals import LEAST_SEEDS, half_width, t_interval
 from perennial.benchmarks.paper_claims import Runs, Verdict
 from perennial.benchmarks.table import OLD_REVISIONS, Row, Table
@@ -88,26 +88,32 @@ def _control(by_seed: Mapping[int, Mapping[str, float]], measure: str) -> str:
 
 
 def not_above(table: Table, runs: Runs, controls: Measured) -> list[str]:
-    """A sentence that names the rows which do not beat the simple controls, on tables of one kind of data.
+    """A sentence for each kind of data that names the rows which do not beat its simple controls.
 
     A row beats a control when the 95 % t-interval of the paired difference is above 0.
     """
     heads = compared(table)
-    if len(controls) != 1 or not heads:
+    if not controls or not heads:
         return []
     head, measure = next(iter(heads.items()))
-    (found,) = controls.values()
-    simple = {
-        label: {seed: measures[measure] for seed, measures in found[label].items()}
-        for label in SIMPLE
-        if label in found
-    }
-    best = max(simple, key=lambda label: statistics.mean(simple[label].values()))
-    behind = [row.label for row in table.rows if not _beats(row, head, runs, simple[best])]
-    if not behind:
-        return []
-    share = 100 * statistics.mean(simple[best].values())
-    return [f"**Not above the best simple control ({best}, {share:.1f}):** {'; '.join(behind)}.", ""]
+    whose = stands_for(table)
+    lines: list[str] = []
+    for standing, found in controls.items():
+        simple = {
+            label: {seed: measures[measure] for seed, measures in found[label].items() if measure in measures}
+            for label in SIMPLE
+            if label in found
+        }
+        means = {label: statistics.mean(shares.values()) for label, shares in simple.items() if shares}
+        if not means:
+            continue
+        best = max(means, key=lambda label: means[label])
+        rows = [row for row in table.rows if whose[row.label] == standing]
+        behind = [row.label for row in rows if not _beats(row, head, runs, simple[best])]
+        if behind:
+            share = f"{100 * means[best]:.1f}"
+            lines += [f"**Not above the best simple control ({best}, {share}):** {'; '.join(behind)}.", ""]
+    return lines
 
 
 def _beats(row: Row, head: str, runs: Runs, control: Mapping[int, float]) -> bool:

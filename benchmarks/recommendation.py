@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perennial.benchmarks.controls import CHANCE, COMPARED, RAW_MEAN, Measured, controls_of, stands_for
 from perennial.benchmarks.grid import newest
-from perennial.benchmarks.intervals import half_width
+from perennial.benchmarks.intervals import half_width, t_interval
 from perennial.benchmarks.markdown import age, listed
 from perennial.benchmarks.marked_blocks import with_blocks
 from perennial.benchmarks.robust_advice import robust
@@ -44,24 +45,46 @@ def _cell(values: Sequence[float]) -> str:
 
 def gains() -> str:
     """One line for each place and measure."""
-    runs = runs_of(GAINS)
-    heads = ("data", "each alone", "best alone", "together", "together, epsilon 8", "all data in one place")
+    runs, controls = runs_of(GAINS), controls_of(table_called(GAINS))
+    heads = (
+        *("data", "each alone", "best alone", "together", "together, epsilon 8", "all data in one place"),
+        RAW_MEAN,
+    )
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for measure in (BALANCED, PLAIN):
         for place in PLACES:
-            cells = (f"{place.name}, {measure.removeprefix('final ')}", *_cells(place, measure, runs))
+            simple = _controls(place, measure, controls)
+            cells = (f"{place.name}, {measure.removeprefix('final ')}", *_cells(place, measure, runs, simple))
             lines.append(f"| {' | '.join(cells)} |")
     seeds = listed(sorted({run["seed"] for run in runs}))
     about = (
-        f"Per cent, mean of seeds {seeds} and half its 95 % t-interval, on the test records of all sites.\n"
-        "Each alone: the mean over sites that learn by themselves; best alone: the site with the highest\n"
-        "mean. All columns are closed form (`strategy: analytic`), one exchange a task. Epsilon 8, delta\n"
-        "0.00001, hides one training record from the server together with any one other site."
+        f"Per cent, mean of seeds {seeds} and half its 95 % t-interval, on the test records of\n"
+        "all sites. Each alone: the mean over sites that learn by themselves; best alone: the site with the\n"
+        "highest mean. These columns are closed form (`strategy: analytic`), one exchange a task; that of\n"
+        "epsilon 8 has another head and fewer features, because noise grows with their number. Epsilon 8,\n"
+        "delta 0.00001, hides one training record from the server together with any one other site. Chance:\n"
+        "not above an answer that is always the commonest class. "
+        f"{RAW_MEAN.capitalize()}: the simplest\nclassifier, all data in one place."
     )
     return "\n".join([*lines, "", about]) + "\n"
 
 
-def _cells(place: Place, measure: str, runs: Runs) -> list[str]:
+BySeed = Mapping[int, float]
+
+
+def _controls(place: Place, measure: str, controls: Measured) -> tuple[BySeed, BySeed]:
+    """Seed -> per cent of the commonest class, and of the nearest mean of raw inputs, on a place's data."""
+    found = controls[stands_for(table_called(GAINS))[f"{place.name}: {FEDERATED}"]]
+    name = COMPARED[measure]
+    chance, raw = (
+        {seed: 100 * shares[name] for seed, shares in found[label].items()} for label in (CHANCE, RAW_MEAN)
+    )
+    return chance, raw
+
+
+def _cells(place: Place, measure: str, runs: Runs, simple: tuple[BySeed, BySeed]) -> list[str]:
+    chance, raw = simple
+
     def values(label: str) -> dict[int, float]:
         return _by_seed(runs, f"{place.name}: {label}", measure)
 
@@ -69,8 +92,16 @@ def _cells(place: Place, measure: str, runs: Runs) -> list[str]:
     seeds = sorted(set.intersection(*(set(each) for each in alone)))
     mean = [statistics.mean(each[seed] for each in alone) for seed in seeds]
     best = max(alone, key=lambda each: statistics.mean(each.values()) if each else 0.0)
-    together = [list(values(label).values()) for label in (FEDERATED, PROTECTED, POOLED)]
-    return [_cell(found) for found in (mean, list(best.values()), *together)]
+    together = [values(label) for label in (FEDERATED, PROTECTED, POOLED)]
+    columns = [dict(zip(seeds, mean, strict=True)), best, *together]
+    cells = [f"{_cell(list(found.values()))}{_by_chance(found, chance)}" for found in columns]
+    return [*cells, _cell(list(raw.values()))]
+
+
+def _by_chance(found: BySeed, chance: BySeed) -> str:
+    """' (chance)' where the 95 % t-interval of the paired difference is not above 0."""
+    differences = [found[seed] - chance[seed] for seed in found if seed in chance]
+    return " (chance)" if len(differences) > 1 and t_interval(differences).low <= 0 else ""
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,9 @@ paper's own figure, at the paper's own size, which is not ours.
 CHOICES = """## How settings were chosen
 
 Since revision 2 of these results, settings are chosen on validation data of the sites and on seeds 11 to 20;
-tables use seeds 1 to 10. `python -m perennial.benchmarks.choices` runs the trials, and
-`benchmarks/results/choices.md` shows them. Earlier choices were made on test accuracy, and still stand in the
-experiments:
+tables use others. `python -m perennial.benchmarks.choices` runs the trials, and
+`benchmarks/results/choices.md` shows them. These choices were made on test accuracy or on seeds of the tables
+that show them, and still stand:
 
 - FedDig: the server's learning rates and the spread of digests, on seeds of its tables.
 - Incre-FL: lengths of training and the weights of its losses, on one seed of its tables.
@@ -69,6 +69,11 @@ experiments:
 - Baselines of `rivals_digits`: the strength of each method, on one seed of the table.
 - FedPerC: which layers make the sparsity vector, on seeds other than its tables' (`sparsity_vectors.md`).
 - Noise on sums of CIFAR-100: 128 and 256 features were compared on test images, on seed 11.
+- Robust rules: the two attacks that `robust_worst_digits` has for each rule were chosen by the survey
+  `robust_digits`, on a seed of the table.
+- Robust tables of before 0.2.0: the gap of 0.45 that left a site out of a round was set after seed 2 of the
+  table of backdoors had shown that 0.3 lets one through.
+- Flags in a ring: the thresholds were set on runs that `detection_fairness` counts.
 """
 
 PAPERS = """## Which table stands for which of the papers'
