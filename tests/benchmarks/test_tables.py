@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from perennial.benchmarks import grid
 from perennial.benchmarks.chart import chart
-from perennial.benchmarks.controls import controls_of
+from perennial.benchmarks.controls import RAW_MEAN, controls_of, stands_for
 from perennial.benchmarks.cost import cost, duration
 from perennial.benchmarks.grid import finished, newest, read_results, run_table
-from perennial.benchmarks.markdown import age, markdown
+from perennial.benchmarks.markdown import age, markdown, not_above
 from perennial.benchmarks.paper_claims import Claim, judge
 from perennial.benchmarks.results_page import (
     PAGE,
@@ -308,3 +308,29 @@ def test_every_table_with_a_ring_beside_fedavg_has_a_row_of_equal_work() -> None
             assert any("equal work" in row.label for row in table.rows), name
             held.append(name)
     assert len(held) > 8
+
+
+def test_a_table_of_two_kinds_of_data_names_the_rows_behind_the_controls_of_their_own_kind() -> None:
+    rows = [
+        Row("one: good", "analytic_digits"),
+        Row("one: bad", "analytic_digits"),
+        Row("two: good", "analytic_digits", ("data.test_fraction=0.3",)),
+        Row("two: bad", "analytic_digits", ("data.test_fraction=0.3",)),
+    ]
+    table = Table("of two kinds", rows)
+    assert stands_for(table) == {row.label: f"{row.label[:3]}: good" for row in rows}
+    reached = {"one: good": 0.9, "one: bad": 0.3, "two: good": 0.5, "two: bad": 0.3}
+    runs = [
+        {"row": row, "seed": seed, "measures": {"final accuracy": share + seed / 1000}}
+        for row, share in reached.items()
+        for seed in table.seeds
+    ]
+    simple = {"one: good": 0.6, "two: good": 0.4}
+    controls = {
+        row: {RAW_MEAN: {seed: {"accuracy": share} for seed in table.seeds}} for row, share in simple.items()
+    }
+    said = [line for line in not_above(table, runs, controls) if line]
+    assert said == [
+        f"**Not above the best simple control ({RAW_MEAN}, 60.0):** one: bad.",
+        f"**Not above the best simple control ({RAW_MEAN}, 40.0):** two: bad.",
+    ]
