@@ -31,30 +31,31 @@ def check_resume_command(run: Path, experiment: Path | None) -> None:
     stored = run / "experiment.yaml"
     if not stored.exists():
         raise StateError(f"{run}: no run to resume here (experiment.yaml is missing)")
-    old = load_experiment(stored)
-    learnt = Learnt.of(run, old)
+    learnt = Learnt.of(run)
     console = Console(highlight=False, markup=False)
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True)
 
     if learnt is None:
-        say(f"{run}: no round was done; it would start over")
+        say(f"{run}: nothing has begun; it would start over")
         return
-    schedule, names = learnt.registry.schedule, learnt.registry.classes
-    say(f"{run}: has learnt {len(names)} classes in {schedule.count} tasks: {', '.join(names)}")
-    new = continued(run, old, load_experiment(experiment) if experiment is not None else old)
+    schedule, done = learnt.registry.schedule, learnt.task - 1
+    names = learnt.registry.classes[: schedule.boundaries[done]]
+    say(f"{run}: has learnt {len(names)} classes in {done} tasks: {', '.join(names) or 'none yet'}")
+    new = load_experiment(experiment) if experiment is not None else learnt.experiment
+    new = continued(run, learnt, new)
     checked = preflight(new, torch.device("cpu"))
     registry = checked.facts.registry
     if not learnt.finished:
-        say(f"it is not finished, and would go on with task {schedule.count}")
-    for task in range(schedule.count + 1, registry.schedule.count + 1):
+        say(f"it is not finished: a resume goes on with its plan of {schedule.count} tasks")
+    for task in range(done + 1, registry.schedule.count + 1):
         classes = ", ".join(registry.classes[label] for label in registry.schedule.classes_of(task))
         say(f"would learn task {task}: {classes} ({registry.schedule.rounds[task - 1]} rounds)")
     if new.data.only_at_sites:
         say("the data are at the sites; each says for itself what it needs of its old data")
     else:
-        for line in _of_the_data(run, new, len(names), grows=registry.schedule.count > schedule.count):
+        for line in _of_the_data(run, new, len(names), grows=registry.schedule.count > done):
             say(line)
     for note in checked.facts.notes:
         say(f"note: {note}")
@@ -96,7 +97,7 @@ def nothing_learnt(run: Path, experiment: Experiment) -> str:
     from perennial.config.simulation import simulated_federation
     from perennial.server.continuation import Learnt
 
-    learnt = Learnt.of(run, experiment)
+    learnt = Learnt.of(run)
     if (
         learnt is None
         or not learnt.finished

@@ -13,7 +13,7 @@ class RoundsConfig(Block):
     fraction: float = Field(default=1.0, gt=0, le=1)
     """Share of the connected sites that is asked in each round."""
     quorum: int = Field(default=1, ge=1)
-    """Valid replies without which the round is skipped and the model stays as it was."""
+    """Valid replies without which a round does not count: the model stays as it was."""
     deadline: float = Field(default=3600.0, gt=0)
     """Seconds after which a round goes on without the sites that have not answered."""
     wait_for: int | None = Field(default=None, ge=1)
@@ -24,4 +24,5 @@ class RoundsConfig(Block):
     """strategy analytic: a round ends as soon as some site has answered, and a task when all have, after
     tasks.rounds rounds at most; requests are renewed, and answered whenever a site can."""
     max_skipped: int = Field(default=3, ge=1)
-    """Skipped rounds in a row after which the run stops with an error (it can be resumed)."""
+    """Attempts in a row without a quorum after which a simulation ends with an error (it can be resumed) and
+    a deployed run rests. The round is asked again: none of those planned is used up."""

@@ -113,12 +113,19 @@ def resumed_settings(
         raise StateError(f"{folder}: no run to resume here (experiment.yaml is missing)")
     folder = folder.resolve()
     source = folder / "experiment.yaml"
-    old = load_experiment(source)
-    new = load_experiment(experiment or source, overrides, seed)
-    from perennial.server.continuation import continued
+    from perennial.server.continuation import Learnt, continued
 
-    new = continued(folder, old, new)
-    if new != old:
+    learnt = Learnt.of(folder)
+    there = load_experiment(source)
+    if experiment is not None:
+        new = load_experiment(experiment, overrides, seed)
+    elif learnt is not None and not overrides and seed is None:
+        # a kill may have left the file of a continuation that had not begun
+        new = learnt.experiment
+    else:
+        new = load_experiment(source, overrides, seed)
+    new = continued(folder, learnt, new)
+    if new != there:
         source = folder / RESUMED
         replace_file(source, new.to_yaml().encode(), mode=0o644)
     return RunSettings(

@@ -88,6 +88,8 @@ class RunState:
     """Site -> (reason, whether it refused, when), of the newest round in which it was faulty and since."""
     absent: set[str] = field(default_factory=set)
     missing: set[str] = field(default_factory=set)
+    refusing: dict[str, str] = field(default_factory=dict)
+    """Site -> why it refused, of connected sites for whose answer the run rests."""
     online: set[str] = field(default_factory=set)
     asked: dict[str, tuple[str, float]] = field(default_factory=dict)
     answered: dict[str, float] = field(default_factory=dict)
@@ -268,6 +270,7 @@ class RunState:
                 self.ended_as, self.pause, self.pause_kind = "stopped", "", ""
             case "paused" | "waiting" as kind:
                 self.missing = set(texts(event.get("missing")))
+                self.refusing = _reasons(event.get("refusing"))
                 self.pause_kind, self.pause = kind, plain(pause_in_words(_pause(event, kind)))
                 self.notes.append((when, self.pause))
             case "went_on":
@@ -362,6 +365,11 @@ def _pause(event: dict[str, Any], kind: str) -> dict[str, Any]:
         "came": texts(event.get("came"))[:20],
         "reason": plain(event.get("reason", "")),
     }
+
+
+def _reasons(value: object) -> dict[str, str]:
+    found = value.items() if isinstance(value, dict) else ()
+    return {plain(site, 80): plain(why) for site, why in list(found)[:MOST_SITES] if isinstance(why, str)}
 
 
 def _whole(value: object) -> int:

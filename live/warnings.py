@@ -106,7 +106,7 @@ def _warnings(state: RunState) -> Iterator[Warned]:
         yield Warned(
             "skipped",
             "warning",
-            f"{plural(state.skipped, 'round')} skipped for lack of valid answers, the last: "
+            f"{plural(state.skipped, 'round')} without enough valid answers, the last: "
             f"{', '.join(map(str, last))}.",
             "rounds.quorum of the experiment says how many answers a round needs.",
         )
@@ -128,6 +128,11 @@ def _warnings(state: RunState) -> Iterator[Warned]:
 
 
 def _pause_remedy(state: RunState) -> str:
+    if state.refusing:
+        return (
+            f"It tries again by itself; it goes on when {_named(sorted(state.refusing))} answers, or with "
+            "a lower rounds.quorum. Ask the hospital: its page says what it refuses and why."
+        )
     if state.pause_kind == "waiting" or state.missing:
         return "It goes on by itself when enough sites are connected."
     return "Resume it here, or with: perennial deploy resume " + state.name

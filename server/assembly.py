@@ -42,7 +42,9 @@ class ReadyRun:
         """Drive the curriculum, then write model, summary, metrics and report; returns the summary."""
         try:
             self.curriculum.run(self.expected_sites)
-            return write_results(self.curriculum, self.engine, self.inputs, self.measured_on)
+            summary = write_results(self.curriculum, self.engine, self.inputs, self.measured_on)
+            self.curriculum.finish()
+            return summary
         finally:
             self.curriculum.journal.close()
 

@@ -5,7 +5,7 @@ run rests instead, says why and for whom, and goes on when sites are back.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import StateError
@@ -45,16 +45,25 @@ class Attendance:
         rounds = self._experiment.rounds
         return self._wait(rounds.wait_for or expected)
 
+    def declared_away(self, number: int) -> set[str]:
+        """The sites that the experiment itself declares absent in round `number`."""
+        return {
+            gone.site
+            for gone in self._experiment.absence
+            if gone.first_round <= number <= (gone.last_round or number)
+        }
+
+    def lacks_by_plan(self, number: int) -> bool:
+        """Whether sites declared absent, and nothing else, leave round `number` without a quorum."""
+        there, quorum = set(self.roster.connected()), self._experiment.rounds.quorum
+        return len(there) >= quorum > len(there - self.declared_away(number))
+
     def available(self, number: int) -> dict[str, int]:
         """name -> node id of the connected sites that are not declared absent in round `number`.
 
         Waits for a quorum of connected sites. Raises StateError when a run that is not patient lacks one.
         """
-        away = {
-            gone.site
-            for gone in self._experiment.absence
-            if gone.first_round <= number <= (gone.last_round or number)
-        }
+        away = self.declared_away(number)
         sites = self.roster.connected()
         while len(sites) < self._experiment.rounds.quorum:
             try:
@@ -66,21 +75,31 @@ class Attendance:
                 sites = self.roster.connected()
         return {site: node for site, node in sites.items() if site not in away}
 
-    def sampled(self, sites: dict[str, int], number: int) -> dict[str, int]:
-        """The share of the sites that round `number` asks, in canonical order."""
+    def sampled(self, sites: dict[str, int], number: int, attempt: int = 0) -> dict[str, int]:
+        """The share of the sites that round `number` asks, in canonical order.
+
+        attempt: how often too few have answered before; each attempt draws anew, so that a site which refuses
+        does not hold up the round for ever.
+        """
         rounds = self._experiment.rounds
         if rounds.fraction == 1.0:
             return dict(sites)
         count = min(len(sites), max(rounds.quorum, round(rounds.fraction * len(sites))))
         names = list(sites)
-        generator = stream(self._experiment.seed, "client-sampling", number)
+        again = (attempt,) if attempt else ()
+        generator = stream(self._experiment.seed, "client-sampling", number, *again)
         chosen = sorted(generator.choice(len(names), size=count, replace=False).tolist())
         return {names[index]: sites[names[index]] for index in chosen}
 
-    def rest(self, reason: str) -> None:
-        """Pause until a site comes that was not there, or until it is time to try again."""
+    def rest(self, reason: str, refusing: Mapping[str, str] | None = None) -> None:
+        """Pause until a site comes that was not there, or until it is time to try again.
+
+        refusing: site -> why it refused, of connected sites for whose answer the run rests.
+        """
         before = set(self.roster.connected())
-        self._journal.write("paused", reason=reason, missing=self.missing(before))
+        self._journal.write(
+            "paused", reason=reason, missing=self.missing(before), refusing=dict(refusing or {})
+        )
         until, self._rest = time.monotonic() + self._rest, min(2 * self._rest, LONGEST_REST)
         came: set[str] = set()
         while not came and time.monotonic() < until:

@@ -11,9 +11,9 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -22,51 +22,23 @@ from torch import Tensor
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
 from perennial.protocol.tensors import content_sha256
+from perennial.server.run_states import Progress
 
 CHECKPOINT = "checkpoint"
 """Folder of the files below, in a run's folder."""
 LATEST = "latest.safetensors"
 BEFORE = "before.safetensors"
 DAMAGED = "damaged.safetensors"
-SCHEMA = 3
+SCHEMA = 4
 CLASS_MEANS = "class_means"
 
 
-@dataclass
-class Progress:
-    """Where a run stands. round: rounds done since the start; round_in_task: rounds done of this task."""
+class Standing(NamedTuple):
+    """What a checkpoint holds of the model and the strategy, in the order of Checkpoint's last fields."""
 
-    run: str
-    split_key: str = ""
-    """By which sites divide their own data; hexadecimal, drawn once."""
-    task: int = 1
-    round: int = 0
-    round_in_task: int = 0
-    skipped_in_a_row: int = 0
-    previous: str = ""
-    """SHA-256 of the complete model at the end of the task before."""
-    holders: list[str] = field(default_factory=list)
-    """Sites known to hold that model."""
-    classes: list[str] = field(default_factory=list)
-    """Names of the classes of the tasks begun: row i of the head stands for classes[i]."""
-    inputs: dict[str, Any] = field(default_factory=dict)
-    """How data reach the model: shape, scale, constants and columns, as the run found them."""
-    history: dict[str, Any] = field(default_factory=dict)
-    privacy: dict[str, Any] = field(default_factory=dict)
-    """State of the protection at the server: clip norm and Bayesian accountant, where there are any."""
-    secret: str = ""
-    """Hexadecimal, drawn where sites hold their own data; never sent. Empty in simulation."""
-    passed: int = 0
-    """Rounds of the schedule that early stopping left out."""
-    stopping: dict[str, Any] = field(default_factory=dict)
-    """State of the rule by which the current task is stopped."""
-    bounds: dict[str, Any] = field(default_factory=dict)
-    """Medians of the latest rounds, from which bounds on the next one's updates follow."""
-    cohort: int = 1
-    """Sites that train in one pass."""
-    journal_position: int = 0
-    seconds: float = 0.0
-    finished: bool = False
+    arrays: Mapping[str, Tensor]
+    strategy: dict[str, Any]
+    class_means: Tensor | None
 
 
 @dataclass

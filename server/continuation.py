@@ -1,8 +1,9 @@
 """Continuing a finished run with new classes: the old order stays, the new classes follow it.
 
-What the run has learnt is read from its own record, not from the data, which may have grown or lost what is
-no longer needed. The result is an experiment that says everything by itself (class order, increments, rounds,
-how data are read), so that every site of every engine comes to the same registry from the file alone.
+A run that is not finished goes on with the plan in its record. What a finished run has learnt is read from
+there too, since data may have lost what is no longer needed. The result is an experiment that says everything
+by itself (class order, increments, rounds, how data are read), so that every site of every engine comes to
+the same registry from the file alone.
 """
 
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ from perennial.config.simulation import forget_simulated
 from perennial.data.config import DataConfig
 from perennial.data.federation import build
 from perennial.data.registry import Registry, build_registry
-from perennial.data.schedule import TaskSchedule
 from perennial.data.sources import load
 from perennial.data.table_columns import numeric_indices
 from perennial.data.tasks_config import TasksConfig
 from perennial.foundation.errors import ConfigError, StateError
-from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST, Progress, load_checkpoint
+from perennial.server.checkpoint import BEFORE, CHECKPOINT, LATEST, load_checkpoint
+from perennial.server.run_states import State
 
 
 def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Registry:
@@ -36,31 +37,35 @@ def registry_of(experiment: Experiment, earlier: Registry | None = None) -> Regi
 
 @dataclass(frozen=True)
 class Learnt:
-    """What a run has learnt, by its own record. finished: whether every task of its experiment is done."""
+    """What a run has planned and learnt, by its own record.
 
+    experiment: as the run's checkpoint has it. registry: the plan, which a finished run has learnt. task: the
+    one that comes next. inputs: how data reach the model.
+    """
+
+    experiment: Experiment
     registry: Registry
+    task: int
     inputs: dict[str, Any]
     finished: bool
 
     @classmethod
-    def of(cls, folder: Path, experiment: Experiment) -> "Learnt | None":
-        """The record in a run's folder; None before the first round was done.
+    def of(cls, folder: Path) -> "Learnt | None":
+        """The record in a run's folder; None where no site was asked anything.
 
         Raises StateError when it is damaged.
         """
         if not any((folder / CHECKPOINT / name).exists() for name in (LATEST, BEFORE)):
             return None
-        progress = load_checkpoint(folder / CHECKPOINT)[0].progress
-        boundaries = tuple(progress.history["boundaries"])
-        given = experiment.tasks.rounds
-        tasks = len(boundaries) - 1
-        rounds = (given,) * tasks if isinstance(given, int) else tuple(given[:tasks])
-        registry = Registry(tuple(progress.classes), TaskSchedule(boundaries, rounds))
-        return cls(registry, progress.inputs, _done(progress))
-
-
-def _done(progress: Progress) -> bool:
-    return progress.finished or progress.task > len(progress.history["boundaries"]) - 1
+        checkpoint = load_checkpoint(folder / CHECKPOINT)[0]
+        progress = checkpoint.progress
+        return cls(
+            Experiment.model_validate(checkpoint.experiment),
+            progress.registry,
+            progress.task,
+            progress.inputs,
+            progress.state is State.FINISHED,
+        )
 
 
 def grows_by_itself(experiment: Experiment) -> bool:
@@ -73,23 +78,24 @@ def classes_found(data: DataConfig) -> tuple[str, ...]:
     return load(data.model_copy(update={"classes": None}), seed=0).classes
 
 
-def continued(folder: Path, old: Experiment, new: Experiment) -> Experiment:
+def continued(folder: Path, learnt: Learnt | None, new: Experiment) -> Experiment:
     """The new experiment with its class order and schedule written out, those that the run has learnt first.
 
-    folder: of the run. old: its experiment as it stands there. Where the new one says nothing of classes or
-    tasks, the classes that its data hold beside those learnt make one more task.
+    folder: of the run. learnt: its record. Where the new experiment says nothing of classes or tasks, the
+    classes that its data hold beside those learnt make one more task.
     Raises ConfigError when the two do not fit, StateError when a run that is not finished would grow.
     """
-    said = new.tasks != old.tasks or new.data.classes != old.data.classes
-    learnt = Learnt.of(folder, old)
     if learnt is None:
         return new
+    old = learnt.experiment
+    said = new.tasks != old.tasks or new.data.classes != old.data.classes
     if not learnt.finished:
         if said:
             raise StateError(
                 f"{folder}: this run has not finished the tasks that it began with; resume it without "
                 "changes first, then with more classes"
             )
+        _require_planned(folder, new, learnt)
         return new
     known = learnt.registry.classes
     if grows_by_itself(new) and new.data.classes == old.data.classes:
@@ -107,11 +113,28 @@ def continued(folder: Path, old: Experiment, new: Experiment) -> Experiment:
         return new
     tasks = new.tasks if new.tasks != old.tasks else _one_more(learnt.registry, names)
     registry = build_registry(names, tasks, new.seed, learnt.registry)
+    new = new.model_copy(update={"data": new.data.model_copy(update={"classes": tuple(names)})})
+    return _written_out(new, registry, learnt.inputs, learnt=learnt.registry.schedule.count)
+
+
+def _require_planned(folder: Path, new: Experiment, learnt: Learnt) -> None:
+    """Raises StateError where data hold classes that are not in the plan of a run that is not finished."""
+    if not grows_by_itself(new):
+        return
+    forget_simulated()
+    if more := [name for name in classes_found(new.data) if name not in learnt.registry.classes]:
+        raise StateError(
+            f"{folder}: {', '.join(more)} came to the data, and this run has not finished the tasks that it "
+            "began with; take them out until it is finished, then resume it once more with them"
+        )
+
+
+def _written_out(new: Experiment, registry: Registry, inputs: dict[str, Any], learnt: int) -> Experiment:
+    """The experiment with its classes, tasks and the way in which data are read said outright."""
     content = new.model_dump(mode="json")
-    content["tasks"] = registry.as_tasks().model_dump(mode="json") | {
-        "learnt": learnt.registry.schedule.count
-    }
-    content["data"] |= {"classes": list(names), **_as_read(new.data, learnt.inputs)}
+    content["tasks"] = registry.as_tasks().model_dump(mode="json") | {"learnt": learnt}
+    names = list(new.data.classes or registry.classes)
+    content["data"] |= {"classes": names, **_as_read(new.data, inputs)}
     return Experiment.model_validate(content)
 
 

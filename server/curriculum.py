@@ -20,7 +20,14 @@ from perennial.learning.worth import Scores
 from perennial.protocol.tensors import content_sha256
 from perennial.server.attendance import Attendance
 from perennial.server.central_privacy import CentralPrivacy
-from perennial.server.checkpoint import LATEST, Checkpoint, load_previous, save_checkpoint, save_previous
+from perennial.server.checkpoint import (
+    LATEST,
+    Checkpoint,
+    Standing,
+    load_previous,
+    save_checkpoint,
+    save_previous,
+)
 from perennial.server.evaluation import Counts, Judge, evaluate_centrally
 from perennial.server.global_model import GlobalModel
 from perennial.server.history import History
@@ -33,6 +40,7 @@ from perennial.server.roster import Roster
 from perennial.server.rounds import Rounds
 from perennial.server.run_folder import RunFolder
 from perennial.server.run_measures import TaskMeasures
+from perennial.server.run_states import State
 from perennial.server.shared_clipping import SharedClipping
 from perennial.server.stopped import what_to_try
 from perennial.server.stopping import Stopping
@@ -115,34 +123,47 @@ class Curriculum:
         """Train until every task of the schedule is learnt; a stop loses at most the round in progress.
 
         Raises RunStopped when someone wishes a stop; StateError when too few sites connect, or when a run
-        that is not patient had rounds.max_skipped rounds in a row without a quorum.
+        that is not patient had rounds.max_skipped attempts in a row without a quorum.
         """
+        self._begin()
         sites = self.attendance.wait_for_all(expected_sites)
         self.journal.write("sites", connected=list(sites), missing=self.attendance.missing(sites))
-        while self.progress.task <= self.schedule.count:
+        while self.progress.state in (State.BETWEEN, State.TRAINING):
             task = self.progress.task
             if self.progress.round_in_task == 0:
                 self._begin_task(task)
             while self._trains_on(task):
                 self._wishes.between_rounds(self._grid.look)
                 self._round(task)
-                if self.strategy.task_complete:
-                    break
             self._choose_model(task)
             self._pass_over_rounds(task)
             self._finish_task(task)
-        self.progress.finished = True
+
+    def finish(self) -> None:
+        """Note that the results are written; the run's last checkpoint."""
+        self.progress.results_written()
         self._save()
         if self._disk_writes is not None:
             self._disk_writes.wait()
 
+    def _begin(self) -> None:
+        """Fix the plan before any site is asked anything, where it is not fixed yet or goes further now."""
+        progress, checkpoint = self.progress, self.folder.checkpoint
+        if progress.state is State.NEW:
+            progress.planned(self.registry)
+            self._save(Standing({}, {}, None))
+        elif progress.state is State.FINISHED and progress.registry != self.registry:
+            assert checkpoint is not None
+            progress.continued(self.registry)
+            self._save(Standing(checkpoint.arrays, checkpoint.strategy, checkpoint.class_means))
+
     def _restore(self, checkpoint: Checkpoint) -> None:
         progress = self.progress
-        progress.finished = False
         if progress.previous:
             arrays = load_previous(self.folder.checkpoint_folder, progress.previous)
             self.position.previous = PreviousModel(progress.previous, arrays)
-        self.strategy.load_state_dict(checkpoint.strategy)
+        if checkpoint.strategy:
+            self.strategy.load_state_dict(checkpoint.strategy)
         self.class_means = checkpoint.class_means
         if progress.round_in_task:
             self.model.restore(progress.task, checkpoint.arrays, self.position.previous.arrays)
@@ -197,8 +218,7 @@ class Curriculum:
         self.strategy.begin_task(
             TaskStart(task, classes.stop, classes, self.model.arrays, tuple(self.roster.connected()))
         )
-        self.history.task_begun(classes.stop)
-        self.progress.classes = list(self.registry.classes[: classes.stop])
+        self.history.task_begun()
         self.journal.write(
             "task_started",
             task=task,
@@ -207,24 +227,30 @@ class Curriculum:
         )
 
     def _round(self, task: int) -> None:
-        """One round, its measures and its checkpoint."""
+        """Ask for the next round once; its measures and its checkpoint, unless too few sites answered."""
         started = time.monotonic()
         progress, leads = self.progress, self.position.leads
+        number = progress.round + 1
         outcome = self._rounds.run()
         self.position.take_in(outcome)
+        by_plan = outcome.skipped and self.attendance.lacks_by_plan(number)
+        if by_plan:
+            progress.passed_over(1, counted=True)
+        counts = progress.round == number
         if not leads and not outcome.skipped:
-            self._judge_round(progress.round)
+            self._judge_round(number)
         accuracy = None
-        if self.experiment.evaluation.every == "round" and (counts := self._central_counts(task)):
-            accuracy = overall_accuracy(*counts, self.schedule.boundaries[: task + 1])
+        if counts and self.experiment.evaluation.every == "round" and (found := self._central_counts(task)):
+            accuracy = overall_accuracy(*found, self.schedule.boundaries[: task + 1])
         for warning in outcome.warnings:
-            self.journal.write("note", text=f"round {progress.round}: {warning}")
-        self._record(task, outcome, accuracy, time.monotonic() - started)
-        self._save()
+            self.journal.write("note", text=f"round {number}: {warning}")
+        self._record(task, number, outcome, accuracy, time.monotonic() - started)
+        if counts:
+            self._save()
         if outcome.skipped:
-            self._rounds.rest_or_end(outcome)
+            self._rounds.rest_or_end(outcome, passed_over=by_plan)
         else:
-            self.attendance.served()
+            self._rounds.served()
 
     def _judge_round(self, number: int) -> None:
         """Ask the sites for counts on their validation samples, where these decide when to stop."""
@@ -239,7 +265,10 @@ class Curriculum:
         self.journal.write("validated", task=self.progress.task, round=number, value=value)
 
     def _trains_on(self, task: int) -> bool:
-        left = self.progress.round_in_task < self.position.rounds(task)
+        done = self.progress.round_in_task
+        if done and self.strategy.task_complete:
+            return False
+        left = done < self.position.rounds(task)
         return left and not self.stopping.over and self.experiment.learner.trains_in(task)
 
     def _choose_model(self, task: int) -> None:
@@ -258,11 +287,8 @@ class Curriculum:
         """Count the rounds that were left out, because the model was good enough or trains no more."""
         if self.experiment.stopping is None and self.experiment.learner.trains_in(task):
             return
-        progress, planned = self.progress, self.position.rounds(task)
-        first = progress.round - progress.round_in_task
         # the next task's rounds keep their numbers, by which sites know what they have approved
-        progress.passed += planned - progress.round_in_task
-        progress.round, progress.round_in_task = first + planned, planned
+        self.progress.passed_over(self.position.rounds(task) - self.progress.round_in_task, counted=False)
 
     def _finish_task(self, task: int) -> None:
         """Freeze the model, let sites choose exemplars, measure, and checkpoint the next task."""
@@ -286,8 +312,7 @@ class Curriculum:
         self.measuring.write(task, scored, reported, one_classifier=self.one_classifier)
         save_previous(self.folder.checkpoint_folder, finished.sha256, arrays, progress.previous)
         self.position.previous = finished
-        progress.previous, progress.holders = finished.sha256, holders
-        progress.task, progress.round_in_task = task + 1, 0
+        progress.task_learnt(finished.sha256, holders)
         self.journal.write("task_finished", task=task, **facts)
         if signs := facts.get("stopped"):
             tries = "; or ".join(what_to_try(self.experiment))
@@ -315,12 +340,14 @@ class Curriculum:
         with self.model.measuring():
             return evaluate_centrally(self.model.loaded(), self.test, self.schedule.num_classes(task), means)
 
-    def _record(self, task: int, outcome: RoundOutcome, accuracy: float | None, seconds: float) -> None:
+    def _record(
+        self, task: int, number: int, outcome: RoundOutcome, accuracy: float | None, seconds: float
+    ) -> None:
         self.history.round_done(outcome)
         self.journal.write(
             "round",
             task=task,
-            round=self.progress.round,
+            round=number,
             participants=sorted(outcome.participants),
             dropped=[{"site": site, "reason": reason} for site, reason in outcome.dropped],
             refused=[{"site": site, "reason": reason} for site, reason in outcome.refused],
@@ -334,7 +361,8 @@ class Curriculum:
             **({"details": outcome.details} if outcome.details else {}),
         )
 
-    def _save(self) -> None:
+    def _save(self, standing: Standing | None = None) -> None:
+        """Write the checkpoint. standing: other arrays than the model's as it is now."""
         now = time.monotonic()
         self.progress.seconds += now - self._clock
         self._clock = now
@@ -345,13 +373,8 @@ class Curriculum:
             # the checkpoint that becomes the second newest is on the disk before the newest is replaced
             writes.wait()
             self.progress.journal_position = self.journal.position()
-        checkpoint = Checkpoint(
-            self.progress,
-            self._settings,
-            self.model.arrays,
-            self.strategy.state_dict(),
-            self.class_means,
-        )
+        standing = standing or Standing(self.model.arrays, self.strategy.state_dict(), self.class_means)
+        checkpoint = Checkpoint(self.progress, self._settings, *standing)
         save_checkpoint(self.folder.checkpoint_folder, checkpoint, durable=writes is None)
         if writes is not None:
             writes.begin([self.journal.path, self.folder.checkpoint_folder / LATEST])

@@ -32,14 +32,10 @@ class History:
 
     def __init__(self, data: dict[str, Any]) -> None:
         self._data = data
-        data.setdefault("boundaries", [0])
         for name in MEASURED:
             data.setdefault(name, [])
-        # what each round measured stands in the journal; here it would make checkpoints grow with the rounds
-        data.pop("by_round", None)
         data.setdefault("sites", {})
-        # an older checkpoint has the loss of each round of its task
-        data.setdefault("loss", vars(LossCourse.of(data.pop("losses", []))))
+        data.setdefault("loss", vars(LossCourse()))
         data.setdefault("stopped", [])
         for name in ("bytes_up", "bytes_down", "task_end_bytes_up", "task_end_bytes_down"):
             data.setdefault(name, 0)
@@ -60,7 +56,7 @@ class History:
         """Count one round."""
         for site, reply in outcome.participants.items():
             counters = self.site(site)
-            counters["rounds"] += 1
+            counters["rounds"] += not outcome.skipped
             counters["samples"] = reply.num_examples
         for site, _ in outcome.dropped:
             self.site(site)["rejected"] += 1
@@ -68,17 +64,16 @@ class History:
             self.site(site)["refused"] += 1
         self._data["bytes_up"] += outcome.bytes_up
         self._data["bytes_down"] += outcome.bytes_down
-        self._data["loss"] = vars(LossCourse(**self._data["loss"]).then(outcome.train_loss))
+        if not outcome.skipped:
+            self._data["loss"] = vars(LossCourse(**self._data["loss"]).then(outcome.train_loss))
 
     def sent_beside_rounds(self, up: int, down: int) -> None:
         """Count tensors of queries between rounds; they are shown with those of the ends of tasks."""
         self._data["task_end_bytes_up"] += up
         self._data["task_end_bytes_down"] += down
 
-    def task_begun(self, boundary: int) -> None:
-        """Classes up to boundary are known from now on."""
-        if self._data["boundaries"][-1] < boundary:
-            self._data["boundaries"].append(boundary)
+    def task_begun(self) -> None:
+        """The course of the loss is that of a new task from now on."""
         self._data["loss"] = vars(LossCourse())
 
     def task_done(

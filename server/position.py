@@ -7,8 +7,8 @@ from perennial.config.experiment import Experiment
 from perennial.data.registry import Registry
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors
-from perennial.server.checkpoint import Progress
 from perennial.server.global_model import GlobalModel
+from perennial.server.run_states import Progress
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.previous import PreviousModel
 
@@ -66,14 +66,13 @@ class Position:
         }
 
     def take_in(self, outcome: RoundOutcome) -> None:
-        """Count a round that is done and adopt its model.
+        """Count a round that was aggregated and adopt its model; one that was not counts nothing.
 
         A site that trained holds the previous model; one that failed gets it again.
         """
         progress = self.progress
-        progress.round, progress.round_in_task = progress.round + 1, progress.round_in_task + 1
-        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if outcome.skipped else 0
         failed = {site for site, _ in (*outcome.dropped, *outcome.refused)}
         progress.holders = sorted(({*progress.holders} | {*outcome.participants}) - failed)
         if outcome.arrays is not None:
+            progress.aggregated()
             self.model.arrays = outcome.arrays

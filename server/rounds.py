@@ -44,6 +44,7 @@ class Rounds:
         )
         self._experiment = experiment = position.experiment
         self._averaging = FedAvg(strategy.max_update_norm)
+        self._failed = self._attempt = 0
         # pre-training takes a few samples of each site, so its medians say nothing of the rounds after it
         medians = position.progress.bounds
         lead = medians.setdefault("pretraining", {}) if experiment.pretraining is not None else {}
@@ -60,48 +61,12 @@ class Rounds:
         ) or SharedClipping.of(privacy, self._strategy, state)
 
     def run(self) -> RoundOutcome:
-        """The next round, asked again if nobody served it and sites may come back."""
-        outcome = self._attempt()
-        for _ in range(self._experiment.rounds.max_skipped - 1 if self._attendance.patient else 0):
-            if outcome.participants or not outcome.skipped:
-                break
-            number, faults = self._position.progress.round + 1, _faults(outcome)
-            self._journal.write("note", text=f"round {number}: nobody served it; asked again ({faults})")
-            outcome = self._attempt()
-        return outcome
-
-    def rest_or_end(self, outcome: RoundOutcome) -> None:
-        """After a skipped round: wait for sites that may come back.
-
-        Raises StateError after rounds.max_skipped rounds in a row, unless the run is patient.
-        """
-        in_a_row, rounds = self._position.progress.skipped_in_a_row, self._experiment.rounds
-        unserved = self._attendance.patient and not outcome.participants
-        if in_a_row < rounds.max_skipped and not unserved:
-            return
-        reason = f"{in_a_row} rounds in a row without {rounds.quorum} valid replies; last: {_faults(outcome)}"
-        if not self._attendance.patient:
-            raise StateError(f"{reason}; the model is as it was; the run can be resumed")
-        self._attendance.rest(reason)
-        self._position.progress.skipped_in_a_row = 0
-
-    def _running(self, medians: dict[str, Any]) -> RunningBounds | None:
-        """Bounds by the medians of the checkpoint, which they keep up to date; None if none may apply.
-
-        Under client_central and client_shared no site's norm may change what another counts, and under masks
-        the server sees no norm.
-        """
-        if self._experiment.privacy.mode in ("client_central", "client_shared") or self._experiment.secure:
-            return None
-        return RunningBounds(self._experiment.bounds, medians)
-
-    def _attempt(self) -> RoundOutcome:
-        """Ask the sites that are there for the next round, and aggregate what they answer."""
+        """Ask the sites that are there for the next round, once, and aggregate what they answer."""
         position, experiment, rounds = self._position, self._experiment, self._experiment.rounds
         progress, schedule = position.progress, position.registry.schedule
         task, number = progress.task, progress.round + 1
         sites = self._attendance.available(number)
-        asked = self._attendance.sampled(sites, number)
+        asked = self._attendance.sampled(sites, number, self._attempt)
         # sums of features are a release of their own, which the strategy records when it asks for them
         charge = [charges.update(experiment, progress.run)] if experiment.strategy.trains else []
         if experiment.privacy.enabled and charge:
@@ -142,6 +107,43 @@ class Rounds:
         if strategy.running is not None and not outcome.skipped:
             strategy.running.round_done(outcome.participants.values())
         return outcome
+
+    def served(self) -> None:
+        """A round was aggregated: what failed before is over."""
+        self._failed = self._attempt = 0
+        self._attendance.served()
+
+    def rest_or_end(self, outcome: RoundOutcome, *, passed_over: bool) -> None:
+        """After an attempt that too few sites answered: wait for sites that may answer later.
+
+        The round keeps its number, and is asked again, unless it was passed over, since the experiment
+        declares too many sites absent. Raises StateError after rounds.max_skipped attempts in a row, unless
+        the run is patient.
+        """
+        patient = self._attendance.patient
+        self._attempt = 0 if passed_over else self._attempt + 1
+        self._failed += not (passed_over and patient)
+        rounds, number = self._experiment.rounds, self._position.progress.round + 1
+        if self._failed < rounds.max_skipped:
+            return
+        reason = (
+            f"round {number}: {self._failed} times in a row without {rounds.quorum} valid replies; last: "
+            f"{_faults(outcome)}"
+        )
+        if not patient:
+            raise StateError(f"{reason}; the model is as it was; the run can be resumed")
+        self._failed = 0
+        self._attendance.rest(reason, dict(outcome.refused))
+
+    def _running(self, medians: dict[str, Any]) -> RunningBounds | None:
+        """Bounds by the medians of the checkpoint, which they keep up to date; None if none may apply.
+
+        Under client_central and client_shared no site's norm may change what another counts, and under masks
+        the server sees no norm.
+        """
+        if self._experiment.privacy.mode in ("client_central", "client_shared") or self._experiment.secure:
+            return None
+        return RunningBounds(self._experiment.bounds, medians)
 
 
 def _faults(outcome: RoundOutcome) -> str:

@@ -17,10 +17,10 @@ from perennial.server.checkpoint import (
     CHECKPOINT,
     LATEST,
     Checkpoint,
-    Progress,
     load_checkpoint,
     set_damaged_aside,
 )
+from perennial.server.run_states import Progress, State
 
 FREE_ON_RESUME = ("rounds", "evaluation", "absence")
 """Sections that may change when a run is resumed: they do not change what was trained so far."""
@@ -83,8 +83,8 @@ def open_run_folder(
         if folder.note:
             set_damaged_aside(folder.checkpoint_folder)
     elif resume:
-        # killed before the first round was done: starting over loses nothing
-        folder.note = "no round was finished before the stop: started over"
+        # killed before the plan was written, so before any site was asked
+        folder.note = "nothing had begun before the stop: started over"
     make_folder(folder.checkpoint_folder)
     replace_file(path / "experiment.yaml", experiment.to_yaml().encode(), mode=0o644)
     return folder
@@ -112,20 +112,33 @@ def _require_same_experiment(
     if changed:
         raise StateError(
             f"{path}: the experiment differs from the one this run began with, in: {', '.join(changed)}; "
-            "only tasks may be added (and rounds, evaluation and absence changed)"
+            "a finished run may get more tasks, and rounds, evaluation and absence may change at any time"
         )
-    begun, boundaries = checkpoint.progress.history["boundaries"], registry.schedule.boundaries
-    if list(boundaries[: len(begun)]) != begun:
-        raise StateError(
-            f"{path}: tasks: the run has learnt classes up to {begun}, the experiment now says "
-            f"{list(boundaries)}; tasks that were begun must stay as they were"
-        )
-    learnt = checkpoint.progress.classes
-    for position, (old_name, name) in enumerate(zip(learnt, registry.classes, strict=False)):
+    _require_plan(path, checkpoint.progress, registry)
+
+
+def _require_plan(path: Path, progress: Progress, registry: Registry) -> None:
+    """Raises StateError unless the registry is the run's plan, or, once it is finished, begins with it."""
+    planned = progress.registry
+    for position, (old_name, name) in enumerate(zip(planned.classes, registry.classes, strict=False)):
         if old_name != name:
             raise StateError(
-                f"{path}: tasks.order, data.classes: class {position} is {old_name!r} in the run and "
-                f"{name!r} in the experiment; classes of tasks begun must keep their names and order"
+                f"{path}: tasks.order, data.classes: class {position} is {old_name!r} in the run's plan and "
+                f"{name!r} in the experiment; the classes of a plan keep their names and order"
+            )
+    finished = progress.state is State.FINISHED
+    for key, old, new in (
+        ("tasks", planned.schedule.boundaries, registry.schedule.boundaries),
+        ("tasks.rounds", planned.schedule.rounds, registry.schedule.rounds),
+    ):
+        if (new[: len(old)] if finished else new) != old:
+            more = (
+                "only tasks that follow may be added"
+                if finished
+                else "a run keeps its plan until it is finished"
+            )
+            raise StateError(
+                f"{path}: {key}: the run's plan is {list(old)}, the experiment now says {list(new)}; {more}"
             )
 
 

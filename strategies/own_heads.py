@@ -12,7 +12,6 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from perennial.config.analytic import KAPPAS
 from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.solve import LinearHead, Sums
 from perennial.strategies.analytic import Analytic
@@ -25,6 +24,8 @@ from perennial.strategies.round.services import Services
 from perennial.strategies.statistics.asking import Asking
 from perennial.strategies.valuation.solved import require_affordable
 from perennial.strategies.wrapper import Wrapper
+
+KAPPAS = (0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class OwnHeads(Wrapper):

@@ -16,9 +16,15 @@ PRINTABLE_ROWS = 40
 
 
 class Markup(str):
-    """HTML that is safe to put on the page."""
+    """HTML that is safe to put on the page. A sum with text is markup again, with the text escaped."""
 
     __slots__ = ()
+
+    def __add__(self, other: str) -> "Markup":
+        return join([self, other])
+
+    def __radd__(self, other: str) -> "Markup":
+        return join([other, self])
 
 
 def escape(value: object) -> Markup:

@@ -270,7 +270,7 @@ def attacks(content: object, run: Run) -> Section:
             ]
         )
         gallery = element("div", pictures, "gallery") if entry.images else Markup("")
-        parts.append(panel(entry.name, Markup(_facts_table(entry.figures, entry.name) + gallery)))
+        parts.append(panel(entry.name, _facts_table(entry.figures, entry.name) + gallery))
     return Section(
         "Attacks", parts, "Attacks that were run against this model. One that fails proves no safety."
     )

@@ -149,8 +149,7 @@ def _classes(measures: Measures) -> Markup:
     ]
     numbers = table(columns, [*rows, whole], "lrrrrrrr", "How well each class is recognised")
     words = element("dl", join([element("dt", word) + element("dd", text) for word, text in WORDS]), "words")
-    content = Markup(numbers + folded("What these words mean", words, 1))
-    return panel("Each class", content, long=True)
+    return panel("Each class", numbers + folded("What these words mean", words, 1), long=True)
 
 
 def _worst_first(measures: ClassMeasures) -> tuple[bool, float]:

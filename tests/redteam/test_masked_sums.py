@@ -49,7 +49,7 @@ def test_a_sum_that_honest_sites_cannot_have_made_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change, reason: str
 ) -> None:
     with_liar(monkeypatch, change)
-    with pytest.raises(StateError, match="rounds in a row"):
+    with pytest.raises(StateError, match="times in a row"):
         run(tmp_path, rounds={"max_skipped": 1, "deadline": 30})
     assert any(reason in event["text"] for event in events(tmp_path) if event["event"] == "note")
 

@@ -108,7 +108,7 @@ def test_a_silent_site_is_absent_and_the_others_go_on(tmp_path: Path) -> None:
 
 
 def test_when_all_fail_the_model_stays_and_the_run_stops_with_the_reasons(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"2 rounds in a row.*site-0.*NaN.*can be resumed"):
+    with pytest.raises(StateError, match=r"2 times in a row.*site-0.*NaN.*can be resumed"):
         run(tmp_path, {1, 2, 3}, poison)
     lines = (tmp_path / "runs" / "bad-days" / "events.jsonl").read_text().splitlines()
     rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]

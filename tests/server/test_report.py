@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
 from perennial.server.charts.cells import MOST_COLUMNS, MOST_ROWS
 from perennial.server.charts.curves import Curve, Curves
 from perennial.server.charts.frame import Axis
-from perennial.server.report.markup import Figure, duration, escape, percent, points, size
+from perennial.server.report.markup import Figure, duration, element, escape, percent, points, size
 from perennial.server.report.method_blocks import BLOCKS
 from perennial.server.report.task_figures import forgetting_after
 from perennial.server.report.write import write_report
@@ -364,3 +366,20 @@ def test_numbers_read_well() -> None:
     plain = [text.replace("\N{NARROW NO-BREAK SPACE}", " ") for text in spaced]
     assert plain == ["999 bytes", "1.5 kB", "12.3 MB", "0.25 s", "1 min 0 s", "3 min 12 s"]
     assert duration(7500).replace("\N{NARROW NO-BREAK SPACE}", " ") == "2 h 05 min"
+
+
+def test_a_sum_of_markup_is_markup_and_words_are_explained_in_elements(tmp_path: Path) -> None:
+    assert escape(element("b", "x") + element("i", "y")) == "<b>x</b><i>y</i>"
+    assert element("b", "x") + "<" == "<b>x</b>&lt;" and "<" + element("b", "x") == "&lt;<b>x</b>"
+    run_in_process(RunSettings(_small(tmp_path), runs=str(tmp_path)))
+    page = (tmp_path / "words" / "report.html").read_text()
+    assert "<dt>sensitivity</dt>" in page.lower() and "&lt;dt" not in page and "&lt;dd" not in page
+
+
+def _small(folder: Path) -> str:
+    path = folder / "words.yaml"
+    path.write_text(
+        "name: words\ndata: {source: digits, sites: 2, samples_limit: 120}\ntasks: {count: 2, rounds: 1}\n"
+        "model: {name: mlp, hidden: [8]}\nlearner: {optimizer: {lr: 0.05}}\n"
+    )
+    return str(path)

@@ -185,7 +185,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=reason):
             run(tmp_path / reason[:9].replace(" ", "-").replace(":", ""), strategy=setting)
     nobody = {"grouping": "fixed", "groups": [["nobody"]]}
-    with pytest.raises(StateError, match="2 rounds in a row"):
+    with pytest.raises(StateError, match="2 times in a row"):
         run(tmp_path / "strangers", strategy=nobody, rounds={"max_skipped": 2})
 
 

@@ -118,7 +118,7 @@ def test_a_run_goes_on_when_everybody_has_left(tmp_path: Path) -> None:
     run(tmp_path, absence=gone, tasks={"count": 1, "rounds": 4}, rounds={"max_skipped": 1})
     assert [len(event["participants"]) for event in rounds_of(tmp_path)] == [3, 0, 0, 0]
     assert not any(event["skipped"] for event in rounds_of(tmp_path))
-    with pytest.raises(StateError, match="rounds in a row without"):
+    with pytest.raises(StateError, match="times in a row without"):
         run(tmp_path, runs="base", absence=gone, strategy="fedavg", digests=None, rounds={"max_skipped": 1})
 
 

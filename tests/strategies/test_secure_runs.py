@@ -350,7 +350,7 @@ def test_what_needs_single_updates_is_refused_with_the_reason(
 
 def test_run_of_too_few_sites_stops_with_the_reason(tmp_path: Path) -> None:
     absence = [{"site": f"site-{index}", "first_round": 1} for index in (1, 2)]
-    with pytest.raises(StateError, match="rounds in a row"):
+    with pytest.raises(StateError, match="times in a row"):
         run(tmp_path, absence=absence, rounds={"max_skipped": 2, "deadline": 30})
     notes = [event["text"] for event in events(tmp_path) if event["event"] == "note"]
     assert any("2 sites are ready for a sum that takes 3" in note for note in notes)

@@ -1,0 +1,164 @@
+"""A run as a state machine: its states, what leads from one to the next, and what a resume does in each.
+
+| state | on the disk | a resume |
+| --- | --- | --- |
+| NEW | folder, experiment.yaml, perhaps a journal; no checkpoint | starts over: no site was asked anything |
+| BETWEEN | checkpoint with the plan; the model of the task before | begins the next task |
+| TRAINING | checkpoint of the latest aggregated round | asks for the next round, or ends the task |
+| LEARNT | the last task's model; no summary, or half of one | writes the results |
+| FINISHED | everything | writes the results again; with more classes: continues |
+
+| event | from | to |
+| --- | --- | --- |
+| planned | NEW | BETWEEN |
+| aggregated, passed_over | BETWEEN, TRAINING | TRAINING |
+| task_learnt | BETWEEN, TRAINING | BETWEEN; after the last task LEARNT |
+| results_written | LEARNT, FINISHED | FINISHED |
+| continued | FINISHED | BETWEEN |
+
+Nothing else changes a state. A round that too few sites answered, a refusal, an absence, a pause, a stop and
+a kill are no events: the disk says what it said before, and no planned round is used up.
+
+Each event ends in one checkpoint, which is replaced in one atomic step, so a run is in one state at any
+moment. The plan (class order, tasks, rounds) is in the checkpoint from the first event on. It is read from
+there, and not from data, until the run is finished; only `continued` replaces it, by one that it begins.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from perennial.data.registry import Registry
+from perennial.data.schedule import TaskSchedule
+from perennial.foundation.errors import StateError
+
+
+class State(StrEnum):
+    """Where a run stands, as its checkpoint says."""
+
+    NEW = "new"
+    BETWEEN = "between tasks"
+    TRAINING = "training"
+    LEARNT = "learnt"
+    FINISHED = "finished"
+
+
+LEADS: Mapping[str, frozenset[State]] = {
+    "planned": frozenset({State.NEW}),
+    "aggregated": frozenset({State.BETWEEN, State.TRAINING}),
+    "passed_over": frozenset({State.BETWEEN, State.TRAINING}),
+    "task_learnt": frozenset({State.BETWEEN, State.TRAINING}),
+    "results_written": frozenset({State.LEARNT, State.FINISHED}),
+    "continued": frozenset({State.FINISHED}),
+}
+"""The states in which each event can happen."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands. round: rounds done since the start; round_in_task: rounds done of this task."""
+
+    run: str
+    split_key: str = ""
+    """By which sites divide their own data; hexadecimal, drawn once."""
+    plan: dict[str, Any] = field(default_factory=dict)
+    """Class order, boundaries of tasks and rounds of each, from the start to the end; {} before `planned`."""
+    task: int = 1
+    round: int = 0
+    round_in_task: int = 0
+    previous: str = ""
+    """SHA-256 of the complete model at the end of the task before."""
+    holders: list[str] = field(default_factory=list)
+    """Sites known to hold that model."""
+    inputs: dict[str, Any] = field(default_factory=dict)
+    """How data reach the model: shape, scale, constants and columns, as the run found them."""
+    history: dict[str, Any] = field(default_factory=dict)
+    privacy: dict[str, Any] = field(default_factory=dict)
+    """State of the protection at the server: clip norm and Bayesian accountant, where there are any."""
+    secret: str = ""
+    """Hexadecimal, drawn where sites hold their own data; never sent. Empty in simulation."""
+    passed: int = 0
+    """Rounds of the schedule that early stopping left out."""
+    stopping: dict[str, Any] = field(default_factory=dict)
+    """State of the rule by which the current task is stopped."""
+    bounds: dict[str, Any] = field(default_factory=dict)
+    """Medians of the latest rounds, from which bounds on the next one's updates follow."""
+    cohort: int = 1
+    """Sites that train in one pass."""
+    journal_position: int = 0
+    seconds: float = 0.0
+    finished: bool = False
+
+    @property
+    def state(self) -> State:
+        if not self.plan:
+            return State.NEW
+        if self.finished:
+            return State.FINISHED
+        if self.task > len(self.plan["rounds"]):
+            return State.LEARNT
+        return State.TRAINING if self.round_in_task else State.BETWEEN
+
+    @property
+    def registry(self) -> Registry:
+        """The plan as the registry that it was made from."""
+        plan = self.plan
+        schedule = TaskSchedule(tuple(plan["boundaries"]), tuple(plan["rounds"]))
+        return Registry(tuple(plan["classes"]), schedule)
+
+    # the events
+
+    def planned(self, registry: Registry) -> None:
+        """Fix the class order, the tasks and their rounds."""
+        self._require("planned")
+        self.plan = _as_plan(registry)
+
+    def aggregated(self) -> None:
+        """Count a round whose aggregate is the model now."""
+        self._require("aggregated")
+        self.round, self.round_in_task = self.round + 1, self.round_in_task + 1
+
+    def passed_over(self, rounds: int, *, counted: bool) -> None:
+        """Leave out rounds of this task by the experiment's own rule; the later ones keep their numbers.
+
+        counted: whether they stand in the summary as rounds of the run, as those without sites by `absence`.
+        """
+        self._require("passed_over")
+        self.round, self.round_in_task = self.round + rounds, self.round_in_task + rounds
+        self.passed += 0 if counted else rounds
+
+    def task_learnt(self, model: str, holders: list[str]) -> None:
+        """Go on to the next task, whose previous model this is. model: its SHA-256."""
+        self._require("task_learnt")
+        self.previous, self.holders = model, holders
+        self.task, self.round_in_task = self.task + 1, 0
+
+    def results_written(self) -> None:
+        """Finish: model, summary and report are there."""
+        self._require("results_written")
+        self.finished = True
+
+    def continued(self, registry: Registry) -> None:
+        """Go on with more tasks. Raises StateError where the plan so far is not the new one's beginning."""
+        self._require("continued")
+        new = _as_plan(registry)
+        for name, old in self.plan.items():
+            if new[name][: len(old)] != old:
+                raise StateError(f"tasks: {name} of a run that continues begin with {old}, found {new[name]}")
+        self.plan, self.finished = new, False
+
+    def _require(self, event: str) -> None:
+        if self.state not in LEADS[event]:
+            allowed = ", ".join(sorted(LEADS[event]))
+            raise StateError(f"{event}: the run is {self.state}; allowed: {allowed}")
+
+
+def _as_plan(registry: Registry) -> dict[str, Any]:
+    """JSON-able, as a checkpoint gives it back."""
+    schedule = registry.schedule
+    return {
+        "classes": list(registry.classes),
+        "boundaries": list(schedule.boundaries),
+        "rounds": list(schedule.rounds),
+    }

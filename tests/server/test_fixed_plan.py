@@ -1,0 +1,171 @@
+"""A folder of a hospital's own images: killed anywhere, a run keeps its tasks, its bits and its rounds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from typer.testing import CliRunner
+
+from perennial.cli.main import app
+from perennial.config import simulation
+from perennial.config.run import RunSettings
+from perennial.engine.run import resumed_settings, run_in_process
+from perennial.foundation.errors import ConfigError, StateError
+from perennial.server.checkpoint import CHECKPOINT, load_checkpoint
+from perennial.server.journal import read_events
+from perennial.server.run_states import State
+
+CLASSES = "abcdef"
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing handles it."""
+
+
+def images(folder: Path, classes: str = CLASSES, per_class: int = 16) -> Path:
+    for name in classes:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for index in range(per_class):
+            generator = np.random.default_rng([ord(name), index])
+            level = 25 + 35 * (ord(name) - ord("a")) + generator.normal(0, 8, (6, 6))
+            Image.fromarray(level.clip(0, 255).astype(np.uint8)).save(folder / name / f"{index}.png")
+    return folder
+
+
+def experiment(folder: Path, **changes: Any) -> Path:
+    content: dict[str, Any] = {
+        "name": "own",
+        "data": {"source": "folder", "path": str(images(folder / "images")), "color": "gray", "sites": 2},
+        "tasks": {"count": 3, "rounds": 2},
+        "model": {"name": "mlp", "hidden": [8]},
+        "learner": {
+            "optimizer": {"lr": 0.05},
+            "memory": {"selection": "random", "per_class": 3},
+        },
+    }
+    path = folder / "own.yaml"
+    path.write_text(yaml.safe_dump(content | changes))
+    return path
+
+
+def killed_at(settings: RunSettings, line: int) -> bool:
+    """Run until the journal has so many lines; whether the run was killed before its end."""
+    seen = 0
+
+    def listen(event: dict[str, Any]) -> None:
+        nonlocal seen
+        seen += event["event"] != "waiting_for"
+        if seen == line:
+            raise Killed
+
+    simulation.forget_simulated()
+    try:
+        run_in_process(settings, listener=listen)
+    except Killed:
+        return True
+    return False
+
+
+def resumed(folder: Path) -> dict[str, Any]:
+    simulation.forget_simulated()
+    return run_in_process(resumed_settings(None, [], None, folder, "cpu"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], int]:
+    """(experiment, summary of a run that nothing disturbed, lines of its journal)."""
+    folder = tmp_path_factory.mktemp("whole")
+    path = experiment(folder)
+    summary = run_in_process(RunSettings(str(path), runs=str(folder / "runs")))
+    return path, summary, len(read_events(folder / "runs" / "own"))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_kill_at_any_line_of_the_journal_changes_nothing(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any], int], part: int
+) -> None:
+    path, summary, lines = whole
+    tried = 0
+    for line in range(1 + part, lines + 1, 4):
+        runs = tmp_path / str(line)
+        assert killed_at(RunSettings(str(path), runs=str(runs)), line)
+        tried += 1
+        after = resumed(runs / "own")
+        assert after["tasks"] == summary["tasks"], f"killed at line {line}"
+        assert after["model_sha256"] == summary["model_sha256"], f"killed at line {line}"
+        assert after["rounds"] == summary["rounds"] == 6
+        assert after["accuracy_matrix"] == summary["accuracy_matrix"]
+        rounds = [event["round"] for event in read_events(runs / "own") if event["event"] == "round"]
+        assert rounds == [1, 2, 3, 4, 5, 6]
+    assert tried >= 3
+
+
+def test_classes_that_came_are_learnt_after_the_run_is_finished_and_not_before(tmp_path: Path) -> None:
+    path = experiment(tmp_path)
+    first: dict[str, Any] = run_in_process(RunSettings(str(path), runs=str(tmp_path / "whole")))
+    runs = tmp_path / "runs"
+    events = [event["event"] for event in read_events(tmp_path / "whole" / "own")]
+    assert killed_at(RunSettings(str(path), runs=str(runs)), events.index("task_finished") + 1)
+    images(tmp_path / "images", "gh")
+    with pytest.raises(StateError, match="g, h came to the data.*not finished.*take them out until"):
+        resumed(runs / "own")
+    for name in "gh":
+        (tmp_path / "images" / name).rename(tmp_path / name)
+    after = resumed(runs / "own")
+    assert after["tasks"] == first["tasks"] and after["rounds"] == 6
+    assert after["model_sha256"] == first["model_sha256"]
+    for name in "gh":
+        (tmp_path / name).rename(tmp_path / "images" / name)
+    assert resumed(runs / "own")["tasks"] == [*first["tasks"], ["g", "h"]], "now it was finished"
+
+
+def test_a_continuation_that_was_said_is_kept_through_a_kill(tmp_path: Path) -> None:
+    """Two tasks of one class each, as the operator's file says, and not one of two as a default would."""
+    path = experiment(tmp_path)
+    first: dict[str, Any] = run_in_process(RunSettings(str(path), runs=str(tmp_path / "runs")))
+    folder = tmp_path / "runs" / "own"
+    images(tmp_path / "images", "gh")
+    order = [name for task in first["tasks"] for name in task] + ["h", "g"]
+    more = experiment(tmp_path, tasks={"increments": [2, 2, 2, 1, 1], "order": order, "rounds": 2})
+    simulation.forget_simulated()
+    # at `resumed` nothing has begun, so the file is needed again; at the next line the plan is the run's
+    settings = resumed_settings(more, [], None, folder, "cpu")
+    assert killed_at(settings, 2)
+    assert load_checkpoint(folder / CHECKPOINT)[0].progress.state is State.BETWEEN
+    assert resumed(folder)["tasks"] == [*first["tasks"], ["h"], ["g"]]
+
+
+def test_too_few_answers_end_a_simulation_with_an_error_and_use_up_no_round(tmp_path: Path) -> None:
+    """Every site refuses: exit status 1, and after the reason is gone the whole plan is trained."""
+    policy = {"memory": {"selection": "random", "per_class": 3}, "optimizer": {"lr": 1e30}}
+    path = experiment(tmp_path, learner=policy)
+    done = CliRunner().invoke(app, ["run", str(path), "--runs", str(tmp_path / "runs")])
+    folder = tmp_path / "runs" / "own"
+    assert done.exit_code != 0 and isinstance(done.exception, StateError)
+    assert "3 times in a row without 1 valid replies" in str(done.exception)
+    progress = load_checkpoint(folder / CHECKPOINT)[0].progress
+    assert (progress.task, progress.round, progress.state) == (1, 0, State.BETWEEN)
+    assert not any(event["event"] == "run_finished" for event in read_events(folder))
+    assert not (folder / "summary.json").exists()
+
+
+def test_events_happen_in_their_states_alone(tmp_path: Path) -> None:
+    path = experiment(tmp_path)
+    run_in_process(RunSettings(str(path), runs=str(tmp_path / "runs")))
+    progress = load_checkpoint(tmp_path / "runs" / "own" / CHECKPOINT)[0].progress
+    registry = progress.registry
+    assert progress.state is State.FINISHED
+    for event in (
+        progress.aggregated,
+        lambda: progress.task_learnt("", []),
+        lambda: progress.planned(registry),
+    ):
+        with pytest.raises(StateError, match="the run is finished; allowed: "):
+            event()
+    with pytest.raises((StateError, ConfigError)):
+        progress.continued(type(registry)(registry.classes[::-1], registry.schedule))
+    assert json.loads(json.dumps(progress.plan)) == progress.plan
