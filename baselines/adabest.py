@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from perennial.config.strategies import ASKS
 from perennial.strategies.round.corrected import Corrected
 from perennial.strategies.round.request import Arrays
 from perennial.strategies.sums.parameters import is_statistic
@@ -17,6 +18,7 @@ class AdaBest(Corrected):
     memory is the mean of the round before. beta = mu = 0 is the uniform mean.
     """
 
+    asks = ASKS["adabest"]
     needs = "the sites' drift estimates in their steps"
 
     def __init__(

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perennial.protocol.measurements import LABEL_COUNTS, asking
+from perennial.config.strategies import ASKS
+from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.label_counts import checked_counts
 from perennial.strategies.sums.exact_sum import ExactSum
@@ -62,6 +62,7 @@ class FedDisco(FedAvg):
     Where no site was asked (Flower's own convention) the weights are FedAvg's.
     """
 
+    asks = ASKS["feddisco"]
     needs = "label counts from the sites"
 
     def __init__(
@@ -82,10 +83,7 @@ class FedDisco(FedAvg):
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         self._asked = True
-        return dict.fromkeys(sites, asking(request, [LABEL_COUNTS]))
-
-    def disclosures(self) -> Disclosures:
-        return Disclosures(clear_uploads=("label_counts",))
+        return super().requests(request, sites)
 
     def begin_round(self) -> None:
         self._grid = self.sum_grid(self.most_replies)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perennial.config.strategies import ASKS
 from perennial.data.augmentation import to_float
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream, torch_seed
@@ -23,7 +24,6 @@ from perennial.models.gradient_encoder import GradientEncoder
 from perennial.privacy.attacks.gradient_inversion import invert_gradient
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.request import TaskStart
 from perennial.strategies.round.services import Services
@@ -46,6 +46,7 @@ class Glfc(FedAvg):
     task starts from.
     """
 
+    asks = ASKS["glfc"]
     needs = "gradients of prototypes from the sites, and the server's model"
     serves_groups = False  # its choice is of one model, the old one of every site
 
@@ -82,9 +83,6 @@ class Glfc(FedAvg):
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
         order = {"noise": self.noise, "entropy_rise": self.entropy_rise}
         return dict.fromkeys(sites, with_settings(request, prototypes=order))
-
-    def disclosures(self) -> Disclosures:
-        return Disclosures(clear_uploads=("gradients of prototype samples",))
 
     def begin_round(self) -> None:
         super().begin_round()

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
 from perennial.protocol.messages import TrainRequest
@@ -37,6 +38,7 @@ class ParallelRings(IncrementalStrategy):
 
     combines_replies = False
     waits_for_busy_sites = False  # a sub-ring goes on without
+    asks = ASKS["parallel_rings"]
     needs = "sites that train on a model which another one of the same round handed over"
 
     def __init__(

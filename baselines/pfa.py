@@ -5,6 +5,7 @@ released code takes 20 random channels of one late ReLU layer; it prints distanc
 leaves the grouping open.
 """
 
+from perennial.config.strategies import ASKS
 from perennial.strategies.clustered_personalisation import ClusteredPersonalisation
 from perennial.strategies.fedavg import FedAvg
 
@@ -16,6 +17,8 @@ class PFA(ClusteredPersonalisation):
     measure how well they are found. Sites whose distance is below the middle of the widest gap between
     pairwise distances belong together.
     """
+
+    asks = ASKS["pfa"]
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from perennial.baselines.inversion import Inversion
+from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
@@ -28,6 +29,7 @@ class Target(FedAvg):
     a function of a model that every site has seen; they travel to the sites in every round.
     """
 
+    asks = ASKS["target"]
     needs = "the server's model, and distillation on made inputs at the sites"
 
     def __init__(

@@ -5,7 +5,7 @@ a crash, how many runs there may be, and how many evaluations in all, the policy
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -13,19 +13,13 @@ from typing import Any
 
 from perennial.client.ring_turn import turn_of
 from perennial.config.analytic import shrinkage_of
+from perennial.config.asks import Asks
 from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
-from perennial.config.turn import USUAL_SEGMENTS
+from perennial.config.strategies import asks_of, nested
 from perennial.data.registry import Registry
 from perennial.foundation.errors import PolicyRefusal
-from perennial.protocol.measurements import (
-    CLASS_COVERAGE,
-    CLASSIFICATION_LOSS,
-    HELD_OUT_ACCURACY,
-    LABEL_COUNTS,
-    TRAIN_ACCURACY,
-    asked,
-)
+from perennial.protocol.measurements import asked
 from perennial.protocol.messages import (
     ClassCountsRequest,
     CompareHeadsRequest,
@@ -39,28 +33,6 @@ from perennial.protocol.messages import (
 )
 from perennial.protocol.stamp import Stamp
 
-SETTINGS = {
-    "serial_ring": ("turn",),
-    "glfc": ("prototypes",),
-    "target": ("rehearsal",),
-    "scaffold": ("correction",),
-    "feddyn": ("correction",),
-    "adabest": ("correction",),
-    "class_weighted_head": ("tell",),
-    "feddisco": ("tell",),
-    "multi_factor": ("tell",),
-    "contribution": ("tell",),
-}
-"""By strategy: the keys of TrainRequest.settings that it sends."""
-TOLD = {
-    "class_weighted_head": (LABEL_COUNTS,),
-    "feddisco": (LABEL_COUNTS,),
-    "multi_factor": (CLASS_COVERAGE, HELD_OUT_ACCURACY, TRAIN_ACCURACY, CLASSIFICATION_LOSS),
-    "contribution": (LABEL_COUNTS,),
-}
-"""By strategy: the measurements that it may ask for."""
-CLUSTERED = ("clustered_personalisation", "fedper", "pfa")
-"""Strategies with layers of the sites' own."""
 KINDS: dict[type[Stamp], str] = {
     TrainRequest: "train",
     FinishTaskRequest: "finish_task",
@@ -74,18 +46,6 @@ KINDS: dict[type[Stamp], str] = {
 }
 
 
-def nested_strategies(experiment: Experiment) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(name, own keys) of the experiment's strategy and of each that it wraps, from the outside in."""
-    name, keys = experiment.strategy.name, experiment.strategy.parameters
-    while True:
-        base = keys.get("base")
-        yield name, keys
-        if base is None:
-            return
-        section = {"name": base} if isinstance(base, str) else dict(base)
-        name, keys = section.pop("name"), section
-
-
 @dataclass(frozen=True)
 class Plan:
     """The requests of one approved experiment."""
@@ -96,7 +56,16 @@ class Plan:
     @cached_property
     def strategies(self) -> dict[str, Mapping[str, Any]]:
         """Every strategy by name, with its keys."""
-        return dict(nested_strategies(self.experiment))
+        return dict(nested(self.experiment.strategy.name, self.experiment.strategy.parameters))
+
+    @cached_property
+    def asks(self) -> dict[str, Asks]:
+        """What each strategy asks of a site, by its name."""
+        return {name: asks_of(name, keys) for name, keys in self.strategies.items()}
+
+    def keys_of(self, which: Callable[[Asks], bool]) -> Mapping[str, Any] | None:
+        """Keys of the strategy that asks for something; None if none of them does."""
+        return next((self.strategies[name] for name, asks in self.asks.items() if which(asks)), None)
 
     @cached_property
     def last_rounds(self) -> list[int]:
@@ -112,20 +81,20 @@ class Plan:
     @property
     def segments(self) -> int:
         """Requests to train that a site gets in one round."""
-        ring = self.strategies.get("serial_ring")
-        return 1 if ring is None else int(ring.get("segments", USUAL_SEGMENTS))
+        usual = {name: asks.segments for name, asks in self.asks.items() if asks.segments is not None}
+        return max((int(self.strategies[name].get("segments", n)) for name, n in usual.items()), default=1)
 
     @property
     def measurements(self) -> tuple[str, ...]:
         """The measurements that the experiment may ask for."""
-        return tuple(name for strategy in self.strategies for name in TOLD.get(strategy, ()))
+        return tuple(name for asks in self.asks.values() for name in asks.measurements)
 
     @property
     def judged(self) -> int:
         """Evaluations in one round by which sites value a ring's models, where the server has no samples."""
         experiment = self.experiment
         without = experiment.data.only_at_sites or not experiment.evaluation.central
-        if "contribution" not in self.strategies or not without:
+        if self.keys_of(lambda asks: asks.judges_models) is None or not without:
             return 0
         sites = experiment.data.sites or experiment.rounds.wait_for or 1
         return self.segments * sites + 1
@@ -134,8 +103,8 @@ class Plan:
         """Requests of a kind that a site gets in one round, or of sparsity and digest in its task."""
         last = number in self.last_rounds
         experiment = self.experiment
-        heads = "own_heads" in self.strategies
-        own = heads or any(name in self.strategies for name in CLUSTERED)
+        sums = self.keys_of(lambda asks: asks.statistics)
+        own = {asks.own_models for asks in self.asks.values()}
         match kind:
             case "train":
                 return self.segments if experiment.strategy.trains else 0
@@ -145,17 +114,19 @@ class Plan:
                 validated = experiment.stopping is not None
                 return int(last and experiment.evaluation.federated) + self.judged + validated
             case "personal_model":
-                return int(own and (last or (experiment.evaluation.every == "round" and not heads)))
+                measured = "measured" in own and experiment.evaluation.every == "round"
+                return int(measured or (last and own != {"never"}))
             case "statistics" | "class_counts":
                 # of this task, and of earlier ones that the site was away for
                 tasks = 1 + sum(number > last for last in self.last_rounds)
                 needed = kind == "statistics" or self._head == "balanced_ridge"
-                return tasks if "analytic" in self.strategies and needed else 0
+                return tasks if sums is not None and needed else 0
             case "compare_heads":
-                keys = self.strategies.get("analytic")
-                return int(keys is not None and shrinkage_of(keys) == "validation") + int(heads and last)
+                compared = any(asks.compares_heads for asks in self.asks.values())
+                chosen = sums is not None and shrinkage_of(sums) == "validation"
+                return int(chosen) + int(compared and last)
             case "sparsity":
-                return int(bool({"clustered_personalisation", "pfa"} & self.strategies.keys()))
+                return int(any(asks.sparsity for asks in self.asks.values()))
             case _:
                 return int(experiment.digests is not None)
 
@@ -207,12 +178,14 @@ class Plan:
 
     @property
     def _head(self) -> str:
-        return str(self.strategies.get("analytic", {}).get("head", "gaussian"))
+        return str((self.keys_of(lambda asks: asks.statistics) or {}).get("head", "gaussian"))
 
     def _check_settings(self, request: TrainRequest) -> None:
-        allowed = {key for name in self.strategies for key in SETTINGS.get(name, ())}
-        names = ", ".join(self.strategies)
-        for key in _keys(request.settings):
+        allowed = {key for asks in self.asks.values() for key in asks.setting_keys}
+        if self.measurements:
+            allowed.add("tell")
+        names, content = ", ".join(self.strategies), _content(request.settings)
+        for key in content:
             if key not in allowed:
                 raise PolicyRefusal(
                     f"settings.{key}: the approved experiment's strategy ({names}) does not use it"
@@ -223,23 +196,18 @@ class Plan:
                     f"settings.tell: {name!r}: the approved experiment's strategy ({names}) does not ask "
                     "for it"
                 )
-        self._check_correction(request)
+        for asks in self.asks.values():
+            asks.check_settings(content)
         self._check_turn(request)
-        if request.personal and not any(name in self.strategies for name in CLUSTERED):
+        if request.personal and self.keys_of(lambda asks: asks.personal_layers) is None:
             raise PolicyRefusal(
                 f"personal: the approved experiment's strategy ({names}) has no layers of a site's own"
             )
         if request.clip_norm is not None and self.experiment.privacy.adaptive_clipping is None:
             raise PolicyRefusal("clip_norm: the approved experiment has no privacy.adaptive_clipping")
 
-    def _check_correction(self, request: TrainRequest) -> None:
-        order = json.loads(request.settings).get("correction")
-        found = order.get("name") if isinstance(order, dict) else None
-        if found is not None and found not in self.strategies:
-            raise PolicyRefusal(f"settings.correction: {found!r:.40} is not the approved experiment's")
-
     def _check_turn(self, request: TrainRequest) -> None:
-        turn, keys = turn_of(request), self.strategies.get("serial_ring", {})
+        turn, keys = turn_of(request), self.keys_of(lambda asks: asks.segments is not None) or {}
         if turn is None:
             return
         approved = {
@@ -261,11 +229,11 @@ class Plan:
             raise PolicyRefusal("settings.turn.features: not those of the approved experiment")
 
 
-def _keys(settings: str) -> list[str]:
+def _content(settings: str) -> dict[str, Any]:
     try:
         content = json.loads(settings)
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise PolicyRefusal(f"settings: found {settings!r:.60}, allowed a JSON object")
-    return list(content)
+    return content

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from perennial.config.analytic import shrinkage_of
+from perennial.config.asks import Asks
 from perennial.config.bounds import BoundsConfig
 from perennial.config.digests import DigestsConfig, locate_encoder
 from perennial.config.dual_backbone import require_dual_backbone
@@ -24,6 +25,7 @@ from perennial.config.rounds import RoundsConfig
 from perennial.config.secure import SecureConfig, refuse_what_needs_single_updates, require_shared_noise
 from perennial.config.simulated_sites import AbsenceConfig, AdversaryConfig
 from perennial.config.stopping import StoppingConfig, require_validation
+from perennial.config.strategies import ASKS, asks_of, nested
 from perennial.config.sums import SumsConfig
 from perennial.config.yaml_file import apply_overrides, beside, name_only, read_yaml, validate
 from perennial.data.config import DataConfig
@@ -45,10 +47,6 @@ NO_LEARNER = LearnerConfig(optimizer=Optimizer(lr=1.0))
 """What stands in the place of `learner` where nothing is trained by gradients, and is not used."""
 
 
-CLOSED_FORM = ("analytic",)
-"""Strategies under which no site trains."""
-
-
 class StrategySpec(BaseModel):
     """A strategy's name and its own keys; a strategy that takes another one has it under `base`.
 
@@ -59,10 +57,14 @@ class StrategySpec(BaseModel):
     name: str
 
     @property
+    def asks(self) -> Asks:
+        """What requests may ask of a site, without what those of strategies inside this one may."""
+        return asks_of(self.name, self.parameters)
+
+    @property
     def trains(self) -> bool:
-        """Whether sites train by gradients, under this strategy or the one that it wraps."""
-        base = (self.model_extra or {}).get("base", self.name)
-        return (base.get("name") if isinstance(base, dict) else base) not in CLOSED_FORM
+        """Whether sites train by gradients, under this strategy or one that it wraps."""
+        return not any(asks_of(name, keys).statistics for name, keys in nested(self.name, self.parameters))
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -180,7 +182,7 @@ class Experiment(Block):
         if privacy.release == "sums" and self.strategy.trains:
             raise ValueError(
                 f"privacy.release: found 'sums', and strategy {self.strategy.name} sends updates; allowed "
-                f"with {', '.join(CLOSED_FORM)}"
+                f"with {', '.join(name for name, asks in ASKS.items() if asks.statistics)}"
             )
         return self
 

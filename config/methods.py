@@ -1,55 +1,29 @@
-"""The names of strategies, sources, models and losses that an experiment may use, ours and plug-ins'."""
+"""Other people's strategies, sources, models and losses in an experiment, by name."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from perennial.config.asks import Asks
 from perennial.config.learner import CLASSIFICATIONS
+from perennial.config.strategies import STRATEGIES
 from perennial.data.source_kinds import SOURCES
 from perennial.foundation import plugins
+from perennial.foundation.errors import ConfigError
 from perennial.models.config import NETWORKS
-
-STRATEGIES = {
-    "digest_synthesis": "perennial.strategies.digest_synthesis:DigestSynthesis",
-    "clustered_personalisation": "perennial.strategies.clustered_personalisation:ClusteredPersonalisation",
-    "fedper": "perennial.strategies.fedper:FedPer",
-    "pfa": "perennial.baselines.pfa:PFA",
-    "analytic": "perennial.strategies.analytic:Analytic",
-    "median": "perennial.strategies.median:Median",
-    "trimmed_mean": "perennial.strategies.trimmed_mean:TrimmedMean",
-    "krum": "perennial.strategies.krum:Krum",
-    "geometric_median": "perennial.strategies.geometric_median:GeometricMedian",
-    "bucketing": "perennial.strategies.bucketing:Bucketing",
-    "centred_clipping": "perennial.strategies.centred_clipping:CentredClipping",
-    "fedavg": "perennial.strategies.fedavg:FedAvg",
-    "adabest": "perennial.baselines.adabest:AdaBest",
-    "cyclic_weight_transfer": "perennial.baselines.cyclic_weight_transfer:CyclicWeightTransfer",
-    "feddisco": "perennial.baselines.feddisco:FedDisco",
-    "feddyn": "perennial.strategies.feddyn:FedDyn",
-    "fednova": "perennial.strategies.fednova:FedNova",
-    "scaffold": "perennial.strategies.scaffold:Scaffold",
-    "glfc": "perennial.baselines.glfc:Glfc",
-    "target": "perennial.baselines.target:Target",
-    "splitfed": "perennial.baselines.splitfed:SplitFed",
-    "parallel_rings": "perennial.baselines.parallel_rings:ParallelRings",
-    "serial_ring": "perennial.strategies.serial_ring:SerialRing",
-    "class_weighted_head": "perennial.strategies.class_weighted_head:ClassWeightedHead",
-    "contribution": "perennial.strategies.contribution:Contribution",
-    "own_heads": "perennial.strategies.own_heads:OwnHeads",
-    "layer_attention": "perennial.strategies.layer_attention:LayerAttention",
-    "uniform_mean": "perennial.strategies.uniform_mean:UniformMean",
-    "multi_factor": "perennial.strategies.multi_factor:MultiFactor",
-}
 
 
 def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """An experiment's content with other people's methods as `module:Class`, and the SHA-256 of each.
 
     The hash is of the method's source. Written so, the resolved experiment means the same where the package's
-    entry points are unknown, as inside a FAB.
+    entry points are unknown, as inside a FAB. What a strategy of others asks of sites is written beside its
+    name, unless it was when the experiment was resolved before: a site reads it there.
 
     Raises ConfigError when a plug-in is not there.
     """
     found: dict[str, str] = {}
+    resolved = content.get("plugins")
+    written = resolved if isinstance(resolved, Mapping) else {}
 
     def named(kind: plugins.Kind, ours: Mapping[str, Any] | tuple[str, ...], name: Any) -> Any:
         if not isinstance(name, str) or name in ours:
@@ -66,10 +40,10 @@ def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
     def strategy(section: Any) -> Any:
         if isinstance(section, str):
-            return named("strategy", STRATEGIES, section)
+            section = {"name": section}
         if not isinstance(section, Mapping):
             return section
-        section = at(section, "name", strategy)
+        section = with_asks(at(section, "name", lambda name: named("strategy", STRATEGIES, name)))
         # a strategy inside another one is a section with a name, or a name under `base`
         return {
             key: strategy(value)
@@ -77,6 +51,19 @@ def with_targets(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
             else value
             for key, value in section.items()
         }
+
+    def with_asks(section: Mapping[str, Any]) -> Mapping[str, Any]:
+        target = section.get("name")
+        if target not in found or target in written:
+            return section
+        if "asks" in section:
+            raise ConfigError(f"strategy.asks: found with {target}, whose class says what it asks of sites")
+        asks = getattr(plugins.load("strategy", target, "strategy.name"), "asks", Asks())
+        return (
+            section
+            if asks == Asks()
+            else {**section, "asks": asks.model_dump(mode="json", exclude_defaults=True)}
+        )
 
     def loss(section: Any) -> Any:
         if isinstance(section, Mapping):

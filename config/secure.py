@@ -4,25 +4,9 @@ from typing import Any
 
 from pydantic import Field
 
+from perennial.config.strategies import ASKS
 from perennial.foundation.block import Block
 from perennial.privacy.secure.parameters import Parameters
-
-STRATEGIES = ("fedavg", "uniform_mean", "analytic")
-"""Strategies whose aggregate is one sum with weights that each site knows by itself."""
-_NEEDS = {
-    "own_heads": "a site's own head takes its own sums",
-    "layer_attention": "attention over layers compares single updates",
-    "multi_factor": "its weights compare what single sites report",
-    "contribution": "the value of a site is found out from its own update",
-    "clustered_personalisation": "clusters are formed from single sites' vectors",
-    "serial_ring": "each turn hands a single site's model on",
-    "parallel_rings": "each turn hands a single site's model on",
-    "cyclic_weight_transfer": "each turn hands a single site's model on",
-    "digest_synthesis": "digests of single sites stand in for them",
-    "fednova": "its weights are normalised by what single sites report",
-    "feddisco": "its weights compare the class counts of single sites",
-    "class_weighted_head": "its rows of the head weigh single sites by their class counts",
-}
 
 
 class SecureConfig(Block):
@@ -56,13 +40,13 @@ def refuse_what_needs_single_updates(experiment: Any) -> None:
 
     experiment: an Experiment with `secure`.
     """
-    name = experiment.strategy.name
-    if name not in STRATEGIES:
-        why = _NEEDS.get(name, "it needs the update of each site in the clear")
+    name, asks = experiment.strategy.name, experiment.strategy.asks
+    if asks.single_updates:
+        allowed = ", ".join(name for name, asks in ASKS.items() if not asks.single_updates)
         raise ValueError(
-            f"secure: not with strategy {name!r}, because {why}; allowed: {', '.join(STRATEGIES)}"
+            f"secure: not with strategy {name!r}, because {asks.single_updates}; allowed: {allowed}"
         )
-    if name == "analytic" and experiment.strategy.parameters.get("head") == "balanced_ridge":
+    if asks.statistics and experiment.strategy.parameters.get("head") == "balanced_ridge":
         raise ValueError(
             "secure: not with strategy.head 'balanced_ridge', because it asks a site for its sums again when "
             "the others' counts change, and a site's sums go into one opened sum; allowed: gaussian, ridge"

@@ -67,7 +67,7 @@ class UpdateWords:
     def weight(self, num_examples: int) -> int:
         """How much an update counts: an integer that the site multiplies in."""
         fixed = self.experiment.privacy.mode in ("client_central", "client_shared")
-        if fixed or self.experiment.strategy.name == "uniform_mean":
+        if fixed or self.experiment.strategy.asks.counts_alike:
             return 1
         return min(num_examples, self.experiment.bounds.max_samples)
 

@@ -9,9 +9,6 @@ from perennial.foundation.block import Block
 if TYPE_CHECKING:
     from perennial.config.experiment import Experiment
 
-OWN_LAYERS = ("clustered_personalisation", "fedper", "pfa")
-"""Strategies under which a site's model is not the global one that validation judges."""
-
 
 class StoppingConfig(Block):
     """After each round the sites count right answers on their validation samples; the best model is kept."""
@@ -39,7 +36,7 @@ def require_validation(experiment: "Experiment") -> None:
             f"privacy.mode {experiment.privacy.mode!r}; remove it, or allow_unaccounted_metrics"
         )
     name = experiment.strategy.name
-    if not experiment.strategy.trains or name in OWN_LAYERS:
+    if not experiment.strategy.trains or experiment.strategy.asks.personal_layers:
         raise ValueError(
             f"stopping: strategy {name!r} has no global model that rounds make better; remove it"
         )

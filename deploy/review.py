@@ -151,8 +151,8 @@ def _reported(plan: Plan) -> str:
         reported.append("at the end of a task, sums of the exemplars' features by class")
     if plan.experiment.learner.classifier == "gaussian":
         reported.append("at the end of a task, sums of features of its samples and of exemplars")
-    if "glfc" in plan.strategies:
-        reported.append("gradients of SINGLE samples (prototypes)")
+    uploads = [upload for asks in plan.asks.values() for upload in asks.clear_uploads]
+    reported += [upload for upload in uploads if upload not in (*plan.measurements, "steps")]
     return ", ".join(reported)
 
 

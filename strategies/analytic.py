@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 
 from perennial.config import charges
 from perennial.config.secure_words import share_of_noise
+from perennial.config.strategies import ASKS
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums
@@ -55,6 +56,7 @@ class Analytic(IncrementalStrategy):
     serves_groups = False
 
     combines_replies = False
+    asks = ASKS["analytic"]
     needs = "sums of features from the sites"
 
     def __init__(

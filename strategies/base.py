@@ -17,10 +17,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import Tensor
 
+from perennial.config.asks import Asks
 from perennial.config.bounds import BoundsConfig
 from perennial.config.sums import SumsConfig
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.models.sum_grid import SumGrid
+from perennial.protocol.measurements import asking
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import Tensors, byte_count, pack, unpack
@@ -80,6 +82,8 @@ class IncrementalStrategy(FlowerFedAvg):
     """Whether a round is one exchange with all sites, whose replies are folded; a ring has hops instead."""
     stands_in = False
     """Whether it makes updates in place of sites that do not answer."""
+    asks = Asks()
+    """All that its requests may ask of a site beside an update."""
     needs: str = ""
     """What the method needs and Flower's own start() with other people's ClientApps does not provide, in
     words; without it another method would run under this one's name. '' if nothing is missing."""
@@ -119,11 +123,16 @@ class IncrementalStrategy(FlowerFedAvg):
         """A task begins; state that has the model's shape grows here. Default: nothing."""
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
-        """The request of each site, made of the plain one; default: the plain one for all.
+        """The request of each site, made of the plain one; default: the plain one for all, with measurements.
 
         Sites that get the same request share one object, so that a model is serialised once.
         """
-        return dict.fromkeys(sites, request)
+        return dict.fromkeys(sites, asking(request, self.measurements) if self.measurements else request)
+
+    @property
+    def measurements(self) -> Sequence[str]:
+        """What sites are asked to report beside their updates; default: all that the method may ask for."""
+        return self.asks.measurements
 
     @property
     def turns(self) -> TakesTurns | None:
@@ -210,8 +219,9 @@ class IncrementalStrategy(FlowerFedAvg):
         )
 
     def disclosures(self) -> Disclosures:
-        """What this method needs from the sites beside the update; default: nothing."""
-        return Disclosures()
+        """What replies carry in the clear; default: all that the method may ask for."""
+        uploads = dict.fromkeys((*self.asks.clear_uploads, *self.asks.measurements))
+        return Disclosures(clear_uploads=tuple(uploads))
 
     def group_models(self) -> dict[str, Arrays]:
         """The models that the server keeps for groups of sites beside the global one; default: none."""

@@ -9,17 +9,15 @@ Symbols: K sites, M classes seen so far, n_kc samples of class c at site k.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError, PrivacyError
-from perennial.protocol.measurements import LABEL_COUNTS, asking
-from perennial.protocol.messages import TrainRequest
+from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.label_counts import checked_counts
 from perennial.strategies.round.request import Arrays, TaskStart
@@ -43,6 +41,7 @@ class ClassWeightedHead(Wrapper):
     changes no bit.
     """
 
+    asks = ASKS["class_weighted_head"]
     needs = "label counts from the sites"
 
     def __init__(self, base: IncrementalStrategy) -> None:
@@ -73,12 +72,6 @@ class ClassWeightedHead(Wrapper):
         self.check_layers(task.reference)
         super().begin_task(task)
 
-    def disclosures(self) -> Disclosures:
-        """The base's, and label counts in the clear."""
-        base = self.base.disclosures()
-        uploads = dict.fromkeys((*base.clear_uploads, LABEL_COUNTS))
-        return replace(base, clear_uploads=tuple(uploads))
-
     def largest_weight(self) -> float:
         """Raises PrivacyError: a site that alone holds a class decides its row."""
         raise PrivacyError(
@@ -91,10 +84,6 @@ class ClassWeightedHead(Wrapper):
     train_round = IncrementalStrategy.train_round
     configure_train = IncrementalStrategy.configure_train
     aggregate_train = IncrementalStrategy.aggregate_train
-
-    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
-        """The base's requests, which ask for label counts too."""
-        return self.base.requests(asking(request, [LABEL_COUNTS]), sites)
 
     def begin_round(self) -> None:
         # float64, so that a row times its share of the largest count is not rounded before it is added

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from perennial.config import charges
 from perennial.config.evaluation import count_noise
+from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.models.layers import batch_norm_layers, select_layers
 from perennial.models.sparsity import Combine
@@ -53,6 +54,7 @@ class ClusteredPersonalisation(Wrapper):
     sparsity_epsilon, sparsity_delta: of the noise on each vector; None: no noise, and no claim.
     """
 
+    asks = ASKS["clustered_personalisation"]
     needs = "sites that keep layers of their own, and sparsity vectors where groups are found by them"
 
     def __init__(

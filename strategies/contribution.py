@@ -17,12 +17,14 @@ import numpy as np
 import torch
 from flwr.serverapp import Grid
 
+from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.foundation.streams import stream
 from perennial.learning.worth import Scores, Utility, Worth, balanced
 from perennial.protocol.measurements import LABEL_COUNTS
 from perennial.strategies.analytic import Analytic
 from perennial.strategies.base import IncrementalStrategy
+from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import Arrays, RoundRequest, TaskStart
@@ -69,6 +71,7 @@ class Contribution(Wrapper):
     a hundred it is refused (valuation/exclusion.py).
     """
 
+    asks = ASKS["contribution"]
     needs = "held-out samples at the server or the sites, on which models are valued"
 
     def __init__(
@@ -153,6 +156,15 @@ class Contribution(Wrapper):
         if self.closed_form is not None and self._services is not None:
             players = self._services.experiment.data.sites or len(task.sites)
             require_affordable(self.sampling.coalitions(players) + players + 1, self.closed_form.width)
+
+    @property
+    def measurements(self) -> tuple[str, ...]:
+        """None of all sites at once: the turns of a ring are asked for label counts."""
+        return ()
+
+    def disclosures(self) -> Disclosures:
+        """The base's: under privacy no label counts are asked for."""
+        return self.base.disclosures()
 
     def largest_weight(self) -> float:
         """Raises PrivacyError: what sites have contributed is computed from exact models, and published."""

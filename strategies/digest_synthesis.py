@@ -18,6 +18,7 @@ from typing import Any, Literal
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError, PrivacyError
 from perennial.foundation.streams import stream
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
@@ -53,6 +54,7 @@ class DigestSynthesis(Wrapper):
     part then counts only if it lowers the loss on these. 0 trains on all, without an end, as the paper.
     """
 
+    asks = ASKS["digest_synthesis"]
     needs = "digests from the sites"
 
     def __init__(

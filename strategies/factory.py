@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from perennial.config.methods import STRATEGIES
+from perennial.config.strategies import STRATEGIES
 from perennial.foundation import keywords, plugins
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.base import IncrementalStrategy
@@ -31,6 +31,9 @@ def build_strategy(name: str, parameters: Mapping[str, Any], where: str = "strat
             f"{where}.name: {target} is no strategy; allowed: a subclass of "
             "perennial.strategies.base.IncrementalStrategy"
         )
+    if name not in STRATEGIES:
+        # what a plug-in asks of sites stands beside its keys, for the sites
+        parameters = {key: value for key, value in parameters.items() if key != "asks"}
     return keywords.build(strategy, name, parameters, where, convert=_converted)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from perennial.config.strategies import ASKS
 from perennial.strategies.round.corrected import Corrected
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.sums.exact_sum import ExactSum
@@ -20,6 +21,7 @@ class FedDyn(Corrected):
     decays, so a site that leaves for good keeps pulling: the method is known to diverge then.
     """
 
+    asks = ASKS["feddyn"]
     needs = "the dynamic regulariser in the sites' steps"
 
     def __init__(self, alpha: float = 0.1, max_update_norm: float | None = None, **flower: Any) -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.strategies.fedavg import FedAvg
-from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
 from perennial.strategies.round.services import Services
 from perennial.strategies.sums.parameters import is_statistic
@@ -43,11 +43,9 @@ class FedNova(FedAvg):
     dropped. Running statistics are averaged as in FedAvg.
     """
 
+    asks = ASKS["fednova"]
     _momentum = 0.0
     _pull = 0.0
-
-    def disclosures(self) -> Disclosures:
-        return Disclosures(clear_uploads=("steps",))
 
     def attach(self, services: Services) -> None:
         """Raises ConfigError when lr * mu of FedProx is 1 or more: its steps would overshoot the anchor."""

@@ -3,6 +3,7 @@
 Arivazhagan et al. 2019 (arXiv 1912.00818).
 """
 
+from perennial.config.strategies import ASKS
 from perennial.strategies.clustered_personalisation import ClusteredPersonalisation
 from perennial.strategies.fedavg import FedAvg
 
@@ -13,6 +14,8 @@ class FedPer(ClusteredPersonalisation):
     global_rounds: of plain averaging before that, where FedPer is compared with methods that begin with a
     global model.
     """
+
+    asks = ASKS["fedper"]
 
     def __init__(
         self,

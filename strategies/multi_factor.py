@@ -6,20 +6,19 @@ undefined, is the timeliness of Xiao, Tang and Lu 2024 (doi 10.1109/TMLCN.2023.3
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from torch import Tensor
 
+from perennial.config.strategies import ASKS
 from perennial.models.sum_grid import SumGrid
 from perennial.protocol.measurements import (
     CLASS_COVERAGE,
     CLASSIFICATION_LOSS,
     HELD_OUT_ACCURACY,
     TRAIN_ACCURACY,
-    asking,
 )
-from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted, Rejected
@@ -47,6 +46,8 @@ class MultiFactor(IncrementalStrategy):
     Aggregates as replies come, in one accumulator for each factor. The few updates that may yet be capped are
     kept beside them.
     """
+
+    asks = ASKS["multi_factor"]
 
     def __init__(
         self,
@@ -81,22 +82,12 @@ class MultiFactor(IncrementalStrategy):
         self.coefficients = {name: value for name, value in given.items() if value}
         self.kappa, self.loss_floor, self.max_weight = kappa, loss_floor, max_weight
         self.timeliness, self.quality, self.staleness = timeliness, quality, staleness
-        self.measurements = self._measurements()
-        measured = {CLASS_COVERAGE, HELD_OUT_ACCURACY, TRAIN_ACCURACY, CLASSIFICATION_LOSS} & {
-            *self.measurements
-        }
-        if measured:
-            self.needs = f"{', '.join(sorted(measured)).replace('_', ' ')}, measured at the sites"
+        if self.measurements:
+            self.needs = f"{', '.join(sorted(self.measurements)).replace('_', ' ')}, measured at the sites"
 
     def disclosures(self) -> Disclosures:
         """Weights that sites influence by what they report: no claim covers them."""
         return Disclosures(weights_use_metrics=bool(self.measurements))
-
-    def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
-        """Requests that ask for the measurements which the weights need."""
-        if self.measurements:
-            request = asking(request, self.measurements)
-        return dict.fromkeys(sites, request)
 
     def begin_round(self) -> None:
         self._values: dict[str, Values] = {}
@@ -137,8 +128,9 @@ class MultiFactor(IncrementalStrategy):
         }
         return {name: _moved(tensor, name, terms) for name, tensor in self.reference.items()}
 
-    def _measurements(self) -> list[str]:
-        """What the sites are asked to report."""
+    @property
+    def measurements(self) -> list[str]:
+        """What the weights need."""
         asked = []
         if "timeliness" in self.coefficients and self.timeliness == "coverage":
             asked.append(CLASS_COVERAGE)

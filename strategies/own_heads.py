@@ -12,6 +12,7 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.solve import LinearHead, Sums
 from perennial.strategies.analytic import Analytic
@@ -34,6 +35,8 @@ class OwnHeads(Wrapper):
     kappas: those that are tried, beside 0, which is the head of all and wins ties. The base's criterion says
     what validation counts are compared by.
     """
+
+    asks = ASKS["own_heads"]
 
     def __init__(self, base: IncrementalStrategy, kappas: tuple[float, ...] = KAPPAS) -> None:
         super().__init__(base)

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
 from perennial.strategies.round.corrected import Corrected
-from perennial.strategies.round.disclosures import Disclosures
 from perennial.strategies.round.gate import Admitted
 from perennial.strategies.round.services import Services
 from perennial.strategies.sums.exact_sum import ExactSum
@@ -30,6 +30,7 @@ class Scaffold(Corrected):
     A reply without its steps (Flower's own convention) counts in the mean and leaves c as it was.
     """
 
+    asks = ASKS["scaffold"]
     needs = "control variates in the sites' steps"
 
     def __init__(self, server_lr: float = 1.0, max_update_norm: float | None = None, **flower: Any) -> None:
@@ -38,9 +39,6 @@ class Scaffold(Corrected):
             raise ValueError(f"server_lr: found {server_lr}, allowed above 0")
         self.server_lr = server_lr
         self._local_lr: float | None = None
-
-    def disclosures(self) -> Disclosures:
-        return Disclosures(clear_uploads=("steps",))
 
     def attach(self, services: Services) -> None:
         """Raises ConfigError for local steps that are not plain SGD of one size, which option II assumes."""

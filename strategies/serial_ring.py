@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.config.link import Link
+from perennial.config.strategies import ASKS
 from perennial.config.turn import MOST_SEGMENTS, USUAL_SEGMENTS, FeatureNoise, Turn
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.streams import stream
@@ -52,6 +53,7 @@ class SerialRing(IncrementalStrategy):
     A site that fails is skipped: the last valid model goes on to the next one.
     """
 
+    asks = ASKS["serial_ring"]
     combines_replies = False
     waits_for_busy_sites = False  # the ring goes on without
 

@@ -6,12 +6,14 @@ the replies through the base.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from perennial.protocol.measurements import asking
 from perennial.protocol.messages import TrainRequest
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.ring.turns import TakesTurns
@@ -63,7 +65,10 @@ class Wrapper(IncrementalStrategy):
         self.base.serve_group(whole.base, own, None if former is None else former.base)
 
     def disclosures(self) -> Disclosures:
-        return self.base.disclosures()
+        """The base's and its own."""
+        base, own = self.base.disclosures(), super().disclosures()
+        uploads = dict.fromkeys((*base.clear_uploads, *own.clear_uploads))
+        return replace(base, clear_uploads=tuple(uploads))
 
     def largest_weight(self) -> float:
         self.base.asked = self.asked
@@ -80,7 +85,7 @@ class Wrapper(IncrementalStrategy):
         return outcome
 
     def requests(self, request: TrainRequest, sites: Sequence[str]) -> dict[str, TrainRequest]:
-        return self.base.requests(request, sites)
+        return self.base.requests(asking(request, self.measurements) if self.measurements else request, sites)
 
     def prepare_round(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         self.base.members = self.members

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perennial.config.experiment import Experiment
-from perennial.config.methods import STRATEGIES
+from perennial.config.strategies import STRATEGIES
 from perennial.foundation import plugins
 
 RECORDED: dict[str, dict[str, dict[str, Any]]] = json.loads(

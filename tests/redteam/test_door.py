@@ -11,7 +11,7 @@ import torch
 from perennial.benchmarks.attacked_hospital import POLICIES, RUN, Hospital
 from perennial.client.door import bounds
 from perennial.client.floor import withheld
-from perennial.client.plan import CLUSTERED, SETTINGS, Plan
+from perennial.client.plan import Plan
 from perennial.client.request_count import RequestCount
 from perennial.client.time_limit import time_limit
 from perennial.config.experiment import load_experiment
@@ -22,7 +22,6 @@ from perennial.foundation.errors import PolicyRefusal
 from perennial.protocol.measurements import LABEL_COUNTS, TRAIN_ACCURACY
 from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest, TrainReply, TrainRequest
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.factory import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
@@ -143,10 +142,6 @@ def test_every_committed_experiment_passes_the_default_bounds(path: Path) -> Non
     plan = Plan(experiment, Registry(tuple(map(str, range(len(each)))), schedule))
     assert [str(bound) for bound in bounds(policy, experiment, plan.rounds) if not bound.holds] == []
     assert plan.evaluations() <= policy.max_evaluations
-
-
-def test_the_plan_knows_every_strategy_by_name() -> None:
-    assert set(SETTINGS) | set(CLUSTERED) <= set(STRATEGIES)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_prototype_gradients_are_refused_under_every_privacy_mode(tmp_path: Path
             evaluation={"federated": False},
             learner={**SMALL["learner"], "memory": None},  # type: ignore[dict-item]
         )
-        with pytest.raises(PrivacyError, match="replies carry gradients of prototype samples"):
+        with pytest.raises(PrivacyError, match="replies carry gradients of SINGLE samples"):
             run_in_process(faulty)
 
 

@@ -1,0 +1,118 @@
+"""The registry of built-in strategies: by name, where the class is and what it asks of sites.
+
+This is the one place outside `strategies/` and `baselines/` that knows a strategy by its name.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perennial.config.asks import Asks, OneOf
+from perennial.config.turn import USUAL_SEGMENTS
+
+STRATEGIES = {
+    "digest_synthesis": "perennial.strategies.digest_synthesis:DigestSynthesis",
+    "clustered_personalisation": "perennial.strategies.clustered_personalisation:ClusteredPersonalisation",
+    "fedper": "perennial.strategies.fedper:FedPer",
+    "pfa": "perennial.baselines.pfa:PFA",
+    "analytic": "perennial.strategies.analytic:Analytic",
+    "median": "perennial.strategies.median:Median",
+    "trimmed_mean": "perennial.strategies.trimmed_mean:TrimmedMean",
+    "krum": "perennial.strategies.krum:Krum",
+    "geometric_median": "perennial.strategies.geometric_median:GeometricMedian",
+    "bucketing": "perennial.strategies.bucketing:Bucketing",
+    "centred_clipping": "perennial.strategies.centred_clipping:CentredClipping",
+    "fedavg": "perennial.strategies.fedavg:FedAvg",
+    "adabest": "perennial.baselines.adabest:AdaBest",
+    "cyclic_weight_transfer": "perennial.baselines.cyclic_weight_transfer:CyclicWeightTransfer",
+    "feddisco": "perennial.baselines.feddisco:FedDisco",
+    "feddyn": "perennial.strategies.feddyn:FedDyn",
+    "fednova": "perennial.strategies.fednova:FedNova",
+    "scaffold": "perennial.strategies.scaffold:Scaffold",
+    "glfc": "perennial.baselines.glfc:Glfc",
+    "target": "perennial.baselines.target:Target",
+    "splitfed": "perennial.baselines.splitfed:SplitFed",
+    "parallel_rings": "perennial.baselines.parallel_rings:ParallelRings",
+    "serial_ring": "perennial.strategies.serial_ring:SerialRing",
+    "class_weighted_head": "perennial.strategies.class_weighted_head:ClassWeightedHead",
+    "contribution": "perennial.strategies.contribution:Contribution",
+    "own_heads": "perennial.strategies.own_heads:OwnHeads",
+    "layer_attention": "perennial.strategies.layer_attention:LayerAttention",
+    "uniform_mean": "perennial.strategies.uniform_mean:UniformMean",
+    "multi_factor": "perennial.strategies.multi_factor:MultiFactor",
+}
+
+_HANDED_ON = "each turn hands a single site's model on"
+_CORRECTED = {"correction": None}
+_IN_CLUSTERS = "clusters are formed from single sites' vectors"
+
+ASKS: Mapping[str, Asks] = {
+    "fedavg": Asks(single_updates=""),
+    "uniform_mean": Asks(counts_alike=True, single_updates=""),
+    "analytic": Asks(statistics=True, single_updates=""),
+    "own_heads": Asks(
+        own_models="task", compares_heads=True, single_updates="a site's own head takes its own sums"
+    ),
+    "fednova": Asks(
+        clear_uploads=("steps",), single_updates="its weights are normalised by what single sites report"
+    ),
+    "scaffold": Asks(
+        settings=_CORRECTED | {"correction.name": OneOf(values=("scaffold",))}, clear_uploads=("steps",)
+    ),
+    "feddyn": Asks(settings=_CORRECTED | {"correction.name": OneOf(values=("feddyn",))}),
+    "adabest": Asks(settings=_CORRECTED | {"correction.name": OneOf(values=("adabest",))}),
+    "feddisco": Asks(
+        measurements=("label_counts",),
+        clear_uploads=("label_counts",),
+        single_updates="its weights compare the class counts of single sites",
+    ),
+    "class_weighted_head": Asks(
+        measurements=("label_counts",),
+        clear_uploads=("label_counts",),
+        single_updates="its rows of the head weigh single sites by their class counts",
+    ),
+    "multi_factor": Asks(
+        measurements=("class_coverage", "held_out_accuracy", "train_accuracy", "classification_loss"),
+        single_updates="its weights compare what single sites report",
+    ),
+    "layer_attention": Asks(single_updates="attention over layers compares single updates"),
+    "contribution": Asks(
+        measurements=("label_counts",),
+        judges_models=True,
+        single_updates="the value of a site is found out from its own update",
+    ),
+    "digest_synthesis": Asks(single_updates="digests of single sites stand in for them"),
+    "clustered_personalisation": Asks(
+        personal_layers=True, own_models="measured", sparsity=True, single_updates=_IN_CLUSTERS
+    ),
+    "fedper": Asks(personal_layers=True, own_models="measured"),
+    "pfa": Asks(personal_layers=True, own_models="measured", sparsity=True),
+    "serial_ring": Asks(settings={"turn": None}, segments=USUAL_SEGMENTS, single_updates=_HANDED_ON),
+    "parallel_rings": Asks(single_updates=_HANDED_ON),
+    "cyclic_weight_transfer": Asks(single_updates=_HANDED_ON),
+    "glfc": Asks(settings={"prototypes": None}, clear_uploads=("gradients of SINGLE samples (prototypes)",)),
+    "target": Asks(settings={"rehearsal": None}),
+}
+"""A strategy that is not here asks for nothing beside its updates, each in the clear."""
+
+
+def asks_of(name: str, keys: Mapping[str, Any]) -> Asks:
+    """What a strategy asks of sites.
+
+    keys: its section of an experiment, where a plug-in's asks were written down.
+    Raises ValueError (pydantic's) if what was written down are no asks.
+    """
+    if name in STRATEGIES:
+        return ASKS.get(name, Asks())
+    # masked sums know the weights of our own strategies alone, whatever class a plug-in was made from
+    return Asks.model_validate({**keys.get("asks", {}), "single_updates": Asks().single_updates})
+
+
+def nested(name: str, keys: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(name, own keys) of a strategy and of each that it wraps, from the outside in."""
+    while True:
+        base = keys.get("base")
+        yield name, keys
+        if base is None:
+            return
+        section = {"name": base} if isinstance(base, str) else dict(base)
+        name, keys = section.pop("name"), section

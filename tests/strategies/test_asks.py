@@ -1,0 +1,105 @@
+"""What methods ask of sites: said once, as data, which every reader takes from the same place."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from perennial.client.plan import Plan
+from perennial.config.asks import Asks, Between, Measurement, OneOf
+from perennial.config.experiment import Experiment
+from perennial.config.strategies import ASKS, STRATEGIES, asks_of
+from perennial.data.registry import Registry
+from perennial.data.schedule import TaskSchedule
+from perennial.foundation import plugins
+from perennial.foundation.errors import PolicyRefusal
+from perennial.protocol.measurements import MEASUREMENTS
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("foundation", "data", "models", "privacy", "config", "protocol", "learning", "client", "server")
+START = ("engine", "deploy", "live", "cli", "perennial")
+WORDS = {"median", "target", "contribution", "analytic"}
+"""Names that are also ordinary words, columns or blocks of a summary."""
+CONTENT: dict[str, Any] = {
+    "name": "asked",
+    "data": {"source": "digits", "sites": 2, "partition": {"kind": "iid"}},
+    "tasks": {"count": 2, "rounds": 1},
+    "model": {"name": "mlp", "hidden": [8]},
+}
+CORRECTIONS = "client/corrections.py"
+"""The local corrections are parts of a site, which orders name: they have the names of their methods."""
+
+
+def literals(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_no_strategy_is_known_by_name_outside_its_room_and_the_registry() -> None:
+    names = set(STRATEGIES) - WORDS - {"fedavg"}
+    found = []
+    for room in (*ROOMS, *START):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            where = path.relative_to(ROOT).as_posix()
+            if where not in ("config/strategies.py", CORRECTIONS):
+                found += [f"{where}: {word}" for word in literals(path) if word in names]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", sorted(ASKS))
+def test_a_strategy_reads_what_the_registry_says(name: str) -> None:
+    strategy = plugins.load("strategy", STRATEGIES[name], "strategy.name")
+    declared = strategy.asks.model_copy(update={"single_updates": "", "counts_alike": False})
+    assert declared == ASKS[name].model_copy(update={"single_updates": "", "counts_alike": False})
+
+
+def test_the_measurements_are_those_that_a_request_can_name() -> None:
+    assert set(get_args(Measurement)) == set(MEASUREMENTS)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "value", "words"),
+    [
+        (OneOf(values=("feddyn",)), "scaffold", "found 'scaffold', in the approved experiment 'feddyn'"),
+        (OneOf(values=(1, 2)), True, "found True, in the approved experiment 1, 2"),
+        (Between(least=0.0, most=0.5), 0.51, "found 0.51, in the approved experiment 0 to 0.5"),
+        (Between(least=0.0, most=0.5), "0.1", "found '0.1'"),
+        (Between(least=0.0, most=1.0), float("nan"), "found nan"),
+    ],
+)
+def test_a_setting_beyond_what_was_approved_is_named(allowed: Any, value: Any, words: str) -> None:
+    asks = Asks(settings={"correction.alpha": allowed})
+    with pytest.raises(PolicyRefusal, match=words) as refusal:
+        asks.check_settings({"correction": {"alpha": value}})
+    assert str(refusal.value).startswith("settings.correction.alpha: ")
+
+
+def test_a_plug_in_never_counts_as_one_whose_sum_is_enough() -> None:
+    assert asks_of("mine:Mean", {"asks": {"single_updates": ""}}).single_updates
+    assert not asks_of("fedavg", {}).single_updates
+
+
+def test_a_site_reads_what_a_plug_in_asks_from_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "curious.py").write_text(
+        "from perennial import FedAvg\n"
+        "from perennial.config.asks import Asks\n"
+        "class Curious(FedAvg):\n"
+        "    asks = Asks(measurements=('train_accuracy',))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    content = {**CONTENT, "strategy": {"name": "class_weighted_head", "base": "curious:Curious"}}
+    resolved = Experiment.model_validate(content).model_dump(mode="json")
+    assert resolved["strategy"]["base"]["asks"] == {"measurements": ["train_accuracy"]}
+    # a site reads this, and imports nothing for it
+    del sys.modules["curious"]
+    plan = Plan(Experiment.model_validate(resolved), Registry(("a", "b"), TaskSchedule((0, 1, 2), (1, 1))))
+    assert plan.measurements == ("label_counts", "train_accuracy")
+    assert "curious" not in sys.modules
+    with pytest.raises(ValueError, match=r"strategy\.asks"):
+        Experiment.model_validate({**content, "strategy": {"name": "curious:Curious", "asks": {}}})
