@@ -1,7 +1,7 @@
 """How the default bounds change honest runs: `python -m perennial.benchmarks.honest_bounds`.
 
 Makes the short runs of recorded_runs.yaml, which cover every strategy, and two rounds a task of each other
-committed experiment, and counts in their journals which updates were scaled down, left out or dropped and
+committed experiment, and counts in their journals which updates were scaled down or dropped and
 which claims were capped. A run that met a bound is made again without any. Writes
 results/honest_bounds.jsonl, a line a run, and honest_bounds.md; runs that are there already are kept.
 """
@@ -22,7 +22,7 @@ from perennial.foundation.files import replace_file
 
 RESULT = Path(__file__).with_name("results") / "honest_bounds.jsonl"
 PAGE = RESULT.with_suffix(".md")
-OFF = "bounds={norm_multiple: null, samples_multiple: null, least_agreement: null}"
+OFF = "bounds={norm_multiple: null, samples_multiple: null}"
 TOO_LARGE = (
     "fedperc_cifar100_resnet34",
     "incre_fl_cifar100",
@@ -35,7 +35,7 @@ NO_DATA = ("own_data",)
 """Needs a hospital's folder."""
 SHORTENED = {"analytic": [], "fedperc": ["tasks.rounds=3", "strategy.global_rounds=2"]}
 """By the first word of an experiment, if not to two rounds a task."""
-MET = ("scaled", "left out", "capped", "dropped", "skipped")
+MET = ("scaled", "capped", "dropped", "skipped")
 
 
 def planned() -> dict[str, dict[str, Any]]:
@@ -59,7 +59,6 @@ def outcome(run: dict[str, Any], *more: str) -> dict[str, Any]:
     events = [json.loads(line) for line in journal.splitlines()]
     rounds = [event for event in events if event["event"] == "round"]
     dropped = [entry["reason"] for event in rounds for entry in event["dropped"]]
-    left_out = sum("bounds.least_agreement" in reason for reason in dropped)
     return {
         "final_accuracy": summary["final_accuracy"],
         "model_sha256": summary["model_sha256"],
@@ -67,9 +66,8 @@ def outcome(run: dict[str, Any], *more: str) -> dict[str, Any]:
         "replies": sum(len(event["participants"]) for event in rounds),
         "skipped": sum(event["skipped"] for event in rounds),
         "scaled": journal.count("scaled down"),
-        "left out": left_out,
         "capped": journal.count("samples, and counts as"),
-        "dropped": len(dropped) - left_out,
+        "dropped": len(dropped),
     }
 
 
@@ -93,8 +91,7 @@ def page(lines: Sequence[dict[str, Any]]) -> str:
             "",
             f"No run was stopped. Of {replies} replies "
             f"{sum(line['bounds']['scaled'] for line in lines)} were scaled down, "
-            f"{sum(line['bounds']['left out'] for line in lines)} left out, and "
-            f"{sum(line['bounds']['capped'] for line in lines)} had their claim of samples capped. "
+            f"and {sum(line['bounds']['capped'] for line in lines)} had their claim of samples capped. "
             f"{len(lines) - len(met)} runs met no bound. The others, with bounds and without, final accuracy "
             "in per cent:",
             "",

@@ -1,17 +1,15 @@
 """What comparing updates costs the server: `python -m perennial.benchmarks.robust_cost`.
 
 One round of ten sites with ResNet-18's 11.2 million values each, from received bytes to the new model: the
-gate, then the rule. The plain mean folds each update as it comes; bounds.least_agreement and the robust rules
-keep all of them on disk until the last one is there. Rules take turns in one process, and a ratio is of the
+gate, then the rule. The plain mean folds each update as it comes; the robust rules keep all of them on disk
+until the last one is there. Rules take turns in one process, and a ratio is of the
 same turn, so that the machine's load cancels out. Memory is the peak of a process of its own, above that of
-the plain mean, with ten sites and with twenty. The last figure is of a whole run of robust_digits in one
-process, sites included. Writes benchmarks/results/robust_cost.json.
+the plain mean, with ten sites and with twenty. Writes benchmarks/results/robust_cost.json.
 """
 
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,9 +23,7 @@ from torch import Tensor
 from perennial.benchmarks.aggregation import DISTINCT, STAMP, reference, reply, update
 from perennial.benchmarks.environment import machine, versions
 from perennial.config.bounds import BoundsConfig
-from perennial.config.run import APP_ROOT, RunSettings
 from perennial.engine.grid import set_task_identity
-from perennial.engine.run import run_in_process
 from perennial.foundation.files import replace_file
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.round.outcome import RoundOutcome
@@ -36,12 +32,10 @@ from perennial.strategies.round.running_bounds import NORMS, SAMPLES, RunningBou
 from perennial.strategies.sums.update_file import KEPT_BYTES
 
 RESULT = Path(__file__).parent / "results" / "robust_cost.json"
-EXPERIMENT = APP_ROOT / "experiments" / "robust_digits.yaml"
-SITES, REPEATS, RUNS = 10, 3, 5
-PLAIN, COMPARED = "mean, least_agreement: null", "mean, default bounds"
+SITES, REPEATS = 10, 3
+PLAIN = "mean"
 RULES: Mapping[str, Mapping[str, Any]] = {
     PLAIN: {"name": "fedavg"},
-    COMPARED: {"name": "fedavg"},
     "median": {"name": "median"},
     "trimmed mean": {"name": "trimmed_mean"},
     "multi-Krum of 2": {"name": "krum", "dishonest": 1, "chosen": 2},
@@ -62,7 +56,7 @@ def one_round(rule: str, like: Mapping[str, Tensor], replies: Iterator[Message] 
     """Seconds of a round that is not a run's first one, whose bounds follow from former rounds."""
     settings = dict(RULES[rule])
     strategy = build_strategy(settings.pop("name"), settings)
-    bounds = BoundsConfig() if rule != PLAIN else BoundsConfig(least_agreement=None)
+    bounds = BoundsConfig()
     strategy.running = RunningBounds(bounds, {NORMS: [100.0], SAMPLES: [100.0]})
     strategy.begin_part(
         RoundPart(like, RoundOutcome(), SITES, SITES, STAMP, {}, None, bounds=bounds, sums=strategy.sums)
@@ -98,17 +92,6 @@ def peaks() -> dict[int, dict[str, int]]:
     return found
 
 
-def training(change: str) -> float:
-    """Processor seconds of a whole run, sites included."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = RunSettings(
-            str(EXPERIMENT), json.dumps([change, "data.partition.alpha=100"]), runs=folder, device="cpu"
-        )
-        start = time.process_time()
-        run_in_process(settings)
-        return time.process_time() - start
-
-
 def ratios(times: Mapping[str, list[float]], of: str) -> dict[str, list[float]]:
     """label -> [median, least, largest] ratio to `of` in the same turn."""
     found = {
@@ -128,11 +111,6 @@ def main() -> None:
     for _ in range(REPEATS):
         for rule, taken in times.items():
             taken.append(one_round(rule, like, replies))
-    whole: dict[str, list[float]] = {"null": [], "0.4": []}
-    training("bounds.least_agreement=null")
-    for _ in range(RUNS):
-        for value, taken in whole.items():
-            taken.append(training(f"bounds.least_agreement={value}"))
     del replies
     memory = peaks()
     floats = sum(tensor.numel() for tensor in like.values())
@@ -144,7 +122,6 @@ def main() -> None:
         "seconds of a round": {rule: round(median(taken), 3) for rule, taken in times.items()},
         "ratio to the plain mean: median, least, largest": ratios(times, PLAIN),
         "peak MiB above the plain mean, by sites": memory,
-        "a run of robust_digits, ratio with least_agreement to without": ratios(whole, "null")["0.4"],
         "machine": machine(),
         "versions": versions(),
     }

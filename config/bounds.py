@@ -27,8 +27,5 @@ class BoundsConfig(Block):
     on_norm: Literal["scale", "drop"] = "scale"
     """A longer update is scaled down to the bound, or dropped. SCAFFOLD, FedDyn and AdaBest take dropping
     alone: what such a site remembers has to agree with what the server folded."""
-    least_agreement: float | None = Field(default=0.4, gt=0, le=1)
-    """If all sites but a few have updates of this cosine or more with the sum of the others, and the few next
-    to none, the few are left out of the round; null: nobody is (docs/robustness.md)."""
     window: int = Field(default=10, ge=1)
     """So many former rounds count."""

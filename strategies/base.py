@@ -73,9 +73,8 @@ class IncrementalStrategy(FlowerFedAvg):
     """Whether a round waits for sites that still work on an earlier one where too few others are there."""
     takes_parts = True
     """Whether an update may be scaled down: not where the site remembers the whole of it."""
-    compares_sites = True
-    """Whether a site may be left out of a round because its update points elsewhere than all the others: not
-    where the method compares updates itself, or expects groups of sites that differ."""
+    compares_updates = False
+    """Whether the method keeps the updates of a round and decides among them."""
     serves_groups = True
     """Whether a cluster can have a strategy of this kind, beside those of other clusters."""
     combines_replies = True
@@ -366,11 +365,7 @@ class IncrementalStrategy(FlowerFedAvg):
             self.reference, self._stamp, self.max_update_norm, self.staleness, self.bounds.max_samples
         )
         self.begin_round()
-        # honest updates point elsewhere as well if they started from an older model, or, from the second task
-        # on, if the site holds none of the new classes
-        first_task = self._stamp is None or self._stamp.task == 1
-        comparable = self.compares_sites and not self.staleness and first_task
-        waiting = WaitingReplies.needed(self.running, self.reference, comparable, self.most_replies)
+        waiting = WaitingReplies.needed(self.running, self.reference)
         for message in replies:
             node, asked = message.metadata.src_node_id, self._exchange.asked
             site = asked.get(message.metadata.reply_to_message_id) or self._names.get(node, f"node-{node}")
@@ -386,7 +381,7 @@ class IncrementalStrategy(FlowerFedAvg):
                 else:
                     waiting.add(reply)
         if waiting is not None:
-            for reply in waiting.counting(self._quorum, outcome.dropped):
+            for reply in waiting.counting():
                 self._take(reply)
         count = self.close_round()
         if self._stamp is None:

@@ -50,7 +50,7 @@ class ClassWeightedHead(Wrapper):
             (not base.combines_replies or base.stands_in, "has rounds of its own kind"),
             (not base.serves_groups, "chooses one of several models"),
             (not base.takes_parts, "has sites that remember the whole of their updates"),
-            (not base.compares_sites, "compares whole updates, and what it leaves out would be in the head"),
+            (base.compares_updates, "compares whole updates, and what it leaves out would be in the head"),
         ):
             if refused:
                 raise ValueError(

@@ -92,7 +92,7 @@ class ClusteredPersonalisation(Wrapper):
                 f"sparsity_epsilon, sparsity_delta: found {sparsity_epsilon}, {sparsity_delta}; "
                 "allowed above 0, and between 0 and 1"
             )
-        self.combines_replies = self.compares_sites = False
+        self.combines_replies = False
         self._global_rounds = global_rounds
         self._patterns = personal
         self._personal: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from perennial.strategies.sums.update_file import Piece, UpdateFile
 class RobustRule(IncrementalStrategy):
     """theta + rule(updates). dishonest: f, the sites that the rule withstands at most."""
 
-    compares_sites = False
+    compares_updates = True
 
     def __init__(self, dishonest: int, max_update_norm: float | None = None, **flower: Any) -> None:
         super().__init__(max_update_norm, **flower)

@@ -45,7 +45,7 @@ class Wrapper(IncrementalStrategy):
         self.staleness, self.serves_groups = base.staleness, base.serves_groups
         self.waits_for_busy_sites, self.takes_parts = base.waits_for_busy_sites, base.takes_parts
         self.combines_replies, self.stands_in = base.combines_replies, base.stands_in
-        self.compares_sites = base.compares_sites
+        self.compares_updates = base.compares_updates
         self.needs = self.needs or base.needs
 
     # before anything starts

@@ -6,17 +6,14 @@ from perennial.benchmarks.table import Measure, Row, Table, of
 from perennial.benchmarks.tables.own_data import final_balanced
 
 RULES: Mapping[str, Sequence[str]] = {
-    "mean, no bounds": ("bounds={norm_multiple: null, samples_multiple: null, least_agreement: null}",),
-    "mean, default bounds": ("bounds={least_agreement: 0.4}",),
+    "mean, no bounds": ("bounds={norm_multiple: null, samples_multiple: null}",),
+    "mean, default bounds": (),
     "median": ("strategy=median",),
     "trimmed mean": ("strategy=trimmed_mean",),
     "multi-Krum of 2": ("strategy={name: krum, dishonest: 1, chosen: 2}",),
     "geometric median": ("strategy=geometric_median",),
     "centred clipping": ("strategy=centred_clipping",),
-    "attention, sign -1, scale mean": (
-        "strategy={name: layer_attention, sign: -1, scale: mean}",
-        "bounds={least_agreement: 0.4}",
-    ),
+    "attention, sign -1, scale mean": ("strategy={name: layer_attention, sign: -1, scale: mean}",),
 }
 ATTACKS: Mapping[str, str] = {
     "none": "",
@@ -42,6 +39,10 @@ ATTACKS: Mapping[str, str] = {
 Noise of an honest length, an inner product of 2 and a little (z 0.3) do no more to an even mean of five than
 the site's absence. Each stands here in a stronger form as well: an inner product of 5 turns the mean round.
 """
+AGAIN = (
+    "Runs of the mean with bounds and of layer attention were made while a bound compared sites, and are to be "
+    "made again."
+)
 SURVEY = "One seed: a survey, whose differences of a few points mean nothing."
 DIVISIONS: Mapping[str, str] = {"even": "100", "Dirichlet 0.5": "0.5", "Dirichlet 0.1": "0.1"}
 MEASURES: Mapping[str, Measure] = {
@@ -108,7 +109,7 @@ def worst() -> list[Row]:
 
 BACKDOORS = ("none", "backdoor", "backdoor x5", "backdoor x100", "backdoor, claims 1e8")
 OTHERS = {rule: changes for rule, changes in RULES.items() if not rule.startswith("mean")}
-MEANS: Mapping[str, Sequence[str]] = {"mean, default bounds": (), "mean, no bounds": RULES["mean, no bounds"]}
+MEANS = {rule: changes for rule, changes in RULES.items() if rule.startswith("mean")}
 
 
 def honest() -> list[Row]:
@@ -174,6 +175,7 @@ TABLES = {
         (1,),
         MEASURES,
         f"{NOTE} {SURVEY}",
+        pending=AGAIN,
     ),
     "robust_worst_digits": Table(
         "Each rule under its two worst attacks, digits at Dirichlet 0.5, one dishonest site of five",
@@ -189,6 +191,7 @@ TABLES = {
         MOVED,
         f"{NOTE} Half of the dishonest site's samples carry the trigger. Success counts samples that the "
         "model does not call the attacker's class without the trigger.",
+        pending=AGAIN,
     ),
     "robust_backdoor_rules_digits": Table(
         "A backdoor against each rule, digits at Dirichlet 0.5, one dishonest site of five",
@@ -203,6 +206,7 @@ TABLES = {
         honest(),
         (1, 2, 3, 4, 5),
         {"final accuracy": of("final_accuracy")},
+        pending=AGAIN,
     ),
     "robust_colluders_digits": Table(
         "Colluding sites, digits",
@@ -210,6 +214,7 @@ TABLES = {
         (1, 2, 3, 4, 5),
         MEASURES,
         NOTE.replace("Five sites, the last", "The last"),
+        pending=AGAIN,
     ),
     "robust_ham10000": Table(
         "Attacks against rules, HAM10000, one dishonest site of five",
@@ -219,5 +224,6 @@ TABLES = {
         f"{NOTE} Half of the dishonest site's samples carry the trigger. Success counts samples that the "
         "model does not call the attacker's class without the trigger. Rounds and learning rate were chosen "
         "on seeds 11 to 13 without an attack.",
+        pending=AGAIN,
     ),
 }

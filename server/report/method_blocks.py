@@ -302,22 +302,19 @@ def _embedded(image: str, run: Run) -> Markup:
 
 
 def bounds(content: object, run: Run) -> Section:
-    """site -> in how many rounds a bound changed what it sent, or left it out."""
+    """site -> in how many rounds a bound changed what it sent."""
     met = _checked(dict[str, dict[str, int]], content, run, "bounds")
     rows = [
-        [site, *(str(counts.get(kind, 0)) for kind in ("scaled", "left_out", "capped"))]
-        for site, counts in met.items()
+        [site, *(str(counts.get(kind, 0)) for kind in ("scaled", "capped"))] for site, counts in met.items()
     ]
-    columns = ["site", "rounds with a shortened update", "rounds left out", "rounds with a capped claim"]
+    columns = ["site", "rounds with a shortened update", "rounds with a capped claim"]
     note = (
-        "An update longer than the experiment's bound is shortened to it, one that points elsewhere than all "
-        "the others, which agree, is left out, and a claim of more samples than the others make is capped. A "
-        "site that meets a bound once may be honest; one that meets it in every "
-        "round boosts its updates, or has far more data than the others."
+        "An update longer than the experiment's bound is shortened to it, and a claim of far more samples "
+        "than the others make is capped; both still count. Most often the site has more records than the "
+        "others, classes or images unlike theirs, or training that jumps. A fault at the site, or updates "
+        "made longer on purpose, look the same here: ask the site."
     )
-    return Section(
-        "Bounds on sites", [panel("Who met a bound", table(columns, rows, "lrrr", "Bounds"))], note
-    )
+    return Section("Bounds on sites", [panel("Who met a bound", table(columns, rows, "lrr", "Bounds"))], note)
 
 
 BLOCKS: dict[str, Callable[[object, Run], Section]] = {

@@ -13,19 +13,17 @@ from typing import Any
 
 from perennial.config.bounds import BoundsConfig
 from perennial.protocol.tensors import Tensors
-from perennial.strategies.round.agreement import FEWEST, MOST, compared, cosines
 from perennial.strategies.round.gate import Admitted, Rejected
-from perennial.strategies.sums.update_file import UpdateFile
 
-NORMS, SAMPLES, MET, SUSPECTED = "norms", "samples", "met", "suspected"
+NORMS, SAMPLES, MET = "norms", "samples", "met"
 
 
 @dataclass
 class RunningBounds:
     """Bounds on updates that follow from the medians of earlier rounds.
 
-    state: a dict of the checkpoint, kept up to date here: the latest rounds' medians, who met a bound, and
-    who is left out because its update points elsewhere than all the others.
+    state: a dict of the checkpoint, kept up to date here: the latest rounds' medians, and who met a
+    bound.
     """
 
     config: BoundsConfig
@@ -35,12 +33,11 @@ class RunningBounds:
         for name in (NORMS, SAMPLES):
             self.state.setdefault(name, [])
         self.state.setdefault(MET, {})
-        self.state.setdefault(SUSPECTED, [])
         self._first: dict[str, float] = {}
 
     @property
     def met(self) -> dict[str, dict[str, int]]:
-        """site -> in how many rounds its update was scaled down or left out, or its claim capped."""
+        """site -> in how many rounds its update was scaled down, or its claim capped."""
         return self.state[MET]
 
     @property
@@ -48,38 +45,6 @@ class RunningBounds:
         """Whether there is no former round, so that the round's own replies set the medians."""
         wanted = self.config.norm_multiple is not None or self.config.samples_multiple is not None
         return wanted and not self.state[NORMS]
-
-    def compares(self, replies: int) -> bool:
-        """Whether the sites of a round of so many replies are compared, once all are there."""
-        return self.config.least_agreement is not None and FEWEST <= replies <= MOST
-
-    def left_out(self, updates: UpdateFile, quorum: int) -> dict[str, str]:
-        """site -> why its update does not count in this round, in words.
-
-        Empty, whatever the updates are, where fewer than quorum would remain.
-
-        updates: those of the round that started from the round's own model.
-        """
-        if self.config.least_agreement is None or not self.compares(len(updates)):
-            return {}
-        found = compared(
-            cosines(updates.pieces(), len(updates)),
-            updates.sites,
-            self.state[SUSPECTED],
-            self.config.least_agreement,
-        )
-        if len(updates) - len(found.left_out) < quorum:
-            return {}
-        here = set(updates.sites)
-        absent = {site for site in self.state[SUSPECTED] if site not in here}
-        self.state[SUSPECTED] = sorted(found.left_out | absent)
-        for site in found.left_out:
-            self._met(site)["left_out"] += 1
-        return {
-            site: f"update: has a cosine of {found.agreement[site]:.2f} with the sum of the others', which "
-            "agree with each other (bounds.least_agreement); left out"
-            for site in sorted(found.left_out)
-        }
 
     def see_all(self, replies: Iterable[Admitted]) -> None:
         """The replies of a first round, before any of them is bounded, or the first turns of a ring."""
@@ -129,7 +94,7 @@ class RunningBounds:
         return limit is not None and norm > limit
 
     def _met(self, site: str) -> dict[str, int]:
-        return self.state[MET].setdefault(site, {"scaled": 0, "capped": 0, "left_out": 0})
+        return self.state[MET].setdefault(site, {"scaled": 0, "capped": 0})
 
     def _most_samples(self, site: str) -> int | None:
         if site in self.config.registered:

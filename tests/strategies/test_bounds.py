@@ -138,7 +138,7 @@ def test_who_met_a_bound_is_counted_by_rounds() -> None:
     bounds.round_done([long, many, reply("plain", 1.0)])
     bounds.round_done([long])
     assert bounds.met == {
-        "long": {"scaled": 2, "capped": 0, "left_out": 0},
-        "many": {"scaled": 0, "capped": 1, "left_out": 0},
+        "long": {"scaled": 2, "capped": 0},
+        "many": {"scaled": 0, "capped": 1},
     }
     assert RunningBounds(BoundsConfig(), bounds.state).met == bounds.met

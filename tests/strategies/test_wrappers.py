@@ -43,7 +43,7 @@ FACTS = (
     "takes_parts",
     "serves_groups",
     "combines_replies",
-    "compares_sites",
+    "compares_updates",
     "stands_in",
     "turns",
 )
@@ -54,7 +54,7 @@ class Noted(FedAvg):
 
     staleness, waits_for_busy_sites, serves_groups = 7, False, False
     combines_replies, stands_in, takes_parts = False, True, False
-    compares_sites = False
+    compares_updates = True
 
     def __init__(self) -> None:
         super().__init__(max_update_norm=3.0)

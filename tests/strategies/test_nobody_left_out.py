@@ -1,0 +1,89 @@
+"""No default leaves a site out of a round for where its update points, and no later round waits for all."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+from torch import Tensor
+
+from perennial.config.bounds import BoundsConfig
+from perennial.config.experiment import load_experiment
+from perennial.config.run import APP_ROOT
+from perennial.engine.grid import set_task_identity
+from perennial.foundation.errors import ConfigError
+from perennial.protocol.messages import TrainReply
+from perennial.protocol.stamp import Stamp
+from perennial.protocol.tensors import Tensors, unpack
+from perennial.strategies.fedavg import FedAvg
+from perennial.strategies.round.running_bounds import NORMS, SAMPLES, RunningBounds
+
+STAMP = Stamp(run="0" * 16, experiment="e" * 64, class_order="c" * 64, task=1, round=2, num_classes=2)
+
+
+def unusual(sites: int = 6) -> Tensor:
+    """(sites, 400) of one common direction with noise; the last one is an inverted hospital's."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(400, generator=generator) + 0.3 * torch.randn(sites, 400, generator=generator)
+    rows[-1] *= -1
+    return rows
+
+
+def strategy_after(rounds: int, sites: int) -> FedAvg:
+    """FedAvg with the default bounds, before the round after so many."""
+    set_task_identity()
+    strategy = FedAvg()
+    former = {NORMS: [20.0] * rounds, SAMPLES: [10.0] * rounds}
+    strategy.running = RunningBounds(BoundsConfig(), former)
+    strategy.reference, strategy._stamp = {"a": torch.zeros(400)}, STAMP
+    strategy.most_replies = sites
+    strategy._names = {number + 1: f"site-{number}" for number in range(sites)}
+    return strategy
+
+
+def replies(rows: Tensor, order: Sequence[int]) -> Iterator[Message]:
+    for number in order:
+        content = TrainReply(**STAMP.stamp_fields, update=Tensors(a=rows[number]), num_examples=10)
+        yield Message(content.to_record(), reply_to=Message(RecordDict(), number + 1, "train"))
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_an_unusual_honest_site_counts_like_the_others_in_the_first_round_and_later(rounds: int) -> None:
+    rows = unusual()
+    strategy = strategy_after(rounds, len(rows))
+    arrays, _ = strategy.aggregate_train(2, replies(rows, range(len(rows))))
+    assert arrays is not None and strategy.outcome.dropped == []
+    assert sorted(strategy.outcome.participants) == [f"site-{number}" for number in range(len(rows))]
+    assert torch.allclose(unpack(arrays, "model")["a"], rows.mean(0), atol=1e-5)
+
+
+def test_a_later_round_folds_each_reply_before_it_takes_the_next() -> None:
+    rows = unusual()
+    strategy = strategy_after(3, len(rows))
+    folded: list[int] = []
+
+    def watched() -> Iterator[Message]:
+        for message in replies(rows, range(len(rows))):
+            folded.append(len(strategy.outcome.participants))
+            yield message
+
+    strategy.aggregate_train(2, watched())
+    assert folded == list(range(len(rows)))
+
+
+def test_the_order_of_arrival_in_a_later_round_changes_no_bit() -> None:
+    rows = unusual(4)
+    found = []
+    for order in itertools.permutations(range(4)):
+        arrays, _ = strategy_after(3, 4).aggregate_train(2, replies(rows, order))
+        assert arrays is not None
+        found.append(unpack(arrays, "model")["a"])
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+def test_the_key_is_refused() -> None:
+    quickstart: Path = APP_ROOT / "experiments" / "quickstart.yaml"
+    with pytest.raises(ConfigError, match=r"bounds\.least_agreement"):
+        load_experiment(quickstart, ["bounds.least_agreement=0.4"])
