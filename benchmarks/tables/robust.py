@@ -40,8 +40,8 @@ Noise of an honest length, an inner product of 2 and a little (z 0.3) do no more
 the site's absence. Each stands here in a stronger form as well: an inner product of 5 turns the mean round.
 """
 AGAIN = (
-    "Runs of the mean with bounds and of layer attention were made while a bound compared sites, and are to be "
-    "made again."
+    "Runs of the mean with bounds and of layer attention were made while a bound compared sites, and are to "
+    "be made again."
 )
 SURVEY = "One seed: a survey, whose differences of a few points mean nothing."
 DIVISIONS: Mapping[str, str] = {"even": "100", "Dirichlet 0.5": "0.5", "Dirichlet 0.1": "0.1"}
