@@ -162,7 +162,7 @@ def counted_pixels(hospital: Hospital) -> Outcome:
     mean, std = float(data.mean.flatten()[0]), float(data.std.flatten()[0])
 
     def counts(pixel: int, level: float, target: int) -> EvaluateReply | None:
-        model = _threshold(hospital.arrays(), pixel, (level / LEVELS - mean) / std, target)
+        model = threshold(hospital.arrays(), pixel, (level / LEVELS - mean) / std, target)
         reply = hospital.ask(EvaluateRequest(**hospital.stamp(last), arrays=Tensors(model)))
         return reply if isinstance(reply, EvaluateReply) else None
 
@@ -183,7 +183,7 @@ def counted_pixels(hospital: Hospital) -> Outcome:
     return Outcome(min(1, matched(image[None], images)), 1, hospital.refusal)
 
 
-def _threshold(arrays: dict[str, Tensor], pixel: int, level: float, label: int) -> dict[str, Tensor]:
+def threshold(arrays: dict[str, Tensor], pixel: int, level: float, label: int) -> dict[str, Tensor]:
     """A model that calls everything `label` whose pixel is above a level, and the next class otherwise."""
     weight, bias = _first_layer(arrays)
     head, head_bias = _head(arrays)

@@ -104,10 +104,10 @@ def unmet(policy: SitePolicy, plan: Plan) -> Iterator[str]:
     except PolicyRefusal as refusal:
         yield str(refusal)
     yield from (str(bound) for bound in bounds(policy, plan.experiment, plan.rounds) if not bound.holds)
-    if plan.evaluations() > policy.max_evaluations:
+    if policy.max_evaluations is not None and plan.questions() > policy.max_evaluations:
         yield (
-            f"policy.max_evaluations: the experiment asks for {plan.evaluations()} answers with counts, "
-            f"allowed {policy.max_evaluations}"
+            f"policy.max_evaluations: the experiment asks how many answers of {plan.questions()} models are "
+            f"right, allowed {policy.max_evaluations}"
         )
 
 

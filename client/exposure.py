@@ -135,16 +135,14 @@ def _evaluation(policy: SitePolicy) -> Channel:
     at_server = policy.require_privacy in ("none", "client_central")
     if not at_server:
         return Channel(name, False, f"{_budget(policy)}, so counts leave with noise, which costs budget")
-    if exempt(policy, "evaluate") or policy.min_samples == 1:
-        bits = policy.max_evaluations * policy.max_runs
-        recovers = bits >= BITS
-        why = "a class with one sample tells one bit of it in each of policy.max_evaluations "
-        return Channel(name, recovers, why + f"{policy.max_evaluations} answers")
+    # a floor takes one model more: a count with a sample less the count without it is one bit of the sample
+    most = policy.max_evaluations
     return Channel(
         name,
-        False,
-        f"policy.min_samples: counts are over {policy.min_samples} samples and more, in "
-        f"{policy.max_evaluations} answers at most (policy.max_evaluations); each tells a number of them",
+        most is None or most >= BITS,
+        "exact counts: a model made for it moves one count by what one sample is, in each of "
+        + ("as many questions as the experiments need" if most is None else f"{most} questions")
+        + " (policy.max_evaluations)",
     )
 
 

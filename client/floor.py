@@ -47,8 +47,11 @@ def check_single_samples(policy: SitePolicy, release: Release) -> None:
         )
 
 
-def withheld(policy: SitePolicy, release: Release, cells: Sequence[int]) -> set[int]:
+def withheld(policy: SitePolicy, release: Release, cells: Sequence[int], *within: Sequence[int]) -> set[int]:
     """Which cells of a table of counts stay at the site because they are below the floor.
+
+    within: counts inside each cell that would leave with it, such as right answers: where these, or the rest
+    of the cell, are below the floor, the cell stays as well.
 
     Empty cells stay too, and further ones, smallest first, until those that stay have two cells and the
     floor's number of samples between them. So a total that is known from elsewhere gives none of them back,
@@ -56,7 +59,13 @@ def withheld(policy: SitePolicy, release: Release, cells: Sequence[int]) -> set[
     """
     if policy.min_samples == 1 or exempt(policy, release):
         return set()
-    small = {cell for cell, count in enumerate(cells) if count < policy.min_samples}
+    least = [
+        min(count, *(least for part in within for least in (part[cell], count - part[cell])))
+        if within
+        else count
+        for cell, count in enumerate(cells)
+    ]
+    small = {cell for cell, count in enumerate(least) if count < policy.min_samples}
     rest = sorted((count, cell) for cell, count in enumerate(cells) if cell not in small)
     while small and rest and (len(small) < 2 or sum(cells[c] for c in small) < policy.min_samples):
         small.add(rest.pop(0)[1])

@@ -1,8 +1,8 @@
 """Counts a model's right answers on the samples that a site holds out from training.
 
-In the clear, they are exact, and what is below the policy's floor stays. Under a protection they have noise,
-which the experiment states and the ledger is charged for, and the floor is asked of the noised counts: which
-exact count is small must not show.
+In the clear, they are exact, and a class with too few right or too few wrong answers for the policy's floor
+stays. Under a protection they have noise, which the experiment states and the ledger is charged for, and the
+floor is asked of the noised counts: which exact count is small must not show.
 """
 
 from collections.abc import Sequence
@@ -60,13 +60,14 @@ def held_out_counts(
         _counted(site, request, model, noise) if scored is None else (scored.correct, scored.total)
     )
     charge(site, request.run, of_update=False)
-    asked = total
+    # noise covers each cell; exact counts must have enough right and enough wrong answers each
+    asked, exact = total, [correct]
     if noise is not None:
         cells = _protected(site, request, noise, correct, total)
         trusts_server = site.experiment.privacy.mode == "client_central"
         correct, total = towards_zero(cells) if trusts_server else in_samples(cells)
-        asked = asked if trusts_server else total
-    stay = withheld(site.identity.policy, "evaluate", asked)
+        asked, exact = (asked, exact) if trusts_server else (total, [])
+    stay = withheld(site.identity.policy, "evaluate", asked, *exact)
     if len(stay) == len(total):
         check_floor(site.identity.policy, "evaluate", 0)
     return HeldOutCounts(

@@ -79,11 +79,14 @@ def _subgroup(site: Site, request: EvaluateRequest, kept: Scored, leaves: np.nda
         return None
     found = site.data.subgroup[exact_rows(site, request).cpu().numpy()][leaves].copy()
     groups = subgroups_of(site.experiment)
+    right = kept.label == kept.predicted
     for label in range(request.num_classes):
         own = kept.label == label
         # one cell more for the rest: what is missing from a class's total must not give a subgroup away
-        cells = np.bincount(found[own] + 1, minlength=groups + 1).tolist()
-        for cell in withheld(site.identity.policy, "evaluate", cells) if own.any() else ():
+        cells, hits = (
+            np.bincount(found[rows] + 1, minlength=groups + 1).tolist() for rows in (own, own & right)
+        )
+        for cell in withheld(site.identity.policy, "evaluate", cells, hits) if own.any() else ():
             found[own & (found == cell - 1)] = -1
     return found
 

@@ -5,14 +5,14 @@ a crash, how many runs there may be, and how many evaluations in all, the policy
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 from perennial.client.ring_turn import turn_of
-from perennial.config.analytic import shrinkage_of
+from perennial.config.analytic import heads_compared, shrinkage_of
 from perennial.config.asks import Asks
 from perennial.config.evaluation import asks_for_tables
 from perennial.config.experiment import Experiment
@@ -131,11 +131,22 @@ class Plan:
                 return int(experiment.digests is not None)
 
     def evaluations(self) -> int:
-        """Answers with counts on held-out samples in the whole run."""
-        counted = ["evaluate", "compare_heads"]
-        if self.experiment.evaluation.federated:
-            counted.append("personal_model")
-        return sum(self.most(kind, number) for kind in counted for number in range(1, self.rounds + 1))
+        """Answers with counts on held-out samples in the whole run: requests, each of one model or more."""
+        return sum(self._counted("evaluate", "compare_heads"))
+
+    def questions(self) -> int:
+        """Models whose right answers on one held-out sample the whole run asks for.
+
+        Each is a question about every held-out sample of its classes; a comparison of heads asks as many
+        as there are heads.
+        """
+        chosen, own = heads_compared(self.strategies)
+        return sum(self._counted("evaluate")) + chosen * self.rounds + own * len(self.last_rounds)
+
+    def _counted(self, *kinds: str) -> Iterator[int]:
+        own = ("personal_model",) if self.experiment.evaluation.federated else ()
+        for number in range(1, self.rounds + 1):
+            yield from (self.most(kind, number) for kind in (*kinds, *own))
 
     def check(self, request: Stamp) -> str:
         """The kind of a request that this experiment makes. Raises PolicyRefusal naming what it does not."""
@@ -159,6 +170,10 @@ class Plan:
             self._check_settings(request)
         if isinstance(request, EvaluateRequest):
             self._check_evaluation(request)
+        if isinstance(request, CompareHeadsRequest):
+            found, most = questions_of(request), max(heads_compared(self.strategies))
+            if found > most:
+                raise PolicyRefusal(f"heads: found {found}, the approved experiment compares {most} at most")
         if isinstance(request, StatisticsRequest) and (request.weights is None) != (
             self._head != "balanced_ridge"
         ):
@@ -227,6 +242,13 @@ class Plan:
             turn.features is not None and (turn.features.clip, turn.features.std) != (clip, noise)
         ):
             raise PolicyRefusal("settings.turn.features: not those of the approved experiment")
+
+
+def questions_of(request: Stamp) -> int:
+    """Models whose right answers a request asks for."""
+    if not isinstance(request, CompareHeadsRequest):
+        return 1
+    return max(len(request.heads["bias"]) if "bias" in request.heads else 1, 1)
 
 
 def _content(settings: str) -> dict[str, Any]:

@@ -8,13 +8,16 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
+from hashlib import sha256
 from pathlib import Path
 
-from perennial.client.plan import Plan
+from perennial.client.plan import Plan, questions_of
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.foundation.files import make_folder
-from perennial.protocol.stamp import Stamp
+from perennial.protocol.stamp import Maskable, Stamp
+from perennial.protocol.tensors import Tensors, content_sha256
 
 FILE = "requests.sqlite"
 LOCK_SECONDS = 60.0
@@ -64,7 +67,7 @@ class RequestCount:
                     f"needs {most}, and {policy.max_repeats} repeats are allowed"
                 )
             if kind in COUNTS:
-                self._check_evaluations(book, policy, experiment.digest)
+                self._note_question(book, policy, plan, (request.run, kind, place), request)
             book.execute(
                 "INSERT INTO asked VALUES (?, ?, ?, ?)", (experiment.digest, request.run, kind, place)
             )
@@ -76,16 +79,41 @@ class RequestCount:
         with self._open() as book:
             return book.execute("SELECT count(*) FROM asked WHERE kind = ?", (kind,)).fetchone()[0]
 
-    def _check_evaluations(self, book: sqlite3.Connection, policy: SitePolicy, experiment: str) -> None:
-        marks = ", ".join("?" * len(COUNTS))
+    def _note_question(
+        self,
+        book: sqlite3.Connection,
+        policy: SitePolicy,
+        plan: Plan,
+        where: tuple[str, str, str],
+        request: Stamp,
+    ) -> None:
+        """Count what is asked of each held-out sample; a question that was asked before tells nothing new.
+
+        The limit is on questions about one sample, because that is what could single one out, however many
+        come in one request. where: run, kind and place.
+        """
+        asked = (plan.experiment.digest, *where, question(request))
+        book.execute(
+            "CREATE TABLE IF NOT EXISTS questions (experiment TEXT, run TEXT, kind TEXT, place TEXT, "
+            "question TEXT, models INTEGER)"
+        )
+        same = "experiment = ? AND run = ? AND kind = ? AND place = ? AND question = ?"
+        (known,) = book.execute(f"SELECT count(*) FROM questions WHERE {same}", asked).fetchone()
+        if known:
+            return
         (before,) = book.execute(
-            f"SELECT count(*) FROM asked WHERE experiment = ? AND kind IN ({marks})", (experiment, *COUNTS)
+            "SELECT coalesce(sum(models), 0) FROM questions WHERE experiment = ?", asked[:1]
         ).fetchone()
-        if before >= policy.max_evaluations:
+        models = questions_of(request)
+        most = policy.max_evaluations
+        if most is None:
+            most = plan.questions() * policy.max_runs + policy.max_repeats
+        if before + models > most:
             raise PolicyRefusal(
-                f"policy.max_evaluations: this experiment has had {before} answers with counts of right "
-                "answers, which is all that this site gives"
+                f"policy.max_evaluations: this experiment has asked how many answers of {before} models are "
+                f"right, and asks it of {models} more; {most} are all that this site answers"
             )
+        book.execute("INSERT INTO questions VALUES (?, ?, ?, ?, ?, ?)", (*asked, models))
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -108,3 +136,14 @@ class RequestCount:
             raise StateError(f"{self.path}: damaged or full ({error}); nothing is answered") from error
         finally:
             book.close()
+
+
+def question(request: Stamp) -> str:
+    """SHA-256 of what a request asks, whenever, by whom and in whichever attempt it is asked."""
+    whose = {field.name for kind in (Stamp, Maskable) for field in fields(kind)}
+    found = []
+    for field in fields(request):
+        value = getattr(request, field.name)
+        if field.name not in whose:
+            found.append((field.name, content_sha256(value) if isinstance(value, Tensors) else repr(value)))
+    return sha256(repr(found).encode()).hexdigest()

@@ -253,7 +253,7 @@ def _right_answers(
                 hits = (features @ weight[head].T + bias[head]).argmax(dim=1) == labels
                 correct[head] += torch.bincount(labels[hits], minlength=known).cpu()
     total = data.counts(known).cpu()
-    stay = sorted(withheld(policy, "compare_heads", total.tolist()))
+    stay = sorted(withheld(policy, "compare_heads", total.tolist(), *correct.tolist()))
     if len(stay) == known:
         check_floor(policy, "compare_heads", 0)
     correct[:, stay], total[stay] = 0, 0

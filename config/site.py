@@ -69,8 +69,9 @@ class SitePolicy(Block):
     """Longest time for one request."""
     max_bytes: int = Field(default=2**30, ge=1)
     """Most bytes of tensors in one request."""
-    max_evaluations: int = Field(default=100, ge=0)
-    """Most answers with counts on held-out samples that one approved experiment gets in all its runs."""
+    max_evaluations: int | None = Field(default=None, ge=0)
+    """Most models whose right answers on held-out samples one approved experiment learns in all its runs;
+    None: as many as it needs in max_runs runs, and max_repeats more. What is asked again is none."""
     max_runs: int = Field(default=3, ge=1)
     """Most runs of one approved experiment; a run that is resumed is the same run."""
     max_repeats: int = Field(default=3, ge=0)

@@ -12,6 +12,7 @@ from typing import Any
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from perennial.config.analytic import KAPPAS
 from perennial.config.strategies import ASKS
 from perennial.foundation.errors import ConfigError
 from perennial.learning.analytic.solve import LinearHead, Sums
@@ -25,8 +26,6 @@ from perennial.strategies.round.services import Services
 from perennial.strategies.statistics.asking import Asking
 from perennial.strategies.valuation.solved import require_affordable
 from perennial.strategies.wrapper import Wrapper
-
-KAPPAS = (0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class OwnHeads(Wrapper):

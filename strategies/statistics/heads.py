@@ -6,16 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from perennial.config.analytic import shrinkage_of
+from perennial.config.analytic import GAMMAS, LAMBDAS, shrinkage_of
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, gaussian, gcv, ridge
 from perennial.strategies.statistics.asking import Asking
 
 Shrinkage = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["validation", "gcv"]
 Criterion = Literal["balanced", "plain"]
-GAMMAS = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
-LAMBDAS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 2.0, 4.0)
-"""Shrinkages that are tried if the experiment lists none."""
 
 
 @dataclass(frozen=True)

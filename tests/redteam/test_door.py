@@ -83,14 +83,15 @@ def test_requests_are_counted_over_restarts_and_runs(tmp_path: Path) -> None:
     policy = {"answers": ["train", "evaluate"], "max_repeats": 1, "max_runs": 2, "max_evaluations": 3}
     hospital = Hospital(tmp_path, policy)
 
-    def evaluate(run: str = RUN) -> EvaluateRequest:
-        return EvaluateRequest(**hospital.stamp(2) | {"run": run}, arrays=Tensors(hospital.arrays()))
+    def evaluate(value: float, run: str = RUN) -> EvaluateRequest:
+        arrays = {name: torch.full_like(tensor, value) for name, tensor in hospital.arrays().items()}
+        return EvaluateRequest(**hospital.stamp(2) | {"run": run}, arrays=Tensors(arrays))
 
-    assert hospital.ask(evaluate()) is not None and hospital.ask(evaluate()) is not None
-    assert "policy.max_repeats: evaluate of round 2 was asked for 2 times" in refused(hospital, evaluate())
+    assert hospital.ask(evaluate(0.1)) is not None and hospital.ask(evaluate(0.2)) is not None
+    assert "policy.max_repeats: evaluate of round 2 was asked for 2 times" in refused(hospital, evaluate(0.1))
     second = "f" * 16
-    assert hospital.ask(evaluate(second)) is not None
-    assert "policy.max_evaluations" in refused(hospital, evaluate(second))
+    assert hospital.ask(evaluate(0.3, second)) is not None
+    assert "policy.max_evaluations" in refused(hospital, evaluate(0.4, second))
     assert "policy.max_runs" in refused(hospital, train(hospital, run="e" * 16))
     book = RequestCount(tmp_path / "state")
     assert (book.counted("evaluate"), book.counted("train")) == (3, 0)
@@ -141,7 +142,7 @@ def test_every_committed_experiment_passes_the_default_bounds(path: Path) -> Non
     schedule = TaskSchedule(tuple(range(len(each) + 1)), each)
     plan = Plan(experiment, Registry(tuple(map(str, range(len(each)))), schedule))
     assert [str(bound) for bound in bounds(policy, experiment, plan.rounds) if not bound.holds] == []
-    assert plan.evaluations() <= policy.max_evaluations
+    assert policy.max_evaluations is None and plan.questions() >= plan.evaluations()
 
 
 @pytest.mark.parametrize(

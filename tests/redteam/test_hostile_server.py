@@ -91,9 +91,13 @@ def test_site_check_speaks_of_the_policy_and_not_by_heart() -> None:
     first = next(in_words(SitePolicy.model_validate(POLICIES["template"])))
     assert first == "a hostile server can recover single images: no channel that this file opens gives them"
     first = next(in_words(SitePolicy.model_validate(POLICIES["floor of 20"])))
-    assert first == "a hostile server can recover single images: YES, by updates"
+    assert first.endswith("YES, by updates, counts of right answers")
+    few = SitePolicy.model_validate(POLICIES["floor of 20"] | {"max_evaluations": 20})
+    assert next(in_words(few)).endswith("YES, by updates")
     central = {"require_privacy": "client_central", "max_epsilon": 8, "min_samples": 20}
-    assert next(in_words(SitePolicy.model_validate(central))).endswith("YES, by updates")
+    assert next(in_words(SitePolicy.model_validate(central))).endswith(
+        "YES, by updates, counts of right answers"
+    )
     named = {"min_samples": 20, "answers": ["digest"], "below_floor": ["digest"]}
     assert next(in_words(SitePolicy.model_validate(named))).endswith("YES, by digests")
 

@@ -108,7 +108,7 @@ def test_a_site_sends_tables_only_if_its_policy_says_so(tmp_path: Path) -> None:
 
 
 def test_samples_of_a_class_below_the_floor_are_in_no_table(tmp_path: Path) -> None:
-    site, told = evaluate(tmp_path, ["train", "evaluate", "measures"], min_samples=13)
+    site, told = evaluate(tmp_path, ["train", "evaluate", "measures"], min_samples=4)
     held = site.data.counts("test", told.num_classes)
     assert told.withheld and all(held[label] > 0 for label in told.withheld)
     tables = tables_of(told, 0)

@@ -1,0 +1,147 @@
+"""A server that asks for right answers to single a held-out patient out: what counts tell, and how often."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from perennial.benchmarks.attacked_hospital import BASE, Hospital
+from perennial.benchmarks.hostile_server import threshold
+from perennial.client.floor import withheld
+from perennial.client.plan import Plan
+from perennial.client.request_count import RequestCount
+from perennial.config.site import SitePolicy
+from perennial.foundation.errors import PolicyRefusal
+from perennial.protocol.messages import CompareHeadsRequest, EvaluateReply, EvaluateRequest
+from perennial.protocol.tensors import Tensors
+
+ONE_CLASS_TASKS = {"tasks": {"count": 10, "rounds": 1}}
+WIDE = {
+    "data": {"source": "digits", "sites": 2, "partition": {"kind": "iid"}, "test_fraction": 0.5},
+    "tasks": {"count": 1, "rounds": 1},
+}
+
+
+def halving(hospital: Hospital, label: int) -> tuple[int, list[tuple[int, int]]]:
+    """Bisects the level of each pixel until one patient is right: (patients singled out, counts told)."""
+    told, alone = [], 0
+    for pixel in range(18, 30):
+        low, high = -4.0, 4.0
+        for _ in range(9):
+            middle = (low + high) / 2
+            model = threshold(hospital.arrays(), pixel, middle, label)
+            reply = hospital.ask(EvaluateRequest(**hospital.stamp(), arrays=Tensors(model)))
+            if not isinstance(reply, EvaluateReply):
+                high = middle
+                continue
+            right, total = reply.correct[label], reply.total[label]
+            told.append((right, total))
+            if right == 1:
+                alone += 1
+                break
+            low, high = (middle, high) if right > 1 else (low, middle)
+    return alone, told
+
+
+def test_no_count_of_few_right_or_few_wrong_answers_leaves(tmp_path: Path) -> None:
+    many = {"answers": ["evaluate"], "max_repeats": 10**6, "max_evaluations": 10**6}
+    alone, _ = halving(Hospital(tmp_path / "open", many, **WIDE), label=3)
+    assert alone > 0, "the attack itself works where there is no floor"
+    alone, told = halving(Hospital(tmp_path / "floor", many | {"min_samples": 10}, **WIDE), label=3)
+    assert alone == 0 and told
+    assert all((right, total) == (0, 0) or 10 <= right <= total - 10 for right, total in told)
+
+
+@pytest.mark.parametrize(
+    ("right", "total", "stay"),
+    [
+        ([30, 30, 30], [60, 60, 60], set[int]()),
+        ([1, 30, 30], [41, 60, 60], {0, 1}),
+        ([40, 30, 30], [41, 60, 60], {0, 1}),
+        # whether all are right or all but one must not show either
+        ([41, 30, 30], [41, 60, 60], {0, 1}),
+        ([0, 30, 30], [41, 60, 60], {0, 1}),
+    ],
+)
+def test_right_and_wrong_answers_both_have_the_floor(
+    right: list[int], total: list[int], stay: set[int]
+) -> None:
+    policy = SitePolicy(min_samples=10)
+    found = withheld(policy, "evaluate", total, right)
+    assert found == stay if stay == set() else 0 in found
+    assert withheld(SitePolicy(), "evaluate", total, right) == set()
+
+
+def questions_answered(hospital: Hospital, policy: SitePolicy) -> int:
+    """How many different models a server gets counts of, by every run, round and repeat that there is."""
+    plan = Plan(hospital.experiment, hospital.site.process.registry)
+    book, answered = RequestCount(hospital.config.state_dir), 0
+    for run in range(policy.max_runs):
+        for number in range(1, plan.rounds + 1):
+            stamp = hospital.stamp(number) | {"run": f"{run:016x}", "task": number, "num_classes": number}
+            for _ in range(1 + policy.max_repeats):
+                model = Tensors(head=torch.full((1,), float(answered)))
+                try:
+                    book.take(policy, plan, "evaluate", EvaluateRequest(**stamp, arrays=model))
+                    answered += 1
+                except PolicyRefusal as refusal:
+                    assert "policy.max_" in str(refusal)
+    return answered
+
+
+def test_an_experiment_learns_what_it_needs_and_not_the_bits_of_an_image(tmp_path: Path) -> None:
+    """73 of 100 questions gave all 64 bits of an image."""
+    hospital = Hospital(tmp_path, {"answers": ["evaluate"]}, **ONE_CLASS_TASKS)
+    policy = hospital.config.policy
+    needed = 10
+    answered = questions_answered(hospital, policy)
+    assert answered == needed * policy.max_runs + policy.max_repeats < 64
+    strict = policy.model_copy(update={"max_evaluations": 12})
+    assert questions_answered(Hospital(tmp_path / "b", {}, **ONE_CLASS_TASKS), strict) == 12
+
+
+def test_the_same_question_asked_again_tells_nothing_and_costs_nothing(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, {"answers": ["evaluate"], "max_evaluations": 1}, **WIDE)
+
+    def ask(value: float) -> Any:
+        arrays = {name: torch.full_like(tensor, value) for name, tensor in hospital.arrays().items()}
+        return hospital.ask(EvaluateRequest(**hospital.stamp(), arrays=Tensors(arrays)))
+
+    first, again = ask(0.5), ask(0.5)
+    assert isinstance(first, EvaluateReply) and again.correct == first.correct
+    assert ask(0.25) is None and "policy.max_evaluations" in hospital.refusal
+
+
+def test_each_head_of_a_comparison_is_a_question(tmp_path: Path) -> None:
+    closed = {
+        "model": {"name": "features", "features": [{"name": "random", "width": 12}]},
+        "learner": None,
+        "data": BASE["data"] | {"validation_fraction": 0.2},
+        "strategy": {
+            "name": "analytic",
+            "head": "ridge",
+            "shrinkage": "validation",
+            "shrinkages": [0.1, 1.0],
+        },
+        "tasks": {"count": 1, "rounds": 1},
+        "evaluation": {"federated": False},
+    }
+    policy = {"answers": ["evaluate", "statistics"], "max_evaluations": 3}
+    hospital = Hospital(tmp_path, policy, **closed)
+    features = hospital.site.models.fixed_features()
+
+    def compare(heads: int, value: float = 0.0) -> Any:
+        classes = hospital.stamp()["num_classes"]
+        tensors = Tensors(
+            weight=torch.full((heads, classes, features.width), value), bias=torch.zeros(heads, classes)
+        )
+        request = CompareHeadsRequest(**hospital.stamp(), features=features.content, heads=tensors)
+        hospital.refusal = ""
+        return hospital.ask(request)
+
+    assert compare(64) is None
+    assert "heads: found 64, the approved experiment compares 2 at most" in hospital.refusal
+    assert compare(2) is not None, hospital.refusal
+    assert compare(2, 1.0) is None and "policy.max_evaluations" in hospital.refusal
+    assert compare(1, 1.0) is not None, hospital.refusal
