@@ -13,6 +13,7 @@ from torch import Tensor
 
 from perennial.data.config import DataConfig
 from perennial.data.partition_config import PartitionConfig
+from perennial.data.record_identity import record_contents
 from perennial.data.samples import Samples, constants, fill_missing, joined_subgroups
 from perennial.data.site import SiteData
 from perennial.data.sources import load
@@ -92,13 +93,18 @@ def load_site(
             "data.imputation: found 'median', which no site alone can know for all; give a number for each "
             "column, or mean, which takes data.normalise"
         )
-    train = _held_by(source.train, site_name)
+    held = [_rows_of(source.train, site_name)]
+    train = source.train.pick(held[0]) if source.train.site is not None else source.train
     if len(train) == 0:
         raise DataError(f"site {site_name!r}: no sample in {config.path}")
-    parts = [train] + ([_held_by(source.test, site_name)] if source.test is not None else [])
+    parts = [train]
+    if source.test is not None:
+        held.append(_rows_of(source.test, site_name))
+        parts.append(source.test.pick(held[1]) if source.test.site is not None else source.test)
     x = torch.cat([part.x for part in parts]) if len(parts) > 1 else train.x
     y = torch.cat([part.y for part in parts])
     keyed = KeyedHash(key, np.concatenate([part.split_groups() for part in parts]))
+    contents = record_contents(x, source.columns)
     fill_missing(x, source.mean if source.fill is None else source.fill)
     rows = np.arange(len(y))
     if len(parts) > 1:
@@ -142,6 +148,12 @@ def load_site(
         fill=source.fill,
         calibration=torch.from_numpy(calibration),
         subgroup=joined_subgroups(parts),
+        contents=contents,
+        places=tuple(
+            f"{config.path}: {part.keys[place]}" if part.keys is not None else f"{config.path}: {role} {row}"
+            for role, part, rows in zip(("train", "test"), parts, held, strict=False)
+            for place, row in enumerate(rows.tolist())
+        ),
     )
 
 
@@ -179,13 +191,13 @@ def declared_fill(config: DataConfig) -> Tensor | None:
     return table_fill(config, config.columns or {}) if config.source == "csv" else None
 
 
-def _held_by(samples: Samples, site_name: str) -> Samples:
+def _rows_of(samples: Samples, site_name: str) -> Tensor:
+    """(n,) int64: the rows that the data says this site holds; all where it names nobody."""
     if samples.site is None:
-        return samples
+        return torch.arange(len(samples))
     if site_name not in samples.site_names:
         hint = nearest(site_name, samples.site_names)
         raise DataError(
             f"site {site_name!r}: the data names other sites only{hint}: {', '.join(samples.site_names)}"
         )
-    wanted = samples.site_names.index(site_name)
-    return samples.pick(torch.nonzero(samples.site == wanted).squeeze(1))
+    return torch.nonzero(samples.site == samples.site_names.index(site_name)).squeeze(1)

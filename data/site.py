@@ -30,6 +30,8 @@ class SiteData:
     notes: what a person should know about this data.
     patients: whether the data says whose each sample is.
     subgroup: (N,) int64 index into data.subgroup.values, -1 for another value; None where nobody asks.
+    contents: (N, 32) uint8 of record_identity.record_contents; places: (N,) where each record was read. Both
+    for data of a site's own; None elsewhere.
     """
 
     name: str
@@ -47,6 +49,8 @@ class SiteData:
     fill: Tensor | None = None
     calibration: Tensor = NOTHING
     subgroup: np.ndarray | None = None
+    contents: np.ndarray | None = None
+    places: tuple[str, ...] | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:

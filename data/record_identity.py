@@ -1,0 +1,91 @@
+"""Which records of a site are the same, over files, runs, experiments and restarts: a keyed hash of content.
+
+The content of a record is what was decoded: its shape and pixels, or its parsed feature columns by name.
+Label, path, part and experiment are no part of it. The key is drawn once, lies in the site's state_dir and
+never leaves, so that an identity says nothing to anybody else: without the key nobody can tell whether a
+record that he has is among them.
+
+A file that was encoded anew has other pixels, and so another identity. A place (a path, or a row of a file)
+that was known before passes on what its former record was charged (privacy/record_book.py).
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from perennial.data.splits import DIGEST_BYTES, KEY_BYTES
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+
+FOLDER, KEY, BOOK = "records", "key", "book"
+"""Folder in state_dir; files in it."""
+IDENTITY_BYTES = 16
+Columns = Mapping[str, str | Sequence[str]]
+
+
+def record_contents(x: Tensor, columns: Columns | None = None) -> np.ndarray:
+    """(N, 32) uint8: SHA-256 of each record's decoded content, without a key; it must not leave as it is.
+
+    x: (N, C, H, W) pixels or (N, D) values, before anything that depends on other records is done to them.
+    columns: of a table, feature column -> its kind or its categories, in the order of x; None: no table.
+    """
+    head = f"{x.dtype} {tuple(x.shape[1:])}"
+    if columns is not None:
+        names = sorted(columns)
+        head = repr([(name, columns[name]) for name in names])
+        x = x[:, [place for name in names for place in _places(columns, name)]]
+    rows = x.cpu().contiguous().reshape(len(x), -1).numpy()
+    found = np.empty((len(rows), DIGEST_BYTES), dtype=np.uint8)
+    for row, content in enumerate(rows):
+        digest = hashlib.sha256(f"record:{head}:".encode())
+        digest.update(content.data)
+        found[row] = np.frombuffer(digest.digest(), dtype=np.uint8)
+    return found
+
+
+def identities(key: bytes, purpose: str, contents: Iterable[bytes]) -> np.ndarray:
+    """(N, 16) uint8: HMAC-SHA256 of each content under the site's key, cut to 16 bytes.
+
+    purpose: of the hash; two purposes have nothing in common.
+    """
+    label = f"{purpose}:".encode()
+    found = [hmac.digest(key, label + content, "sha256")[:IDENTITY_BYTES] for content in contents]
+    return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, IDENTITY_BYTES)
+
+
+def record_key(state_dir: Path) -> bytes:
+    """(32 bytes) The site's own key for identities, drawn the first time. Raises StateError when damaged."""
+    folder = state_dir / FOLDER
+    path = folder / KEY
+    make_folder(folder)
+    with one_at_a_time(folder):
+        if not path.exists():
+            if known := [entry.name for entry in folder.iterdir() if entry.name.startswith(BOOK)]:
+                raise StateError(
+                    f"{path}: missing beside {known[0]}; put a copy back. Without it no record is known "
+                    "again, so that nothing may leave"
+                )
+            replace_file(path, secrets.token_bytes(KEY_BYTES))
+        key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise StateError(
+            f"{path}: found {len(key)} bytes, allowed {KEY_BYTES}; put a copy back. Without it no record is "
+            "known again, so that nothing may leave"
+        )
+    return key
+
+
+def _places(columns: Columns, name: str) -> range:
+    """Where a column's values lie in a row of x."""
+    start = 0
+    for other, kind in columns.items():
+        width = 2 if isinstance(kind, str) else len(kind) + 1  # as table_columns.encode has them
+        if other == name:
+            return range(start, start + width)
+        start += width
+    raise KeyError(name)
