@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+import perennial
 from perennial.cli.deploy import app as deploy
 from perennial.cli.digest import app as digest
 from perennial.cli.pages import serve
@@ -17,8 +18,25 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Federated class-incremental learning that hospitals can run.",
 )
+
+
+def print_version(asked: bool) -> None:
+    """Print the version and end the command."""
+    if asked:
+        typer.echo(f"perennial {perennial.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Federated class-incremental learning that hospitals can run."""
+
+
 app.add_typer(deploy, name="deploy")
 app.add_typer(digest, name="digest")
 app.add_typer(site, name="site")

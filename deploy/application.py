@@ -22,7 +22,7 @@ ROOMS = (
 )
 """What runs at the server and at sites; the engine and the command line stay at home."""
 CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
-PUBLISHER, NAME, VERSION = "perennial", "perennial", "0.1.0"
+PUBLISHER, NAME, VERSION = "perennial", "perennial", perennial.__version__
 
 
 @dataclass(frozen=True)

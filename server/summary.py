@@ -14,6 +14,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+import perennial
 from perennial.foundation.files import file_sha256, replace_file
 from perennial.learning.bayesian_estimate import bayesian_figure_of
 from perennial.models.saved import GLOBAL_MODEL, PERSONAL_MODEL, Inputs, save_model
@@ -154,7 +155,8 @@ def summarise(curriculum: Curriculum, engine: str) -> dict[str, Any]:
             [classes[label] for label in schedule.classes_of(task)] for task in range(1, schedule.count + 1)
         ],
         **curriculum.strategy.summary_blocks(),
-        "versions": {name: version(name) for name in ("flwr", "torch", "numpy")}
+        "versions": {"perennial": perennial.__version__}
+        | {name: version(name) for name in ("flwr", "torch", "numpy")}
         | {"python": platform.python_version()},
     }
 

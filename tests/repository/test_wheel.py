@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+import perennial
 from perennial.benchmarks.flower_simulation import FlowerSimulation
 from tests.plugin_package import MODULE, write_sources
 
@@ -92,9 +93,11 @@ def clean_export(folder: Path) -> Path:
     if listed.returncode:
         pytest.skip("the wheel is built from what git knows of, and there is no git here")
     for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file() and not name.startswith(("typings/", "tests/", "docs/")):
+        if not name.startswith(("tests/", "docs/")) and (
+            (ROOT / name).is_file() or (ROOT / name).is_symlink()
+        ):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     return folder
 
 
@@ -131,9 +134,12 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
 
 def test_the_wheel_holds_the_package_and_its_metadata(fresh: Fresh) -> None:
     names = zipfile.ZipFile(fresh.wheel).namelist()
-    assert {name.split("/")[0] for name in names} == {"perennial", "perennial-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in names} == {
+        "perennial",
+        f"perennial-{perennial.__version__}.dist-info",
+    }
     assert "perennial/py.typed" in names and "perennial/library.py" in names
-    assert not [name for name in names if "/tests/" in name or "/typings/" in name]
+    assert not [name for name in names if "/tests/" in name or "/benchmarks/" in name]
 
 
 def test_a_program_beside_modules_of_the_same_names(fresh: Fresh) -> None:

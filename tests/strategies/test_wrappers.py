@@ -193,7 +193,7 @@ FILES = [
     for name in subprocess.run(
         ["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.split()
-    if not name.startswith(("tests/", "typings/", "examples/", "docs/")) and (ROOT / name).exists()
+    if not name.startswith(("tests/", "examples/", "docs/")) and (ROOT / name).exists()
 ] or [
     path for path in ROOT.glob("[a-z]*/**/*.py") if path.relative_to(ROOT).parts[0] not in ("tests", ".venv")
 ]

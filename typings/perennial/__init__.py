@@ -1,1 +1,0 @@
-../../perennial/__init__.py

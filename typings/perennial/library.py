@@ -1,1 +1,0 @@
-../../perennial/library.py
