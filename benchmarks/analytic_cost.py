@@ -20,7 +20,7 @@ from perennial.benchmarks.processes import measured
 from perennial.benchmarks.table import RESULTS
 from perennial.foundation.files import replace_file
 from perennial.learning.analytic.solve import LinearHead, Sums, gaussian, gcv, ridge
-from perennial.learning.analytic.statistics import Collector, Statistics, sums_bytes
+from perennial.learning.analytic.statistics import Collector, Statistics, SumsForm
 from perennial.models.feature_maps.ball import on_grid
 
 WIDTH, CLASSES, SAMPLES, BATCH = 2_561, 100, 10_000, 1_000
@@ -98,7 +98,7 @@ def main(times: int = 3) -> dict[str, Any]:
             "seconds to add up": sorted(round(run.found["seconds to add up"], 3) for run in runs),
             "peak MiB": round(max(run.peak_kib for run in runs) / 1024),
         }
-    sent, bound = message_bytes(drawn_sums(samples=BATCH)), sums_bytes(WIDTH, CLASSES)
+    sent, bound = message_bytes(drawn_sums(samples=BATCH)), SumsForm(WIDTH).bytes(CLASSES)
     result = {
         "features with the constant": WIDTH,
         "classes": CLASSES,

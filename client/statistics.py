@@ -22,8 +22,9 @@ from perennial.config.site import Release
 from perennial.foundation.errors import PolicyRefusal, PrivacyError, ProtocolError
 from perennial.foundation.site_log import log
 from perennial.foundation.streams import stream
-from perennial.learning.analytic.statistics import MOST_STEPS, PRODUCT, Collector, Statistics, weighted
+from perennial.learning.analytic.statistics import MOST_STEPS, Collector, Statistics, weighted
 from perennial.learning.feature_bank import bank_of
+from perennial.models.feature_maps.ball import RADIUS_SQUARED
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.discrete_gaussian import SecureWords, SeededWords
 from perennial.privacy.noised_sums import add_noise_to_sums
@@ -79,8 +80,8 @@ def _of_class(features: str, name: str) -> str:
 
 def _words(request: StatisticsRequest, sums: Tensors) -> Words:
     """Words of a site's sums. Raises PolicyRefusal if they could leave the range of the words."""
-    diagonal = int(sums["gram"].abs().max())
-    if diagonal * (request.sum_updates or 1) >= MOST_STEPS:
+    largest = max(int(tensor.abs().max()) for tensor in sums.values() if tensor.numel())
+    if largest * (request.sum_updates or 1) >= MOST_STEPS:
         raise PolicyRefusal(
             f"secure: sums of {request.sum_updates} sites as large as this one's do not fit 64-bit words"
         )
@@ -128,7 +129,15 @@ def _released(site: Site, request: StatisticsRequest, sums: Statistics) -> Tenso
     seeded = stream(site.experiment.seed, "sums-noise", site.name, request.of_task)
     source = SecureWords() if secure else SeededWords(seeded)
     multiplier = share_of_noise(site.experiment, privacy.noise_multiplier)
-    gram, rows, counts = add_noise_to_sums(sums.gram, sums.sums, sums.counts, PRODUCT, multiplier, source)
+    gram, rows, counts = add_noise_to_sums(
+        sums.gram,
+        sums.sums,
+        sums.counts,
+        multiplier,
+        source,
+        blocks=privacy.blocks,
+        radius_squared=RADIUS_SQUARED,
+    )
     charge_entry(site, charges.sums(site.experiment, request.run, request.of_task))
     noised = Tensors(gram=gram, sums=rows, counts=counts)
     state.put(name, 0, noised, {"features": request.features})
@@ -173,8 +182,11 @@ def _training_rows(site: Site, classes: range, shown: list[int]) -> Tensor:
 
 
 def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor) -> Statistics:
-    """Exact sums over the samples at rows, all of which are of these classes."""
-    collector = Collector(backbone.width, classes)
+    """Exact sums over the samples at rows, all of which are of these classes.
+
+    Sums to which noise will be added leave out the constant.
+    """
+    collector = Collector(backbone.width, classes, constant=not site.experiment.privacy.enabled)
     data = site.samples(rows)
     if len(data):
         for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):

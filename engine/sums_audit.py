@@ -1,8 +1,9 @@
 """The part of `perennial audit` for noise on sums of features (release: sums), alone or shared under masks.
 
-A canary is a training sample of a class of its own, at the first site. Its features have length 1, so that it
-moves its class's sum and count by 1 each. Whoever guesses sees what the server sees: the first site's noised
-sums, or under `secure` the opened sum alone. Two runs without noise tell what the canary's features are.
+A canary is a training sample of a class of its own, at the first site. Its features have the greatest length
+that there is, so that it moves its class's sum by that and its count by 1. Whoever guesses weighs both by
+their noise, and sees what the server sees: the first site's noised sums, or under `secure` the opened sum
+alone. Two runs without noise tell what the canary's features are.
 """
 
 import json
@@ -20,11 +21,12 @@ from perennial.config.secure_words import integers_of
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import StateError
 from perennial.learning.analytic.files import read_statistics_file
-from perennial.models.feature_maps.ball import GRID
+from perennial.models.feature_maps.ball import GRID, RADIUS_SQUARED
 from perennial.privacy.noised_sums import STEPS
 from perennial.server.checkpoint import CHECKPOINT
 from perennial.strategies.secure.store import SumStore
 from perennial.strategies.statistics.kept import FOLDER, file_name
+from perennial.strategies.statistics.noised import sums_form
 
 WIDTH = 32
 """Features without the constant; the claim hardly depends on their number."""
@@ -51,7 +53,9 @@ def sums_seen(experiment: Experiment, folder: Path, present: np.ndarray) -> Sums
     _, without, fewer = runs.run("none", np.zeros_like(present), CLEAR)
     features, trains = with_all - without, more - fewer == 1
     summary, sums, counts = runs.run("audited", present, {})
-    return SumsSeen(summary, ((sums - without) * features).sum(axis=1) + counts - fewer, trains)
+    _, of_sums, of_counts = experiment.privacy.blocks
+    moved = ((sums - without) * features).sum(axis=1) / RADIUS_SQUARED
+    return SumsSeen(summary, of_sums**2 * moved + of_counts**2 * (counts - fewer), trains)
 
 
 class _Runs:
@@ -73,7 +77,7 @@ class _Runs:
         run = settings.folder(experiment)
         sums, counts = self._opened(run) if experiment.secure else self._of_sites(run)
         steps = STEPS if experiment.privacy.enabled else 1
-        return summary, sums.double().numpy() / GRID, counts.double().numpy() / steps
+        return summary, sums[:, :WIDTH].double().numpy() / GRID, counts.double().numpy() / steps
 
     def _of_sites(self, run: Path) -> tuple[Tensor, Tensor]:
         """Of the first site, or of all whose sum a server would see under `secure`."""
@@ -82,8 +86,7 @@ class _Runs:
         return sum(each.sums for each in found), sum(each.counts for each in found)  # pyright: ignore[reportReturnType]
 
     def _opened(self, run: Path) -> tuple[Tensor, Tensor]:
-        width = WIDTH + 1
-        shapes = (width * (width + 1) // 2,), (self._canaries, width), (self._canaries,)
+        shapes = sums_form(WIDTH, self._experiment.privacy).shapes(self._canaries).values()
         for path in sorted((run / CHECKPOINT / "secure").glob("opened-*.json")):
             facts = json.loads(path.read_bytes())
             if facts["statistic"] == "statistics":
@@ -116,7 +119,7 @@ class _Runs:
             },
             "tasks": {"count": 1, "rounds": 1, "order": "natural"},
             "model": {"name": "features", "features": [{"name": "random", "width": WIDTH}]},
-            "strategy": {"name": "analytic", "head": "ridge", "shrinkage": 1.0, "standardise": False},
+            "strategy": {"name": "analytic"},
             "evaluation": {"federated": False},
             "rounds": {},
         }

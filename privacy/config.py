@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from perennial.foundation.block import Block
+from perennial.privacy.noised_sums import BLOCKS, Blocks
 
 Mode = Literal["none", "client_local", "client_central", "client_shared", "sample", "sample_shared"]
 Unit = Literal["site", "patient", "sample"]
@@ -51,6 +52,8 @@ class PrivacyConfig(Block):
     release: mode sample: what hides a sample: noise on each step of training, or on the sums of its features
     (strategy analytic), of which one a task is released; sums need no clip_norm and no sample_rate.
     sample_shared has sums alone.
+    blocks: release sums: public weights of products, sums and counts of features. A larger weight means less
+    noise on that block and more on the others; the first may be 0, which releases no products.
     noise_multiplier: standard deviation of the noise divided by clip_norm. It has no default, because it is
     the guarantee. 0 is allowed for measurements and is reported as an infinite epsilon.
     noise_source: "seeded" repeats the noise from the experiment's seed. It is for tests and protects nothing.
@@ -66,6 +69,7 @@ class PrivacyConfig(Block):
 
     mode: Mode = "none"
     release: Literal["updates", "sums"] = Field(default="updates", exclude_if="updates".__eq__)
+    blocks: Blocks = Field(default=BLOCKS, exclude_if=BLOCKS.__eq__)
     clip_norm: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-5
@@ -87,6 +91,13 @@ class PrivacyConfig(Block):
             raise ValueError(
                 f"noise_multiplier is {self.noise_multiplier}; allowed: a finite number, 0 or more"
             )
+        a, b, c = self.blocks
+        if not (0 <= a < math.inf and 0 < b < math.inf and 0 < c < math.inf):
+            raise ValueError(
+                f"blocks: found {list(self.blocks)}; allowed: finite, the first 0 or more, the others above 0"
+            )
+        if self.blocks != BLOCKS and self.release != "sums":
+            raise ValueError("blocks: they weigh sums of features; allowed with release: sums")
         if not 0 < self.delta < 1:
             raise ValueError(
                 f"delta is {self.delta}; allowed: above 0 and below 1, and well below 1 / number of units"

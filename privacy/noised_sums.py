@@ -1,16 +1,23 @@
-"""One Gaussian release of a task's sums: how much one sample moves them, and the noise that hides it.
+"""One Gaussian release of a task's sums: how far one sample moves them, and the noise that hides it.
 
-A sample's features phi have length 1 at most. Added or removed, it changes the upper triangle of the sum of
-phi phi^T (off-diagonal values counted sqrt 2, because they stand twice in the matrix), one class's sum of
-phi, and that class's count, by 1 at most each: by sqrt 3 together. Noise of the standard deviation multiplier
-x sqrt 3 is therefore added to the diagonal, the sums and the counts, and 1/sqrt 2 of it above the diagonal.
+Noised sums are of features without the appended constant, whose products the sums and counts of classes
+repeat. Take features in units of their radius, so that a sample's phi has length 1 at most. Added or removed,
+it changes the sum of phi phi^T (off-diagonal values counted sqrt 2, because they stand twice in the matrix),
+its class's sum of phi, and its class's count, by 1 at most each.
 
-The noise is discrete Gaussian on a grid of 2^-16. Sums of features lie on it already; products do on a finer
-one, and are rounded to it first, which can move each by one step more: for that the sensitivity is larger by
-D steps in the first of the three.
+The three blocks are released as (a G, b S, c n) with public weights (a, b, c), under noise of one standard
+deviation, and divided by their weights afterwards, which is post-processing. So the noise on G is multiplier
+x sensitivity / a on its diagonal, and 1/sqrt 2 of that above it; on S it is divided by b, on n by c. a = 0
+releases no products at all.
+
+The noise is discrete Gaussian. Sums of features lie on its grid already; products are rounded towards zero to
+a grid of 2^-16 radius^2 first, which moves each of D^2 by less than one step, and their matrix by D steps.
+
+D: features. C: classes.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,44 +28,104 @@ from perennial.privacy.discrete_gaussian import LARGEST_STD, WordSource, discret
 
 STEPS = 1 << 16
 """Of noise, in 1."""
+Blocks = tuple[float, float, float]
+"""Weights (a, b, c) of products, sums and counts."""
+BLOCKS: Blocks = (0.5, 1.0, 0.2)
+UNWEIGHTED: Blocks = (1.0, 1.0, 1.0)
 
 
-def sensitivity(width: int) -> float:
-    """L2 change of (gram, sums, counts) of so many features when one sample is added or removed."""
-    return math.sqrt((1 + width / STEPS) ** 2 + 2)
+def sensitivity(width: int, blocks: Blocks = BLOCKS) -> float:
+    """L2 change of (a G, b S, c n) of so many features when one sample is added or removed."""
+    a, b, c = blocks
+    return math.hypot(a * (1 + width / STEPS), b, c)
 
 
-def noise_std(multiplier: float, width: int) -> float:
-    """Standard deviation on the diagonal, on sums and on counts; 1/sqrt 2 of it above the diagonal."""
-    return multiplier * sensitivity(width)
+def replacement(width: int, blocks: Blocks = BLOCKS, *, signed: bool = True) -> float:
+    """The same when one sample is replaced by another, of the same class or of another one.
+
+    Between classes the square is at most 2 (a^2 + b^2 + c^2). Within a class, for features of length 1 whose
+    cosine is t, it is a^2 (2 - 2 t^2) + b^2 (2 - 2 t), which is less for t >= 0, as features that are never
+    negative have. Signed ones reach t = -1: at the default weights 4 against 2.58. Shorter features move less
+    where b^2 >= 2 a^2, because the square is then convex in either length; otherwise a^2 + 4 b^2 bounds them.
+    """
+    a, b, c = blocks
+    within = 0.0
+    if signed:
+        cosine = -1.0 if b * b >= 2 * a * a else -b * b / (2 * a * a)
+        within = a * a * (2 - 2 * cosine * cosine) + b * b * (2 - 2 * cosine)
+        if b * b < 2 * a * a:
+            within = max(within, a * a + 4 * b * b)
+    moved = max(2 * (a * a + b * b + c * c), within)
+    rounded = a * width / STEPS
+    return math.sqrt(moved + 2 * math.sqrt(2) * a * rounded + rounded**2)
+
+
+@dataclass(frozen=True)
+class SumsNoise:
+    """Standard deviations on the diagonal of the products, on sums and on counts, in units of the values.
+
+    gram: 1/sqrt 2 of it above the diagonal; infinite where no products are released.
+    """
+
+    gram: float
+    sums: float
+    counts: float
+
+    @classmethod
+    def of(
+        cls, multiplier: float, width: int, blocks: Blocks = BLOCKS, radius_squared: float = 1.0
+    ) -> "SumsNoise":
+        """For adding or removing a sample. multiplier: standard deviation in sensitivities.
+
+        radius_squared: square of the greatest length of a sample's features.
+        """
+        a, b, c = blocks
+        std = multiplier * sensitivity(width, blocks)
+        return cls(std / a * radius_squared if a else math.inf, std / b * math.sqrt(radius_squared), std / c)
 
 
 def add_noise_to_sums(
-    gram: Tensor, sums: Tensor, counts: Tensor, product_steps: int, multiplier: float, source: WordSource
+    gram: Tensor,
+    sums: Tensor,
+    counts: Tensor,
+    multiplier: float,
+    source: WordSource,
+    *,
+    blocks: Blocks = BLOCKS,
+    radius_squared: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(gram, sums, counts) as they may leave: all int64, gram in its own steps, sums and counts in 2^-16.
+    """(gram, sums, counts) as they may leave: all int64, gram in steps of 2^-32, sums and counts in 2^-16.
 
-    gram: (D (D + 1) / 2,) int64, an upper triangle row by row in steps of 1 / product_steps. sums: (C, D)
-    int64 in steps of 2^-16. counts: (C,) int64. Raises PrivacyError where the noise is larger than the
+    gram: (D (D + 1) / 2,) int64, an upper triangle row by row in steps of 2^-32; what is released of it is
+    empty when its weight is 0. sums: (C, D) int64 in steps of 2^-16. counts: (C,) int64. radius_squared: 1 or
+    1/2; every sample's features must be so short. Raises PrivacyError where the noise is larger than the
     sampler goes.
     """
     width = sums.shape[1]
-    std = math.ceil(noise_std(multiplier, width) * STEPS)
-    if not 1 <= std <= LARGEST_STD:
+    noise = SumsNoise.of(multiplier, width, blocks, radius_squared)
+    coarse = round(STEPS * radius_squared)
+    in_steps = [math.ceil(std * STEPS) for std in (noise.sums, noise.counts)]
+    if blocks[0]:
+        in_steps.append(math.ceil(noise.gram * STEPS * STEPS / coarse))
+    if not (min(in_steps) >= 1 and max(in_steps) <= LARGEST_STD):
+        most = multiplier * LARGEST_STD / max(in_steps) if multiplier else LARGEST_STD / STEPS
         raise PrivacyError(
-            f"privacy.noise_multiplier: found {multiplier}, allowed above 0 and up to "
-            f"{LARGEST_STD / STEPS / sensitivity(width):.0f} on sums of features"
+            f"privacy.noise_multiplier: found {multiplier}, allowed above 0 and up to {most:.0f} on sums of "
+            f"features with block weights {blocks}"
         )
-    coarse = product_steps // STEPS
-    rounded = torch.div(gram, coarse, rounding_mode="floor")
-    above = math.ceil(noise_std(multiplier, width) / math.sqrt(2) * STEPS)
+    products = _noised_gram(gram, width, coarse, in_steps, source)
+    of_sums = torch.from_numpy(discrete_gaussian(sums.numel(), in_steps[0], source)).view(sums.shape)
+    of_counts = torch.from_numpy(discrete_gaussian(counts.numel(), in_steps[1], source))
+    return products, sums + of_sums, counts * STEPS + of_counts
+
+
+def _noised_gram(gram: Tensor, width: int, coarse: int, in_steps: list[int], source: WordSource) -> Tensor:
+    if len(in_steps) == 2:
+        return gram[:0]
+    above = math.ceil(in_steps[2] / math.sqrt(2))
     noise = discrete_gaussian(len(gram), above, source)
     rows = np.arange(width)
     diagonal = rows * width - rows * (rows - 1) // 2
-    noise[diagonal] = discrete_gaussian(width, std, source)
-    of_sums = discrete_gaussian(sums.numel() + counts.numel(), std, source)
-    return (
-        (rounded + torch.from_numpy(noise)) * coarse,
-        sums + torch.from_numpy(of_sums[: sums.numel()]).view(sums.shape),
-        counts * STEPS + torch.from_numpy(of_sums[sums.numel() :]),
-    )
+    noise[diagonal] = discrete_gaussian(width, in_steps[2], source)
+    rounded = torch.div(gram, coarse, rounding_mode="trunc")
+    return (rounded + torch.from_numpy(noise)) * coarse

@@ -193,7 +193,8 @@ def _mechanism(privacy: PrivacyConfig, kind: Kind, releases: Sequence[Entry]) ->
         once = "discrete Gaussian noise on each task's sums of features, once"
         said = (
             f"{_MECHANISM[kind] if privacy.shared else once}; sigma "
-            f"{privacy.noise_multiplier:g} times the sqrt 3 by which one sample moves them"
+            f"{privacy.noise_multiplier:g} times what one sample moves them by, blocks of products, sums and "
+            f"counts weighted {', '.join(f'{weight:g}' for weight in privacy.blocks)}"
         )
     else:
         said = f"{_MECHANISM[kind]}; sigma {privacy.noise_multiplier:g}, C {privacy.clip_norm:g}"

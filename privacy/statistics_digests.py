@@ -18,12 +18,17 @@ from perennial.privacy.calibration import gaussian_multiplier
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digests import DigestGuarantee, Digests, bounded
 from perennial.privacy.discrete_gaussian import WordSource
-from perennial.privacy.noised_sums import STEPS, add_noise_to_sums, noise_std
+from perennial.privacy.noised_sums import (
+    STEPS,
+    UNWEIGHTED,
+    SumsNoise,
+    add_noise_to_sums,
+    replacement,
+    sensitivity,
+)
 
 LONGEST = 2048
 """Numbers in a sample's features, beyond which the sums of products (8 l^2 bytes) are refused."""
-REPLACED = math.sqrt(2)
-"""How much more replacing a sample moves sums than adding or removing one."""
 SURE = 2.0
 """Standard deviations of its noise by which a class's count must exceed 0 to be believed."""
 
@@ -48,7 +53,7 @@ def drawn_digests(
     assert config.norm is not None
     rows = bounded(features, config, config.norm).flatten(1) / config.norm
     gram, sums, counts = _noised(rows, labels, classes, guarantee, words)
-    std = noise_std(guarantee.scale, gram.shape[0])
+    std = SumsNoise.of(guarantee.scale, len(gram), UNWEIGHTED).counts
     held = counts > SURE * std
     if not bool(held.any()):
         raise PrivacyError(
@@ -85,7 +90,8 @@ def drawn_guarantee(config: DigestConfig, length: int) -> DigestGuarantee:
             "an encoder with fewer, or kind mixtures"
         )
     assert config.epsilon is not None
-    scale = REPLACED * gaussian_multiplier(config.epsilon, config.delta)
+    moved = replacement(length, UNWEIGHTED, signed=False) / sensitivity(length, UNWEIGHTED)
+    scale = moved * gaussian_multiplier(config.epsilon, config.delta)
     return DigestGuarantee(scale, config.epsilon, config.epsilon, config.delta, None, config.epsilon)
 
 
@@ -99,7 +105,7 @@ def _noised(
     upper = torch.triu_indices(width, width)
     products = (steps.T @ steps).long()[upper[0], upper[1]]
     found = (members.T @ steps).long(), members.sum(dim=0).long()
-    noised, sums, counts = add_noise_to_sums(products, *found, STEPS * STEPS, guarantee.scale, words)
+    noised, sums, counts = add_noise_to_sums(products, *found, guarantee.scale, words, blocks=UNWEIGHTED)
     gram = torch.zeros(width, width, dtype=torch.float64)
     gram[upper[0], upper[1]] = noised.double() / (STEPS * STEPS)
     gram = gram + gram.T - gram.diagonal().diag()

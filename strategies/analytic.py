@@ -5,7 +5,6 @@ AFL (arXiv 2405.16240), ACIL (Zhuang et al., NeurIPS 2022), RanPAC (arXiv 2307.0
 in one place, whatever the number of sites, the skew, the order of tasks, absence or workers.
 """
 
-import math
 import operator
 import time
 from functools import reduce
@@ -14,15 +13,13 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from perennial.config import charges
-from perennial.config.secure_words import share_of_noise
 from perennial.config.strategies import ASKS
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums
-from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_width, sums_bytes
+from perennial.learning.analytic.statistics import WEIGHT, Statistics, SumsForm, require_width
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
-from perennial.privacy.noised_sums import noise_std
 from perennial.protocol.stamp import Stamp
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.gate import Admitted
@@ -34,6 +31,7 @@ from perennial.strategies.statistics.asking import Asking
 from perennial.strategies.statistics.awaited import Awaited
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
+from perennial.strategies.statistics.noised import noised_total, sums_form
 from perennial.strategies.statistics.versions import keep_version
 from perennial.strategies.valuation.solved import Solved
 
@@ -74,8 +72,8 @@ class Analytic(IncrementalStrategy):
         self.head = self.settings.head
         self.keep_sites = keep_sites
         self._services: Services | None = None
-        self.features, self.width = "", 0
-        """From the first task on: SHA-256 of the maps, and how many features there are with the constant."""
+        self.features, self.form = "", SumsForm(0)
+        """From the first task on: SHA-256 of the maps, and which sums sites send."""
         self._awaited, self._complete = Awaited(), False
         self._plain = KeptSums()
         self._balanced: dict[int, KeptSums] = {}
@@ -99,7 +97,7 @@ class Analytic(IncrementalStrategy):
                 "allowed a number" + ("" if self.head == "gaussian" else ", or gcv")
             )
         if experiment.privacy.enabled:
-            self.settings.require_noisable()
+            self.settings.require_noisable(experiment.privacy.blocks[0] > 0)
         self._services = services
         if self.keep_sites and services.folder is not None and services.sums is None:
             self._plain.folder = services.folder.parent / FOLDER
@@ -114,10 +112,11 @@ class Analytic(IncrementalStrategy):
                 f"model.name: found {name!r}; strategy analytic solves for a head on features that nobody "
                 "trains; allowed: features"
             )
-        require_width(backbone.width + 1)
-        self.features, self.width, self._facts = backbone.content, backbone.width + 1, backbone.facts
         experiment, schedule = self._services.experiment, self._services.schedule
-        kept = self.kept_bytes(self.width, schedule) * (experiment.data.sites or 1)
+        self.form = sums_form(backbone.width, experiment.privacy)
+        require_width(self.width)
+        self.features, self._facts = backbone.content, backbone.facts
+        kept = self.kept_bytes(backbone.width, schedule) * (experiment.data.sites or 1)
         if self.keep_sites and kept > WITHOUT_ASKING:
             raise ConfigError(
                 f"strategy.keep_sites: the sums of all sites and tasks would take {kept / 1e9:.0f} GB of the "
@@ -125,14 +124,20 @@ class Analytic(IncrementalStrategy):
                 "be withdrawn without its help"
             )
 
-    def kept_bytes(self, width: int, schedule: TaskSchedule) -> int:
+    @property
+    def width(self) -> int:
+        """Features in a row of sums, with the constant where it is summed."""
+        return self.form.width
+
+    def kept_bytes(self, features: int, schedule: TaskSchedule) -> int:
         """What the run's folder holds of one site's sums in the end, at most; 0 without keep_sites.
 
-        width: features with the constant.
+        features: how many the maps give.
         """
         if not self.keep_sites or self._masked is not None:
             return 0
-        return sum(sums_bytes(width, len(schedule.classes_of(t))) for t in range(1, schedule.count + 1))
+        form = sums_form(features, self._privacy)
+        return sum(form.bytes(len(schedule.classes_of(t))) for t in range(1, schedule.count + 1))
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
         """Ask for the sums that are not there, and solve."""
@@ -140,7 +145,7 @@ class Analytic(IncrementalStrategy):
         self.outcome = outcome = RoundOutcome()
         self._exchange.bytes_up = self._exchange.bytes_down = 0
         noised = self._privacy.enabled
-        maps = self.features, self.width
+        maps = self.features, self.form
         asking = Asking(grid, self._exchange, request, outcome, *maps, noised, self._masked)
         task = request.stamp.task
         if self._asynchronous:
@@ -185,7 +190,7 @@ class Analytic(IncrementalStrategy):
                 "samples": None if self._privacy.enabled else self._samples_of_all,
                 "sums_sha256": None if total is None else total.sha256,
                 "shrinkage": {str(task): value for task, value in sorted(self._chosen.items())},
-                "message_bytes": sums_bytes(self.width, self._task_classes()),
+                "message_bytes": self.form.bytes(self._task_classes()),
                 "withdrawable": self.keep_sites and self.head != "balanced_ridge" and self._masked is None,
             }
         }
@@ -386,16 +391,13 @@ class Analytic(IncrementalStrategy):
         if total is None:
             raise DataError("no site has sent sums yet")
         known = range(asking.request.stamp.num_classes)
+        asking.outcome.details = {"sums_sha256": total.sha256}
+        if self._services is not None and self._privacy.enabled:
+            noised = noised_total(total.over(known), self._plain.contributions, self._services)
+            asking.outcome.warnings.extend(noised.warnings)
+            return self.settings.solved_with_noise(noised.sums)
         samples = self._samples_of_all if self.head == "balanced_ridge" else None
-        if self._privacy.enabled:
-            assert self._services is not None and self._privacy.noise_multiplier is not None
-            releases = sum(len(sites) for sites in self._plain.contributions.values())
-            multiplier = share_of_noise(self._services.experiment, self._privacy.noise_multiplier)
-            std = math.sqrt(releases) * noise_std(multiplier, self.width)
-            sums = Sums.of_noised(total.over(known), std)
-        else:
-            sums = Sums.of(total.over(known), samples=samples)
-        shrinkage = self.settings.chosen(asking, sums)
-        self._chosen[task] = shrinkage
-        asking.outcome.details = {"shrinkage": shrinkage, "sums_sha256": total.sha256}
+        sums = Sums.of(total.over(known), samples=samples)
+        self._chosen[task] = shrinkage = self.settings.chosen(asking, sums)
+        asking.outcome.details["shrinkage"] = shrinkage
         return self.settings.solved(sums, shrinkage)

@@ -88,7 +88,7 @@ class OwnHeads(Wrapper):
 
     def _serve(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         exchange, task = Exchange(), request.stamp.task
-        asking = Asking(grid, exchange, request, outcome, self._base.features, self._base.width)
+        asking = Asking(grid, exchange, request, outcome, self._base.features, self._base.form)
         heads = {site: self._heads_of(site, request) for site in request.sites if self._gave(site)}
         chosen: dict[str, tuple[float, LinearHead]] = {}
         for site, (correct, total) in asking.answers_of_each(heads).items():

@@ -60,19 +60,6 @@ class Sums:
             samples=samples,
         )
 
-    @classmethod
-    def of_noised(cls, statistics: Statistics, noise: float) -> "Sums":
-        """Sums that left with noise, corrected so that a head can be solved from them.
-
-        They then have no negative eigenvalue, and at least one sample of each class.
-        noise: its standard deviation.
-        """
-        gram = unpacked(statistics.gram, statistics.width)
-        values, vectors = torch.linalg.eigh(gram)
-        gram = (vectors * values.clamp(min=0)) @ vectors.T
-        counts = (statistics.counts.double() / GRID).clamp(min=1)
-        return cls((gram + gram.T) / 2, statistics.sums.double() / GRID, counts, noise=noise)
-
     def with_more(self, other: "Sums", times: float) -> "Sums":
         """These, and other ones counted so many times. Of sums without noise and without class weights."""
         return Sums(

@@ -9,6 +9,7 @@ Shapes: D width of the features with the constant that is appended, C classes, n
 """
 
 import hashlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from perennial.foundation.errors import ConfigError, DataError
-from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID
+from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID, within_radius
 
 PRODUCT = GRID * GRID
 """Steps in 1 of a product of two features."""
@@ -40,9 +41,21 @@ def require_width(width: int) -> None:
         )
 
 
-def sums_bytes(width: int, classes: int) -> int:
-    """Bytes of sums over so many classes, as they are sent and kept. width: D."""
-    return 8 * (width * (width + 1) // 2 + classes * width + classes)
+@dataclass(frozen=True)
+class SumsForm:
+    """Which numbers a site's sums have. width: of a row of sums. products: whether sums of products too."""
+
+    width: int
+    products: bool = True
+
+    def shapes(self, classes: int) -> dict[str, tuple[int, ...]]:
+        """Of each tensor, over so many classes."""
+        products = self.width * (self.width + 1) // 2 if self.products else 0
+        return {"gram": (products,), "sums": (classes, self.width), "counts": (classes,)}
+
+    def bytes(self, classes: int) -> int:
+        """Of sums over so many classes, as they are sent and kept."""
+        return 8 * sum(math.prod(shape) for shape in self.shapes(classes).values())
 
 
 @dataclass(frozen=True)
@@ -52,7 +65,8 @@ class Statistics:
     gram: (D (D + 1) / 2,) int64, upper triangle of sum phi phi^T, row by row, in steps of 2^-32.
     sums: (C, D) int64, sum of phi over each class, in steps of 2^-16. counts: (C,) int64.
     classes: the labels that the rows of sums and counts stand for.
-    Weighted ones count each sample of a class w_c times, and so do their counts.
+    Weighted ones count each sample of a class w_c times, and so do their counts. Sums to which noise is added
+    are of features without the constant; once noised, gram may be empty, and counts are in steps of 2^-16.
     """
 
     gram: Tensor
@@ -112,11 +126,14 @@ class Statistics:
 class Collector:
     """Adds up samples, a batch at a time, in the memory of one matrix (D, D)."""
 
-    def __init__(self, width: int, classes: range) -> None:
-        """width: of the features, without the constant."""
-        require_width(width + 1)
-        self.classes = classes
-        self._width = width + 1
+    def __init__(self, width: int, classes: range, *, constant: bool = True) -> None:
+        """width: of the features, without the constant. constant: whether it is appended.
+
+        Without it every sample's features have length 1/sqrt(2) at most, which noise is sized by.
+        """
+        require_width(width + constant)
+        self.classes, self._rows = classes, with_constant if constant else without_constant
+        self._width = width + constant
         self._settled: Statistics | None = None
         self._gram = torch.zeros(self._width, self._width, dtype=torch.float64)
         self._sums = torch.zeros(len(self.classes), self._width, dtype=torch.float64)
@@ -132,7 +149,7 @@ class Collector:
         """
         for start in range(0, len(labels), EXACT_SAMPLES):
             part = slice(start, start + EXACT_SAMPLES)
-            phi = with_constant(features[part].to("cpu"))
+            phi = self._rows(features[part].to("cpu"))
             if self._added + len(phi) > EXACT_SAMPLES:
                 self._settle()
             _add_products(self._gram, phi)
@@ -178,14 +195,23 @@ def weighted(parts: Iterable[tuple[Statistics, int]], width: int, classes: range
 def with_constant(features: Tensor) -> Tensor:
     """(n, D) float64: the features and the constant, checked to lie on the grid and in the unit ball."""
     phi = torch.empty(len(features), features.shape[1] + 1, dtype=torch.float64)
-    phi[:, :-1] = features
-    steps = phi[:, :-1] * GRID
-    if not torch.equal(steps, steps.trunc()):
-        raise DataError("features: found a value that is no multiple of 2^-16 (or NaN); allowed on_grid's")
+    phi[:, :-1] = _on_the_grid(features.double())
     phi[:, -1] = CONSTANT_STEPS / GRID
     if len(phi) and float(phi.square().sum(dim=1).max()) > 1:
         raise DataError("features: found a sample of length above 1 with the constant; allowed on_grid's")
     return phi
+
+
+def without_constant(features: Tensor) -> Tensor:
+    """(n, D) float64: the features alone, of length 1/sqrt(2) at most, on which the size of noise relies."""
+    return within_radius(_on_the_grid(features.double()))
+
+
+def _on_the_grid(features: Tensor) -> Tensor:
+    steps = features * GRID
+    if not torch.equal(steps, steps.trunc()):
+        raise DataError("features: found a value that is no multiple of 2^-16 (or NaN); allowed on_grid's")
+    return features
 
 
 def packed(gram: Tensor) -> Tensor:

@@ -5,12 +5,15 @@ import math
 import torch
 from torch import Tensor
 
+from perennial.foundation.errors import DataError
+
 GRID = 1 << 16
 """Steps in 1: every feature is a multiple of 1 / GRID."""
 CONSTANT_STEPS = math.isqrt(GRID * GRID // 2)
 """1/sqrt(2), rounded towards zero: the constant that is appended for the bias."""
 CONSTANT = CONSTANT_STEPS / GRID
-RADIUS = math.sqrt(0.5)
+RADIUS_SQUARED = 0.5
+RADIUS = math.sqrt(RADIUS_SQUARED)
 
 
 def unit_rows(features: Tensor) -> Tensor:
@@ -25,3 +28,19 @@ def on_grid(features: Tensor) -> Tensor:
     Rounding to nearest could push the length above 1/sqrt(2). A row of zeros stays.
     """
     return torch.trunc(unit_rows(features.float()) * (RADIUS * GRID)) / GRID
+
+
+def within_radius(features: Tensor) -> Tensor:
+    """(n, d) rows on the grid, none longer than 1/sqrt(2), not even by what rounding left of on_grid's.
+
+    Every value of a row that is longer loses at least one part in 2^14. features: (n, d) float64 as on_grid
+    gives them; float64 adds the squares of such rows without rounding. Raises DataError on longer ones.
+    """
+    longer = features.square().sum(dim=1) > RADIUS_SQUARED
+    if not longer.any():
+        return features
+    features = features.clone()
+    features[longer] = torch.trunc(features[longer] * ((1 - 2.0**-14) * GRID)) / GRID
+    if bool((features.square().sum(dim=1) > RADIUS_SQUARED).any()):
+        raise DataError("features: found a sample of length above 1/sqrt(2); allowed on_grid's")
+    return features

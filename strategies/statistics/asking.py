@@ -11,7 +11,7 @@ from torch import Tensor
 from perennial.config.secure_words import integers_of, statistics_subject
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.analytic.solve import LinearHead
-from perennial.learning.analytic.statistics import Statistics
+from perennial.learning.analytic.statistics import Statistics, SumsForm
 from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.messages import (
     ClassCountsReply,
@@ -39,7 +39,7 @@ Reply = TypeVar("Reply", bound=Stamp)
 class Asking:
     """One round's questions. A site that failed to answer one is asked no other in this round.
 
-    features: SHA-256 of the maps. width: D, with the constant.
+    features: SHA-256 of the maps. form: of the sums that sites send.
     """
 
     grid: Grid
@@ -47,7 +47,7 @@ class Asking:
     request: RoundRequest
     outcome: RoundOutcome
     features: str
-    width: int
+    form: SumsForm
     noised: bool = False
     """Whether sums come with noise, so that they need not be those of any samples."""
     masked: MaskedSums | None = None
@@ -69,7 +69,7 @@ class Asking:
             self.grid, self.exchange, requests, StatisticsReply, self.request.deadline, self._dropped, check
         )
         for site, reply in replies:
-            yield site, read_statistics(reply.statistics, self.width, classes)
+            yield site, read_statistics(reply.statistics, self.form, classes)
 
     def __post_init__(self) -> None:
         if self.masked is not None:
@@ -127,11 +127,9 @@ class Asking:
 
     def _of_cohort(self, opened: Opened, classes: range) -> Statistics:
         """Raises NotEnough for a sum that no samples have."""
-        width, count = self.width, len(classes)
         try:
-            gram, sums, counts = integers_of(
-                opened.words, (width * (width + 1) // 2,), (count, width), (count,)
-            )
+            shapes = self.form.shapes(len(classes))
+            gram, sums, counts = integers_of(opened.words, *shapes.values())
             found = Statistics(gram, sums, counts, classes)
             if not self.noised:
                 check_exact(found, sites=len(opened.survivors))
@@ -158,7 +156,7 @@ class Asking:
         deadline = self.request.deadline
         for site, reply in awaited.arrived(self.grid, self.exchange, deadline, check, self._dropped):
             task = reply.of_task
-            yield task, site, read_statistics(reply.statistics, self.width, classes_of(task))
+            yield task, site, read_statistics(reply.statistics, self.form, classes_of(task))
 
     def _request(self, task: int, weights: list[int] | None) -> StatisticsRequest:
         return StatisticsRequest(**self._stamp, of_task=task, features=self.features, weights=weights)
@@ -166,7 +164,7 @@ class Asking:
     def _check(self, reply: StatisticsReply, task: int, classes: range, weights: list[int] | None) -> None:
         if (reply.of_task, reply.features) != (task, self.features):
             raise ProtocolError("StatisticsReply: of_task, features: not those that were asked for")
-        found = read_statistics(reply.statistics, self.width, classes)
+        found = read_statistics(reply.statistics, self.form, classes)
         if self.noised:
             check_range(found)
         else:

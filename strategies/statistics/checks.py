@@ -3,7 +3,7 @@
 import torch
 
 from perennial.foundation.errors import ProtocolError
-from perennial.learning.analytic.statistics import PRODUCT, Statistics
+from perennial.learning.analytic.statistics import PRODUCT, Statistics, SumsForm
 from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID
 from perennial.protocol.stamp import MAX_EXAMPLES
 from perennial.protocol.tensors import Tensors
@@ -11,12 +11,12 @@ from perennial.protocol.tensors import Tensors
 MOST_NOISED = 1 << 56
 
 
-def read_statistics(tensors: Tensors, width: int, classes: range) -> Statistics:
-    """The statistics in a reply. width: D.
+def read_statistics(tensors: Tensors, form: SumsForm, classes: range) -> Statistics:
+    """The statistics in a reply. form: that was asked for.
 
     Raises ProtocolError naming the tensor that is missing, unknown, of another shape or another type.
     """
-    shapes = {"gram": (width * (width + 1) // 2,), "sums": (len(classes), width), "counts": (len(classes),)}
+    shapes = form.shapes(len(classes))
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != shapes:
         raise ProtocolError(f"StatisticsReply: statistics: found {found}, expected {shapes}")
@@ -57,7 +57,8 @@ def check_exact(found: Statistics, weight: list[int] | None = None, sites: int =
 def check_range(found: Statistics) -> None:
     """Raises ProtocolError when a million noised sums like these could leave 64-bit integers."""
     for name in ("gram", "sums", "counts"):
-        if int(getattr(found, name).abs().max()) >= MOST_NOISED:
+        tensor = getattr(found, name)
+        if tensor.numel() and int(tensor.abs().max()) >= MOST_NOISED:
             raise ProtocolError(f"StatisticsReply: statistics: {name}: found 2^56 steps or more")
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from perennial.config.analytic import GAMMAS, LAMBDAS, shrinkage_of
 from perennial.foundation.errors import ConfigError, DataError
+from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, gaussian, gcv, ridge
 from perennial.strategies.statistics.asking import Asking
 
@@ -29,6 +30,8 @@ class HeadSettings:
     criterion: Criterion
     prior: float
     standardise: bool
+    given: float | str | None = None
+    """The shrinkage that the experiment gives; None: the default."""
 
     @classmethod
     def of(
@@ -53,22 +56,42 @@ class HeadSettings:
             raise ValueError(f"prior: found {prior}, allowed 0 to 1")
         tried = shrinkages or (GAMMAS if head == "gaussian" else LAMBDAS)
         chosen = shrinkage_of({"head": head, "shrinkage": shrinkage})
-        return cls(head, chosen, tuple(sorted(tried)), criterion, prior, standardise)
+        return cls(head, chosen, tuple(sorted(tried)), criterion, prior, standardise, shrinkage)
 
-    def require_noisable(self) -> None:
-        """Raises ConfigError for what sums with noise do not allow."""
-        if self.head != "ridge":
-            why = (
-                "no bound on how much one sample moves weighted sums has been worked out"
-                if self.head == "balanced_ridge"
-                else "it divides by counts and differences that noise can turn around"
+    def require_noisable(self, products: bool) -> None:
+        """Raises ConfigError for what sums with noise do not allow.
+
+        products: whether sums of products are released.
+        """
+        if self.head == "balanced_ridge":
+            raise ConfigError(
+                "strategy.head: found 'balanced_ridge' with privacy; no bound on how much one sample moves "
+                "weighted sums has been worked out; allowed: gaussian, ridge"
             )
-            raise ConfigError(f"strategy.head: found {self.head!r} with privacy; {why}; allowed: ridge")
+        if self.head == "gaussian":
+            if self.given is not None:
+                raise ConfigError(
+                    f"strategy.shrinkage: found {self.given} with head gaussian and privacy, where the size "
+                    "of the noise decides; leave it out"
+                )
+            return
+        if not products:
+            raise ConfigError(
+                "strategy.head: found 'ridge', which needs sums of products, and privacy.blocks begins with "
+                "0; allowed: gaussian"
+            )
         if isinstance(self.shrinkage, str) or self.standardise:
             raise ConfigError(
-                "strategy.shrinkage, standardise: with privacy allowed: a number, which the noise's own size "
-                "exceeds where it must, and false; validation counts would be a release of their own"
+                "strategy.shrinkage, standardise: with privacy and head ridge allowed: a number, which the "
+                "noise's own size exceeds where it must, and false; validation counts would be a release of "
+                "their own"
             )
+
+    def solved_with_noise(self, sums: NoisedSums) -> LinearHead:
+        """The head of sums that left with noise."""
+        if self.head == "gaussian":
+            return noised_gaussian(sums, self.prior)
+        return ridge(sums.for_ridge(), float(self.shrinkage))
 
     def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
         """The head of these sums."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from perennial.foundation.errors import ConfigError, PrivacyError
+from perennial.foundation.errors import ConfigError, DataError, PrivacyError
 from perennial.learning.analytic.files import read_statistics_file
-from perennial.learning.analytic.solve import Sums, ridge
+from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
+from perennial.learning.analytic.solve import ridge
 from perennial.learning.analytic.statistics import PRODUCT, Collector, Statistics, unpacked
-from perennial.models.feature_maps.ball import GRID, on_grid
+from perennial.models.feature_maps.ball import GRID, RADIUS_SQUARED, on_grid, within_radius
 from perennial.privacy.composition import compose
 from perennial.privacy.config import PrivacyConfig
 from perennial.privacy.discrete_gaussian import SeededWords
 from perennial.privacy.entries import RECIPIENT, Entry
-from perennial.privacy.noised_sums import STEPS, add_noise_to_sums, noise_std, sensitivity
+from perennial.privacy.noised_sums import (
+    BLOCKS,
+    STEPS,
+    UNWEIGHTED,
+    Blocks,
+    SumsNoise,
+    add_noise_to_sums,
+    replacement,
+    sensitivity,
+)
 from perennial.strategies.statistics.kept import KeptSums
 from tests.strategies.test_analytic_runs import experiment, run
 
@@ -29,7 +40,7 @@ PRIVACY = {"mode": "sample", "release": "sums", "noise_multiplier": 0.5, "noise_
 NOISED = {
     "privacy": PRIVACY,
     "evaluation": {"federated": False},
-    "strategy": {"shrinkage": 1e-6, "standardise": False},
+    "strategy": {"head": "ridge", "shrinkage": 1e-6, "standardise": False},
 }
 PLACE = {"run": "0" * 16, "experiment": "0" * 64, "recipient": RECIPIENT}
 
@@ -39,8 +50,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
 
 
-def collected(features: torch.Tensor, labels: torch.Tensor):
-    collector = Collector(features.shape[1], range(3))
+def collected(features: torch.Tensor, labels: torch.Tensor) -> Statistics:
+    collector = Collector(features.shape[1], range(3), constant=False)
     collector.add(features, labels)
     return collector.finish()
 
@@ -52,50 +63,112 @@ class NoNoise:
         raise AssertionError("no draw expected")
 
 
+def moved(before: Statistics, after: Statistics, blocks: Blocks) -> float:
+    """L2 distance of two sites' weighted sums as they are before noise, features in units of their radius."""
+    coarse = PRODUCT // STEPS * RADIUS_SQUARED
+    gram = [
+        torch.div(part.gram, int(coarse), rounding_mode="trunc") * int(coarse) for part in (before, after)
+    ]
+    matrix = unpacked(gram[1] - gram[0], before.width) / RADIUS_SQUARED
+    sums = (after.sums - before.sums) / GRID / math.sqrt(RADIUS_SQUARED)
+    counts = (after.counts - before.counts).double()
+    parts = zip(blocks, (matrix, sums, counts), strict=True)
+    return math.sqrt(sum(weight**2 * float(part.square().sum()) for weight, part in parts))
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**31), st.integers(1, 30), st.integers(1, 40))
+@given(
+    st.integers(0, 2**31), st.integers(1, 30), st.integers(1, 40), st.sampled_from([BLOCKS, (0.0, 1.0, 0.2)])
+)
 def test_one_sample_moves_the_rounded_sums_by_no_more_than_the_sensitivity(
-    seed: int, width: int, others: int
+    seed: int, width: int, others: int, blocks: Blocks
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     features = on_grid(torch.randn(others + 1, width, generator=generator))
     labels = torch.randint(0, 3, (others + 1,), generator=generator)
     with_it, without = collected(features, labels), collected(features[1:], labels[1:])
-    coarse = PRODUCT // STEPS
-    difference = [
-        (torch.div(with_it.gram, coarse, rounding_mode="floor") / STEPS)
-        - (torch.div(without.gram, coarse, rounding_mode="floor") / STEPS),
-        (with_it.sums - without.sums) / GRID,
-        (with_it.counts - without.counts).double(),
-    ]
-    matrix = unpacked((difference[0] * PRODUCT).to(torch.int64), width + 1)
-    moved = matrix.square().sum() + sum(part.square().sum() for part in difference[1:])
-    assert math.sqrt(float(moved)) <= sensitivity(width + 1)
-    assert sensitivity(width + 1) == pytest.approx(math.sqrt(3), rel=1e-3)
+    found = moved(without, with_it, blocks)
+    assert 0.98 * sensitivity(width, blocks) <= found <= sensitivity(width, blocks)
 
 
-def test_noise_has_the_promised_deviation_in_each_place() -> None:
-    width, multiplier = 60, 2.0
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 6),
+    st.tuples(st.floats(0, 2), st.floats(0.1, 2), st.floats(0.1, 2)),
+    st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_replacing_a_sample_moves_the_sums_by_no_more_than_is_charged(
+    seed: int, width: int, blocks: Blocks, lengths: tuple[float, float]
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    one, other = torch.randn(2, width, dtype=torch.float64, generator=generator)
+    if seed % 2:
+        other = -one + 0.2 * other
+    one, other = (length * row / row.norm() for length, row in zip(lengths, (one, other), strict=True))
+    a, b, c = blocks
+    products = a**2 * float((torch.outer(one, one) - torch.outer(other, other)).square().sum())
+    same_class = products + b**2 * float((one - other).square().sum())
+    other_class = products + b**2 * float(one.square().sum() + other.square().sum()) + 2 * c**2
+    assert max(same_class, other_class) <= replacement(width, blocks) ** 2
+    if bool((one * other >= 0).all()):
+        assert max(same_class, other_class) <= replacement(width, blocks, signed=False) ** 2
+
+
+def test_replacing_signed_features_costs_more_than_the_root_of_two() -> None:
+    """One sample's opposite: nothing in the products tells them apart, and the class's sum moves by 2."""
+    opposite = math.sqrt(BLOCKS[1] ** 2 * 4)
+    assert opposite > math.sqrt(2) * sensitivity(1, BLOCKS)
+    assert replacement(0, BLOCKS) == pytest.approx(2.0)
+    assert replacement(0, BLOCKS, signed=False) == pytest.approx(math.sqrt(2.58))
+    # without weights the change of a class moves more than any opposite does
+    assert replacement(0, UNWEIGHTED) == replacement(0, UNWEIGHTED, signed=False) == math.sqrt(6)
+
+
+def test_a_row_that_rounding_left_too_long_is_shortened() -> None:
+    """The nearest multiples of 2^-16 around length 1/sqrt(2), one step beyond it."""
+    steps = [45_875, 6_554, 46_341]
+    row = torch.tensor([[steps[0], steps[1]], [steps[2], 0]]).double() / GRID
+    assert float(row.square().sum(dim=1).max()) > RADIUS_SQUARED
+    shortened = within_radius(row)
+    assert float(shortened.square().sum(dim=1).max()) <= RADIUS_SQUARED
+    assert torch.equal(shortened * GRID, (shortened * GRID).trunc())
+    assert float((shortened - row).abs().max()) < 2**-13
+    with pytest.raises(DataError, match="1/sqrt"):
+        within_radius(2 * row)
+
+
+@pytest.mark.parametrize("blocks", [BLOCKS, (0.0, 1.0, 0.2), UNWEIGHTED])
+def test_noise_has_the_promised_deviation_in_each_place(blocks: Blocks) -> None:
+    width, multiplier, released = 60, 2.0, blocks[0] > 0
     gram = torch.zeros(width * (width + 1) // 2, dtype=torch.int64)
-    sums, counts = torch.zeros(40, width, dtype=torch.int64), torch.zeros(40, dtype=torch.int64)
+    sums, counts = torch.zeros(40, width, dtype=torch.int64), torch.zeros(400, dtype=torch.int64)
     source = SeededWords(np.random.default_rng(0))
-    noised, rows, n = add_noise_to_sums(gram, sums, counts, PRODUCT, multiplier, source)
-    matrix = unpacked(noised, width)
-    above = matrix[torch.triu(torch.ones_like(matrix), 1).bool()]
-    std = noise_std(multiplier, width)
-    assert float(above.std()) == pytest.approx(std / math.sqrt(2), rel=0.1)
-    assert float((rows / GRID).std()) == pytest.approx(std, rel=0.1)
-    assert float(matrix.diagonal().std()) == pytest.approx(std, rel=0.3)
-    assert float((n / STEPS).std()) == pytest.approx(std, rel=0.4)
-    # a finer grid than the noise's would carry the low bits of the sums
-    assert not (noised % (PRODUCT // STEPS)).any()
+    noised, rows, n = add_noise_to_sums(
+        gram, sums, counts, multiplier, source, blocks=blocks, radius_squared=RADIUS_SQUARED
+    )
+    std = SumsNoise.of(multiplier, width, blocks, RADIUS_SQUARED)
+    # the weighted blocks, features in units of their radius, all have the same noise
+    assert std.sums == pytest.approx(multiplier * sensitivity(width, blocks) / blocks[1] * math.sqrt(0.5))
+    assert float((rows / GRID).std()) == pytest.approx(std.sums, rel=0.1)
+    assert float((n / STEPS).std()) == pytest.approx(std.counts, rel=0.1)
+    assert std.counts * blocks[2] == pytest.approx(std.sums / math.sqrt(0.5) * blocks[1])
+    assert len(noised) == (len(gram) if released else 0)
+    if released:
+        matrix = unpacked(noised, width)
+        above = matrix[torch.triu(torch.ones_like(matrix), 1).bool()]
+        assert std.gram * blocks[0] == pytest.approx(0.5 * std.counts * blocks[2])
+        assert float(above.std()) == pytest.approx(std.gram / math.sqrt(2), rel=0.1)
+        assert float(matrix.diagonal().std()) == pytest.approx(std.gram, rel=0.3)
+        # a finer grid than the noise's would carry the low bits of the sums
+        assert not (noised % (PRODUCT // STEPS // 2)).any()
 
 
 def test_noise_that_the_sampler_cannot_draw_is_refused() -> None:
     nothing = torch.zeros(3, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1)
     for multiplier in (0.0, 1e6):
-        with pytest.raises(PrivacyError, match="allowed above 0"):
-            add_noise_to_sums(*nothing, PRODUCT, multiplier, NoNoise())
+        with pytest.raises(PrivacyError, match="allowed above 0 and up to"):
+            add_noise_to_sums(*nothing, multiplier, NoNoise())
 
 
 def test_a_sample_pays_for_the_task_that_it_is_in() -> None:
@@ -167,27 +240,104 @@ def test_what_left_with_noise_is_sent_again_unchanged(
     assert len(kept) == 4 and all(path.stat().st_mode & 0o777 == 0o600 for path in kept)
 
 
-def test_signal_survives_little_noise_and_ridge_survives_much() -> None:
+def noised(sums: Statistics, multiplier: float, seed: int = 1, blocks: Blocks = BLOCKS) -> NoisedSums:
+    """The sums of one site after one release."""
+    source = SeededWords(np.random.default_rng(seed))
+    parts = add_noise_to_sums(
+        sums.gram, sums.sums, sums.counts, multiplier, source, blocks=blocks, radius_squared=RADIUS_SQUARED
+    )
+    std = SumsNoise.of(multiplier, sums.width, blocks, RADIUS_SQUARED)
+    each = torch.ones(len(sums.counts), dtype=torch.float64)
+    gram_noise = std.gram if blocks[0] else 0.0
+    return NoisedSums.of(Statistics(*parts, sums.classes), gram_noise, std.sums * each, std.counts * each)
+
+
+def three_classes(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(3, 8, generator=generator) * 2
-    labels = torch.randint(0, 3, (4000,), generator=generator)
-    features = on_grid(centres[labels] + torch.randn(4000, 8, generator=generator))
-    sums = collected(features, labels)
-    for multiplier, least in ((1.0, 0.9), (100.0, 0.0)):
-        source = SeededWords(np.random.default_rng(1))
-        gram, rows, counts = add_noise_to_sums(sums.gram, sums.sums, sums.counts, PRODUCT, multiplier, source)
-        noised = type(sums)(gram, rows, counts, sums.classes)
-        found = Sums.of_noised(noised, noise_std(multiplier, sums.width))
-        assert float(torch.linalg.eigvalsh(found.gram).min()) > -1e-6 * float(found.gram.trace())
-        head = ridge(found, 1e-6)
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    return on_grid(centres[labels] + torch.randn(count, 8, generator=generator)), labels
+
+
+@pytest.mark.parametrize(("multiplier", "least"), [(1.0, 0.9), (4.0, 0.9), (30.0, 0.4)])
+def test_heads_survive_noise(multiplier: float, least: float) -> None:
+    features, labels = three_classes(4000)
+    found = noised(collected(features, labels), multiplier)
+    products = found.for_ridge()
+    assert float(torch.linalg.eigvalsh(products.gram).min()) > -1e-6 * float(products.gram.trace())
+    for head in (noised_gaussian(found), ridge(products, 1e-6)):
         right = float((head.scores(features).argmax(dim=1) == labels).double().mean())
         assert math.isfinite(float(head.weight.sum())) and right >= least
+
+
+def test_the_head_of_sums_without_noise_is_the_shrunk_gaussian_one() -> None:
+    """With next to no noise nothing is drawn together, and the covariance has a tenth of its mean added."""
+    features, labels = three_classes(600)
+    sums = collected(features, labels)
+    found = noised(sums, 1e-4)
+    counts = found.estimated_counts()
+    assert torch.allclose(counts, sums.counts.double(), rtol=1e-4)
+    means = sums.sums.double() / GRID / sums.counts[:, None]
+    assert torch.allclose(found.estimated_means(counts), means, atol=1e-3)
+    rows = features.double() - means[labels]
+    covariance = rows.T @ rows / len(rows)
+    covariance += 0.1 * covariance.trace() / 8 * torch.eye(8)
+    assert torch.allclose(found.covariance(counts, means), covariance, atol=1e-4)
+    head = noised_gaussian(found)
+    weight = torch.linalg.solve(covariance, means.T).T
+    assert torch.allclose(head.weight, weight, rtol=0.02, atol=0.02)
+    assert torch.allclose(head.bias, -(means * weight).sum(dim=1) / 2, rtol=0.02, atol=0.02)
+
+
+def test_what_noise_explains_is_drawn_towards_the_mean() -> None:
+    """Hand case, noise 1 on counts and sums: 4 and 0 samples, sums (4, 0) and (0, 0), of two features."""
+    one = torch.ones(2, dtype=torch.float64)
+    sums = NoisedSums(
+        None, torch.tensor([[4.0, 0], [0, 0]]).double(), torch.tensor([4.0, 0]).double(), 0, one, one
+    )
+    # spread 4 - 1 = 3: three quarters of the way from the mean 2, and at least min(2, 2)
+    counts = sums.estimated_counts()
+    assert counts.tolist() == [3.5, 2.0]
+    # centre 4 / 5.5; apart (4 / 3.5 - centre, 0) and (-centre, 0); what noise explains is 2 / 12.25 and 2 / 4
+    centre = 4 / 5.5
+    apart = 4 / 3.5 - centre
+    first = centre + (1 - 2 / 12.25 / apart**2) * apart
+    second = centre - (1 - 0.5 / centre**2) * centre
+    found = sums.estimated_means(counts)
+    assert torch.allclose(found, torch.tensor([[first, 0.0], [second, 0.0]], dtype=torch.float64))
+    assert sums.uncertain.tolist() == [False, True]
+    # means alone: the nearest one
+    head = noised_gaussian(sums)
+    middle = torch.tensor([[(first + second) / 2, 5.0]])
+    assert float(head.scores(middle).diff().abs()) < 1e-6
+
+
+def test_a_class_of_which_nothing_was_released_is_never_predicted() -> None:
+    features, labels = three_classes(900)
+    found = noised(collected(features, labels), 1.0)
+    there = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    part = replace(
+        found,
+        sums=found.sums * there[:, None],
+        counts=found.counts * there,
+        sums_noise=found.sums_noise * there,
+        counts_noise=found.counts_noise * there,
+    )
+    assert not (noised_gaussian(part).scores(features).argmax(dim=1) == 1).any()
+
+
+def test_noise_that_leaves_no_samples_makes_no_head() -> None:
+    nothing = torch.zeros(2, dtype=torch.float64)
+    sums = NoisedSums(None, torch.zeros(2, 3).double(), nothing - 1, 0.0, nothing + 1, nothing + 1)
+    with pytest.raises(DataError, match="leaves no samples"):
+        noised_gaussian(sums)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strategy": {"head": "gaussian"}}, "allowed: ridge"),
+        ({"strategy": {"head": "gaussian", "shrinkage": 0.1}}, "size of the noise decides"),
+        ({"privacy": PRIVACY | {"blocks": [0, 1, 0.2]}}, "blocks begins with 0"),
         ({"strategy": {"head": "balanced_ridge"}}, "has been worked out"),
         ({"strategy": {"shrinkage": "gcv"}}, "release of their own"),
         (
@@ -213,6 +363,11 @@ def test_settings_of_noised_sums_are_checked() -> None:
         (PRIVACY | {"clip_norm": 1.0}, "leave it out"),
         (PRIVACY | {"sample_rate": 0.1}, "leave it out"),
         ({"mode": "sample", "release": "sums"}, "noise_multiplier is missing"),
+        (PRIVACY | {"blocks": [0.5, 0, 0.2]}, "the others above 0"),
+        (
+            {"mode": "client_local", "noise_multiplier": 1.0, "clip_norm": 1.0, "blocks": [1, 1, 1]},
+            "release: sums",
+        ),
     ):
         with pytest.raises(ValidationError, match=message):
             PrivacyConfig.model_validate(privacy)

@@ -18,8 +18,8 @@ from perennial.privacy.calibration import gaussian_multiplier
 from perennial.privacy.digest_config import DigestConfig
 from perennial.privacy.digest_entries import digest_entries
 from perennial.privacy.discrete_gaussian import SeededWords
-from perennial.privacy.noised_sums import sensitivity
-from perennial.privacy.statistics_digests import LONGEST, REPLACED, drawn_digests, drawn_guarantee
+from perennial.privacy.noised_sums import UNWEIGHTED, replacement, sensitivity
+from perennial.privacy.statistics_digests import LONGEST, drawn_digests, drawn_guarantee
 from tests.strategies.test_digest_rounds import EXPERIMENT, settings
 
 KEYS: dict[str, Any] = {"kind": "statistics", "per_digest": 1, "protection": "gauss", "norm": 4.0}
@@ -81,9 +81,11 @@ def test_noise_covers_what_replacing_one_sample_moves() -> None:
         worst, float((torch.outer(axes[0], axes[0]) - torch.outer(axes[1], axes[1])).square().sum()) + 4
     )
     assert worst == pytest.approx(6, rel=1e-9)
-    assert math.sqrt(worst) <= REPLACED * sensitivity(LENGTH)
+    assert math.sqrt(worst) <= replacement(LENGTH, UNWEIGHTED, signed=False)
     guarantee = drawn_guarantee(config(2.0), LENGTH)
-    assert guarantee.scale == REPLACED * gaussian_multiplier(2.0, 1e-5)
+    std = guarantee.scale * sensitivity(LENGTH, UNWEIGHTED)
+    assert std >= gaussian_multiplier(2.0, 1e-5) * math.sqrt(worst)
+    assert guarantee.scale == pytest.approx(math.sqrt(2) * gaussian_multiplier(2.0, 1e-5), rel=1e-3)
 
 
 def test_more_noise_is_further_from_the_samples() -> None:

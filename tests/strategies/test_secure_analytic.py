@@ -18,7 +18,7 @@ from perennial.learning.analytic.statistics import PRODUCT
 from perennial.models.feature_maps.ball import GRID
 from perennial.privacy.attacks.audit import audit
 from perennial.privacy.discrete_gaussian import SecureWords
-from perennial.privacy.noised_sums import STEPS, add_noise_to_sums, noise_std
+from perennial.privacy.noised_sums import BLOCKS, STEPS, SumsNoise, add_noise_to_sums
 from perennial.server.withdrawal import forget, merge
 from tests.privacy.test_shared_noise import exact_epsilon
 from tests.strategies.test_analytic_runs import EXPERIMENT, experiment, own_cache, run, sums_of  # noqa: F401
@@ -229,14 +229,14 @@ def test_shares_come_to_the_noise_of_one_site(monkeypatch: pytest.MonkeyPatch, t
     zero = torch.zeros(width * (width + 1) // 2, dtype=torch.int64)
     sums, counts = torch.zeros(5, width, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)
     multiplier = share_of_noise(settings, 1.0)
-    parts = [add_noise_to_sums(zero, sums, counts, PRODUCT, multiplier, SecureWords()) for _ in range(4)]
-    whole = noise_std(1.0, width) * math.sqrt(4 / 3)
+    parts = [add_noise_to_sums(zero, sums, counts, multiplier, SecureWords()) for _ in range(4)]
+    whole = SumsNoise.of(math.sqrt(4 / 3), width)
     gram = sum(part[0] for part in parts).double() / PRODUCT
     rows = torch.triu_indices(width, width)
     above = gram[rows[0] != rows[1]]
     features = sum(part[1] for part in parts).double() / GRID
-    assert float(above.std()) == pytest.approx(whole / math.sqrt(2), rel=0.05)
-    assert float(features.std()) == pytest.approx(whole, rel=0.15)
+    assert float(above.std()) == pytest.approx(whole.gram / math.sqrt(2), rel=0.05)
+    assert float(features.std()) == pytest.approx(whole.sums, rel=0.15)
 
 
 def test_audit_of_noised_sums_stays_below_the_claim_and_notices_a_missing_share() -> None:
@@ -250,10 +250,8 @@ def test_audit_of_noised_sums_stays_below_the_claim_and_notices_a_missing_share(
         found = torch.zeros(classes, dtype=torch.float64)
         for share in range(shares):
             own = counts if share == 0 else torch.zeros_like(counts)
-            parts = add_noise_to_sums(
-                gram, rows + GRID * own[:, None], own, PRODUCT, 1 / math.sqrt(2), SecureWords()
-            )
-            found += parts[1][:, 0].double() / GRID + parts[2].double() / STEPS
+            parts = add_noise_to_sums(gram, rows + GRID * own[:, None], own, 1 / math.sqrt(2), SecureWords())
+            found += parts[1][:, 0].double() / GRID + BLOCKS[2] ** 2 * parts[2].double() / STEPS
         return found
 
     claim = exact_epsilon(1.0, delta)

@@ -1,0 +1,56 @@
+"""What noise is in the sums that a run has added up, and whom it leaves uncertain."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from perennial.config.secure_words import share_of_noise
+from perennial.learning.analytic.noised import NoisedSums
+from perennial.learning.analytic.statistics import Statistics, SumsForm
+from perennial.models.feature_maps.ball import RADIUS_SQUARED
+from perennial.privacy.config import PrivacyConfig
+from perennial.privacy.noised_sums import SumsNoise
+from perennial.strategies.round.services import Services
+
+
+def sums_form(features: int, privacy: PrivacyConfig) -> SumsForm:
+    """Which sums sites send of so many features: with noise, of them alone, and maybe without products."""
+    if not privacy.enabled:
+        return SumsForm(features + 1)
+    return SumsForm(features, products=privacy.blocks[0] > 0)
+
+
+@dataclass(frozen=True)
+class NoisedTotal:
+    """All sums so far. warnings: classes that may be noise alone."""
+
+    sums: NoisedSums
+    warnings: list[str]
+
+
+def noised_total(
+    total: Statistics, contributions: Mapping[int, Mapping[str, Any]], services: Services
+) -> NoisedTotal:
+    """The sums with the noise that is in them: products of every release, a class's of its task's.
+
+    contributions: task -> the sites of which sums are in the total.
+    """
+    privacy, classes = services.experiment.privacy, total.classes
+    assert privacy.noise_multiplier is not None
+    multiplier = share_of_noise(services.experiment, privacy.noise_multiplier)
+    one = SumsNoise.of(multiplier, total.width, privacy.blocks, RADIUS_SQUARED)
+    releases = torch.zeros(len(classes), dtype=torch.float64)
+    for task, sites in contributions.items():
+        of_task = services.schedule.classes_of(task)
+        releases[of_task.start - classes.start : of_task.stop - classes.start] += len(sites)
+    root, every = releases.sqrt(), sum(len(sites) for sites in contributions.values())
+    products = one.gram * every**0.5 if privacy.blocks[0] else 0.0
+    sums = NoisedSums.of(total, products, one.sums * root, one.counts * root)
+    names = [str(classes.start + place) for place in sums.uncertain.nonzero().flatten().tolist()]
+    said = (
+        f"noise may have made all of the samples of classes {', '.join(names[:10])}"
+        f"{', ...' if names[10:] else ''}: fewer than two standard deviations of it were found"
+    )
+    return NoisedTotal(sums, [said] if names else [])
