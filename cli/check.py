@@ -75,7 +75,9 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
     if experiment.secure is not None:
         closed_form = None
         console.print(f"  {_sums(experiment.secure, facts.sites, shared_noise=experiment.privacy.shared)}")
-    if closed_form is not None and (kept := closed_form.kept_bytes(checked.width, schedule)):
+    if closed_form is not None and (
+        kept := closed_form.kept_bytes(checked.width, schedule, experiment.privacy)
+    ):
         console.print(
             f"  keep_sites: sums of {kept / 1e6:,.1f} MB a site stay on the server's disk, "
             f"{kept * facts.sites / 1e9:,.2f} GB for {facts.sites} sites at most, until the run's folder goes"

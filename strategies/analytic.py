@@ -45,14 +45,13 @@ class Analytic(IncrementalStrategy):
     head: gaussian (discriminants of one covariance), ridge, or balanced_ridge (each class counts alike).
     shrinkage: a number; "validation": what the sites' validation samples prefer, by one more exchange;
     "gcv": ridge's generalised cross-validation, from the sums alone; null: 0.1 for gaussian, gcv for ridge,
-    validation for balanced_ridge.
-    shrinkages: those to choose among. criterion: what validation counts are compared by.
-    prior: gaussian: how far scores follow the classes' frequency, 0 to 1. standardise: ridge on features of
-    deviation 1. keep_sites: keep each site's sums in the run's folder, so that it can be withdrawn alone.
+    validation for balanced_ridge. shrinkages: those to choose among. criterion: what validation counts are
+    compared by. prior: gaussian: how far scores follow the classes' frequency, 0 to 1. standardise: ridge on
+    features of deviation 1. keep_sites: keep each site's sums in the run's folder, so that it can be
+    withdrawn alone.
     """
 
     serves_groups = False
-
     combines_replies = False
     asks = ASKS["analytic"]
     needs = "sums of features from the sites"
@@ -116,7 +115,7 @@ class Analytic(IncrementalStrategy):
         self.form = sums_form(backbone.width, experiment.privacy)
         require_width(self.width)
         self.features, self._facts = backbone.content, backbone.facts
-        kept = self.kept_bytes(backbone.width, schedule) * (experiment.data.sites or 1)
+        kept = self.kept_bytes(backbone.width, schedule, experiment.privacy) * (experiment.data.sites or 1)
         if self.keep_sites and kept > WITHOUT_ASKING:
             raise ConfigError(
                 f"strategy.keep_sites: the sums of all sites and tasks would take {kept / 1e9:.0f} GB of the "
@@ -129,14 +128,11 @@ class Analytic(IncrementalStrategy):
         """Features in a row of sums, with the constant where it is summed."""
         return self.form.width
 
-    def kept_bytes(self, features: int, schedule: TaskSchedule) -> int:
-        """What the run's folder holds of one site's sums in the end, at most; 0 without keep_sites.
-
-        features: how many the maps give.
-        """
+    def kept_bytes(self, features: int, schedule: TaskSchedule, privacy: PrivacyConfig) -> int:
+        """What the run's folder holds in the end of one site's sums of so many features, at most."""
         if not self.keep_sites or self._masked is not None:
             return 0
-        form = sums_form(features, self._privacy)
+        form = sums_form(features, privacy)
         return sum(form.bytes(len(schedule.classes_of(t))) for t in range(1, schedule.count + 1))
 
     def train_round(self, grid: Grid, request: RoundRequest) -> RoundOutcome:
