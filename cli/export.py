@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +56,7 @@ def export_command(run: Path, output: Path, onnx: bool) -> None:
         **_image_facts(saved.inputs, saved.settings["data"]),
         "model": saved.settings["model"],
         "classifier": saved.classifier_name,
-        "confidence": asdict(saved.confidence),
+        "confidence": saved.confidence.to_json(),
     }
     replace_file(output / "model.json", (json.dumps(facts, indent=2) + "\n").encode(), mode=0o644)
     if onnx:

@@ -43,13 +43,12 @@ def require_consent(state_dir: Path, run: str) -> None:
 
 
 def pause(state_dir: Path) -> None:
-    """Answer nothing until resume(); a pause that is there keeps its beginning."""
+    """Answer nothing until go_on()."""
     make_folder(state_dir)
-    if not read_consent(state_dir).paused:
-        replace_file(state_dir / PAUSED, json.dumps({"since": _now()}).encode())
+    replace_file(state_dir / PAUSED, json.dumps({"since": _now()}).encode())
 
 
-def resume(state_dir: Path) -> None:
+def go_on(state_dir: Path) -> None:
     """Answer again."""
     (state_dir / PAUSED).unlink(missing_ok=True)
 

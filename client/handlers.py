@@ -3,8 +3,14 @@
 import torch
 
 from perennial.client.class_means import own_class_means, release_class_sums
-from perennial.client.held_out import HeldOutCounts, held_out_counts, noised_words
-from perennial.client.held_out_tables import ReportedTables, counts_beside, reported_tables, score_held_out
+from perennial.client.held_out import HeldOutCounts, held_out_counts, noised_words, uncounted
+from perennial.client.held_out_tables import (
+    ReportedTables,
+    counts_beside,
+    fitted_tables,
+    reported_tables,
+    score_held_out,
+)
 from perennial.client.kept_model import keep_own_model
 from perennial.client.learnt_sums import check_learnt_sums, release_learnt_sums
 from perennial.client.own_layers import has_own_layers
@@ -90,6 +96,8 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
     noise = count_noise(site.experiment)
 
     def reported() -> tuple[HeldOutCounts, ReportedTables | None]:
+        if request.statistic == "temperature":
+            return uncounted(site, request), fitted_tables(site, request, model)
         scored = score_held_out(site, request, model)
         counts = held_out_counts(site, request, model, scored)
         return counts, None if scored is None else reported_tables(site, request, model, scored, counts)
@@ -101,8 +109,7 @@ def answer_evaluate(site: Site, request: EvaluateRequest) -> EvaluateReply | Mas
         return count_words(counts.correct, counts.total, counts_beside(site, request, counts, tables))
 
     if is_secure(site, request):
-        statistic = "validation" if request.validation else "evaluation"
-        return masked_reply(site, request, statistic, content_sha256(request.arrays), words)
+        return masked_reply(site, request, request.statistic, content_sha256(request.arrays), words)
     counts, tables = reported()
     if tables is None:
         return EvaluateReply(**request.stamp_fields, **vars(counts))

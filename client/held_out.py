@@ -77,6 +77,16 @@ def held_out_counts(
     )
 
 
+def uncounted(site: Site, request: EvaluateRequest) -> HeldOutCounts:
+    """No count of right answers, where only a temperature is chosen; charged as counts are.
+
+    Raises as held_out_counts does.
+    """
+    check_evaluation(site.identity.policy, site.experiment)
+    charge(site, request.run, of_update=False)
+    return HeldOutCounts([0] * request.num_classes, [0] * request.num_classes, None)
+
+
 def noised_words(site: Site, request: Stamp, model: IncrementalModel, noise: CountNoise) -> Words:
     """The same counts for a masked sum, with the noise of the experiment."""
     check_evaluation(site.identity.policy, site.experiment)

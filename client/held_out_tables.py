@@ -15,7 +15,7 @@ from perennial.client.held_out import HeldOutCounts, exact_rows, sent_means
 from perennial.client.site import Site
 from perennial.config.evaluation import asks_for_tables, subgroups_of
 from perennial.learning.evaluation_tables import MOST_CLASSES, EvaluationTables
-from perennial.learning.scored import Scored, score
+from perennial.learning.scored import Scored, classifier, likelihoods, score
 from perennial.models.incremental import IncrementalModel
 from perennial.protocol.messages import EvaluateRequest
 
@@ -37,14 +37,13 @@ def score_held_out(site: Site, request: EvaluateRequest, model: IncrementalModel
     """The samples that count, under the model; None where no table may leave."""
     if not with_tables(site, request) or "measures" not in site.identity.policy.answers:
         return None
-    rows = exact_rows(site, request)
-    return _score(site, request, model, rows)
+    return _score(site, request, model, exact_rows(site, request))
 
 
 def reported_tables(
     site: Site, request: EvaluateRequest, model: IncrementalModel, scored: Scored, counts: HeldOutCounts
 ) -> ReportedTables:
-    """The tables of the samples whose classes may leave; of validation and calibration samples beside them.
+    """The tables of the samples whose classes may leave, and of calibration samples beside them.
 
     scored: of score_held_out(). counts: those that leave with them, which were charged to the ledger.
     """
@@ -52,15 +51,6 @@ def reported_tables(
     policy, classes = site.identity.policy, request.num_classes
     kept = scored.pick(leaves)
     tables = kept.tables(None, _subgroup(site, request, kept, leaves), subgroups_of(site.experiment))
-    validation = site.data.task_indices("validation", 0, classes)
-    # without test samples the validation samples are those that are judged
-    if len(site.data.test) and len(validation) >= max(1, policy.min_samples):
-        fitted = _score(site, request, model, validation)
-        tables = replace(
-            tables,
-            likelihood=fitted.likelihood.sum(axis=0),
-            validation=np.array([len(fitted)], dtype=np.int64),
-        )
     calibration = site.data.task_indices("calibration", 0, classes)
     uncalibrated: list[int] = []
     if len(calibration):
@@ -110,8 +100,35 @@ def counts_beside(
     return [*tables.vector().tolist(), int(reported is not None), int(suppressed)]
 
 
-def _score(site: Site, request: EvaluateRequest, model: IncrementalModel, rows: Tensor) -> Scored:
-    sent = request.class_means
-    means = own_class_means(site, request, model) if sent is None else sent_means(model, sent)
+def fitted_tables(site: Site, request: EvaluateRequest, model: IncrementalModel) -> ReportedTables | None:
+    """How likely validation samples are at each temperature, all together; None where no table may leave.
+
+    They are empty below the policy's floor.
+    """
+    policy = site.identity.policy
+    if not with_tables(site, request) or "measures" not in policy.answers:
+        return None
+    rows, groups = exact_rows(site, request), subgroups_of(site.experiment)
+    empty = EvaluationTables.empty(request.num_classes, groups)
+    # without test samples the validation samples are those that are judged
+    if not len(site.data.test) or len(rows) < max(1, policy.min_samples):
+        return ReportedTables(empty, [])
     with site.measuring():
-        return score(model, site.samples(rows), means, site.feature_folder)
+        classify, data = classifier(
+            model, site.samples(rows), _means(site, request, model), site.feature_folder
+        )
+        losses = likelihoods(classify, data)
+    found = replace(empty, likelihood=losses, validation=np.array([len(rows)], dtype=np.int64))
+    return ReportedTables(found, [])
+
+
+def _means(site: Site, request: EvaluateRequest, model: IncrementalModel) -> Tensor | None:
+    sent = request.class_means
+    return own_class_means(site, request, model) if sent is None else sent_means(model, sent)
+
+
+def _score(site: Site, request: EvaluateRequest, model: IncrementalModel, rows: Tensor) -> Scored:
+    means = _means(site, request, model)
+    with site.measuring():
+        samples, folder = site.samples(rows), site.feature_folder
+        return score(model, samples, means, folder, temperature=request.temperature)

@@ -14,7 +14,7 @@ from typing import Any
 from perennial.client.ring_turn import turn_of
 from perennial.config.analytic import heads_compared, shrinkage_of
 from perennial.config.asks import Asks
-from perennial.config.evaluation import asks_for_tables
+from perennial.config.evaluation import asks_for_tables, fits
 from perennial.config.experiment import Experiment
 from perennial.config.strategies import asks_of, nested
 from perennial.data.registry import Registry
@@ -112,7 +112,8 @@ class Plan:
                 return int(last and experiment.needs_previous)
             case "evaluate":
                 validated = experiment.stopping is not None
-                return int(last and experiment.evaluation.federated) + self.judged + validated
+                ends = 1 + fits(experiment) if last and experiment.evaluation.federated else 0
+                return ends + self.judged + validated
             case "personal_model":
                 measured = "measured" in own and experiment.evaluation.every == "round"
                 return int(measured or (last and own != {"never"}))
@@ -181,8 +182,10 @@ class Plan:
         return kind
 
     def _check_evaluation(self, request: EvaluateRequest) -> None:
-        if request.validation and self.experiment.stopping is None:
+        if request.validation and self.experiment.stopping is None and not request.tables:
             raise PolicyRefusal("validation: the approved experiment has no stopping rule")
+        if request.temperature is not None and not request.tables:
+            raise PolicyRefusal("temperature: found without tables, whose probabilities it scales")
         if not request.tables:
             return
         if not asks_for_tables(self.experiment) or request.round not in self.last_rounds:
@@ -190,6 +193,8 @@ class Plan:
                 "tables: the approved experiment asks for them at the end of a task, where it has "
                 "evaluation.measures"
             )
+        if request.validation and not fits(self.experiment):
+            raise PolicyRefusal("validation: the approved experiment has no validation samples")
 
     @property
     def _head(self) -> str:

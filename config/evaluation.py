@@ -54,6 +54,11 @@ def asks_for_tables(experiment: "Experiment") -> bool:
     return found.federated and found.measures and found.noise_multiplier is None
 
 
+def fits(experiment: "Experiment") -> bool:
+    """Whether sites have validation samples, which choose the temperature of tables before these are made."""
+    return asks_for_tables(experiment) and experiment.data.validation_fraction > 0
+
+
 def subgroups_of(experiment: "Experiment") -> int:
     """How many subgroups the tables tell apart."""
     return 0 if experiment.data.subgroup is None else len(experiment.data.subgroup.values)

@@ -1,21 +1,29 @@
 """Tables of counts from which every measure of a classifier follows, and which add up over sites.
 
 Shapes: M classes, G subgroups, S score bins, C confidence bins, K temperatures. All edges are public and the
-same everywhere, so that a table says how many samples fell into each bin and nothing else about them.
+same everywhere, so that a table says how many samples fell into each bin and nothing else about them. Scores
+are binned at a temperature that validation samples chose in an exchange before: at another one a head's
+scores can all lie in one bin, and classes of several rank differently.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
-SCORE_EDGES = np.linspace(-12.0, 12.0, 127)
-"""Edges between the 128 bins of a class's score, which is the log odds of its probability."""
+_MIDDLE = 0.05 * np.sinh(np.linspace(0, np.arcsinh(20 / 0.05), 193))
+_TAIL = np.sinh(np.linspace(np.arcsinh(20), np.arcsinh(1e5), 64))[1:]
+SCORE_EDGES = np.concatenate([-_TAIL[::-1], -_MIDDLE[:0:-1], _MIDDLE, _TAIL])
+"""Edges between the 512 bins of a class's score: by how much the log odds of its probability exceed those of
+one class of many alike. They are even in asinh: 0.002 apart in the middle, where a head that hardly knows
+puts all its scores, then a 29th of the score up to 20, and a 7th up to 100,000."""
 SCORE_BINS = len(SCORE_EDGES) + 1
-CONFIDENCE_BINS = 100
-"""Of equal width, over the probabilities from 0 to 1."""
-TEMPERATURES = tuple(float(t) for t in 2.0 ** (np.arange(-8, 13) / 4))
-"""0.25 to 8 in steps of a quarter of an octave; 1 leaves probabilities as they are."""
+CONFIDENCE_EDGES = np.union1d(np.arange(1, 100) / 100, [0.9925, 0.995, 0.9975, 0.999, 0.9999])
+"""Edges between the bins of an answer's probability: whole percents, and finer ones near certainty."""
+CONFIDENCE_BINS = len(CONFIDENCE_EDGES) + 1
+TEMPERATURES = tuple(float(t) for t in 2.0 ** (np.arange(-40, 57) / 4))
+"""0.001 to 16,384 in steps of a quarter of an octave; 1 leaves probabilities as they are."""
 LIKELIHOOD_STEP = 2.0**-16
 """Unit in which negative log-likelihoods are counted, so that they add up exactly."""
 LARGEST_LIKELIHOOD = 64.0
@@ -30,8 +38,10 @@ class EvaluationTables:
 
     confusion: (M, M) samples by their class and by what the model called them.
     positive, negative: (M, S) samples of the class, and of all other classes, by the class's score.
-    confidence: (K, 2, C) samples, and right answers, by the probability of the answer at each temperature.
-    likelihood: (K,) negative log-likelihood at each temperature, of validation samples, in LIKELIHOOD_STEP.
+    confidence: (2, 2, C) samples, and right answers, by the probability of the answer: at temperature 1, and
+    at that of the scores.
+    likelihood: (2, K) negative log-likelihood of validation samples at each temperature, in LIKELIHOOD_STEP:
+    of the true class, and the mean over all classes.
     validation: (1,) the number of those samples.
     calibration: (M, S) calibration samples by the score of their own class.
     subgroups: (G, M, 3) of each subgroup and class: samples, right answers, samples that were called so.
@@ -106,19 +116,29 @@ def _shapes(classes: int, subgroups: int) -> dict[str, Sequence[int]]:
         "confusion": (classes, classes),
         "positive": scores,
         "negative": scores,
-        "confidence": (len(TEMPERATURES), 2, CONFIDENCE_BINS),
-        "likelihood": (len(TEMPERATURES),),
+        "confidence": (2, 2, CONFIDENCE_BINS),
+        "likelihood": (2, len(TEMPERATURES)),
         "validation": (1,),
         "calibration": scores,
         "subgroups": (subgroups, classes, 3),
     }
 
 
-def score_bin_upper(index: int) -> float:
-    """Upper edge of a score bin, as a probability; 1 for the last one."""
-    return 1.0 if index >= len(SCORE_EDGES) else float(1 / (1 + np.exp(-SCORE_EDGES[index])))
+def even_odds(classes: int) -> float:
+    """Log odds of one class of so many alike, from which scores are counted."""
+    return -math.log(max(1, classes - 1))
 
 
-def score_bin_lower(index: int) -> float:
-    """Lower edge of a score bin, as a probability; 0 for the first one."""
-    return 0.0 if index <= 0 else float(1 / (1 + np.exp(-SCORE_EDGES[index - 1])))
+def score_bin_lower(index: int, classes: int) -> float:
+    """Lower edge of a score bin, in log odds; -inf for the first one."""
+    return -math.inf if index <= 0 else float(SCORE_EDGES[index - 1]) + even_odds(classes)
+
+
+def least_score_bin(log_odds: float, classes: int) -> int:
+    """The first score bin all of whose samples reach these log odds, the lower edge of a bin."""
+    return int(np.searchsorted(SCORE_EDGES + even_odds(classes), log_odds, side="right"))
+
+
+def as_probability(log_odds: float) -> float:
+    """The probability of log odds; beyond 36 it is 1 to the last bit of a double."""
+    return math.exp(-np.logaddexp(0.0, -log_odds))

@@ -1,6 +1,6 @@
 """What a classifier says of samples, binned as the tables of an evaluation count it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,32 +11,34 @@ from perennial.foundation.bounded_folder import BoundedFolder
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.learning.evaluation_tables import (
     CONFIDENCE_BINS,
+    CONFIDENCE_EDGES,
     LARGEST_LIKELIHOOD,
     LIKELIHOOD_STEP,
     SCORE_BINS,
     SCORE_EDGES,
     TEMPERATURES,
     EvaluationTables,
+    even_odds,
 )
 from perennial.learning.feature_bank import bank_of
 from perennial.models.class_means import over_features
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.models.incremental import IncrementalModel
+from perennial.models.prediction import log_odds
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """n samples under one model of M classes.
+    """n samples under one model of M classes, whose logits were divided by a temperature.
 
-    label, predicted: (n,) int64. score: (n, M) uint8 bin of each class's log odds. confidence: (n, K) uint8
-    bin of the answer's probability at each temperature. likelihood: (n, K) int64 negative log-likelihood.
+    label, predicted: (n,) int64. score: (n, M) int16 bin of each class's log odds. confidence: (n, 2) uint8
+    bin of the answer's probability, at temperature 1 and at that of the scores.
     """
 
     label: np.ndarray
     predicted: np.ndarray
     score: np.ndarray
     confidence: np.ndarray
-    likelihood: np.ndarray
 
     def __len__(self) -> int:
         return len(self.label)
@@ -71,7 +73,7 @@ class Scored:
         found.positive[...] = own
         found.negative[...] = every - own
         right = self.label == self.predicted
-        for index in range(len(TEMPERATURES)):
+        for index in range(2):
             for kind, counted in enumerate((each, each * right)):
                 found.confidence[index, kind] = _counted(self.confidence[:, index], counted, CONFIDENCE_BINS)
         if subgroup is not None:
@@ -105,14 +107,15 @@ def score(
     means: Tensor | None = None,
     folder: BoundedFolder | None = None,
     among: Tensor | None = None,
+    temperature: float | None = None,
 ) -> Scored:
     """The samples under a model with its head, or with means instead: as over_features takes them.
 
     folder: where the answers of fixed feature maps may be kept; None: in memory. among: (m,) int64, the
-    samples to look at; None: all.
+    samples to look at; None: all. temperature: by which logits are divided; None: 1.
     """
     classify, rows = classifier(model, data, means, folder)
-    return score_logits(classify, rows, model.num_classes, among)
+    return score_logits(classify, rows, model.num_classes, among, temperature)
 
 
 def classifier(
@@ -129,38 +132,54 @@ def classifier(
 
 @torch.no_grad()
 def score_logits(
-    classify: Callable[[Tensor], Tensor], data: TrainingSet, classes: int, among: Tensor | None = None
+    classify: Callable[[Tensor], Tensor],
+    data: TrainingSet,
+    classes: int,
+    among: Tensor | None = None,
+    temperature: float | None = None,
 ) -> Scored:
-    """Score data with a function from inputs (B, ...) to logits (B, M). among: as of score."""
+    """Score data with a function from inputs (B, ...) to logits (B, M). among, temperature: as of score."""
     parts = [
-        bin_logits(classify(data.inputs(rows)), data.y[rows])
-        for start in range(0, len(data) if among is None else len(among), EVALUATION_BATCH)
-        for batch in (slice(start, start + EVALUATION_BATCH),)
-        for rows in (batch if among is None else among[batch],)
+        bin_logits(classify(data.inputs(rows)), data.y[rows], temperature) for rows in _batches(data, among)
     ] or [bin_logits(torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64))]
-    return Scored(*(np.concatenate([part[index] for part in parts]) for index in range(5)))
+    return Scored(*(np.concatenate([part[index] for part in parts]) for index in range(4)))
 
 
-def bin_logits(logits: Tensor, labels: Tensor) -> tuple[np.ndarray, ...]:
+@torch.no_grad()
+def likelihoods(classify: Callable[[Tensor], Tensor], data: TrainingSet) -> np.ndarray:
+    """(2, K) negative log-likelihoods of all samples together, as EvaluationTables counts them.
+
+    classify: from inputs (B, ...) to logits (B, M).
+    """
+    found = np.zeros((2, len(TEMPERATURES)), dtype=np.int64)
+    for rows in _batches(data, None):
+        logits, labels = classify(data.inputs(rows)).double(), data.y[rows]
+        for place, temperature in enumerate(TEMPERATURES):
+            log_p = (logits / temperature).log_softmax(dim=1)
+            loss = (-log_p).nan_to_num(nan=LARGEST_LIKELIHOOD).clamp(0, LARGEST_LIKELIHOOD)
+            both = torch.stack([loss.gather(1, labels[:, None]).squeeze(1), loss.mean(dim=1)])
+            found[:, place] += (both / LIKELIHOOD_STEP).round().long().sum(dim=1).cpu().numpy()
+    return found
+
+
+def _batches(data: TrainingSet, among: Tensor | None) -> Iterator[slice | Tensor]:
+    for start in range(0, len(data) if among is None else len(among), EVALUATION_BATCH):
+        batch = slice(start, start + EVALUATION_BATCH)
+        yield batch if among is None else among[batch]
+
+
+def bin_logits(logits: Tensor, labels: Tensor, temperature: float | None = None) -> tuple[np.ndarray, ...]:
     """The arrays of Scored. logits: (B, M), where -inf is a class that is never predicted. labels: (B,)."""
     exact = logits.double()
-    predicted = exact.argmax(dim=1)
-    log_p = exact.log_softmax(dim=1)
-    # 1 - p from log p without cancellation; a certain class has infinite odds, and an impossible one -inf
-    odds = (log_p - (-torch.expm1(log_p)).log()).nan_to_num(nan=-torch.inf)
-    edges = torch.from_numpy(SCORE_EDGES).to(odds.device)
-    scores = torch.bucketize(odds, edges, right=True)
-    temperatures = torch.tensor(TEMPERATURES, dtype=torch.float64, device=odds.device)
-    # (B, K, M), a batch at a time
-    scaled = (exact[:, None, :] / temperatures[None, :, None]).log_softmax(dim=2)
-    top = scaled.max(dim=2).values.exp().nan_to_num(nan=0.0)
-    bins = (top * CONFIDENCE_BINS).long().clamp(0, CONFIDENCE_BINS - 1)
-    chosen = labels[:, None, None].expand(-1, len(TEMPERATURES), 1)
-    loss = -scaled.gather(2, chosen).squeeze(2) if len(labels) else scaled.new_zeros(0, len(TEMPERATURES))
-    steps = (loss.nan_to_num(nan=LARGEST_LIKELIHOOD).clamp(0, LARGEST_LIKELIHOOD) / LIKELIHOOD_STEP).round()
+    scaled = exact / (temperature or 1.0)
+    edges = torch.from_numpy(SCORE_EDGES + even_odds(logits.shape[1])).to(logits.device)
+    scores = torch.bucketize(log_odds(scaled), edges, right=True)
+    top = torch.stack([each.softmax(dim=1).max(dim=1).values for each in (exact, scaled)], dim=1)
+    edges = torch.from_numpy(CONFIDENCE_EDGES).to(logits.device)
+    bins = torch.bucketize(top.nan_to_num(nan=0.0), edges, right=True)
     return tuple(
         tensor.cpu().numpy()
-        for tensor in (labels, predicted, scores.to(torch.uint8), bins.to(torch.uint8), steps.long())
+        for tensor in (labels, exact.argmax(dim=1), scores.to(torch.int16), bins.to(torch.uint8))
     )
 
 

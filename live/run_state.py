@@ -11,10 +11,10 @@ from typing import Any, Literal
 from perennial.deploy.superlink_status import SuperLinkStatus, read_superlink_status
 from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, plain, texts
+from perennial.server.app import ALIVE
 from perennial.server.journal import EVENTS
 from perennial.server.now import NOW
 from perennial.server.pauses import pause_in_words
-from perennial.server.wishes import ALIVE
 
 MOST_SITES = 100_000
 """Sites that a page knows of one run; a journal that names more is not one of ours."""

@@ -16,6 +16,7 @@ from perennial.live.run_state import RunState, Status
 from perennial.live.spending import Spending
 from perennial.live.tail import number, plain
 from perennial.live.warnings import Warned, site_warnings, superlink_warnings, warned_markup, warnings_of
+from perennial.server.app import ALIVE
 from perennial.server.journal import EVENTS
 from perennial.server.report.markup import (
     MISSING,
@@ -28,7 +29,7 @@ from perennial.server.report.markup import (
     points,
     table,
 )
-from perennial.server.wishes import ALIVE, read_wish
+from perennial.server.wishes import read_wish
 
 MOST_BOARDS = 64
 LARGEST_SUMMARY = 64 * 2**20

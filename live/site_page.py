@@ -180,7 +180,7 @@ def requests(state: SiteState) -> Markup:
 def controls(state: SiteState) -> Markup:
     """What the hospital can do at any time."""
     links = [
-        '<a class="button" href="/resume">Resume</a>'
+        '<a class="button" href="/go-on">Go on</a>'
         if state.consent.paused
         else '<a class="button" href="/pause">Pause</a>'
     ]

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,22 +13,31 @@ NONE_OF_THE_KNOWN = "none of the known classes"
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """probabilities: (B, M), after temperature scaling. sets: (B, M) bool; None without calibration."""
+    """probabilities: (B, M) float64, after scaling. sets: (B, M) bool; None without calibration."""
 
     probabilities: Tensor
     sets: Tensor | None
 
 
 def answers(logits: Tensor, confidence: Confidence) -> Answers:
-    """What logits (B, M) say: a class is in the set if its unscaled probability reaches its threshold."""
-    scaled = logits if confidence.temperature is None else logits / confidence.temperature
+    """What logits (B, M) say: a class is in the set if its log odds reach its threshold."""
+    scaled = logits.double() / (confidence.temperature or 1.0)
     sets = None
     if confidence.thresholds is not None:
-        log_p = logits.double().log_softmax(dim=1)
-        odds = (log_p - (-torch.expm1(log_p)).log()).nan_to_num(nan=-torch.inf)
-        least = np.array(confidence.thresholds, dtype=np.float64)
-        with np.errstate(divide="ignore"):
-            edges = torch.from_numpy(np.log(least) - np.log1p(-least))
-        # a probability is stored to 53 bits, and its odds are those of an edge to a few of the last ones
-        sets = odds >= edges.to(odds.device) - 1e-9
+        sets = log_odds(scaled) >= torch.tensor(confidence.thresholds, dtype=torch.float64).to(scaled.device)
     return Answers(scaled.softmax(dim=1), sets)
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """(..., M) log odds of each class's probability: finite for any finite logits of two classes or more.
+
+    logits: (..., M) float64. The odds of the most probable class are taken from the others' logits, because
+    1 - p of a probability that rounds to 1 would be 0; a class alone has infinite odds.
+    """
+    log_p = logits.log_softmax(dim=-1)
+    odds = log_p - (-torch.expm1(log_p)).log()
+    top = logits.argmax(dim=-1, keepdim=True)
+    rest = logits.scatter(-1, top, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    return odds.scatter(-1, top, logits.gather(-1, top) - rest).nan_to_num(
+        nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf
+    )

@@ -1,8 +1,9 @@
 """The model of a finished run: one file holds everything that predictions need."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,8 +78,9 @@ class Inputs:
 class Confidence:
     """What calibration found. temperature: that logits are divided by; None: nobody fitted one.
 
-    thresholds: the least probability, before temperature scaling, with which each class is in a prediction
-    set that holds the true class with probability coverage; None without calibration samples.
+    thresholds: the least log odds of a probability, after temperature scaling, with which each class is in a
+    prediction set that holds the true class with probability coverage; -inf: always. None without calibration
+    samples. In files always is null.
     void: why that coverage is not guaranteed, or ''.
     """
 
@@ -94,9 +96,16 @@ class Confidence:
         return cls(
             found.get("temperature"),
             found.get("coverage"),
-            None if thresholds is None else tuple(map(float, thresholds)),
+            None if thresholds is None else tuple(-math.inf if t is None else float(t) for t in thresholds),
             found.get("void", ""),
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """The inverse of from_json."""
+        always = (
+            None if self.thresholds is None else [t if math.isfinite(t) else None for t in self.thresholds]
+        )
+        return {**asdict(self), "thresholds": always}
 
 
 @dataclass(frozen=True)

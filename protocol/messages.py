@@ -137,7 +137,17 @@ class EvaluateRequest(Maskable, NeedsPrevious):
     tables: bool = False
     """Whether tables of counts are asked for beside the right answers; a site's policy decides."""
     validation: bool = False
-    """Count validation samples, by which the server chooses when to stop, and not test samples."""
+    """Count validation samples, by which the server chooses when to stop, and not test samples. With tables:
+    how likely they are at each of the public temperatures, by which it chooses one."""
+    temperature: float | None = bounded(0.0, default=None)
+    """By which the model's logits are divided before tables count its probabilities; absent: 1."""
+
+    @property
+    def statistic(self) -> str:
+        """What a masked sum of the answers is called."""
+        if not self.validation:
+            return "evaluation"
+        return "temperature" if self.tables else "validation"
 
 
 @dataclass(frozen=True, kw_only=True)

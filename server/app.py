@@ -11,7 +11,9 @@ from perennial.config.run import CohortPlan, RunSettings
 from perennial.foundation.files import sole_owner
 from perennial.foundation.heartbeat import beating
 from perennial.server.pauses import PAUSES, pause_in_words
-from perennial.server.wishes import ALIVE
+
+ALIVE = "alive"
+"""A run folder's heartbeat, by which others know that a process works on it."""
 
 app = ServerApp()
 log = getLogger("flwr").log

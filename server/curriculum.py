@@ -301,7 +301,7 @@ class Curriculum:
         self.class_means = means
         reported = end.counts(self.schedule.num_classes(task), means)
         with self.model.measuring():
-            scored = self.measuring.score(self.model.loaded, task, means)
+            scored = self.measuring.score(self.model.loaded, task, means, reported.temperature)
         central = self._central_counts(task, means) if scored is None else (scored.correct, scored.total)
         facts = self.history.task_done(
             self.schedule.boundaries[: task + 1],

@@ -37,11 +37,18 @@ def evaluate_centrally(
 
 
 def score_centrally(
-    model: IncrementalModel, test: TrainingSet, num_classes: int, means: Tensor | None = None
+    model: IncrementalModel,
+    test: TrainingSet,
+    num_classes: int,
+    means: Tensor | None = None,
+    temperature: float | None = None,
 ) -> Scored:
-    """The test samples of the classes seen so far under a model; arguments as of evaluate_centrally."""
+    """The test samples of the classes seen so far under a model; arguments as of evaluate_centrally.
+
+    temperature: by which logits are divided; None: 1.
+    """
     seen = (test.y < num_classes).nonzero().flatten()
-    return score(model, test, means, machine_features(), seen)
+    return score(model, test, means, machine_features(), seen, temperature)
 
 
 def seen_patients(test: TrainingSet, num_classes: int) -> np.ndarray | None:

@@ -1,5 +1,6 @@
 """External validation: a finished model on labelled data from outside the federation."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from perennial.data.splits import KeyedHash
 from perennial.foundation.errors import DataError
 from perennial.foundation.files import make_folder, replace_file
 from perennial.learning.batches import TrainingSet
-from perennial.learning.evaluation_tables import MOST_CLASSES, TEMPERATURES
+from perennial.learning.evaluation_tables import MOST_CLASSES, as_probability
 from perennial.learning.scored import score_logits
 from perennial.models.saved import SavedModel
 from perennial.server.measures.assemble import (
@@ -102,10 +103,9 @@ def judge(saved: SavedModel, config: DataConfig, name: str) -> Measures:
         raise DataError(f"{name}: samples are {found}; this model takes {inputs.stored} {inputs.shape}")
     fill_missing(x, inputs.filling)
     data = TrainingSet(x, y, inputs.mean, inputs.std)
-    scored = score_logits(saved.classifier, data, len(saved.classes))
-    tables, temperature = scored.tables(), saved.confidence.temperature
-    if temperature not in TEMPERATURES:
-        temperature = None
+    temperature = saved.confidence.temperature
+    scored = score_logits(saved.classifier, data, len(saved.classes), temperature=temperature)
+    tables = scored.tables()
     patients, groups = _patients(parts), None
     if config.subgroup is not None and (subgroup := joined_subgroups(parts)) is not None:
         counted = scored.tables(None, subgroup, len(config.subgroup.values)).subgroups
@@ -173,7 +173,9 @@ def _sets(saved: SavedModel) -> PredictionSets | None:
     if confidence.thresholds is None or confidence.coverage is None:
         return None
     bounds = {
-        name: SetThreshold(probability=least, informative=least > 0)
+        name: SetThreshold(
+            probability=as_probability(least), log_odds=least, informative=math.isfinite(least)
+        )
         for name, least in zip(saved.classes, confidence.thresholds, strict=True)
     }
     return PredictionSets(coverage=confidence.coverage, thresholds=bounds, void=confidence.void)

@@ -35,7 +35,7 @@ def opened_counts(
     count can be negative. beside: how many other counts there are.
     """
     try:
-        statistic = "validation" if requests[0][2].validation else "evaluation"
+        statistic = requests[0][2].statistic
         opened = sums.collect(grid, statistic, _about(requests), requests, deadline, note)
         return counts_of(opened.words, requests[0][2].num_classes, noised=noised, beside=beside)
     except (NotEnough, ValueError) as missing:

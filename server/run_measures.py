@@ -23,6 +23,7 @@ from perennial.server.measures.assemble import (
     prediction_sets,
     whole_measures,
 )
+from perennial.server.measures.calibration import at_an_end
 from perennial.server.measures.headline import headline
 from perennial.server.measures.record import Measures, PartMeasures, write_measures
 from perennial.server.site_counts import SiteCounts
@@ -36,12 +37,21 @@ class TaskMeasures:
     ) -> None:
         self._experiment, self._registry, self._folder, self._test = experiment, registry, folder, test
 
-    def score(self, model: Callable[[], IncrementalModel], task: int, means: Tensor | None) -> Scored | None:
-        """The server's test samples under the model; None without any, or where right answers are enough."""
+    def score(
+        self,
+        model: Callable[[], IncrementalModel],
+        task: int,
+        means: Tensor | None,
+        temperature: float | None,
+    ) -> Scored | None:
+        """The server's test samples under the model; None without any, or where right answers are enough.
+
+        temperature: that the sites' validation samples chose, or None.
+        """
         classes = self._registry.schedule.num_classes(task)
         if self._test is None or not self._experiment.evaluation.measures or classes > MOST_CLASSES:
             return None
-        return score_centrally(model(), self._test, classes, means)
+        return score_centrally(model(), self._test, classes, means, temperature)
 
     def write(self, task: int, scored: Scored | None, reported: SiteCounts, *, one_classifier: bool) -> None:
         """Write measures.json. scored: as score() gave it. reported: the sites' counts."""
@@ -77,7 +87,7 @@ def task_measures(
     tables = _combined(central, sites.tables.total if one_classifier or central is None else None)
     if tables is None:
         return None
-    temperature = calibration(tables).temperature
+    temperature = sites.temperature
     several = central is not None and patients is not None and len(np.unique(patients)) < len(patients)
     intervals = None
     if several:
@@ -94,7 +104,7 @@ def task_measures(
         interval="patients" if several else "samples",
         classes=by_class,
         confusion=tables.confusion.tolist(),
-        calibration=calibration(tables, intervals),
+        calibration=calibration(tables, intervals, temperature),
         sites=part_measures(sites.tables.by_site, classes),
         **_by_subgroup(experiment, tables, classes),
         prediction_sets=None
@@ -129,7 +139,6 @@ def _combined(central: Scored | None, reported: EvaluationTables | None) -> Eval
         return tables
     return replace(
         tables,
-        likelihood=reported.likelihood,
         validation=reported.validation,
         calibration=reported.calibration,
         subgroups=reported.subgroups,
@@ -151,6 +160,11 @@ def _void(sites: SiteCounts, one_classifier: bool) -> str:
 
 def _notes(experiment: Experiment, central: Scored | None, sites: SiteCounts) -> list[str]:
     notes = []
+    if at_an_end(sites.temperature):
+        notes.append(
+            f"The temperature {sites.temperature:g} is the end of those that were tried; the best may lie "
+            "beyond it, and stated probabilities are to be taken with care."
+        )
     if central is None and sites.tables.total is not None:
         rest = sites.held_out - sites.tables.total.samples
         if rest > 0:
@@ -176,5 +190,5 @@ def confidence_facts(measures: Measures | None, *, one_classifier: bool = True) 
         "void": "" if sets is None else sets.void,
         "thresholds": None
         if sets is None
-        else [sets.thresholds[each.name].probability for each in measures.classes],
+        else [sets.thresholds[each.name].log_odds for each in measures.classes],
     }

@@ -34,11 +34,13 @@ class SiteCounts:
     by_site: what each site reported, or all together as ALL_SITES.
     std: of the noise on a reported cell; 0: none.
     tables: what they reported beside it.
+    temperature: at which tables count probabilities: what validation samples chose; None: 1.
     """
 
     by_site: Mapping[str, ReportedCounts]
     std: float = 0.0
     tables: SiteTables = field(default_factory=SiteTables)
+    temperature: float | None = None
 
     @property
     def held_out(self) -> int:
@@ -113,7 +115,7 @@ def ask_for_counts(
 
         def check(reply: EvaluateReply) -> None:
             check_counts(reply, None if of_server else noise)
-            check_tables(reply, subgroups, asked=first.tables)
+            check_tables(reply, subgroups, asked=first.tables, validation=first.validation)
             if of_server and noise is not None and not noise.within(reply.correct, reply.total):
                 raise ProtocolError("EvaluateReply: counts of a larger norm than evaluation.clip_counts")
 

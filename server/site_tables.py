@@ -1,6 +1,6 @@
 """Tables of counts that sites sent: checked, and added up as they come."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -61,8 +61,11 @@ def tables_of(reply: EvaluateReply, subgroups: int) -> EvaluationTables:
         raise ProtocolError(f"EvaluateReply: {error}") from error
 
 
-def check_tables(reply: EvaluateReply, subgroups: int, *, asked: bool) -> None:
-    """Raises ProtocolError when a site's tables cannot be true, do not fit its counts, or were not asked."""
+def check_tables(reply: EvaluateReply, subgroups: int, *, asked: bool, validation: bool = False) -> None:
+    """Raises ProtocolError when a site's tables cannot be true, do not fit its counts, or were not asked.
+
+    validation: whether they are of likelihoods alone, by which the temperature is chosen.
+    """
     if reply.tables is None:
         return
     if not asked or reply.num_classes > MOST_CLASSES:
@@ -71,6 +74,14 @@ def check_tables(reply: EvaluateReply, subgroups: int, *, asked: bool) -> None:
     counts = tables.vector()
     if counts.min(initial=0) < 0 or counts.max(initial=0) > LARGEST:
         raise ProtocolError("EvaluateReply: tables: a count is below 0 or beyond what can be")
+    fitted = {"likelihood", "validation"}
+    if validation:
+        others = [f.name for f in fields(tables) if f.name not in fitted and getattr(tables, f.name).any()]
+        if others:
+            raise ProtocolError(f"EvaluateReply: tables: {others[0]}: not asked for with validation samples")
+        return
+    if tables.likelihood.any():
+        raise ProtocolError("EvaluateReply: tables: likelihood: not asked for with test samples")
     total, samples = np.array(reply.total), sum(reply.total)
     fits = (
         np.array_equal(tables.confusion.sum(axis=1), total)

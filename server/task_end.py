@@ -1,13 +1,14 @@
 """What the server asks of the sites after a task's last round: exemplars and class means, then counts."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from perennial.config import charges
-from perennial.config.evaluation import asks_for_tables
+from perennial.config.evaluation import asks_for_tables, fits
 from perennial.config.experiment import Experiment
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.evaluation_tables import MOST_CLASSES
@@ -16,6 +17,7 @@ from perennial.protocol.tensors import Tensors
 from perennial.server.class_means import check_class_sums, global_means
 from perennial.server.gaussian_head import check_sums, gaussian_head
 from perennial.server.masked_task_end import opened_class_means
+from perennial.server.measures.calibration import chosen_temperature
 from perennial.server.releases import Releases
 from perennial.server.site_counts import SiteCounts, ask_for_counts
 from perennial.strategies.round.exchange import Exchange
@@ -114,13 +116,26 @@ class TaskEnd:
         experiment = self._experiment
         if not experiment.evaluation.federated:
             return SiteCounts({})
+        tables = asks_for_tables(experiment) and num_classes <= MOST_CLASSES and not validation
+        fitted = self._asked(means, tables=True, validation=True) if tables and fits(experiment) else None
+        temperature = None
+        if fitted is not None and fitted.tables.total is not None:
+            temperature = chosen_temperature(fitted.tables.total)
+        found = self._asked(means, tables=tables, validation=validation, temperature=temperature)
+        if fitted is not None and fitted.tables.total is not None and found.tables.total is not None:
+            samples = fitted.tables.total.validation
+            found.tables.total = replace(found.tables.total, validation=samples)
+        return replace(found, temperature=temperature)
+
+    def _asked(self, means: Tensor | None, **more: Any) -> SiteCounts:
+        """The sites' answers to one request. more: its fields."""
+        experiment = self._experiment
         if experiment.evaluation.noise_multiplier is not None:
             self._releases.asked(self._round, self._sites, [charges.evaluation(experiment, self._run)])
         requests = self._requests(
             EvaluateRequest,
             class_means=None if means is None else Tensors({experiment.learner.rows_name: means}),
-            tables=asks_for_tables(experiment) and num_classes <= MOST_CLASSES and not validation,
-            validation=validation,
+            **more,
         )
         return ask_for_counts(experiment, self._grid, self._exchange, requests, self._sums, self._note)
 

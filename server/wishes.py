@@ -18,8 +18,6 @@ from perennial.foundation.files import make_folder, replace_file
 
 WISHES = ".wishes"
 """Folder beside the run folders: whoever may write a wish need not be able to write a run."""
-ALIVE = "alive"
-"""A run folder's heartbeat, by which others know that a process works on it."""
 LOOK = 0.5
 """Seconds between two looks at a wish."""
 

@@ -23,9 +23,9 @@ from perennial.live import warnings
 from perennial.live.guard import Sessions, allowed_hosts
 from perennial.live.operator import OperatorPages
 from perennial.live.serving import web_server
+from perennial.server.app import ALIVE
 from perennial.server.journal import Journal
 from perennial.server.now import NowFile
-from perennial.server.wishes import ALIVE
 from tests.run_folders import round_event
 
 TOKEN = "a-token-of-more-than-twenty-characters"

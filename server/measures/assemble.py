@@ -8,16 +8,14 @@ from typing import TypedDict
 
 import numpy as np
 
-from perennial.learning.evaluation_tables import EvaluationTables
+from perennial.learning.evaluation_tables import EvaluationTables, as_probability, least_score_bin
 from perennial.learning.scored import Scored
 from perennial.server.measures.calibration import (
-    at,
     calibration_error,
-    chosen_temperature,
     expected_calibration_error,
     reliability,
 )
-from perennial.server.measures.conformal import least_bin, thresholds
+from perennial.server.measures.conformal import thresholds
 from perennial.server.measures.curves import auprc, auroc, precision_recall_areas, roc_areas
 from perennial.server.measures.figure import UNMEASURED, Figure, mean_of, wilson
 from perennial.server.measures.record import (
@@ -93,10 +91,9 @@ def calibration(
 ) -> Calibration:
     """Calibration before and after scaling.
 
-    temperature: one of TEMPERATURES; None: the one that the tables' validation samples choose, if any.
+    temperature: at which the tables' scores were binned; None: nobody fitted one.
     """
-    before, temperature = at(1.0, tables), temperature or chosen_temperature(tables)
-    after = None if temperature is None else at(temperature, tables)
+    before, after = tables.confidence[0], None if temperature is None else tables.confidence[1]
     errors = {
         "error": calibration_error(before),
         "scaled_error": UNMEASURED if after is None else calibration_error(after),
@@ -119,7 +116,10 @@ def prediction_sets(
 ) -> PredictionSets:
     """Thresholds of each class at a coverage. void: why nothing is guaranteed, or ''."""
     found = thresholds(tables.calibration, coverage)
-    bounds = {name: SetThreshold(**asdict(each)) for name, each in zip(names, found, strict=True)}
+    bounds = {
+        name: SetThreshold(probability=as_probability(each.log_odds), **asdict(each))
+        for name, each in zip(names, found, strict=True)
+    }
     return judged_sets(tables, PredictionSets(coverage=coverage, thresholds=bounds, void=void))
 
 
@@ -127,7 +127,7 @@ def judged_sets(tables: EvaluationTables, sets: PredictionSets) -> PredictionSet
     """The same sets with how often they hold the true class, and how large they are, on judged samples."""
     judged, included = {}, 0
     for label, (name, bound) in enumerate(sets.thresholds.items()):
-        first = least_bin(bound.probability)
+        first = 0 if bound.log_odds is None else least_score_bin(bound.log_odds, tables.classes)
         own = tables.positive[label]
         covered = wilson(int(own[first:].sum()), int(own.sum()))
         judged[name] = bound.model_copy(update={"covered": covered})
@@ -212,8 +212,9 @@ def point_values(tables: EvaluationTables, temperature: float | None) -> dict[st
         ("macro_auprc", areas["auprc"]),
     ):
         found[name] = float(values[present].mean()) if present.any() else math.nan
-    for name, at_temperature in (("error", 1.0), ("scaled_error", temperature)):
-        value = None if at_temperature is None else expected_calibration_error(at(at_temperature, tables))
+    for place, name in enumerate(("error", "scaled_error")):
+        scaled = temperature is not None or not place
+        value = expected_calibration_error(tables.confidence[place]) if scaled else None
         found[name] = math.nan if value is None else value
     return found
 

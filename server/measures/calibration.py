@@ -4,13 +4,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perennial.learning.evaluation_tables import CONFIDENCE_BINS, TEMPERATURES, EvaluationTables
+from perennial.learning.evaluation_tables import (
+    CONFIDENCE_BINS,
+    CONFIDENCE_EDGES,
+    TEMPERATURES,
+    EvaluationTables,
+)
 from perennial.server.measures.figure import UNMEASURED, Figure
 
 GROUPS = 20
 """Groups of equal width that answers are put in by their probability."""
 RESAMPLES = 1000
-MIDDLES = (np.arange(CONFIDENCE_BINS) + 0.5) / CONFIDENCE_BINS
+_ENDS = np.concatenate([[0.0], CONFIDENCE_EDGES, [1.0]])
+MIDDLES = (_ENDS[:-1] + _ENDS[1:]) / 2
+_STARTS = np.searchsorted(_ENDS[:-1], np.arange(GROUPS) / GROUPS - 1e-9)
+"""The first confidence bin of each group."""
 
 
 @dataclass(frozen=True)
@@ -25,29 +33,32 @@ class Reliability:
 def chosen_temperature(tables: EvaluationTables) -> float | None:
     """The temperature of the least negative log-likelihood on the validation samples; None without any.
 
-    Guo et al. 2017 (arXiv 1706.04599).
+    Guo et al. 2017 (arXiv 1706.04599), with one sample more whose class is any of them alike: without it
+    samples that are all called rightly would ask for certainty.
     """
-    if not tables.validation[0]:
+    samples = int(tables.validation[0])
+    if not samples:
         return None
-    return TEMPERATURES[int(np.argmin(tables.likelihood))]
+    true, any_class = tables.likelihood.astype(np.float64)
+    return TEMPERATURES[int(np.argmin(true + any_class / samples))]
 
 
-def at(temperature: float, tables: EvaluationTables) -> np.ndarray:
-    """(2, C) samples and right answers by the answer's probability at one of TEMPERATURES."""
-    return tables.confidence[TEMPERATURES.index(temperature)]
+def at_an_end(temperature: float | None) -> bool:
+    """Whether a temperature is the first or the last that is tried, so that the best may lie beyond."""
+    return temperature in (TEMPERATURES[0], TEMPERATURES[-1])
 
 
 def expected_calibration_error(confidence: np.ndarray) -> float | None:
     """Mean over samples of how far the stated probability of its group is from the share of right answers.
 
-    confidence: (2, C) as in EvaluationTables. A probability is known to half a bin, 0.5 points.
+    confidence: (2, C), one of those in EvaluationTables. A probability is known to half a bin: at most 0.5
+    points, and less near certainty.
     Naeini et al. 2015 (doi 10.1609/aaai.v29i1.9602).
     """
-    samples, right = confidence.reshape(2, GROUPS, -1)
+    samples, right = confidence
     if not samples.sum():
         return None
-    stated = (samples * MIDDLES.reshape(GROUPS, -1)).sum(axis=1)
-    return float(np.abs(stated - right.sum(axis=1)).sum() / samples.sum())
+    return float(np.abs(_grouped(samples * MIDDLES - right)).sum() / samples.sum())
 
 
 def calibration_error(confidence: np.ndarray, seed: int = 0) -> Figure:
@@ -65,8 +76,7 @@ def calibration_error(confidence: np.ndarray, seed: int = 0) -> Figure:
     drawn = generator.multinomial(int(cells.sum()), cells / cells.sum(), size=RESAMPLES)
     hits, misses = drawn[:, :CONFIDENCE_BINS], drawn[:, CONFIDENCE_BINS:]
     both = hits + misses
-    stated = (both * MIDDLES).reshape(RESAMPLES, GROUPS, -1).sum(axis=2)
-    found = np.abs(stated - hits.reshape(RESAMPLES, GROUPS, -1).sum(axis=2)).sum(axis=1) / cells.sum()
+    found = np.abs(_grouped(both * MIDDLES - hits)).sum(axis=1) / cells.sum()
     upper, lower = np.quantile(found, [0.975, 0.025])
     low, high = max(0.0, 2 * value - upper), min(1.0, 2 * value - lower)
     return Figure(value=value, low=min(low, value), high=max(high, value))
@@ -74,10 +84,11 @@ def calibration_error(confidence: np.ndarray, seed: int = 0) -> Figure:
 
 def reliability(confidence: np.ndarray) -> list[Reliability]:
     """The groups that have answers, from the least probable to the most."""
-    samples, right = confidence.reshape(2, GROUPS, -1)
-    middles = MIDDLES.reshape(GROUPS, -1)
-    return [
-        Reliability(int(n.sum()), float((n * middle).sum() / n.sum()), float(hits.sum() / n.sum()))
-        for n, hits, middle in zip(samples, right, middles, strict=True)
-        if n.sum()
-    ]
+    samples, right = confidence
+    groups = zip(_grouped(samples), _grouped(samples * MIDDLES), _grouped(right), strict=True)
+    return [Reliability(int(n), float(stated / n), float(hits / n)) for n, stated, hits in groups if n]
+
+
+def _grouped(bins: np.ndarray) -> np.ndarray:
+    """(..., GROUPS) sums over the bins of each group. bins: (..., C)."""
+    return np.add.reduceat(bins, _STARTS, axis=-1)

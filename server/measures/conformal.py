@@ -16,12 +16,12 @@ from perennial.learning.evaluation_tables import SCORE_BINS, score_bin_lower
 
 @dataclass(frozen=True)
 class Threshold:
-    """The least probability with which a class is in the set; 0 includes it always.
+    """The least log odds of a class's probability with which it is in the set; -inf includes it always.
 
     samples: calibration samples of the class. informative: whether they are enough to ever leave it out.
     """
 
-    probability: float
+    log_odds: float
     samples: int
     informative: bool
 
@@ -31,10 +31,10 @@ def least_samples(coverage: float) -> int:
     return math.ceil(round(1 / (1 - coverage), 9)) - 1
 
 
-def threshold(scores: np.ndarray, coverage: float) -> Threshold:
+def threshold(scores: np.ndarray, coverage: float, classes: int) -> Threshold:
     """The threshold of one class.
 
-    scores: (S,) its calibration samples by the bin of the class's own probability, lowest first.
+    scores: (S,) its calibration samples by the bin of the class's own probability, lowest first. classes: M.
     The nonconformity of a sample is 1 minus that probability. The threshold is the upper edge, in
     nonconformity, of the bin that holds the sample of rank ceil((n + 1) coverage): the lower edge of its bin
     in probability. Beyond n every set includes the class.
@@ -43,18 +43,12 @@ def threshold(scores: np.ndarray, coverage: float) -> Threshold:
     # the product of two floats may be a hair above a whole number
     rank = math.ceil(round((samples + 1) * coverage, 9))
     if rank > samples:
-        return Threshold(0.0, samples, informative=False)
+        return Threshold(-math.inf, samples, informative=False)
     from_the_top = np.cumsum(scores[::-1])
     index = SCORE_BINS - 1 - int(np.searchsorted(from_the_top, rank))
-    return Threshold(score_bin_lower(index), samples, informative=True)
-
-
-def least_bin(probability: float) -> int:
-    """The first score bin whose samples reach a threshold, which is the lower edge of a bin."""
-    lower = [score_bin_lower(index) for index in range(SCORE_BINS)]
-    return int(np.searchsorted(lower, probability * (1 - 1e-12)))
+    return Threshold(score_bin_lower(index, classes), samples, informative=True)
 
 
 def thresholds(calibration: np.ndarray, coverage: float) -> list[Threshold]:
     """The threshold of each class. calibration: (M, S), as in EvaluationTables."""
-    return [threshold(scores, coverage) for scores in calibration]
+    return [threshold(scores, coverage, len(calibration)) for scores in calibration]

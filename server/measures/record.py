@@ -74,10 +74,12 @@ class Calibration(_Part):
 class SetThreshold(_Part):
     """The least probability with which a class is in a set. informative: as in conformal.Threshold.
 
-    covered: of the judged samples of the class, the share whose set holds it.
+    log_odds: of that probability; None: the class is always in the set. covered: of the judged samples of
+    the class, the share whose set holds it.
     """
 
     probability: float
+    log_odds: Number = None
     samples: int | None = None
     informative: bool
     covered: Figure = UNMEASURED

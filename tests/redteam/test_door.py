@@ -80,21 +80,23 @@ def test_other_measurements_layers_and_rounds_than_the_experiments(tmp_path: Pat
 
 
 def test_requests_are_counted_over_restarts_and_runs(tmp_path: Path) -> None:
-    policy = {"answers": ["train", "evaluate"], "max_repeats": 1, "max_runs": 2, "max_evaluations": 3}
+    policy = {"answers": ["train", "evaluate"], "max_repeats": 1, "max_runs": 2, "max_evaluations": 4}
     hospital = Hospital(tmp_path, policy)
 
     def evaluate(value: float, run: str = RUN) -> EvaluateRequest:
         arrays = {name: torch.full_like(tensor, value) for name, tensor in hospital.arrays().items()}
         return EvaluateRequest(**hospital.stamp(2) | {"run": run}, arrays=Tensors(arrays))
 
-    assert hospital.ask(evaluate(0.1)) is not None and hospital.ask(evaluate(0.2)) is not None
-    assert "policy.max_repeats: evaluate of round 2 was asked for 2 times" in refused(hospital, evaluate(0.1))
+    # two that the experiment needs, for the temperature and for the counts, and one repeat
+    for value in (0.1, 0.2, 0.3):
+        assert hospital.ask(evaluate(value)) is not None
+    assert "policy.max_repeats: evaluate of round 2 was asked for 3 times" in refused(hospital, evaluate(0.4))
     second = "f" * 16
-    assert hospital.ask(evaluate(0.3, second)) is not None
-    assert "policy.max_evaluations" in refused(hospital, evaluate(0.4, second))
+    assert hospital.ask(evaluate(0.5, second)) is not None
+    assert "policy.max_evaluations" in refused(hospital, evaluate(0.6, second))
     assert "policy.max_runs" in refused(hospital, train(hospital, run="e" * 16))
     book = RequestCount(tmp_path / "state")
-    assert (book.counted("evaluate"), book.counted("train")) == (3, 0)
+    assert (book.counted("evaluate"), book.counted("train")) == (4, 0)
     assert book.path.stat().st_mode & 0o777 == 0o600
 
 

@@ -64,7 +64,7 @@ def test_prediction_sets_reach_the_model_file_and_the_report(tmp_path: Path) -> 
     assert sets is not None and not sets.void and len(sets.thresholds) == 10
     folder = tmp_path / "runs" / "secure"
     saved = load_saved(folder / "model.safetensors").confidence
-    assert saved.thresholds == tuple(each.probability for each in sets.thresholds.values())
+    assert saved.thresholds == tuple(each.log_odds for each in sets.thresholds.values())
     assert (saved.coverage, saved.temperature) == (0.7, found.calibration.temperature)
     page = Page(folder / "report.html")
     assert page.sections[0] == "what-it-recognises"
@@ -133,7 +133,7 @@ def test_tables_that_cannot_be_true_are_refused(tmp_path: Path) -> None:
         tables.calibration[0, 0] = -1
 
     def surer(tables: EvaluationTables) -> None:
-        tables.confidence[3, 1] = tables.confidence[3, 0] + 1
+        tables.confidence[1, 1] = tables.confidence[1, 0] + 1
 
     for change in (one_more, negative, surer):
         with pytest.raises(ProtocolError, match="tables"):

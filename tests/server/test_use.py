@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from perennial.cli.main import app
 from perennial.data.augmentation import to_float
 from perennial.data.images import ImageReading, read_images
 from perennial.foundation.errors import DataError, PerennialError
-from perennial.learning.evaluation_tables import TEMPERATURES, score_bin_lower
+from perennial.learning.evaluation_tables import TEMPERATURES, as_probability, score_bin_lower
 from perennial.models.prediction import NONE_OF_THE_KNOWN, answers
 from perennial.models.saved import Confidence, load_saved
 from perennial.server.measures.record import read_measures
@@ -100,12 +101,14 @@ def test_what_cannot_be_predicted_is_named_and_leaves_no_file(images: Path) -> N
 
 def test_a_set_holds_the_classes_that_reach_their_thresholds() -> None:
     logits = torch.tensor([[0.0, 0.0, -40.0], [3.0, 0.0, 0.0]])
-    lower = score_bin_lower(70)
-    found = answers(logits, Confidence(2.0, 0.9, (0.5, lower, 0.0)))
-    assert found.probabilities.tolist() == (logits / 2).softmax(dim=1).tolist()
-    # thresholds are met by probabilities before scaling; 0 is met always
+    lower = score_bin_lower(250, 3)
+    found = answers(logits, Confidence(2.0, 0.9, (0.0, lower, -math.inf)))
+    shares = (logits.double() / 2).softmax(dim=1)
+    assert found.probabilities.tolist() == shares.tolist()
+    # thresholds are log odds of the scaled probabilities; -inf is met always
     assert found.sets is not None
-    assert found.sets.tolist() == [[True, lower <= 0.5, True], [True, False, True]]
+    expected = shares >= torch.tensor([0.5, as_probability(lower), 0.0])
+    assert found.sets.tolist() == expected.tolist() == [[False, True, True], [True, False, True]]
     assert answers(logits, Confidence()).sets is None
 
 
