@@ -189,8 +189,13 @@ def collected(site: Site, backbone: FixedFeatures, classes: range, rows: Tensor)
     collector = Collector(backbone.width, classes, constant=not site.experiment.privacy.enabled)
     data = site.samples(rows)
     if len(data):
+        empty = 0
         for features, labels in bank_of(backbone, data, site.feature_folder).features(backbone, data):
-            collector.add(features, labels)
+            told = features.any(dim=1)
+            empty += int((~told).sum())
+            collector.add(features[told], labels[told])
+        if empty:
+            log.warning("%d samples have no features at all, and are left out of the sums", empty)
     return collector.finish()
 
 

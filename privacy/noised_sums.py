@@ -83,6 +83,11 @@ class SumsNoise:
         std = multiplier * sensitivity(width, blocks)
         return cls(std / a * radius_squared if a else math.inf, std / b * math.sqrt(radius_squared), std / c)
 
+    def of_many(self, releases: int) -> "SumsNoise":
+        """Of so many releases added up."""
+        root = math.sqrt(releases)
+        return SumsNoise(self.gram * root, self.sums * root, self.counts * root)
+
 
 def add_noise_to_sums(
     gram: Tensor,

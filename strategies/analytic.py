@@ -10,6 +10,7 @@ import time
 from functools import reduce
 from typing import Any
 
+import torch
 from flwr.serverapp import Grid
 
 from perennial.config import charges
@@ -31,7 +32,7 @@ from perennial.strategies.statistics.asking import Asking
 from perennial.strategies.statistics.awaited import Awaited
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
-from perennial.strategies.statistics.noised import noised_total, sums_form
+from perennial.strategies.statistics.noised import noise_of_one, noised_total, sums_form
 from perennial.strategies.statistics.versions import keep_version
 from perennial.strategies.valuation.solved import Solved
 
@@ -140,9 +141,10 @@ class Analytic(IncrementalStrategy):
         start = time.monotonic()
         self.outcome = outcome = RoundOutcome()
         self._exchange.bytes_up = self._exchange.bytes_down = 0
-        noised = self._privacy.enabled
+        assert self._services is not None
+        noise = noise_of_one(self.width, self._services.experiment)
         maps = self.features, self.form
-        asking = Asking(grid, self._exchange, request, outcome, *maps, noised, self._masked)
+        asking = Asking(grid, self._exchange, request, outcome, *maps, noise, self._masked)
         task = request.stamp.task
         if self._asynchronous:
             self._collect_what_comes(asking, task)
@@ -153,7 +155,7 @@ class Analytic(IncrementalStrategy):
                 self._collect(asking, earlier)
         for site in request.sites:
             if self._kept(task).has(task, site):
-                samples = 1 if noised or self._masked else max(1, self._samples(site))
+                samples = 1 if noise is not None or self._masked else max(1, self._samples(site))
                 outcome.participants[site] = Admitted(site, {}, 0.0, samples)
         if len(outcome.participants) >= request.quorum:
             try:
@@ -166,7 +168,7 @@ class Analytic(IncrementalStrategy):
                 outcome.arrays = {
                     name: tensor.to(request.arrays[name].device) for name, tensor in tensors.items()
                 }
-            except DataError as error:
+            except (DataError, torch.linalg.LinAlgError) as error:
                 outcome.warnings.append(f"no head: {error}")
         answered = {*outcome.participants, *asking.failed}
         outcome.absent = [site for site in request.sites if site not in answered]
@@ -273,7 +275,7 @@ class Analytic(IncrementalStrategy):
         few = []
         for sites, statistics in asking.of_sites(missing, task, self._classes(task)):
             self._plain.add(task, sites, statistics)
-            if 0 < statistics.samples < self.width and not asking.noised:
+            if 0 < statistics.samples < self.width and asking.noise is None:
                 few.append(" with ".join(sites))
         if few:
             asking.outcome.warnings.append(

@@ -212,13 +212,16 @@ def gcv(sums: Sums, shrinkages: list[float], standardise: bool = False) -> list[
         gram, rows, fitted = inner.gram, inner.sums, 1.0
         energy -= float(sums.counts.square().sum()) / sums.total
     unit = float(gram.trace()) / len(gram)
-    diagonal, beside, turned = _tridiagonal(gram.numpy(), rows.numpy().T)
-    values = np.asarray(eigvalsh_tridiagonal(diagonal, beside)).clip(0)
+    try:
+        diagonal, beside, turned = _tridiagonal(gram.numpy(), rows.numpy().T)
+        values = np.asarray(eigvalsh_tridiagonal(diagonal, beside)).clip(0)
+        banded = [np.stack([diagonal + s * unit, np.append(beside, 0.0)]) for s in shrinkages]
+        solutions = [solveh_banded(matrix, turned, lower=True) for matrix in banded]
+    except (np.linalg.LinAlgError, ValueError) as error:
+        raise DataError(f"cross-validation: the sums have no ridge solution ({error})") from None
     scores = []
-    for shrinkage in shrinkages:
+    for shrinkage, solved in zip(shrinkages, solutions, strict=True):
         penalty = shrinkage * unit
-        banded = np.stack([diagonal + penalty, np.append(beside, 0.0)])
-        solved = solveh_banded(banded, turned, lower=True)
         rss = energy - float((turned * solved).sum()) - penalty * float(np.square(solved).sum())
         freedom = 1 - (fitted + float((values / (values + penalty)).sum())) / sums.number
         scores.append((rss / sums.number) / freedom**2)

@@ -12,6 +12,7 @@ from perennial.config.secure_words import integers_of, statistics_subject
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.analytic.solve import LinearHead
 from perennial.learning.analytic.statistics import Statistics, SumsForm
+from perennial.privacy.noised_sums import SumsNoise
 from perennial.privacy.secure.server_session import NotEnough
 from perennial.protocol.messages import (
     ClassCountsReply,
@@ -30,7 +31,7 @@ from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.secure.store import Opened
 from perennial.strategies.statistics.awaited import Awaited, Pending
-from perennial.strategies.statistics.checks import check_exact, check_range, read_statistics
+from perennial.strategies.statistics.checks import check_exact, check_noised, read_statistics
 
 Reply = TypeVar("Reply", bound=Stamp)
 
@@ -48,8 +49,8 @@ class Asking:
     outcome: RoundOutcome
     features: str
     form: SumsForm
-    noised: bool = False
-    """Whether sums come with noise, so that they need not be those of any samples."""
+    noise: SumsNoise | None = None
+    """On each site's sums, where there is any."""
     masked: MaskedSums | None = None
     """Through which everything is asked under `secure`."""
     failed: set[str] = field(default_factory=set)
@@ -131,7 +132,10 @@ class Asking:
             shapes = self.form.shapes(len(classes))
             gram, sums, counts = integers_of(opened.words, *shapes.values())
             found = Statistics(gram, sums, counts, classes)
-            if not self.noised:
+            if self.noise is not None:
+                many = len(opened.survivors)
+                check_noised(found, self.noise.of_many(many), many)
+            else:
                 check_exact(found, sites=len(opened.survivors))
         except (ProtocolError, ValueError) as error:
             raise NotEnough(f"the opened sum is not used: {error}") from error
@@ -165,8 +169,8 @@ class Asking:
         if (reply.of_task, reply.features) != (task, self.features):
             raise ProtocolError("StatisticsReply: of_task, features: not those that were asked for")
         found = read_statistics(reply.statistics, self.form, classes)
-        if self.noised:
-            check_range(found)
+        if self.noise is not None:
+            check_noised(found, self.noise)
         else:
             check_exact(found, weights)
 

@@ -1,9 +1,10 @@
-"""Checks whether a site's sums can be true: those of the constant feature must agree with the others."""
+"""Checks whether a site's sums can be true: in whole numbers first, the rest in analytic/possible.py."""
 
 import torch
 
 from perennial.foundation.errors import ProtocolError
-from perennial.learning.analytic.statistics import PRODUCT, Statistics, SumsForm
+from perennial.learning.analytic.possible import DEVIATIONS, Deviations, fault_of, fault_under_noise
+from perennial.learning.analytic.statistics import Statistics, SumsForm
 from perennial.models.feature_maps.ball import CONSTANT_STEPS, GRID
 from perennial.protocol.stamp import MAX_EXAMPLES
 from perennial.protocol.tensors import Tensors
@@ -41,24 +42,37 @@ def check_exact(found: Statistics, weight: list[int] | None = None, sites: int =
         count % share if share else count for count, share in zip(counts.tolist(), weight, strict=True)
     ):
         raise _false("counts", "no multiples of the class weights")
-    total = int(counts.sum())
-    diagonal = found.gram[_diagonal_indices(found.width)]
-    if bool((diagonal < 0).any()) or int(diagonal.double().sum()) > total * PRODUCT:
-        raise _false("gram", "a diagonal that samples of length 1 do not have")
-    if bool((found.sums.abs() > counts[:, None] * GRID).any()):
+    reach = counts[:, None] * GRID
+    # abs() of the least integer is itself, and below 0
+    if bool((found.sums > reach).any()) or bool((found.sums < -reach).any()):
         raise _false("sums", "a sum beyond what its samples can reach")
     if not torch.equal(found.sums[:, -1], counts * CONSTANT_STEPS):
         raise _false("sums", "a constant that is not the constant's")
     last = _diagonal_indices(found.width) + torch.arange(found.width - 1, -1, -1)
     if not torch.equal(found.gram[last], found.sums.sum(dim=0) * CONSTANT_STEPS):
         raise _false("gram", "products with the constant that are not the sums times it")
+    if fault := fault_of(found):
+        raise _false("gram, sums, counts", fault)
+
+
+def check_noised(found: Statistics, noise: Deviations, sites: int = 1) -> None:
+    """Raises ProtocolError when no samples have these sums under noise of these standard deviations.
+
+    sites: whose sums they are, added up, with the noise of all.
+    """
+    check_range(found)
+    if int(found.counts.max()) > (sites * MAX_EXAMPLES + DEVIATIONS * noise.counts) * GRID:
+        raise _false("counts", "beyond what a site can hold")
+    if fault := fault_under_noise(found, noise):
+        raise _false("gram, sums, counts", fault)
 
 
 def check_range(found: Statistics) -> None:
     """Raises ProtocolError when a million noised sums like these could leave 64-bit integers."""
     for name in ("gram", "sums", "counts"):
         tensor = getattr(found, name)
-        if tensor.numel() and int(tensor.abs().max()) >= MOST_NOISED:
+        # abs() of the least integer is itself, and below 0
+        if tensor.numel() and (int(tensor.max()) >= MOST_NOISED or int(tensor.min()) <= -MOST_NOISED):
             raise ProtocolError(f"StatisticsReply: statistics: {name}: found 2^56 steps or more")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from perennial.config.experiment import Experiment
 from perennial.config.secure_words import share_of_noise
 from perennial.learning.analytic.noised import NoisedSums
 from perennial.learning.analytic.statistics import Statistics, SumsForm
@@ -20,6 +21,15 @@ def sums_form(features: int, privacy: PrivacyConfig) -> SumsForm:
     if not privacy.enabled:
         return SumsForm(features + 1)
     return SumsForm(features, products=privacy.blocks[0] > 0)
+
+
+def noise_of_one(width: int, experiment: Experiment) -> SumsNoise | None:
+    """On one site's sums of a task; None without any. width: of a row of sums."""
+    privacy = experiment.privacy
+    if not privacy.enabled or privacy.noise_multiplier is None:
+        return None
+    multiplier = share_of_noise(experiment, privacy.noise_multiplier)
+    return SumsNoise.of(multiplier, width, privacy.blocks, RADIUS_SQUARED)
 
 
 @dataclass(frozen=True)
@@ -38,9 +48,8 @@ def noised_total(
     contributions: task -> the sites of which sums are in the total.
     """
     privacy, classes = services.experiment.privacy, total.classes
-    assert privacy.noise_multiplier is not None
-    multiplier = share_of_noise(services.experiment, privacy.noise_multiplier)
-    one = SumsNoise.of(multiplier, total.width, privacy.blocks, RADIUS_SQUARED)
+    one = noise_of_one(total.width, services.experiment)
+    assert one is not None
     releases = torch.zeros(len(classes), dtype=torch.float64)
     for task, sites in contributions.items():
         of_task = services.schedule.classes_of(task)

@@ -1,0 +1,184 @@
+"""Sums that no records have are told from those of records, in the clear, weighted, and under noise."""
+
+import math
+
+import pytest
+import torch
+
+from perennial.foundation.errors import ProtocolError
+from perennial.foundation.streams import stream
+from perennial.learning.analytic.influence import parts_by_registration, parts_by_share
+from perennial.learning.analytic.possible import least_trace
+from perennial.learning.analytic.statistics import (
+    PRODUCT,
+    WEIGHT,
+    Collector,
+    Statistics,
+    packed,
+    unpacked,
+    weighted,
+)
+from perennial.models.feature_maps.ball import CONSTANT_STEPS, RADIUS_SQUARED, on_grid
+from perennial.privacy.discrete_gaussian import SeededWords
+from perennial.privacy.noised_sums import SumsNoise, add_noise_to_sums
+from perennial.strategies.statistics.checks import MOST_NOISED, check_exact, check_noised, check_range
+
+FEATURES, CLASSES = 40, 3
+
+
+def honest(samples: int = 60, seed: int = 1, features: int = FEATURES, spread: float = 1.0) -> Statistics:
+    generator = torch.Generator().manual_seed(seed)
+    raw = 1 + spread * torch.randn(samples, features, generator=generator)
+    labels = torch.randint(0, CLASSES, (samples,), generator=generator)
+    collector = Collector(features, range(CLASSES))
+    collector.add(on_grid(raw), labels)
+    return collector.finish()
+
+
+def altered(found: Statistics, **tensors: torch.Tensor) -> Statistics:
+    parts = {"gram": found.gram, "sums": found.sums, "counts": found.counts} | tensors
+    return Statistics(parts["gram"], parts["sums"], parts["counts"], found.classes)
+
+
+def noised(found: Statistics, multiplier: float, seed: int = 1) -> Statistics:
+    """The release of these sums: without the constant, half the weight on products."""
+    gram = packed(unpacked(found.gram, found.width)[:-1, :-1])
+    source = SeededWords(stream(seed, "test"))
+    tensors = add_noise_to_sums(
+        gram, found.sums[:, :-1], found.counts, multiplier, source, radius_squared=RADIUS_SQUARED
+    )
+    return Statistics(*tensors, found.classes)
+
+
+def noise_of(multiplier: float) -> SumsNoise:
+    return SumsNoise.of(multiplier, FEATURES, radius_squared=RADIUS_SQUARED)
+
+
+@pytest.mark.parametrize(
+    ("samples", "features", "spread"),
+    [(1, 40, 1.0), (2, 40, 0.0), (60, 40, 1.0), (500, 300, 1e-3), (30, 700, 1.0)],
+)
+def test_sums_of_records_pass(samples: int, features: int, spread: float) -> None:
+    for seed in range(5):
+        check_exact(honest(samples, seed, features, spread))
+    check_exact(Statistics.nothing(features + 1, range(CLASSES)))
+
+
+def test_the_least_trace_is_that_of_the_specification() -> None:
+    assert 1 - least_trace(300) == pytest.approx(3.9e-4, rel=0.02)
+    assert 1 - least_trace(2560) == pytest.approx(1.1e-3, rel=0.02)
+
+
+def test_weighted_sums_of_records_pass() -> None:
+    parts = [honest(20, seed) for seed in range(3)]
+    weights = [round(WEIGHT / part.samples) for part in parts]
+    one = [
+        Statistics(p.gram, p.sums.sum(0, keepdim=True), p.counts.sum(0, keepdim=True), range(k, k + 1))
+        for k, p in enumerate(parts)
+    ]
+    check_exact(weighted(zip(one, weights, strict=True), FEATURES + 1, range(CLASSES)), weights)
+
+
+def with_gram(found: Statistics, change: torch.Tensor) -> Statistics:
+    return altered(found, gram=packed(unpacked(found.gram, found.width) + change))
+
+
+def crafted(kind: str) -> Statistics:
+    found, width = honest(), FEATURES + 1
+    change = torch.zeros(width, width, dtype=torch.float64)
+    if kind == "no sum of squares":
+        change[0, 1] = change[1, 0] = 8.0
+        return with_gram(found, change)
+    if kind == "flipped means":
+        # another site's sums of classes with this one's products: more between the classes than in all
+        sums = found.sums.clone()
+        sums[:, :-1] *= -1
+        sums[0, :-1] = (found.sums[0, :-1].double() * 1.6).long()
+        rest = found.sums[:, :-1].sum(0) - sums[:, :-1].sum(0)
+        sums[1, :-1] += rest
+        return altered(found, sums=sums)
+    if kind == "little energy":
+        change = -0.16 * torch.diag(unpacked(found.gram, width).diagonal())
+        change[-1, -1] = 0.0
+        return with_gram(found, change)
+    if kind == "a long class":
+        sums, gram = found.sums.clone(), unpacked(found.gram, width)
+        sums[0, 0] += (int(found.counts[0]) << 16) - int(sums[0, 0])
+        gram[0, -1] = gram[-1, 0] = int(sums[:, 0].sum()) * CONSTANT_STEPS / PRODUCT
+        return altered(found, sums=sums, gram=packed(gram))
+    if kind == "the least integer":
+        return altered(found, sums=found.sums.index_fill(1, torch.tensor([3]), -(2**63)))
+    raise KeyError(kind)
+
+
+KINDS = ["no sum of squares", "flipped means", "little energy", "a long class", "the least integer"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_crafted_sums_are_refused(kind: str) -> None:
+    with pytest.raises(ProtocolError, match="no samples have such sums"):
+        check_exact(crafted(kind))
+
+
+def test_boosted_sums_are_those_of_more_records_and_pass() -> None:
+    found = honest()
+    check_exact(altered(found, gram=found.gram * 1000, sums=found.sums * 1000, counts=found.counts * 1000))
+
+
+@pytest.mark.parametrize("multiplier", [0.1, 1.0, 5.0])
+def test_noised_sums_of_records_pass(multiplier: float) -> None:
+    for seed in range(20):
+        check_noised(noised(honest(400, seed), multiplier, seed), noise_of(multiplier))
+
+
+def test_noised_sums_pass_as_a_total_of_many_sites() -> None:
+    parts = [noised(honest(100, seed), 1.0, seed) for seed in range(9)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    check_noised(total, noise_of(1.0).of_many(9), 9)
+
+
+def test_what_the_noise_does_not_explain_is_refused() -> None:
+    noise, found = noise_of(1.0), noised(honest(4000), 1.0)
+    boosted = altered(found, sums=found.sums * 2)
+    small = altered(found, gram=found.gram // 2)
+    wild = torch.zeros(FEATURES, FEATURES, dtype=torch.float64)
+    wild[0, 1] = wild[1, 0] = 4000.0
+    for bad in (boosted, small, with_gram(found, wild)):
+        with pytest.raises(ProtocolError, match="no samples have such sums"):
+            check_noised(bad, noise)
+
+
+@pytest.mark.parametrize("name", ["gram", "sums", "counts"])
+@pytest.mark.parametrize("value", [-(2**63), -MOST_NOISED, MOST_NOISED])
+def test_no_value_beyond_the_range_passes(name: str, value: int) -> None:
+    found = honest()
+    tensor = getattr(found, name).clone()
+    tensor.view(-1)[1] = value
+    with pytest.raises(ProtocolError, match=f"{name}: found 2\\^56"):
+        check_range(altered(found, **{name: tensor}))
+
+
+def test_the_share_of_the_largest_is_cut() -> None:
+    parts = parts_by_share([900, 100, 100, 100], 1 / 3)
+    assert parts == [170, 1024, 1024, 1024]
+    counted = [n * m / 1024 for n, m in zip((900, 100, 100, 100), parts, strict=True)]
+    assert counted[0] / sum(counted) == pytest.approx(0.3325, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "counts", [[900, 800, 10, 10, 10], [5, 5, 5, 5], [1], [7, 0, 0, 0], [10**6, 10**5, 10, 1, 1, 1]]
+)
+def test_no_share_is_above_the_most_and_small_ones_count_whole(counts: list[int]) -> None:
+    parts = parts_by_share(counts, 1 / 3)
+    counted = [n * m / 1024 for n, m in zip(counts, parts, strict=True)]
+    if sum(n > 0 for n in counts) >= 4 and min(parts) > 1:
+        assert max(counted) / sum(counted) <= 1 / 3 + 1 / 1024
+    assert max(parts) == 1024 and all(m >= 1 for n, m in zip(counts, parts, strict=True) if n)
+
+
+def test_registered_sites_count_as_they_registered() -> None:
+    found = parts_by_registration({"a": 400, "b": 100, "c": 50}, {"a": 100, "b": 100})
+    assert found == {"a": 256, "b": 1024, "c": 1024}
+    assert math.isclose(400 * found["a"] / 1024, 100)
