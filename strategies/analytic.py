@@ -5,9 +5,7 @@ AFL (arXiv 2405.16240), ACIL (Zhuang et al., NeurIPS 2022), RanPAC (arXiv 2307.0
 in one place, whatever the number of sites, the skew, the order of tasks, absence or workers.
 """
 
-import operator
 import time
-from functools import reduce
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from perennial.config.strategies import ASKS
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums
-from perennial.learning.analytic.statistics import WEIGHT, Statistics, SumsForm, require_width
+from perennial.learning.analytic.statistics import Statistics, SumsForm, require_width
 from perennial.models.feature_maps.fixed import FixedFeatures
 from perennial.privacy.config import PrivacyConfig
 from perennial.protocol.stamp import Stamp
@@ -30,6 +28,7 @@ from perennial.strategies.round.services import Services
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.statistics.asking import Asking
 from perennial.strategies.statistics.awaited import Awaited
+from perennial.strategies.statistics.balanced import BalancedSums
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
 from perennial.strategies.statistics.noised import noise_of_one, noised_total, sums_form
@@ -76,8 +75,7 @@ class Analytic(IncrementalStrategy):
         """From the first task on: SHA-256 of the maps, and which sums sites send."""
         self._awaited, self._complete = Awaited(), False
         self._plain = KeptSums()
-        self._balanced: dict[int, KeptSums] = {}
-        self._counts: dict[int, dict[str, list[int]]] = {}
+        self._balanced = BalancedSums()
         self._chosen: dict[int, float] = {}
         self._facts: list[dict[str, str]] = []
         self.withdrawn: dict[str, dict[str, Any]] = {}
@@ -150,7 +148,7 @@ class Analytic(IncrementalStrategy):
             self._collect_what_comes(asking, task)
         for earlier in () if self._asynchronous else asking.in_order(range(task, 0, -1)):
             if self.head == "balanced_ridge":
-                self._collect_balanced(asking, earlier)
+                self._balanced.collect(asking, earlier, self._classes(earlier))
             else:
                 self._collect(asking, earlier)
         for site in request.sites:
@@ -195,20 +193,14 @@ class Analytic(IncrementalStrategy):
 
     def state_dict(self) -> dict[str, Any]:
         state = self._plain.state("all")
-        for task, kept in self._balanced.items():
-            state |= kept.state(f"task-{task}")
-        state["balanced"] = sorted(self._balanced)
-        state["counts"] = {str(task): counts for task, counts in self._counts.items()}
+        state |= self._balanced.state()
         state["withdrawn"], state["groups"] = self.withdrawn, self.groups
         state["chosen"] = {str(task): value for task, value in self._chosen.items()}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._plain.load("all", state)
-        self._balanced = {task: KeptSums() for task in state["balanced"]}
-        for task, kept in self._balanced.items():
-            kept.load(f"task-{task}", state)
-        self._counts = {int(task): dict(counts) for task, counts in state["counts"].items()}
+        self._balanced.load(state)
         self.withdrawn, self.groups = dict(state["withdrawn"]), dict(state.get("groups", {}))
         self._chosen = {int(task): float(value) for task, value in state["chosen"].items()}
 
@@ -320,46 +312,17 @@ class Analytic(IncrementalStrategy):
         assert self._services is not None
         return self._services.experiment.privacy
 
-    def _collect_balanced(self, asking: Asking, task: int) -> None:
-        """Every site again, once the number of a class's samples has changed, and only if all are there."""
-        counts, classes = self._counts.setdefault(task, {}), self._classes(task)
-        there = set(asking.request.sites)
-        missing = [site for site in asking.request.sites if site not in counts]
-        kept = self._balanced.setdefault(task, KeptSums())
-        unsent = [site for site in counts if not kept.has(task, site)]
-        if not missing and not unsent:
-            return
-        if set(counts) - there:
-            away = ", ".join(sorted(set(counts) - there)[:5])
-            asking.outcome.warnings.append(
-                f"task {task}: its classes have other weights with {', '.join(missing or unsent)}; the sums "
-                f"are asked for again when {away} is there too"
-            )
-            return
-        counts |= asking.class_counts(missing, task, classes) if missing else {}
-        totals = [sum(row[place] for row in counts.values()) for place in range(len(classes))]
-        weights = [round(WEIGHT / total) if total else 0 for total in totals]
-        fresh = KeptSums()
-        for site, statistics in asking.statistics(list(counts), task, classes, weights):
-            fresh.add(task, [site], statistics)
-        if fresh.contributions.get(task, {}).keys() == counts.keys():
-            self._balanced[task] = fresh
-        else:
-            gone = ", ".join(sorted(counts.keys() - fresh.contributions.get(task, {}).keys())[:5])
-            asking.outcome.warnings.append(f"task {task}: {gone} told its counts and sent no sums")
-
     def _kept(self, task: int) -> KeptSums:
-        return self._balanced.get(task, KeptSums()) if self.head == "balanced_ridge" else self._plain
+        return self._balanced.kept.get(task, KeptSums()) if self.head == "balanced_ridge" else self._plain
 
     def _total(self) -> Statistics | None:
         if self.head != "balanced_ridge":
             return self._plain.total
-        totals = [kept.total for _, kept in sorted(self._balanced.items()) if kept.total is not None]
-        return reduce(operator.add, totals) if totals else None
+        return self._balanced.total()
 
     def _samples(self, site: str) -> int:
         if self.head == "balanced_ridge":
-            return sum(sum(counts.get(site, ())) for counts in self._counts.values())
+            return self._balanced.samples(site)
         return self._plain.samples(site)
 
     @property
@@ -370,7 +333,7 @@ class Analytic(IncrementalStrategy):
 
     def _sites(self) -> list[str]:
         if self.head == "balanced_ridge":
-            return sorted({site for counts in self._counts.values() for site in counts})
+            return self._balanced.sites()
         return sorted({site for sites in self._plain.contributions.values() for site in sites})
 
     def _classes(self, task: int) -> range:

@@ -67,7 +67,7 @@ class Asking:
         found = self._asked(sites)
         requests = [(site, node, message) for site, node in found.items()]
         replies = answers(
-            self.grid, self.exchange, requests, StatisticsReply, self.request.deadline, self._dropped, check
+            self.grid, self.exchange, requests, StatisticsReply, self.request.deadline, self.dropped, check
         )
         for site, reply in replies:
             yield site, read_statistics(reply.statistics, self.form, classes)
@@ -123,7 +123,7 @@ class Asking:
         message = StatisticsRequest(**self._stamp, of_task=task, features=self.features)
         requests = [(site, node, message) for site, node in here.items()]
         deadline = self.request.deadline
-        opened = self.masked.collect(self.grid, "statistics", about, requests, deadline, self._dropped)
+        opened = self.masked.collect(self.grid, "statistics", about, requests, deadline, self.dropped)
         yield opened, self._of_cohort(opened, classes)
 
     def _of_cohort(self, opened: Opened, classes: range) -> Statistics:
@@ -158,7 +158,7 @@ class Asking:
             self._check(reply, entry.request.of_task, classes_of(entry.request.of_task), None)
 
         deadline = self.request.deadline
-        for site, reply in awaited.arrived(self.grid, self.exchange, deadline, check, self._dropped):
+        for site, reply in awaited.arrived(self.grid, self.exchange, deadline, check, self.dropped):
             task = reply.of_task
             yield task, site, read_statistics(reply.statistics, self.form, classes_of(task))
 
@@ -231,7 +231,7 @@ class Asking:
         nodes = self._asked(list(messages))
         requests = [(site, node, messages[site]) for site, node in nodes.items()]
         deadline = self.request.deadline
-        found = ask(self.grid, self.exchange, requests, CompareHeadsReply, deadline, self._dropped, check)
+        found = ask(self.grid, self.exchange, requests, CompareHeadsReply, deadline, self.dropped, check)
         return {
             site: (torch.tensor(reply.correct).view(count, known), torch.tensor(reply.total))
             for site, reply in found.items()
@@ -244,7 +244,7 @@ class Asking:
         requests = [(site, node, message) for site, node in sites.items()]
         about, deadline = content_sha256(message.heads), self.request.deadline
         try:
-            opened = self.masked.collect(self.grid, "compare_heads", about, requests, deadline, self._dropped)
+            opened = self.masked.collect(self.grid, "compare_heads", about, requests, deadline, self.dropped)
             correct, total = integers_of(opened.words, (heads, known), (known,))
             if bool((correct > total).any()) or bool((correct < 0).any()):
                 raise ValueError("more right answers than samples, or fewer than none")
@@ -266,8 +266,9 @@ class Asking:
         self, expected: type[Reply], message: Stamp, sites: Mapping[str, int], check: Callable[[Reply], None]
     ) -> dict[str, Reply]:
         requests = [(site, node, message) for site, node in sites.items()]
-        return ask(self.grid, self.exchange, requests, expected, self.request.deadline, self._dropped, check)
+        return ask(self.grid, self.exchange, requests, expected, self.request.deadline, self.dropped, check)
 
-    def _dropped(self, site: str, reason: str) -> None:
+    def dropped(self, site: str, reason: str) -> None:
+        """This site is out of the round, for this reason."""
         self.failed.add(site)
         self.outcome.dropped.append((site, reason))
