@@ -20,7 +20,7 @@ from perennial.benchmarks.markdown import cell
 from perennial.benchmarks.table import RESULTS, Table
 from perennial.benchmarks.tried_settings import CHOICES
 from perennial.config import simulation
-from perennial.data.federation import Federation, build
+from perennial.data.federation import SimulatedFederation, build
 from perennial.foundation.errors import ConfigError, nearest
 
 RECORD, PAGE = RESULTS / "choices.jsonl", RESULTS / "choices.md"
@@ -30,7 +30,7 @@ RECORD, PAGE = RESULTS / "choices.jsonl", RESULTS / "choices.md"
 def validation_as_test() -> Iterator[None]:
     """Inside, every simulated federation is tested on its validation samples, at the server and at sites."""
 
-    def built(*arguments: Any) -> Federation:
+    def built(*arguments: Any) -> SimulatedFederation:
         found = build(*arguments)
         sites = {name: replace(site, test=site.validation) for name, site in found.sites.items()}
         held = torch.cat([site.validation for site in sites.values()]).sort().values

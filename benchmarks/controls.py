@@ -25,7 +25,7 @@ from perennial.benchmarks.environment import machine, versions
 from perennial.benchmarks.table import RESULTS, RESULTS_REVISION, Row, Table, table_called, tables
 from perennial.config.experiment import ON_DISK, Experiment
 from perennial.data.augmentation import to_float
-from perennial.data.federation import Federation, build
+from perennial.data.federation import SimulatedFederation, build
 from perennial.data.site import SiteData
 from perennial.foundation.streams import stream
 from perennial.learning.analytic.solve import Sums, gcv, ridge
@@ -120,7 +120,7 @@ class Controls:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        self.federation: Federation = build(experiment.data, experiment.tasks, experiment.seed)
+        self.federation: SimulatedFederation = build(experiment.data, experiment.tasks, experiment.seed)
         self.sites = list(self.federation.sites.values())
         self.classes = len(self.federation.classes)
 

@@ -3,7 +3,7 @@
     python -m perennial.benchmarks.ledger_length [LINES...]   writes benchmarks/results/ledger_length.json
 
 The ledgers are written as charges would have left them, without charging each: the chain, the totals and the
-head are those of the real thing, and a charge checks them. Ten million lines take 4 GB.
+tip are those of the real thing, and a charge checks them. Ten million lines take 4 GB.
 """
 
 import json
@@ -20,7 +20,7 @@ from perennial.benchmarks.environment import machine, versions
 from perennial.privacy import ledger_lines
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit
-from perennial.privacy.ledger_head import Head, Mark, guarantee, listed
+from perennial.privacy.ledger_tip import Tip, TipPosition, guarantee, listed
 
 RESULTS = Path(__file__).parent / "results" / "ledger_length.json"
 LINES = (1_000, 100_000, 10_000_000)
@@ -56,7 +56,7 @@ def write_ledger(folder: Path, lines: int) -> Ledger:
     # the totals as listed() has them, with the count left open
     before, after = json.dumps(listed({of_all: 10**9}), separators=(",", ":")).split("1000000000")
     body = json.dumps(update("r" * 16).to_json(), separators=(",", ":"))[1:]
-    last, length, size = Mark().last, 0, 0
+    last, length, size = TipPosition().last, 0, 0
     with ledger.path.open("wb") as file:
         piece: list[bytes] = []
         for count in range(1, lines + 1):
@@ -69,7 +69,7 @@ def write_ledger(folder: Path, lines: int) -> Ledger:
                 file.write(b"\n".join(piece) + b"\n")
                 piece.clear()
         os.fsync(file.fileno())
-    Head(Mark(size, lines, last), {of_all: lines}, length).write(ledger.beside, durable=True)
+    Tip(TipPosition(size, lines, last), {of_all: lines}, length).write(ledger.beside, durable=True)
     return ledger
 
 

@@ -25,7 +25,7 @@ from perennial.live.operator import OperatorPages
 from perennial.live.serving import web_server
 from perennial.server.app import ALIVE
 from perennial.server.journal import Journal
-from perennial.server.now import NowFile
+from perennial.server.live_status import LiveStatusFile
 
 RESULTS = Path(__file__).parent / "results" / "live_pages.json"
 SITES, ROUNDS, TASKS = 5000, 1000, 10
@@ -143,7 +143,7 @@ def measure() -> dict[str, Any]:
         folder, sites = Path(base) / "large", [f"hospital-{number}" for number in range(SITES)]
         write_run(folder, sites)
         journal_bytes = (folder / "events.jsonl").stat().st_size
-        journal, now = Journal(folder, journal_bytes), NowFile(folder)
+        journal, now = Journal(folder, journal_bytes), LiveStatusFile(folder)
         driver = browser(profile)
         try:
             with beating(folder / ALIVE):
@@ -205,7 +205,7 @@ def _events(driver: Any, journal: Journal, name: str, start: int = 0) -> list[fl
     return [seen[key] - when for key, when in written.items()]
 
 
-def _answers(now: NowFile, sites: list[str], ended: threading.Event) -> None:
+def _answers(now: LiveStatusFile, sites: list[str], ended: threading.Event) -> None:
     for site in sites:
         now.write("answered", site=site, fault="", refused=False)
         if ended.wait(0.01):

@@ -35,7 +35,7 @@ from perennial.privacy import ledger
 from perennial.privacy.entries import Entry
 from perennial.server.app import ALIVE
 from perennial.server.journal import Journal
-from perennial.server.now import NowFile
+from perennial.server.live_status import LiveStatusFile
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 NAME, RUN, TOKEN = "skin-lesions-2026", "5e" * 16, "a-word-for-pictures-only"
@@ -86,7 +86,7 @@ def accuracy(task: int, age: int, progress: float) -> float:
     return (0.91 - 0.03 * task) * (1 - 0.05 * age) * (1 if age else 0.7 + 0.3 * math.sqrt(progress))
 
 
-def write_run(folder: Path) -> NowFile:
+def write_run(folder: Path) -> LiveStatusFile:
     """A run of NOW rounds, in the last of which some sites have answered."""
     folder.mkdir()
     (folder / "experiment.yaml").write_text(yaml.safe_dump(EXPERIMENT, allow_unicode=True), encoding="utf-8")
@@ -136,7 +136,7 @@ def write_run(folder: Path) -> NowFile:
                 class_accuracy=classes,
             )
     releases.close()
-    now_file, online = NowFile(folder), [site for site in SITES if site not in ("bregenz", "leoben")]
+    now_file, online = LiveStatusFile(folder), [site for site in SITES if site not in ("bregenz", "leoben")]
     now_file.begin(
         task=TASKS, tasks=TASKS, round=NOW, rounds=ROUNDS, deadline=600.0, online=online, missing=["bregenz"]
     )

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from perennial.benchmarks.workloads import write_workload
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.data.augmentation import to_float
-from perennial.data.federation import Federation, build
+from perennial.data.federation import SimulatedFederation, build
 from perennial.foundation.streams import stream
 from perennial.models.factory import build_model
 
@@ -98,7 +98,7 @@ def run(experiment: Experiment) -> tuple[float, float, int, State, float]:
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, federation: Federation) -> float:
+def accuracy(model: nn.Module, federation: SimulatedFederation) -> float:
     """Share of right answers on the server's test set."""
     assert federation.test is not None
     test = federation.test

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from perennial.benchmarks.environment import machine
-from perennial.benchmarks.secure_sites import Federation, random_values, run_attempt
+from perennial.benchmarks.secure_sites import MaskedFederation, random_values, run_attempt
 from perennial.foundation.files import replace_file
 from perennial.privacy.secure.parameters import Parameters
 
@@ -31,7 +31,7 @@ class Patterns:
 
     def __init__(self, count: int, parameters: Parameters) -> None:
         self.parameters = parameters
-        self.federation = Federation(count, parameters)
+        self.federation = MaskedFederation(count, parameters)
         self.names = self.federation.names
         self.values = random_values(self.names, 3, np.uint32, seed=count)
 

@@ -30,7 +30,7 @@ def trust_all(name: str, identity: str) -> None:
     """A site that pins nobody."""
 
 
-class Federation:
+class MaskedFederation:
     """Sites with keys of a task.
 
     kill: whether each site's session goes over its disk between any two requests.
@@ -67,7 +67,7 @@ class Federation:
 
 
 def run_attempt(
-    federation: Federation,
+    federation: MaskedFederation,
     values: dict[str, Words],
     number: int,
     phases: Sequence[Collection[str]],
@@ -107,7 +107,7 @@ def run_attempt(
         return str(missing)
 
 
-def signed(federation: Federation, server: ServerSession, session: SiteSession) -> str:
+def signed(federation: MaskedFederation, server: ServerSession, session: SiteSession) -> str:
     """The session's vote for the server's survivors."""
     keys = federation.cipher[session.name], federation.identity[session.name]
     return session.sign(server.survivors, server.shares_for(session.name), *keys)

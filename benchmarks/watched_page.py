@@ -12,7 +12,7 @@ WARNING = re.compile(r'<li class="(?:critical|warning)"><strong>(.*?)</strong> (
 SITE = re.compile(r'<tr><t[hd][^>]*>([^<]+)</t[hd]><td[^>]*><span class="pill (\w+)">')
 EVENTS = re.compile(r'data-events="([^"]+)"')
 TROUBLE = ("refused", "failed", "silent", "offline")
-LOOK = 0.1
+POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class WatchedPage:
                             return
             except OSError:
                 pass  # no such run yet, or the pages start again
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
 
     def _take(self, panels: dict[str, str]) -> None:
         text = "".join(panels.values())

@@ -10,7 +10,7 @@ from perennial.config.experiment import Experiment, load_experiment
 from perennial.foundation.errors import StateError
 
 if TYPE_CHECKING:
-    from perennial.data.federation import Federation
+    from perennial.data.federation import SimulatedFederation
 
 NOTHING_LEARNT = (
     "{} training records of known classes are new, and there is no new class: nothing is learnt; {}"
@@ -123,7 +123,7 @@ def _when_learnt(experiment: Experiment) -> str:
     return "they are learnt with the next class that is new; to learn them now, begin a new run"
 
 
-def _fresh(run: Path, federation: "Federation", known: int) -> int:
+def _fresh(run: Path, federation: "SimulatedFederation", known: int) -> int:
     """How many training records of the known classes no site has noted as learnt."""
     import numpy as np
 
@@ -138,7 +138,7 @@ def _fresh(run: Path, federation: "Federation", known: int) -> int:
     return int((~np.isin(keyed.values("learnt", rows), hashes)).sum()) if folders else 0
 
 
-def _held(federation: "Federation", name: str) -> bool:
+def _held(federation: "SimulatedFederation", name: str) -> bool:
     """Whether any record of a class is there, in whatever part."""
     label = federation.classes.index(name)
     site = next(iter(federation.sites.values()))

@@ -184,18 +184,18 @@ app.command()(serve)
 @app.command()
 def pause(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     """Pause a run after its current round, until `perennial unpause`."""
-    from perennial.server.wishes import write_wish
+    from perennial.server.control import write_request
 
-    write_wish(run, "pause")
+    write_request(run, "pause")
     typer.echo(f"{run}: pauses after the round that it is in")
 
 
 @app.command()
 def unpause(run: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     """End the pause of a run."""
-    from perennial.server.wishes import clear_wish
+    from perennial.server.control import clear_request
 
-    clear_wish(run)
+    clear_request(run)
     typer.echo(f"{run}: goes on")
 
 

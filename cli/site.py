@@ -252,20 +252,20 @@ def clean(
 
 
 @app.command()
-def note_head(path: SiteFile = Path("site.yaml")) -> None:
-    """Check the whole ledger, and note its head where `ledger_head` says; once, after that key was set."""
+def record_tip(path: SiteFile = Path("site.yaml")) -> None:
+    """Check the whole ledger, and record its tip where `ledger_tip` says; once, after that key was set."""
     ledger = _ledger(path)
-    typer.echo(f"{ledger.note_head()} releases; head noted in {ledger.elsewhere or ledger.beside}")
+    typer.echo(f"{ledger.record_tip()} releases; tip recorded in {ledger.elsewhere or ledger.beside}")
 
 
 @app.command()
 def restart_ledger(
     path: SiteFile = Path("site.yaml"),
     although_older: Annotated[
-        bool, typer.Option(help="although the operator's receipt is of a longer ledger than the newest head")
+        bool, typer.Option(help="although the operator's receipt is of a longer ledger than the newest tip")
     ] = False,
 ) -> None:
-    """Begin a new ledger after one was lost, with the releases that the newest head had counted."""
+    """Begin a new ledger after one was lost, with the releases that the newest tip had counted."""
     lost, carried = _ledger(path).restart(although_older=although_older)
     typer.echo(f"{carried} releases carried over; what was left of the old ledger: {lost}")
 
@@ -287,7 +287,7 @@ def _ledger(path: Path) -> "Ledger":
 
     site = load_site_config(path)
     receipts = ReceiptBook(site.receipts.file) if site.receipts is not None else None
-    return Ledger(site.state_dir, site.ledger_head, receipts)
+    return Ledger(site.state_dir, site.ledger_tip, receipts)
 
 
 def _flower_home(site: Path) -> Path:

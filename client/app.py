@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
-from perennial.client.receipts import attach_head, take_receipt
+from perennial.client.receipts import attach_tip, take_receipt
 from perennial.config.run import RunSettings
 from perennial.foundation.errors import (
     ConfigError,
@@ -109,7 +109,7 @@ def _answer(
         request = expected.from_record(message.content)
         with _watched(identity, request, context):
             record = handle(identity, request).to_record()
-            attach_head(identity, record)
+            attach_tip(identity, record)
             return Message(record, reply_to=message)
 
     return attempt(message, context, act)

@@ -26,7 +26,7 @@ class Identity:
     own_data: a deployed site's data block; None for a share of the experiment's data.
     shared_models: folder that simulated sites share for the models of earlier tasks; None for a folder in the
     site's own state.
-    ledger_head, receipts, limits: as site.yaml says; a simulated site has none of them.
+    ledger_tip, receipts, limits: as site.yaml says; a simulated site has none of them.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Identity:
     own_data: DataConfig | None = None
     shared_models: Path | None = None
     deployed: bool = False
-    ledger_head: Path | None = None
+    ledger_tip: Path | None = None
     receipts: Receipts | None = None
     limits: StateLimits | None = None
     gpu: str = ""
@@ -55,7 +55,7 @@ class Identity:
             config.threads,
             own_data=config.data,
             deployed=True,
-            ledger_head=config.ledger_head,
+            ledger_tip=config.ledger_tip,
             receipts=config.receipts,
             limits=config.state,
             gpu=",".join(config.gpu),
@@ -68,7 +68,7 @@ class Identity:
         from perennial.privacy.receipts import ReceiptBook
 
         book = ReceiptBook(self.receipts.file) if self.receipts is not None else None
-        return Ledger(self.state_dir, self.ledger_head, book)
+        return Ledger(self.state_dir, self.ledger_tip, book)
 
 
 def _experiment(settings: RunSettings) -> Experiment:

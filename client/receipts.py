@@ -1,10 +1,10 @@
-"""A site's side of the operator's receipts: keep the newest of a request, and attach the ledger's head."""
+"""A site's side of the operator's receipts: keep the newest of a request, and attach the ledger's tip."""
 
 from flwr.app import RecordDict
 
 from perennial.client.identity import Identity
 from perennial.foundation.errors import ProtocolError
-from perennial.protocol.receipts import LedgerHead, LedgerReceipt
+from perennial.protocol.receipts import LedgerReceipt, LedgerTip
 
 
 def take_receipt(identity: Identity, request: RecordDict) -> None:
@@ -28,8 +28,8 @@ def take_receipt(identity: Identity, request: RecordDict) -> None:
         book.keep(receipt)
 
 
-def attach_head(identity: Identity, reply: RecordDict) -> None:
-    """Put the head of the ledger beside a reply, where this site keeps receipts and has charged anything."""
+def attach_tip(identity: Identity, reply: RecordDict) -> None:
+    """Put the tip of the ledger beside a reply, where this site keeps receipts and has charged anything."""
     if identity.receipts is None:
         return
     mark = identity.ledger.mark()
@@ -37,7 +37,7 @@ def attach_head(identity: Identity, reply: RecordDict) -> None:
         from perennial.privacy.receipts import ReceiptBook
 
         place, newest = mark
-        LedgerHead(
+        LedgerTip(
             site=identity.name,
             length=place.bytes,
             lines=place.lines,

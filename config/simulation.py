@@ -1,13 +1,13 @@
 """The simulated data of an experiment, read once per process and shared by its server and its sites."""
 
 from perennial.config.experiment import Experiment
-from perennial.data.federation import Federation, build
+from perennial.data.federation import SimulatedFederation, build
 from perennial.foundation.errors import ConfigError
 
-_built: dict[str, Federation] = {}
+_built: dict[str, SimulatedFederation] = {}
 
 
-def simulated_federation(experiment: Experiment) -> Federation:
+def simulated_federation(experiment: Experiment) -> SimulatedFederation:
     """All sites' data and the central test set.
 
     Raises ConfigError or DataError naming what is wrong with them.

@@ -124,7 +124,7 @@ class StateLimits(Block):
 class Receipts(Block):
     """The operator's receipts of this site's ledger, which the server returns signed.
 
-    Paths are relative to the folder of the file. The head of the ledger then leaves beside each reply.
+    Paths are relative to the folder of the file. The tip of the ledger then leaves beside each reply.
     """
 
     key: UsablePath = Path("receipts.pub")
@@ -169,7 +169,7 @@ class SiteConfig(Block):
     threads: int = Field(default=1, ge=1)
     """Processor threads for training; results repeat bit for bit with 1."""
     state_dir: UsablePath
-    ledger_head: UsablePath | None = None
+    ledger_tip: UsablePath | None = None
     """A file outside state_dir, best on another disk, in which the site notes how far its ledger went: a
     ledger that was deleted, truncated or put back from an older copy is then noticed."""
     receipts: Receipts | None = None
@@ -194,8 +194,8 @@ def load_site_config(path: Path) -> SiteConfig:
         "state_dir": folder / site.state_dir.expanduser(),
         "approvals": folder / site.approvals.expanduser(),
     }
-    if site.ledger_head is not None:
-        found["ledger_head"] = folder / site.ledger_head.expanduser()
+    if site.ledger_tip is not None:
+        found["ledger_tip"] = folder / site.ledger_tip.expanduser()
     if site.receipts is not None:
         places = {key: folder / getattr(site.receipts, key).expanduser() for key in ("key", "file")}
         if places["file"].resolve().is_relative_to(Path(str(found["state_dir"])).resolve()):

@@ -28,7 +28,7 @@ def to_float(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Moves:
+class AugmentationDraw:
     """How images are moved: rows, columns (n,) int64 from 0 to 2 * crop_padding; mirrored (n,) bool."""
 
     rows: Tensor
@@ -52,21 +52,21 @@ def draw_moves(
     config: AugmentationConfig,
     generator: np.random.Generator | torch.Generator,
     device: torch.device,
-) -> Moves:
+) -> AugmentationDraw:
     """The moves of batches of some sizes, drawn one batch after the other; they go to the device together."""
     shifts = 2 * config.crop_padding + 1
     if isinstance(generator, torch.Generator):
         n = sum(sizes)
         shift = torch.randint(shifts, (2, n), generator=generator, device=device)
         coin = torch.randint(2, (n,), generator=generator, device=device)
-        return Moves(shift[0], shift[1], coin == 1)
+        return AugmentationDraw(shift[0], shift[1], coin == 1)
     drawn = [(generator.integers(0, shifts, (2, n)), generator.integers(0, 2, n)) for n in sizes]
     table = np.concatenate([np.vstack(pair) for pair in drawn], axis=1)
     rows, columns, coin = to_device(torch.from_numpy(table), device)
-    return Moves(rows, columns, coin == 1)
+    return AugmentationDraw(rows, columns, coin == 1)
 
 
-def moved(x_BCHW: Tensor, config: AugmentationConfig, moves: Moves) -> Tensor:
+def moved(x_BCHW: Tensor, config: AugmentationConfig, moves: AugmentationDraw) -> Tensor:
     """The images after their moves."""
     batch, channels, height, width = x_BCHW.shape
     p = config.crop_padding

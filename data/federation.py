@@ -28,7 +28,7 @@ from perennial.foundation.names import SITE_NAME_RULE, is_site_name
 
 
 @dataclass(frozen=True, eq=False)
-class Federation:
+class SimulatedFederation:
     """The data of all simulated sites of an experiment.
 
     registry: classes in order, and tasks.
@@ -109,7 +109,7 @@ def build(
     seed: int,
     earlier: Registry | None = None,
     source: Source | None = None,
-) -> Federation:
+) -> SimulatedFederation:
     """Read the data of an experiment, order and cut its classes, and divide it among the simulated sites.
 
     earlier: the registry of the run that is continued, which stays the prefix of this one. source: what
@@ -144,7 +144,7 @@ class _Builder:
         self.site_of = np.concatenate(known) if len(known) == len(parts) else None
         self.names = self._site_names()
 
-    def federation(self) -> Federation:
+    def federation(self) -> SimulatedFederation:
         train, test = self._capped(*self._train_and_test())
         self._require_classes()
         shares = self._shares(train)
@@ -185,7 +185,7 @@ class _Builder:
                 test=_index(test_share),
             )
         self._name_what_is_lacking(sites, test)
-        return Federation(
+        return SimulatedFederation(
             self.registry,
             self.source.classes,
             sites,

@@ -35,7 +35,7 @@ from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.names import SITE_NAME
 from perennial.foundation.registered import NODES, RECEIPTS_KEY, write_registered
 from perennial.foundation.tokens import made_token
-from perennial.server.wishes import WISHES
+from perennial.server.control import CONTROL
 
 DEPLOY = "deploy.yaml"
 PAGES_TOKEN = "pages.token"
@@ -207,7 +207,7 @@ def create_operator_folder(path: Path, federation: Federation, days: int) -> Ope
     # last, because it gives the certificates to the user of the containers; root may not write there then
     folder.renew_server(days)
     replace_file(path / "state" / "flower" / "config.toml", _connection(folder).encode(), mode=0o644)
-    make_folder(folder.state / "runs" / WISHES)
+    make_folder(folder.state / "runs" / CONTROL)
     made_token(path / PAGES_TOKEN)
     for owned in (folder.state, path / PAGES_TOKEN):
         give_to_owner(path, owned)

@@ -36,7 +36,7 @@ FIRST_WAIT = 0.05
 """Seconds until a part of a message that was not there yet is asked for again; then twice as many."""
 IDLE = 1800.0
 """Seconds without a message after which an app server ends."""
-LOOK = 1.0
+POLL_SECONDS = 1.0
 """Seconds between two looks at the children."""
 STOPPED_FOR = 20.0
 """Seconds that an app server may be stopped (SIGSTOP) before it is replaced."""
@@ -77,7 +77,7 @@ class ForkServer:
         """Answer requests until the other end is closed. A forked process leaves by SystemExit."""
         latest = time.monotonic()
         while True:
-            readable, _, _ = select.select([self._channel], [], [], LOOK)
+            readable, _, _ = select.select([self._channel], [], [], POLL_SECONDS)
             self._look_after_children()
             if readable:
                 if not (packet := self._channel.recv(LARGEST)):

@@ -11,8 +11,8 @@ from perennial.deploy.signing import sign_app
 from perennial.deploy.superlink import CONNECTION, flwr, flwr_json
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
+from perennial.server.control import clear_request, read_request, write_request
 from perennial.server.tracking.listen import tracker_names
-from perennial.server.wishes import clear_wish, read_wish, write_wish
 
 
 def register(folder: OperatorFolder, name: str) -> str:
@@ -73,7 +73,7 @@ def stage(folder: OperatorFolder, experiment: Path, overrides: list[str], name: 
 def pause(folder: OperatorFolder, name: str) -> None:
     """Let a run rest after the round that it is in, until it is resumed. Raises StateError without one."""
     last_run(folder, name)
-    write_wish(folder.state / "runs" / name, "pause")
+    write_request(folder.state / "runs" / name, "pause")
 
 
 def resume(folder: OperatorFolder, name: str, device: str, track: str = "") -> Submission | None:
@@ -85,8 +85,8 @@ def resume(folder: OperatorFolder, name: str, device: str, track: str = "") -> S
     application = read_application(name, folder.apps)
     last = last_run(folder, name)
     status = run_statuses(folder).get(last, "unknown")
-    paused = read_wish(folder.state / "runs" / name) is not None
-    clear_wish(folder.state / "runs" / name)
+    paused = read_request(folder.state / "runs" / name) is not None
+    clear_request(folder.state / "runs" / name)
     if not status.startswith(("finished", "unknown")):
         if paused:
             return None

@@ -102,7 +102,7 @@ def check_superlink(setup: SiteSetup) -> None:
     check_admission(address, authority, key, connected=own_place)
 
 
-def take_place_back(setup: SiteSetup) -> None:
+def deregister_dead_node(setup: SiteSetup) -> None:
     """Sign off for this site's last SuperNode if it was killed. Raises Unreachable."""
     if (node := left_node(setup.config.state_dir)) is not None:
         key = read_node_key(setup.path(setup.connection.key))
@@ -137,7 +137,7 @@ def start_supernode(path: Path) -> None:
     require_free_ports(connection)
     try:
         check_superlink(setup)
-        take_place_back(setup)
+        deregister_dead_node(setup)
     except Unreachable as problem:
         log.warning("%s The SuperNode keeps trying.", problem)
     home = setup.path(connection.flower_home)

@@ -160,7 +160,7 @@ class _NotApproved(Exception):
     """An app that this site has not approved; the text is its SHA-256."""
 
 
-def hurry() -> int:
+def poll_adaptively() -> int:
     """Let the SuperNode of this process look often while there is work, and wake the SuperExec for a message.
 
     Flower sleeps 3 s between two questions for a message and half a second between two looks for a reply.
@@ -226,14 +226,14 @@ def hear_of_killed_clientapps() -> int:
         with os.fdopen(reads) as lines:
             for line in lines:
                 for state in states:
-                    let_token_expire(state, line.strip())
+                    expire_token(state, line.strip())
 
     start_client_internal._push_messages = push_and_know
     threading.Thread(target=hear, name="killed ClientApps", daemon=True).start()
     return writes
 
 
-def let_token_expire(state: Any, token: str) -> None:
+def expire_token(state: Any, token: str) -> None:
     """Let the heartbeat of a token's task be overdue. state: Flower's NodeState.
 
     A message that the task had not fetched yet counts as fetched: Flower answers for no other, and a
@@ -306,7 +306,7 @@ if __name__ == "__main__":
     beat_often()
     send_whole_replies()
     refuse_unapproved_apps(site)
-    wake, killed = hurry(), hear_of_killed_clientapps()
+    wake, killed = poll_adaptively(), hear_of_killed_clientapps()
     os.environ |= {WAKE: str(wake), KILLED: str(killed)}
     superexec = [sys.executable, "-m", "perennial.deploy.superexec_process"]
     end_with_child(start_client_internal, "flower-superexec", instead=superexec, inherits=[wake, killed])

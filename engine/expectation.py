@@ -9,7 +9,7 @@ import torch
 
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
-from perennial.data.federation import Federation
+from perennial.data.federation import SimulatedFederation
 from perennial.data.site import SiteData
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
@@ -95,7 +95,7 @@ def _of_features(model: IncrementalModel, data: TrainingSet, samples: int) -> Ex
     return Expectation(work, each * samples, _peak_memory() + sums)
 
 
-def _steps(experiment: Experiment, federation: Federation, site: SiteData) -> int:
+def _steps(experiment: Experiment, federation: SimulatedFederation, site: SiteData) -> int:
     """Of one site in the whole run: its new samples of each task, and the exemplars of those before."""
     learner, registry = experiment.learner, federation.registry
     schedule, steps = registry.schedule, 0
@@ -111,7 +111,7 @@ def _steps(experiment: Experiment, federation: Federation, site: SiteData) -> in
     return steps
 
 
-def _measured(experiment: Experiment, federation: Federation) -> int:
+def _measured(experiment: Experiment, federation: SimulatedFederation) -> int:
     """Samples that are measured in the whole run, at the server and at the sites."""
     schedule, test = federation.registry.schedule, federation.test
     held = 0 if test is None or not experiment.evaluation.central else len(test.test)

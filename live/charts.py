@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from perennial.server.charts.curves import Curve, Curves, Mark, Value
+from perennial.server.charts.curves import AxisMark, Curve, Curves, Value
 from perennial.server.charts.frame import Axis
 from perennial.server.report.markup import Markup, escape, percent
 
@@ -19,7 +19,7 @@ def share_chart(
     first: float,
     last: float,
     description: str,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[AxisMark] = (),
     unit: str = "round",
 ) -> Markup:
     """Shares over rounds or tasks.

@@ -27,7 +27,7 @@ from perennial.live.metrics import CONTENT_TYPE, exposition, gauge
 from perennial.live.notices import Notices
 from perennial.live.signing_in import answer_sign_in, answer_sign_out, error_page, signed_in_words
 from perennial.live.site_page import PANELS
-from perennial.live.site_state import SiteState
+from perennial.live.site_state import HospitalState
 from perennial.live.site_warnings import warnings_of_site
 from perennial.live.warnings import Warned
 from perennial.server.report.markup import Markup, escape, join
@@ -78,7 +78,7 @@ class HospitalPages:
     """The page of one site.yaml. notices: told its warnings every few seconds; None: nobody is told."""
 
     def __init__(self, path: Path, sessions: Sessions, notices: Notices | None = None) -> None:
-        self.state = SiteState(path)
+        self.state = HospitalState(path)
         self.board = Board(self._look, self._draw)
         self._sessions = sessions
         self._notices = notices
@@ -229,7 +229,7 @@ def _set_aside(fab: Path) -> None:
         raise StateError(f"{fab}: cannot be set aside ({error.strerror})") from error
 
 
-def site_metrics(state: SiteState) -> bytes:
+def site_metrics(state: HospitalState) -> bytes:
     """Of one site."""
     site = (state.config.site,)
     answered = [one for one in state.asked if one.ended]

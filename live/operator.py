@@ -28,8 +28,8 @@ from perennial.live.run_page import SITE_WORDS, SitesAsked, sites
 from perennial.live.runs import Runs, WatchedRun, compared
 from perennial.live.signing_in import answer_sign_in, answer_sign_out, error_page, signed_in_words
 from perennial.live.tail import number
+from perennial.server.control import clear_request, write_request
 from perennial.server.report.markup import Markup, element, escape, join
-from perennial.server.wishes import clear_wish, write_wish
 
 MOST_WATCHERS = 2000
 """Open streams; whoever comes after them is asked to come back later."""
@@ -221,9 +221,9 @@ class OperatorPages:
         self._sessions.allow_change(request, await read_form(request))
         try:
             if action == "resume":
-                clear_wish(run.folder)
+                clear_request(run.folder)
             else:
-                write_wish(run.folder, "pause" if action == "pause" else "stop")
+                write_request(run.folder, "pause" if action == "pause" else "stop")
         except StateError as error:
             raise HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, str(error)) from error
         return RedirectResponse(here, HTTPStatus.SEE_OTHER)

@@ -11,7 +11,7 @@ from perennial.live.charts import meter, share_chart, share_curve
 from perennial.live.run_state import SITE_ORDER, RunState, SiteNow
 from perennial.live.spending import Spending
 from perennial.live.warnings import warned_markup, warnings_of
-from perennial.server.charts.curves import Mark
+from perennial.server.charts.curves import AxisMark
 from perennial.server.report.markup import (
     MISSING,
     Markup,
@@ -114,9 +114,7 @@ def story(state: RunState) -> str:
             took = sum(point.seconds for point in state.rounds)
             return f"Finished after {plural(len(state.rounds), 'round')}, {duration(took)} of work."
         case "stopped":
-            return (
-                f"Stopped after {plural(len(state.rounds), 'round')}, as someone wished; it can be resumed."
-            )
+            return f"Stopped after {plural(len(state.rounds), 'round')}, by the operator; it can be resumed."
         case "silent" | "ended":
             return f"{rounds}{task}. Every finished round is kept."
         case "paused" | "waiting":
@@ -182,7 +180,7 @@ def learning(state: RunState, spending: Spending) -> Markup:
     by_round = [(float(point.round), point.accuracy) for point in state.rounds]
     parts: list[str] = []
     skipped = [
-        Mark(float(p.round), "skipped", f"round {p.round}: skipped") for p in state.rounds if p.skipped
+        AxisMark(float(p.round), "skipped", f"round {p.round}: skipped") for p in state.rounds if p.skipped
     ]
     if any(accuracy is not None for _, accuracy in by_round):
         ends = _task_ends(state)
@@ -368,10 +366,10 @@ def _matrix(state: RunState) -> Markup:
     )
 
 
-def _task_ends(state: RunState) -> list[Mark]:
+def _task_ends(state: RunState) -> list[AxisMark]:
     last = {point.task: point.round for point in state.rounds}
     ended = sorted(last.items())[:-1][-30:]
-    return [Mark(float(number), "task", f"task {task} ends") for task, number in ended]
+    return [AxisMark(float(number), "task", f"task {task} ends") for task, number in ended]
 
 
 def _figure(title: str, words: str, chart: Markup) -> Markup:

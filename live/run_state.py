@@ -13,7 +13,7 @@ from perennial.foundation.heartbeat import is_alive, last_beat
 from perennial.live.tail import Tail, number, plain, texts
 from perennial.server.app import ALIVE
 from perennial.server.journal import EVENTS
-from perennial.server.now import NOW
+from perennial.server.live_status import LIVE_STATUS
 from perennial.server.pauses import pause_in_words
 
 MOST_SITES = 100_000
@@ -99,7 +99,7 @@ class RunState:
     """Of the SuperLink in whose folder the run lies; None for a simulation."""
 
     def __post_init__(self) -> None:
-        self._journal, self._now = Tail(self.folder / EVENTS), Tail(self.folder / NOW)
+        self._journal, self._now = Tail(self.folder / EVENTS), Tail(self.folder / LIVE_STATUS)
 
     @property
     def name(self) -> str:

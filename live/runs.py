@@ -17,6 +17,7 @@ from perennial.live.spending import Spending
 from perennial.live.tail import number, plain
 from perennial.live.warnings import Warned, site_warnings, superlink_warnings, warned_markup, warnings_of
 from perennial.server.app import ALIVE
+from perennial.server.control import read_request
 from perennial.server.journal import EVENTS
 from perennial.server.report.markup import (
     MISSING,
@@ -29,7 +30,6 @@ from perennial.server.report.markup import (
     points,
     table,
 )
-from perennial.server.wishes import read_wish
 
 MOST_BOARDS = 64
 LARGEST_SUMMARY = 64 * 2**20
@@ -48,7 +48,7 @@ class WatchedRun:
         self.state, self.spending = RunState(folder), Spending(folder)
         self.board = Board(self.look, self.draw)
         self._steered = steered
-        self._wish: str | None = None
+        self._request: str | None = None
         self._counted = 0.0
         self._turn = threading.Lock()
         self._undrawn = True
@@ -57,9 +57,9 @@ class WatchedRun:
         """Take in what happened; whether the panels show less than that."""
         with self._turn:
             changed = self.state.read()
-            wish = read_wish(self.folder)
-            if wish != self._wish:
-                self._wish, changed = wish, True
+            request = read_request(self.folder)
+            if request != self._request:
+                self._request, changed = request, True
             now = time.monotonic()
             if now - self._counted > SPENDING_EVERY:
                 self._counted = now
@@ -81,22 +81,22 @@ class WatchedRun:
         """What people may do with the run now."""
         match self.state.status:
             case "running" | "waiting":
-                return ("resume", "stop") if self._wish == "pause" else ("pause", "stop")
+                return ("resume", "stop") if self._request == "pause" else ("pause", "stop")
             case "paused":
-                return ("resume", "stop") if self._wish == "pause" else ("stop",)
+                return ("resume", "stop") if self._request == "pause" else ("stop",)
         return ()
 
     def _controls(self) -> Markup:
         if not self._steered:
             return Markup("")
-        wished = ""
-        if self._wish == "pause" and self.state.status == "running":
-            wished = element("p", "It pauses when this round is over.", "quiet")
+        request = ""
+        if self._request == "pause" and self.state.status == "running":
+            request = element("p", "It pauses when this round is over.", "quiet")
         links = "".join(
             f'<a class="button" href="{escape(self.state.name)}/{action}">{action.capitalize()}</a>'
             for action in self.actions()
         )
-        return Markup(f'<p class="actions">{links}</p>{wished}' if links else "")
+        return Markup(f'<p class="actions">{links}</p>{request}' if links else "")
 
 
 class Runs:

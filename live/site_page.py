@@ -12,7 +12,7 @@ from perennial.deploy.review import asked_in_words
 from perennial.foundation.errors import PerennialError
 from perennial.live.charts import meter
 from perennial.live.run_page import pill, short_time, since
-from perennial.live.site_state import SiteState, left_in_words
+from perennial.live.site_state import HospitalState, left_in_words
 from perennial.live.site_warnings import NEARLY, warnings_of_site
 from perennial.live.tail import plain
 from perennial.live.warnings import warned_markup
@@ -21,7 +21,7 @@ from perennial.server.report.markup import MISSING, Markup, element, escape, joi
 SHOWN = 50
 
 
-def headline(state: SiteState) -> Markup:
+def headline(state: HospitalState) -> Markup:
     """Name, status and what happens now."""
     if state.consent.paused:
         status, words = "paused", "paused"
@@ -40,7 +40,7 @@ def headline(state: SiteState) -> Markup:
     )
 
 
-def story(state: SiteState) -> Markup:
+def story(state: HospitalState) -> Markup:
     """What this site does at this moment."""
     if (now := state.now) is not None:
         what = f"Answering {now.kind} of {now.name or now.run[:12]}, round {now.round}, since "
@@ -51,12 +51,12 @@ def story(state: SiteState) -> Markup:
     return Markup(f"Idle. The last request was {escape(last.ended)} {since(last.until)} ago.")
 
 
-def warnings(state: SiteState) -> Markup:
+def warnings(state: HospitalState) -> Markup:
     """What the hospital has to decide or mend."""
     return warned_markup(list(warnings_of_site(state)))
 
 
-def figures(state: SiteState) -> Markup:
+def figures(state: HospitalState) -> Markup:
     """The budget and a few counts."""
     words, share = left_in_words(state.epsilon, state.limit)
     unit = state.config.policy.unit or "the largest unit that every release hides"
@@ -80,7 +80,7 @@ def figures(state: SiteState) -> Markup:
     )
 
 
-def released(state: SiteState) -> Markup:
+def released(state: HospitalState) -> Markup:
     """What has left this building, line by line, the newest first."""
     parts: list[str] = [element("h2", "What has left this building")]
     if not state.releases:
@@ -108,7 +108,7 @@ def released(state: SiteState) -> Markup:
     return join(parts)
 
 
-def approved(state: SiteState) -> Markup:
+def approved(state: HospitalState) -> Markup:
     """Every experiment that may run here, and every offer, with what it asks."""
     parts: list[str] = []
     for offer in state.offered:
@@ -140,7 +140,7 @@ def approved(state: SiteState) -> Markup:
     return join([element("h2", "Experiments"), *parts])
 
 
-def runs(state: SiteState) -> Markup:
+def runs(state: HospitalState) -> Markup:
     """What is kept of each run, and a way out of it."""
     rows = []
     for kept in state.kept[:SHOWN]:
@@ -153,7 +153,7 @@ def runs(state: SiteState) -> Markup:
     return join([element("h2", "Runs"), table(("run", "kept here", "last used", ""), rows, "lrll", "Runs")])
 
 
-def requests(state: SiteState) -> Markup:
+def requests(state: HospitalState) -> Markup:
     """The newest requests and how they ended."""
     rows = []
     for one in list(state.asked)[-20:][::-1]:
@@ -177,7 +177,7 @@ def requests(state: SiteState) -> Markup:
     return join([element("h2", "Requests"), table(columns, rows, "llrllrl", "Requests")])
 
 
-def controls(state: SiteState) -> Markup:
+def controls(state: HospitalState) -> Markup:
     """What the hospital can do at any time."""
     links = [
         '<a class="button" href="/go-on">Go on</a>'
@@ -205,7 +205,7 @@ _ASKED: dict[tuple[str, float, str], Markup] = {}
 _ASKS: dict[tuple[str, str], Markup] = {}
 
 
-def _asked(state: SiteState, name: str) -> Markup:
+def _asked(state: HospitalState, name: str) -> Markup:
     """What an offered app asks, as `perennial site review` says it; kept, because reading takes a while."""
     path = state.folder / "offered" / name
     try:
@@ -225,7 +225,7 @@ def _asked(state: SiteState, name: str) -> Markup:
         return element("p", plain(str(error)), "fault")
 
 
-def _asks(state: SiteState, approval: Approval) -> Markup:
+def _asks(state: HospitalState, approval: Approval) -> Markup:
     """What an approved experiment asks, behind a line that opens it."""
     key = approval.name, str(state.config.policy)
     if key not in _ASKS:
@@ -261,7 +261,7 @@ def _by_app(approvals: list[Approval]) -> dict[str, list[Approval]]:
     return found
 
 
-def _left(state: SiteState) -> float | None:
+def _left(state: HospitalState) -> float | None:
     if state.limit is None or state.epsilon is None:
         return None
     return max(0.0, state.limit - state.epsilon)

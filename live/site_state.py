@@ -46,7 +46,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleasedItem:
     """One line of the ledger."""
 
     time: str
@@ -66,7 +66,7 @@ class KeptRun:
     newest: float
 
 
-class SiteState:
+class HospitalState:
     """One site, as its files say. Call read() to take in what happened."""
 
     def __init__(self, path: Path) -> None:
@@ -74,7 +74,7 @@ class SiteState:
         self.config = load_site_config(self.path)
         self.asked: deque[Asked] = deque(maxlen=KEPT)
         self.names: dict[str, str] = {}
-        self.releases: list[Release] = []
+        self.releases: list[ReleasedItem] = []
         self.approvals: list[Approval] = []
         self.offered: list[Path] = []
         self.kept: list[KeptRun] = []
@@ -176,7 +176,7 @@ class SiteState:
 
     def _count(self) -> None:
         """The ledger's own figure, checked as for a release."""
-        ledger, policy = Ledger(self.config.state_dir, self.config.ledger_head), self.config.policy
+        ledger, policy = Ledger(self.config.state_dir, self.config.ledger_tip), self.config.policy
         try:
             self.epsilon = ledger.cost(policy.delta, "rdp", policy.unit).epsilon if ledger.started else 0.0
         except PerennialError as error:
@@ -224,7 +224,7 @@ class SiteState:
         if "kind" not in line:
             return
         self.releases.append(
-            Release(
+            ReleasedItem(
                 plain(line.get("time", ""), 30),
                 plain(line.get("run", ""), 64),
                 plain(line.get("experiment", ""), 64),

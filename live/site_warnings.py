@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from perennial.live.run_page import short_time
-from perennial.live.site_state import SiteState, left_in_words
+from perennial.live.site_state import HospitalState, left_in_words
 from perennial.live.warnings import Warned
 from perennial.server.report.markup import plural
 
@@ -14,7 +14,7 @@ NEARLY = 0.8
 """Share of the lifetime budget that is spent when it counts as nearly spent."""
 
 
-def warnings_of_site(state: SiteState) -> Iterator[Warned]:
+def warnings_of_site(state: HospitalState) -> Iterator[Warned]:
     """What the hospital has to decide or mend, the gravest first."""
     for problem in state.problems:
         yield Warned("problem", "critical", problem)

@@ -2,13 +2,13 @@
 
 A line is on the disk before its release leaves, so a crash can count a release that was never sent and never
 miss one that was. Lines only get added; each holds the SHA-256 of the line before and that of the totals.
-A head (privacy/ledger_head.py) says how far the ledger went. One is beside the ledger, and a site can have a
-second one elsewhere, on another disk. A ledger that lacks what a head noted was deleted, truncated, changed
-or replaced by an older copy: then nothing may leave. A ledger that goes on after a head is in order, because
-the line is written before the heads. If the ledger and both heads are put back together, only the operator
+A tip (privacy/ledger_tip.py) says how far the ledger went. One is beside the ledger, and a site can have a
+second one elsewhere, on another disk. A ledger that lacks what a tip noted was deleted, truncated, changed
+or replaced by an older copy: then nothing may leave. A ledger that goes on after a tip is in order, because
+the line is written before the tips. If the ledger and both tips are put back together, only the operator
 can notice it, by the receipts (privacy/receipts.py) that a site can keep as a third witness.
 
-A charge reads the head, what was added since, and a fixed amount of older lines, in turn, so that it costs
+A charge reads the tip, what was added since, and a fixed amount of older lines, in turn, so that it costs
 the same at any length.
 """
 
@@ -27,14 +27,6 @@ from perennial.foundation.files import flush_folder, make_folder
 from perennial.privacy.composition import Cost, compose
 from perennial.privacy.config import AccountantName, Unit
 from perennial.privacy.entries import Entry
-from perennial.privacy.ledger_head import (
-    MOST_GUARANTEES,
-    Head,
-    Mark,
-    Totals,
-    listed,
-    with_one_more,
-)
 from perennial.privacy.ledger_lines import (
     CARRIED,
     REMEDY,
@@ -45,6 +37,14 @@ from perennial.privacy.ledger_lines import (
     commits,
     newest_line,
     read_on,
+)
+from perennial.privacy.ledger_tip import (
+    MOST_GUARANTEES,
+    Tip,
+    TipPosition,
+    Totals,
+    listed,
+    with_one_more,
 )
 from perennial.privacy.receipts import ReceiptBook
 
@@ -64,15 +64,15 @@ class Limit:
 class Ledger:
     """The file ledger.jsonl in a site's state_dir, mode 0600, safe for several processes at once.
 
-    elsewhere: a file for a second head, which the site chose; None: there is none. receipts: what the
-    operator has signed of earlier heads, apart from state_dir; None: nothing.
+    elsewhere: a file for a second tip, which the site chose; None: there is none. receipts: what the
+    operator has signed of earlier tips, apart from state_dir; None: nothing.
     """
 
     def __init__(
         self, state_dir: Path, elsewhere: Path | None = None, receipts: ReceiptBook | None = None
     ) -> None:
         self.path = state_dir / "ledger.jsonl"
-        self.beside = state_dir / "ledger.head"
+        self.beside = state_dir / "ledger.tip"
         self.elsewhere = elsewhere
         self.receipts = receipts
 
@@ -82,11 +82,11 @@ class Ledger:
         limit: refuse, and record nothing, when the life of the site would cost more with this release. Check
         and record are one step: two processes cannot both take what is left for one.
         Raises PrivacyError when the limit would be passed, StateError when the ledger is damaged, locked,
-        older than a head, or cannot be written (a full disk, say). After either, the release must not leave.
+        older than a tip, or cannot be written (a full disk, say). After either, the release must not leave.
         """
         with self._locked() as descriptor:
             contents = self._contents(descriptor)
-            head = contents.head
+            tip = contents.tip
             if len(with_one_more(contents.totals, entry)) > MOST_GUARANTEES:
                 raise PrivacyError(
                     f"the {entry.kind} for {entry.recipient} has yet another guarantee; a ledger counts "
@@ -95,75 +95,75 @@ class Ledger:
             if limit is not None:
                 _refuse_above(limit, contents.totals, entry)
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            addition = Addition(head)
+            addition = Addition(tip)
             if contents.counted is not None:
-                addition.data, addition.head = b"\n", after(head, contents.tail, contents.totals)
+                addition.data, addition.tip = b"\n", after(tip, contents.tail, contents.totals)
             elif contents.tail:
-                os.ftruncate(descriptor, head.mark.bytes)
+                os.ftruncate(descriptor, tip.mark.bytes)
                 repair = {"repair": contents.tail[:200].decode(errors="replace"), "time": now}
-                addition.line(repair, head.totals)
+                addition.line(repair, tip.totals)
             charged = replace(entry, time=now)
-            addition.line(charged.to_json(), with_one_more(addition.head.totals, charged))
-            size = head.mark.bytes + (len(contents.tail) if contents.counted is not None else 0)
+            addition.line(charged.to_json(), with_one_more(addition.tip.totals, charged))
+            size = tip.mark.bytes + (len(contents.tail) if contents.counted is not None else 0)
             self._append(descriptor, addition.data, size)
-            self._note(addition.head)
+            self._note(addition.tip)
 
     def entries(self) -> tuple[Entry, ...]:
         """All charged releases, oldest first, after a check of the whole file; empty without a file.
 
-        Raises StateError on a damaged file, or one that is older than a head.
+        Raises StateError on a damaged file, or one that is older than a tip.
         """
         entries: list[Entry] = []
         self._checked_as_a_whole(entries)
         return tuple(entries)
 
-    def head(self) -> tuple[int, str]:
+    def tip(self) -> tuple[int, str]:
         """(number of releases, hash of the newest line), after a check of the whole file."""
         contents = self._checked_as_a_whole()
-        last = sha256(contents.tail).hexdigest() if contents.counted is not None else contents.head.mark.last
+        last = sha256(contents.tail).hexdigest() if contents.counted is not None else contents.tip.mark.last
         return sum(contents.totals.values()), last
 
-    def mark(self) -> tuple[Mark, int] | None:
-        """(how far the ledger went, bytes of its newest line), by the head beside it; None without one.
+    def mark(self) -> tuple[TipPosition, int] | None:
+        """(how far the ledger went, bytes of its newest line), by the tip beside it; None without one.
 
         After a crash it can be a line behind.
         """
         try:
-            head = Head.read(self.beside)
+            tip = Tip.read(self.beside)
         except StateError:
             return None
-        return None if head is None or head.mark == Mark() else (head.mark, head.newest)
+        return None if tip is None or tip.mark == TipPosition() else (tip.mark, tip.newest)
 
-    def note_head(self) -> int:
-        """Check the whole ledger and note its head in both places; how many releases it holds.
+    def record_tip(self) -> int:
+        """Check the whole ledger and note its tip in both places; how many releases it holds.
 
-        For a place that has no head yet. Raises StateError when the ledger lacks what a head has noted.
+        For a place that has no tip yet. Raises StateError when the ledger lacks what a tip has noted.
         """
         with self._locked() as descriptor:
-            for path in self._heads():
-                self._require_noted(descriptor, path, Head.read(path))
+            for path in self._tips():
+                self._require_noted(descriptor, path, Tip.read(path))
             self._require_receipt(descriptor)
-            contents = read_on(descriptor, Head(Mark(), {}), self.path)
-            self._note(contents.head)
-            return contents.head.releases
+            contents = read_on(descriptor, Tip(TipPosition(), {}), self.path)
+            self._note(contents.tip)
+            return contents.tip.releases
 
     def restart(self, *, although_older: bool = False) -> tuple[Path, int]:
-        """Begin a new ledger with what the newest head has counted, for a site that lost the old one.
+        """Begin a new ledger with what the newest tip has counted, for a site that lost the old one.
 
-        although_older: also when the operator's newest receipt is of a longer ledger than the head's. The
+        although_older: also when the operator's newest receipt is of a longer ledger than the tip's. The
         receipt then binds no more. Returns where what was left of the old one lies now, and how many releases
-        were carried over. Raises StateError without a head: then nobody knows what was spent.
+        were carried over. Raises StateError without a tip: then nobody knows what was spent.
         """
-        found = [head for path in reversed(self._heads()) if (head := Head.read(path)) is not None]
+        found = [tip for path in reversed(self._tips()) if (tip := Tip.read(path)) is not None]
         if not found:
-            raise StateError(f"{self.path}: no head was noted, so nothing is known of what was spent")
-        head = found[0]  # the one elsewhere, which nobody who can change the ledger can change, comes first
+            raise StateError(f"{self.path}: no tip was noted, so nothing is known of what was spent")
+        tip = found[0]  # the one elsewhere, which nobody who can change the ledger can change, comes first
         receipt = self.receipts.newest() if self.receipts is not None else None
-        if receipt is not None and receipt.lines > head.mark.lines and not although_older:
+        if receipt is not None and receipt.lines > tip.mark.lines and not although_older:
             raise StateError(
-                f"{self.path}: the newest head is of line {head.mark.lines}, and the operator's receipt of "
+                f"{self.path}: the newest tip is of line {tip.mark.lines}, and the operator's receipt of "
                 f"line {receipt.lines}, so that what was spent in between would be given back. Find a newer "
-                "head or copy; or lower policy.max_epsilon by what was spent, which the operator's reports "
+                "tip or copy; or lower policy.max_epsilon by what was spent, which the operator's reports "
                 "of your runs say, and run this again with --although-older"
             )
         lost = self.path.with_name(f"{self.path.name}.lost-{datetime.now(UTC):%Y%m%dT%H%M%S}")
@@ -172,14 +172,14 @@ class Ledger:
             flush_folder(self.path.parent)
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         with self._locked() as descriptor:
-            addition = Addition(Head(Mark(), {}))
+            addition = Addition(Tip(TipPosition(), {}))
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            addition.line({CARRIED: listed(head.totals), "time": now}, head.totals)
+            addition.line({CARRIED: listed(tip.totals), "time": now}, tip.totals)
             self._append(descriptor, addition.data, 0)
-            self._note(addition.head)
+            self._note(addition.tip)
         if self.receipts is not None:
             self.receipts.set_aside()
-        return lost, head.releases
+        return lost, tip.releases
 
     def cost(self, delta: float, accountant: AccountantName = "prv", unit: Unit | None = None) -> Cost:
         """What all releases so far cost together."""
@@ -198,8 +198,8 @@ class Ledger:
 
     @property
     def started(self) -> bool:
-        """Whether there is a ledger, or a head or receipt that says that there was one."""
-        if self.path.exists() or any(path.exists() for path in self._heads()):
+        """Whether there is a ledger, or a tip or receipt that says that there was one."""
+        if self.path.exists() or any(path.exists() for path in self._tips()):
             return True
         return self.receipts is not None and self.receipts.newest() is not None
 
@@ -211,35 +211,35 @@ class Ledger:
 
     def _checked_as_a_whole(self, entries: list[Entry] | None = None) -> Contents:
         if not self.started:
-            return Contents(Head(Mark(), {}))
+            return Contents(Tip(TipPosition(), {}))
         with self._locked() as descriptor:
             self._contents(descriptor)
-            return read_on(descriptor, Head(Mark(), {}), self.path, entries)
+            return read_on(descriptor, Tip(TipPosition(), {}), self.path, entries)
 
-    def _heads(self) -> list[Path]:
+    def _tips(self) -> list[Path]:
         return [self.beside] if self.elsewhere is None else [self.beside, self.elsewhere]
 
     def _contents(self, descriptor: int) -> Contents:
-        """What the ledger holds, from the newest head on.
+        """What the ledger holds, from the newest tip on.
 
-        Raises StateError when the ledger lacks what a head noted, or when the second head is missing.
+        Raises StateError when the ledger lacks what a tip noted, or when the second tip is missing.
         """
         try:
-            found = Head.read(self.beside)
+            found = Tip.read(self.beside)
         except StateError:
             found = None  # a power cut may leave it damaged; then the ledger is read from its first line
         if found is not None:
             self._require_noted(descriptor, self.beside, found)
-        start = found if found is not None and commits(descriptor, found) else Head(Mark(), {})
+        start = found if found is not None and commits(descriptor, found) else Tip(TipPosition(), {})
         contents = read_on(descriptor, start, self.path)
-        checked = check_older(descriptor, contents.head, self.path)
-        contents = replace(contents, head=replace(contents.head, checked=checked))
+        checked = check_older(descriptor, contents.tip, self.path)
+        contents = replace(contents, tip=replace(contents.tip, checked=checked))
         if self.elsewhere is not None:
-            noted = Head.read(self.elsewhere)
+            noted = Tip.read(self.elsewhere)
             if noted is None and contents.totals:
                 raise StateError(
-                    f"ledger_head: no file {self.elsewhere}, although this site has released something, so "
-                    "nothing may leave. If you have just set this key, run `perennial site note-head`. If "
+                    f"ledger_tip: no file {self.elsewhere}, although this site has released something, so "
+                    "nothing may leave. If you have just set this key, run `perennial site record-tip`. If "
                     "the file was lost, make sure that the ledger is the newest one before you do"
                 )
             self._require_noted(descriptor, self.elsewhere, noted)
@@ -249,31 +249,31 @@ class Ledger:
     def _require_receipt(self, descriptor: int) -> None:
         """Raises StateError when the ledger lacks what the operator's newest receipt has witnessed."""
         if self.receipts is not None and (newest := self.receipts.newest()) is not None:
-            self._require_noted(descriptor, self.receipts.path, newest.head)
+            self._require_noted(descriptor, self.receipts.path, newest.tip)
 
-    def _require_noted(self, descriptor: int, place: Path, head: Head | None) -> None:
-        """Raises StateError when the ledger lacks the newest line that a head noted."""
-        if head is None or head.mark == Mark():
+    def _require_noted(self, descriptor: int, place: Path, tip: Tip | None) -> None:
+        """Raises StateError when the ledger lacks the newest line that a tip noted."""
+        if tip is None or tip.mark == TipPosition():
             return
-        if newest_line(descriptor, head) is None:
+        if newest_line(descriptor, tip) is None:
             raise StateError(
-                f"{self.path}: lacks line {head.mark.lines}, which {place} has noted: the ledger was "
+                f"{self.path}: lacks line {tip.mark.lines}, which {place} has noted: the ledger was "
                 "deleted, truncated, changed, or replaced by an older copy. What was spent cannot be known, "
                 f"so nothing may leave. {REMEDY}"
             )
 
-    def _note(self, head: Head) -> None:
-        """Write both heads; the ledger is on the disk already, so either may be a line behind after a crash.
+    def _note(self, tip: Tip) -> None:
+        """Write both tips; the ledger is on the disk already, so either may be a line behind after a crash.
 
         The one beside the ledger saves time, and a damaged one is not believed, so it need not
         wait for the disk.
         """
         if self.elsewhere is not None:
             try:
-                head.write(self.elsewhere, durable=True)
+                tip.write(self.elsewhere, durable=True)
             except StateError as error:
-                raise StateError(f"ledger_head: {error}; without it the release must not leave") from error
-        head.write(self.beside, durable=False)
+                raise StateError(f"ledger_tip: {error}; without it the release must not leave") from error
+        tip.write(self.beside, durable=False)
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

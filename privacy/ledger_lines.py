@@ -1,4 +1,4 @@
-"""The lines of a ledger: how they are chained, read from a head on, and checked again in turn."""
+"""The lines of a ledger: how they are chained, read from a tip on, and checked again in turn."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.privacy.entries import Entry
-from perennial.privacy.ledger_head import Head, Mark, Totals, commitment, from_listed, with_one_more
+from perennial.privacy.ledger_tip import Tip, TipPosition, Totals, commitment, from_listed, with_one_more
 
 CHECKED_EACH_TIME = 2**20
 """Bytes of older lines whose chain is checked again at each charge."""
@@ -22,68 +22,68 @@ REMEDY = "Put the newest copy of the ledger back; if there is none, see 'A lost 
 
 @dataclass(frozen=True)
 class Contents:
-    """The whole ledger. head: up to its last newline. tail: what follows that.
+    """The whole ledger. tip: up to its last newline. tail: what follows that.
 
     counted: the release in the tail when it lacks its newline alone; any other tail is what a crash left of a
     release that never left.
     """
 
-    head: Head
+    tip: Tip
     tail: bytes = b""
     counted: Entry | None = None
 
     @property
     def totals(self) -> Totals:
-        return self.head.totals if self.counted is None else with_one_more(self.head.totals, self.counted)
+        return self.tip.totals if self.counted is None else with_one_more(self.tip.totals, self.counted)
 
 
 @dataclass
 class Addition:
-    """Lines that will be appended, and the head after them."""
+    """Lines that will be appended, and the tip after them."""
 
-    head: Head
+    tip: Tip
     data: bytes = b""
 
     def line(self, values: dict[str, Any], totals: Totals) -> None:
         """One more line; totals: after it."""
-        chained = {"previous": self.head.mark.last, "totals": commitment(totals)} | values
+        chained = {"previous": self.tip.mark.last, "totals": commitment(totals)} | values
         line = json.dumps(chained, allow_nan=False, separators=(",", ":")).encode()
         self.data += line + b"\n"
-        self.head = after(self.head, line, totals)
+        self.tip = after(self.tip, line, totals)
 
 
-def after(head: Head, line: bytes, totals: Totals) -> Head:
-    """The head after one more line, which is given without its newline."""
-    mark = Mark(head.mark.bytes + len(line) + 1, head.mark.lines + 1, sha256(line).hexdigest())
-    return replace(head, mark=mark, totals=totals, newest=len(line) + 1)
+def after(tip: Tip, line: bytes, totals: Totals) -> Tip:
+    """The tip after one more line, which is given without its newline."""
+    mark = TipPosition(tip.mark.bytes + len(line) + 1, tip.mark.lines + 1, sha256(line).hexdigest())
+    return replace(tip, mark=mark, totals=totals, newest=len(line) + 1)
 
 
-def newest_line(descriptor: int, head: Head) -> bytes | None:
-    """The line that a head ends with, or None when it does not stand where the head says."""
-    start = head.mark.bytes - head.newest
-    data = os.pread(descriptor, head.newest, start) if start >= 0 else b""
+def newest_line(descriptor: int, tip: Tip) -> bytes | None:
+    """The line that a tip ends with, or None when it does not stand where the tip says."""
+    start = tip.mark.bytes - tip.newest
+    data = os.pread(descriptor, tip.newest, start) if start >= 0 else b""
     line = data[:-1]
-    intact = len(data) == head.newest and data.endswith(b"\n") and sha256(line).hexdigest() == head.mark.last
+    intact = len(data) == tip.newest and data.endswith(b"\n") and sha256(line).hexdigest() == tip.mark.last
     return line if intact else None
 
 
-def commits(descriptor: int, head: Head) -> bool:
-    """Whether the ledger vouches for the head's totals. Lines of earlier versions do not."""
-    line = newest_line(descriptor, head) if head.mark != Mark() else None
+def commits(descriptor: int, tip: Tip) -> bool:
+    """Whether the ledger vouches for the tip's totals. Lines of earlier versions do not."""
+    line = newest_line(descriptor, tip) if tip.mark != TipPosition() else None
     try:
         values = json.loads(line) if line is not None else {}
     except (ValueError, RecursionError):
         return False
-    return isinstance(values, dict) and values.get("totals") == commitment(head.totals)
+    return isinstance(values, dict) and values.get("totals") == commitment(tip.totals)
 
 
-def read_on(descriptor: int, head: Head, path: Path, entries: list[Entry] | None = None) -> Contents:
-    """The ledger from a head to its end, every line of that checked. entries: collects the releases.
+def read_on(descriptor: int, tip: Tip, path: Path, entries: list[Entry] | None = None) -> Contents:
+    """The ledger from a tip to its end, every line of that checked. entries: collects the releases.
 
     Only what follows the last newline may be torn: a newline is on the disk before its charge returns. Raises
     StateError naming the line that breaks the chain.
     """
-    totals, mark, newest = head.totals, head.mark, head.newest
+    totals, mark, newest = tip.totals, tip.mark, tip.newest
     tail = b""
     for line, ended in _lines(descriptor, mark.bytes):
         if not ended:
@@ -96,8 +96,8 @@ def read_on(descriptor: int, head: Head, path: Path, entries: list[Entry] | None
         if entries is not None and entry is not None:
             entries.append(entry)
         newest = len(line) + 1
-        mark = Mark(mark.bytes + newest, mark.lines + 1, sha256(line).hexdigest())
-    contents = Contents(Head(mark, totals, newest, head.checked), tail)
+        mark = TipPosition(mark.bytes + newest, mark.lines + 1, sha256(line).hexdigest())
+    contents = Contents(Tip(mark, totals, newest, tip.checked), tail)
     found = _read_line(tail, mark, totals) if tail else None
     if found is None or found[0] is None:
         return contents
@@ -118,15 +118,15 @@ def _lines(descriptor: int, start: int) -> Iterator[tuple[bytes, bool]]:
         yield rest, False
 
 
-def check_older(descriptor: int, head: Head, path: Path) -> Mark:
+def check_older(descriptor: int, tip: Tip, path: Path) -> TipPosition:
     """Check the chain of some older lines again, from where the last charge stopped; where this one did.
 
     Raises StateError naming the line that breaks the chain.
     """
-    at = head.checked if head.checked.bytes < head.mark.bytes else Mark()
-    turn = left = min(CHECKED_EACH_TIME, head.mark.bytes)
+    at = tip.checked if tip.checked.bytes < tip.mark.bytes else TipPosition()
+    turn = left = min(CHECKED_EACH_TIME, tip.mark.bytes)
     while left > 0:
-        data = os.pread(descriptor, min(left, head.mark.bytes - at.bytes), at.bytes)
+        data = os.pread(descriptor, min(left, tip.mark.bytes - at.bytes), at.bytes)
         *lines, partial = data.split(b"\n")
         if not lines and left == turn:
             raise _broken(path, at.lines + 1)
@@ -135,12 +135,12 @@ def check_older(descriptor: int, head: Head, path: Path) -> Mark:
         for line in lines:
             if not line.startswith(b'{"previous":"%s"' % at.last.encode()):
                 raise _broken(path, at.lines + 1)
-            at = Mark(at.bytes + len(line) + 1, at.lines + 1, sha256(line).hexdigest())
+            at = TipPosition(at.bytes + len(line) + 1, at.lines + 1, sha256(line).hexdigest())
         left -= len(data) - len(partial)
-        if at.bytes == head.mark.bytes:
-            if at.last != head.mark.last:
+        if at.bytes == tip.mark.bytes:
+            if at.last != tip.mark.last:
                 raise _broken(path, at.lines)
-            at = Mark()
+            at = TipPosition()
     return at
 
 
@@ -151,7 +151,7 @@ def _broken(path: Path, number: int) -> StateError:
     )
 
 
-def _read_line(line: bytes, before: Mark, totals: Totals) -> tuple[Entry | None, Totals] | None:
+def _read_line(line: bytes, before: TipPosition, totals: Totals) -> tuple[Entry | None, Totals] | None:
     """(the release in a line, or None for a note, and the totals after it); None when it does not follow.
 
     before, totals: of what comes before the line.
@@ -164,7 +164,7 @@ def _read_line(line: bytes, before: Mark, totals: Totals) -> tuple[Entry | None,
         promised = values.pop("totals", None)
         if CARRIED in values:
             totals = from_listed(values[CARRIED])
-            if before != Mark() or promised is None:
+            if before != TipPosition() or promised is None:
                 return None
         elif "repair" not in values:
             entry = Entry.from_json(values)

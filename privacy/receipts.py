@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import make_folder, replace_file
-from perennial.privacy.ledger_head import Head, Mark
+from perennial.privacy.ledger_tip import Tip, TipPosition
 
 _PURPOSE = b"perennial receipt of a ledger, version 1\n"
 """Signed before a receipt, so that a signature of anything else is none of a receipt."""
@@ -44,9 +44,9 @@ class Receipt:
     signature: str = ""
 
     @property
-    def head(self) -> Head:
+    def tip(self) -> Tip:
         """The place in the ledger, as the ledger itself has it. What was released is not known from it."""
-        return Head(Mark(self.length, self.lines, self.last), {}, self.newest)
+        return Tip(TipPosition(self.length, self.lines, self.last), {}, self.newest)
 
     def signed(self, key: Ed25519PrivateKey) -> Self:
         """The same with a signature."""

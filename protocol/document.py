@@ -29,7 +29,7 @@ UP = (
     secure_messages.VoteReply,
     secure_messages.OpenReply,
     messages.Refusal,
-    receipts.LedgerHead,
+    receipts.LedgerTip,
 )
 DOWN = (
     messages.DescribeRequest,

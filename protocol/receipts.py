@@ -1,6 +1,6 @@
 """What travels beside a message so that the operator can witness a site's ledger.
 
-A site that keeps receipts puts the head of its ledger beside each reply; the server signs it, and puts the
+A site that keeps receipts puts the tip of its ledger beside each reply; the server signs it, and puts the
 newest receipt beside its next request. Both are records of their own, so that messages stay as they are.
 """
 
@@ -25,13 +25,13 @@ Message = TypeVar("Message", bound=WireMessage)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LedgerHead(WireMessage):
+class LedgerTip(WireMessage):
     """Beside any reply of a site that keeps receipts: how far its ledger went. No release is named.
 
     The number of lines says how many releases the site has charged in its life, for all its operators.
     """
 
-    message_type = "query.ledger_head"
+    message_type = "query.ledger_tip"
     site: str = matching(is_site_name, "a site's name")
     """The name in site.yaml."""
     length: int = bounded(0, MOST)
@@ -47,29 +47,29 @@ class LedgerHead(WireMessage):
 
     @classmethod
     def beside(cls, reply: RecordDict) -> Self | None:
-        """The head beside a reply; None without one. Raises ProtocolError when it is none."""
+        """The tip beside a reply; None without one. Raises ProtocolError when it is none."""
         return _read(cls, reply, BESIDE_REPLY)
 
     def put_beside(self, reply: RecordDict) -> None:
-        """Add this head to a reply."""
+        """Add this tip to a reply."""
         reply[BESIDE_REPLY] = self.to_record()["fields"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerReceipt(WireMessage):
-    """Beside any request to a site that has sent a head: the newest one that this operator saw, signed."""
+    """Beside any request to a site that has sent a tip: the newest one that this operator saw, signed."""
 
     message_type = "query.ledger_receipt"
     site: str = matching(is_site_name, "a site's name")
     """Whose ledger it is."""
     length: int = bounded(0, MOST)
-    """As in LedgerHead."""
+    """As in LedgerTip."""
     lines: int = bounded(0, MOST)
-    """As in LedgerHead."""
+    """As in LedgerTip."""
     newest: int = bounded(0, MOST)
-    """As in LedgerHead."""
+    """As in LedgerTip."""
     last: str = hexadecimal(64)
-    """As in LedgerHead."""
+    """As in LedgerTip."""
     signature: str = hexadecimal(128)
     """Signature by the operator's receipt key (Ed25519) over all fields above."""
 

@@ -120,7 +120,7 @@ def assemble(
         journal,
         test,
         registered,
-        patient=engine == "grpc",
+        waits_for_sites=engine == "grpc",
         # a request is itself a release: it leaves when what it cost is on the disk, unless nothing leaves
         disk_writes=DiskWrites() if engine == "in-process" and not protected else None,
     )

@@ -30,11 +30,11 @@ class Attendance:
         roster: Roster,
         experiment: Experiment,
         journal: Journal,
-        patient: bool,
+        waits_for_sites: bool,
         look: Callable[[], None] = lambda: None,
     ) -> None:
         self.roster = roster
-        self.patient = patient
+        self.waits_for_sites = waits_for_sites
         self._experiment = experiment
         self._journal = journal
         self._look = look
@@ -69,7 +69,7 @@ class Attendance:
             try:
                 sites = self._wait(self._experiment.rounds.quorum)
             except StateError as error:
-                if not self.patient:
+                if not self.waits_for_sites:
                     raise
                 self.rest(str(error))
                 sites = self.roster.connected()

@@ -28,12 +28,13 @@ from perennial.server.checkpoint import (
     save_checkpoint,
     save_previous,
 )
+from perennial.server.control import RunControl
 from perennial.server.evaluation import Counts, Judge, evaluate_centrally
 from perennial.server.global_model import GlobalModel
 from perennial.server.history import History
 from perennial.server.journal import Journal
+from perennial.server.live_status import LiveStatusFile, ObservedGrid
 from perennial.server.metrics import overall_accuracy
-from perennial.server.now import NowFile, WatchedGrid
 from perennial.server.position import Position
 from perennial.server.releases import Releases
 from perennial.server.roster import Roster
@@ -45,7 +46,6 @@ from perennial.server.shared_clipping import SharedClipping
 from perennial.server.stopped import what_to_try
 from perennial.server.stopping import Stopping
 from perennial.server.task_end import TaskEnd
-from perennial.server.wishes import Wishes
 from perennial.strategies.base import IncrementalStrategy
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.previous import PreviousModel
@@ -75,18 +75,18 @@ class Curriculum:
         journal: Journal,
         test: TrainingSet | None,
         registered: Path | None = None,
-        patient: bool = False,
+        waits_for_sites: bool = False,
         disk_writes: DiskWrites | None = None,
     ) -> None:
         self.experiment, self.registry, self.schedule = experiment, registry, registry.schedule
         self.model, self.strategy, self.test = model, strategy, test
         self.folder, self.journal, self._disk_writes = folder, journal, disk_writes
-        self._wishes = Wishes(folder.path, journal.write)
-        self._grid = WatchedGrid(
+        self._control = RunControl(folder.path, journal.write)
+        self._grid = ObservedGrid(
             grid,
-            NowFile(folder.path),
+            LiveStatusFile(folder.path),
             lambda: self.roster.names,
-            self._wishes.while_waiting,
+            self._control.while_waiting,
             journal.tell,
         )
         self._settings = experiment.model_dump(mode="json")
@@ -96,7 +96,7 @@ class Curriculum:
         self.roster = Roster(
             self._grid, experiment.digest, lambda text: journal.write("note", text=text), registered
         )
-        self.attendance = Attendance(self.roster, experiment, journal, patient, self._grid.look)
+        self.attendance = Attendance(self.roster, experiment, journal, waits_for_sites, self._grid.poll)
         self.measuring = TaskMeasures(experiment, registry, folder.path, test)
         self.progress = folder.checkpoint.progress if folder.checkpoint else folder.first_progress()
         self.position = Position(experiment, registry, self.progress, model, PreviousModel())
@@ -122,7 +122,7 @@ class Curriculum:
     def run(self, expected_sites: int) -> None:
         """Train until every task of the schedule is learnt; a stop loses at most the round in progress.
 
-        Raises RunStopped when someone wishes a stop; StateError when too few sites connect, or when a run
+        Raises RunStopped when the operator stops it; StateError when too few sites connect, or when a run
         that is not patient had rounds.max_skipped attempts in a row without a quorum.
         """
         self._begin()
@@ -133,10 +133,10 @@ class Curriculum:
             if self.progress.round_in_task == 0:
                 self._begin_task(task)
             while self._trains_on(task):
-                self._wishes.between_rounds(self._grid.look)
+                self._control.between_rounds(self._grid.poll)
                 self._round(task)
             self._choose_model(task)
-            self._pass_over_rounds(task)
+            self._skip_remaining_rounds(task)
             self._finish_task(task)
 
     def finish(self) -> None:
@@ -229,15 +229,15 @@ class Curriculum:
     def _round(self, task: int) -> None:
         """Ask for the next round once; its measures and its checkpoint, unless too few sites answered."""
         started = time.monotonic()
-        progress, leads = self.progress, self.position.leads
+        progress, in_pretraining = self.progress, self.position.in_pretraining
         number = progress.round + 1
         outcome = self._rounds.run()
-        self.position.take_in(outcome)
+        self.position.apply_outcome(outcome)
         by_plan = outcome.skipped and self.attendance.lacks_by_plan(number)
         if by_plan:
             progress.passed_over(1, counted=True)
         counts = progress.round == number
-        if not leads and not outcome.skipped:
+        if not in_pretraining and not outcome.skipped:
             self._judge_round(number)
         accuracy = None
         if counts and self.experiment.evaluation.every == "round" and (found := self._central_counts(task)):
@@ -248,7 +248,7 @@ class Curriculum:
         if counts:
             self._save()
         if outcome.skipped:
-            self._rounds.rest_or_end(outcome, passed_over=by_plan)
+            self._rounds.wait_or_fail(outcome, passed_over=by_plan)
         else:
             self._rounds.served()
 
@@ -283,7 +283,7 @@ class Curriculum:
             self.model.arrays = {name: best[name].to(self.model.device) for name in self.model.arrays}
         self.stopping.next_task()
 
-    def _pass_over_rounds(self, task: int) -> None:
+    def _skip_remaining_rounds(self, task: int) -> None:
         """Count the rounds that were left out, because the model was good enough or trains no more."""
         if self.experiment.stopping is None and self.experiment.learner.trains_in(task):
             return

@@ -23,7 +23,7 @@ def pause_in_words(event: dict[str, Any]) -> str:
         case "went_on":
             came = ", ".join(event.get("came") or ())
             return f"goes on: {came} came back" if came else "goes on"
-    return "stopped, as someone wished; the run can be resumed"
+    return "stopped by the operator; the run can be resumed"
 
 
 def waiting_in_words(sites: Mapping[str, int], shown: int = 5) -> str:

@@ -27,7 +27,7 @@ class Position:
     previous: PreviousModel
 
     @property
-    def leads(self) -> bool:
+    def in_pretraining(self) -> bool:
         """Whether the next round is one of pre-training."""
         return self.progress.round_in_task < self.experiment.lead_rounds(self.progress.task)
 
@@ -65,7 +65,7 @@ class Position:
             **self.needed_previous().fields_of(site),
         }
 
-    def take_in(self, outcome: RoundOutcome) -> None:
+    def apply_outcome(self, outcome: RoundOutcome) -> None:
         """Count a round that was aggregated and adopt its model; one that was not counts nothing.
 
         A site that trained holds the previous model; one that failed gets it again.

@@ -1,4 +1,4 @@
-"""The operator's receipts: the server signs the head of each site's ledger, and sends the newest one along.
+"""The operator's receipts: the server signs the tip of each site's ledger, and sends the newest one along.
 
 Between the strategies and Flower's grid, so that no strategy knows of it.
 """
@@ -15,7 +15,7 @@ from perennial.foundation.errors import ProtocolError, StateError
 from perennial.foundation.names import is_site_name
 from perennial.foundation.registered import RECEIPTS_KEY, registered_names
 from perennial.privacy.receipts import Receipt, ReceiptBook
-from perennial.protocol.receipts import LedgerHead, LedgerReceipt
+from perennial.protocol.receipts import LedgerReceipt, LedgerTip
 from perennial.server.forwarding_grid import ForwardingGrid
 
 FOLDER = "receipts"
@@ -24,10 +24,10 @@ WENT_BACK = "its ledger went back"
 
 
 class ReceiptGrid(ForwardingGrid):
-    """A grid whose requests carry receipts, and whose replies are asked for heads.
+    """A grid whose requests carry receipts, and whose replies are asked for tips.
 
     state: the operator's folder of the key and the receipts. record: the operator's file of nodes and names;
-    None: a node is believed. note: called about a ledger that went back, and about heads that are none.
+    None: a node is believed. note: called about a ledger that went back, and about tips that are none.
     """
 
     def __init__(self, grid: Grid, state: Path, record: Path | None, note: Callable[[str], None]) -> None:
@@ -57,30 +57,30 @@ class ReceiptGrid(ForwardingGrid):
         return message
 
     def _witnessed(self, reply: Message) -> Message:
-        """Sign and keep the head beside a reply. What is none is noted, and the reply counts all the same."""
+        """Sign and keep the tip beside a reply. What is none is noted, and the reply counts all the same."""
         if reply.has_error():
             return reply
         node = reply.metadata.src_node_id
         try:
-            head = LedgerHead.beside(reply.content)
-            if head is None:
+            tip = LedgerTip.beside(reply.content)
+            if tip is None:
                 return reply
-            name = self._name(node, head.site)
-            if name != head.site:
-                raise ProtocolError(f"ledger: found the head of site {head.site!r}, the node is {name!r}")
+            name = self._name(node, tip.site)
+            if name != tip.site:
+                raise ProtocolError(f"ledger: found the tip of site {tip.site!r}, the node is {name!r}")
         except ProtocolError as error:
             self._note(f"node {node}: no receipt: {error}")
             return reply
-        book = self._book(head.site)
+        book = self._book(tip.site)
         before = book.newest()
-        receipt = Receipt(**{name: value for name, value in vars(head).items() if name != "aside"})
-        forward = before is None or before.last in head.aside or receipt.lines > before.lines
+        receipt = Receipt(**{name: value for name, value in vars(tip).items() if name != "aside"})
+        forward = before is None or before.last in tip.aside or receipt.lines > before.lines
         if forward:
             book.keep(receipt.signed(self._key))
-        elif before is not None and before.last != receipt.last and head.site not in self._back:
-            self._back.add(head.site)
+        elif before is not None and before.last != receipt.last and tip.site not in self._back:
+            self._back.add(tip.site)
             self._note(
-                f"site {head.site}: {WENT_BACK} from line {before.lines} to line {receipt.lines}, and the "
+                f"site {tip.site}: {WENT_BACK} from line {before.lines} to line {receipt.lines}, and the "
                 "hospital did not begin a new one; ask it whether its ledger was lost or put back"
             )
         return reply

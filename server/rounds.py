@@ -8,7 +8,7 @@ from perennial.server.attendance import Attendance
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.history import History
 from perennial.server.journal import Journal
-from perennial.server.now import WatchedGrid
+from perennial.server.live_status import ObservedGrid
 from perennial.server.position import Position
 from perennial.server.releases import Releases
 from perennial.server.shared_clipping import SharedClipping
@@ -27,7 +27,7 @@ class Rounds:
 
     def __init__(
         self,
-        grid: WatchedGrid,
+        grid: ObservedGrid,
         position: Position,
         strategy: IncrementalStrategy,
         attendance: Attendance,
@@ -72,7 +72,7 @@ class Rounds:
         if experiment.privacy.enabled and charge:
             self._releases.asked(number, asked, charge)
         lead = experiment.lead_rounds(task)
-        strategy = self._averaging if position.leads else self._strategy
+        strategy = self._averaging if position.in_pretraining else self._strategy
         self._grid.begin_round(
             task=task,
             tasks=schedule.count,
@@ -113,16 +113,16 @@ class Rounds:
         self._failed = self._attempt = 0
         self._attendance.served()
 
-    def rest_or_end(self, outcome: RoundOutcome, *, passed_over: bool) -> None:
+    def wait_or_fail(self, outcome: RoundOutcome, *, passed_over: bool) -> None:
         """After an attempt that too few sites answered: wait for sites that may answer later.
 
         The round keeps its number, and is asked again, unless it was passed over, since the experiment
         declares too many sites absent. Raises StateError after rounds.max_skipped attempts in a row, unless
-        the run is patient.
+        the run waits for sites.
         """
-        patient = self._attendance.patient
+        waits_for_sites = self._attendance.waits_for_sites
         self._attempt = 0 if passed_over else self._attempt + 1
-        self._failed += not (passed_over and patient)
+        self._failed += not (passed_over and waits_for_sites)
         rounds, number = self._experiment.rounds, self._position.progress.round + 1
         if self._failed < rounds.max_skipped:
             return
@@ -130,7 +130,7 @@ class Rounds:
             f"round {number}: {self._failed} times in a row without {rounds.quorum} valid replies; last: "
             f"{_faults(outcome)}"
         )
-        if not patient:
+        if not waits_for_sites:
             raise StateError(f"{reason}; the model is as it was; the run can be resumed")
         self._failed = 0
         self._attendance.rest(reason, dict(outcome.refused))

@@ -26,12 +26,12 @@ from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.secure.masked_sums import MaskedSums
-from perennial.strategies.statistics.asking import Asking
-from perennial.strategies.statistics.awaited import Awaited
 from perennial.strategies.statistics.balanced import BalancedSums
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
 from perennial.strategies.statistics.noised import noise_of_one, noised_total, sums_form
+from perennial.strategies.statistics.pending_requests import PendingRequests
+from perennial.strategies.statistics.statistics_round import StatisticsRound
 from perennial.strategies.statistics.versions import keep_version
 from perennial.strategies.valuation.solved import Solved
 
@@ -73,7 +73,7 @@ class Analytic(IncrementalStrategy):
         self._services: Services | None = None
         self.features, self.form = "", SumsForm(0)
         """From the first task on: SHA-256 of the maps, and which sums sites send."""
-        self._awaited, self._complete = Awaited(), False
+        self._pending, self._complete = PendingRequests(), False
         self._plain = KeptSums()
         self._balanced = BalancedSums()
         self._chosen: dict[int, float] = {}
@@ -142,7 +142,7 @@ class Analytic(IncrementalStrategy):
         assert self._services is not None
         noise = noise_of_one(self.width, self._services.experiment)
         maps = self.features, self.form
-        asking = Asking(grid, self._exchange, request, outcome, *maps, noise, self._masked)
+        asking = StatisticsRound(grid, self._exchange, request, outcome, *maps, noise, self._masked)
         task = request.stamp.task
         if self._asynchronous:
             self._collect_what_comes(asking, task)
@@ -257,7 +257,7 @@ class Analytic(IncrementalStrategy):
 
     # sums
 
-    def _collect(self, asking: Asking, task: int) -> None:
+    def _collect(self, asking: StatisticsRound, task: int) -> None:
         there = [site for site in asking.request.sites if site not in self.withdrawn]
         missing = [site for site in there if not self._plain.has(task, site)]
         if not missing:
@@ -275,13 +275,13 @@ class Analytic(IncrementalStrategy):
                 f"the space that these lie in: {', '.join(sorted(few)[:5])}{', ...' if few[5:] else ''}"
             )
 
-    def _collect_what_comes(self, asking: Asking, task: int) -> None:
+    def _collect_what_comes(self, asking: StatisticsRound, task: int) -> None:
         there = [site for site in asking.request.sites if site not in self.withdrawn]
         missing = [(t, s) for t in range(task, 0, -1) for s in there if not self._plain.has(t, s)]
         if self._privacy.enabled:
             for earlier in {t for t, _ in missing}:
                 self._record(asking, [s for t, s in missing if t == earlier], earlier)
-        for of_task, site, statistics in asking.as_they_come(self._awaited, missing, self._classes):
+        for of_task, site, statistics in asking.as_they_come(self._pending, missing, self._classes):
             # a request that was renewed is answered twice, with the same sums
             if not self._plain.has(of_task, site) and site not in self.withdrawn:
                 self._plain.add(of_task, [site], statistics)
@@ -295,7 +295,7 @@ class Analytic(IncrementalStrategy):
     def _asynchronous(self) -> bool:
         return self._services is not None and self._services.experiment.rounds.asynchronous
 
-    def _record(self, asking: Asking, sites: list[str], task: int) -> None:
+    def _record(self, asking: StatisticsRound, sites: list[str], task: int) -> None:
         """What sites are about to charge, on the disk before they are asked; sent again, it costs nothing."""
         assert self._services is not None
         stamp = asking.request.stamp
@@ -347,7 +347,7 @@ class Analytic(IncrementalStrategy):
 
     # solution
 
-    def _solved(self, asking: Asking) -> LinearHead:
+    def _solved(self, asking: StatisticsRound) -> LinearHead:
         total, task = self._total(), asking.request.stamp.task
         if total is None:
             raise DataError("no site has sent sums yet")

@@ -24,7 +24,7 @@ from perennial.foundation.streams import stream
 from perennial.models.digest_networks import DigestTwoBranchModel, GuidanceProducer
 from perennial.models.layers import with_rows
 from perennial.strategies.base import IncrementalStrategy
-from perennial.strategies.digests.heritage import Heritage
+from perennial.strategies.digests.carried_over import CarriedOver
 from perennial.strategies.digests.lending import DigestLending
 from perennial.strategies.digests.recall import Momentum, Recall, epochs_of_a_site
 from perennial.strategies.digests.spread import spread_factor
@@ -136,7 +136,7 @@ class DigestSynthesis(Wrapper):
 
         own: what the server's own copy of the sites' layers begins as, and its rows of new classes.
         """
-        source = (former or whole).heritage()
+        source = (former or whole).carried_over()
         self._whole, self._lending, self._own = whole, source.lending, dict(own)
         self._guidance.load_state_dict(source.guidance)
         self._withdrawals = source.withdrawals
@@ -145,11 +145,11 @@ class DigestSynthesis(Wrapper):
             self._velocities = (None, source.velocity)
         super().serve_group(whole, own, former)
 
-    def heritage(self) -> Heritage:
+    def carried_over(self) -> CarriedOver:
         """What one that goes on from here takes over; nothing that was trained on withdrawn digests."""
         assert self._lending is not None
         self.forget_withdrawn()
-        return Heritage(
+        return CarriedOver(
             self._lending, self._guidance.state_dict(), self._withdrawals, self._own, self._velocities[1]
         )
 

@@ -23,7 +23,7 @@ from perennial.strategies.round.exchange import Exchange
 from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
-from perennial.strategies.statistics.asking import Asking
+from perennial.strategies.statistics.statistics_round import StatisticsRound
 from perennial.strategies.valuation.solved import require_affordable
 from perennial.strategies.wrapper import Wrapper
 
@@ -88,7 +88,7 @@ class OwnHeads(Wrapper):
 
     def _serve(self, grid: Grid, request: RoundRequest, outcome: RoundOutcome) -> None:
         exchange, task = Exchange(), request.stamp.task
-        asking = Asking(grid, exchange, request, outcome, self._base.features, self._base.form)
+        asking = StatisticsRound(grid, exchange, request, outcome, self._base.features, self._base.form)
         heads = {site: self._heads_of(site, request) for site in request.sites if self._gave(site)}
         chosen: dict[str, tuple[float, LinearHead]] = {}
         for site, (correct, total) in asking.answers_of_each(heads).items():

@@ -25,7 +25,7 @@ from perennial.live.operator import OperatorPages
 from perennial.live.serving import web_server
 from perennial.server.app import ALIVE
 from perennial.server.journal import Journal
-from perennial.server.now import NowFile
+from perennial.server.live_status import LiveStatusFile
 from tests.run_folders import round_event
 
 TOKEN = "a-token-of-more-than-twenty-characters"
@@ -90,7 +90,7 @@ class GoingOn:
         self.folder = runs / name
         self.folder.mkdir(parents=True)
         (self.folder / "experiment.yaml").write_text("name: trial\n")
-        self.journal, self.now = Journal(self.folder), NowFile(self.folder)
+        self.journal, self.now = Journal(self.folder), LiveStatusFile(self.folder)
         self.journal.write("run_started", experiment="trial", seed=1, engine="grpc", device="cpu")
 
     def begin_round(self, number: int, sites: list[str], rounds: int = 10, **more: Any) -> None:

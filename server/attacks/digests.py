@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perennial.config.experiment import Experiment
-from perennial.data.federation import Federation
+from perennial.data.federation import SimulatedFederation
 from perennial.foundation.errors import DataError
 from perennial.foundation.streams import stream, torch_seed
 from perennial.models.digest_encoders import build_encoder
@@ -28,7 +28,7 @@ REFERENCE_EPSILON = 8.0
 
 
 def digest_reconstruction(
-    experiment: Experiment, federation: Federation, folder: Path, victims: int, steps: int
+    experiment: Experiment, federation: SimulatedFederation, folder: Path, victims: int, steps: int
 ) -> dict[str, Any]:
     """Reconstruct the members of digests, as the server that holds them could; returns the report's entry.
 
@@ -97,7 +97,9 @@ def digest_reconstruction(
     }
 
 
-def _groups(experiment: Experiment, federation: Federation, config: DigestConfig, victims: int) -> Tensor:
+def _groups(
+    experiment: Experiment, federation: SimulatedFederation, config: DigestConfig, victims: int
+) -> Tensor:
     """(D, S) rows of the samples that share a digest of task 1, of the sites in turn, D at most victims."""
     classes = federation.schedule.classes_of(1)
     found = []

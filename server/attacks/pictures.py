@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perennial.data.federation import Federation
+from perennial.data.federation import SimulatedFederation
 from perennial.foundation.files import make_folder, replace_file
 from perennial.foundation.streams import stream
 from perennial.models.incremental import IncrementalModel
@@ -22,7 +22,7 @@ def pixels_of(stored: Tensor) -> Tensor:
     return stored.float() / 255 if stored.dtype == torch.uint8 else stored.clamp(0, 1)
 
 
-def victims_of(federation: Federation, count: int, seed: int) -> Tensor:
+def victims_of(federation: SimulatedFederation, count: int, seed: int) -> Tensor:
     """Rows of training samples of any site, drawn at random; fewer where there are fewer."""
     rows = torch.cat([site.train for site in federation.sites.values()])
     order = stream(seed, "attack-victims").permutation(len(rows))[:count]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perennial.config.experiment import Experiment
-from perennial.data.federation import Federation
+from perennial.data.federation import SimulatedFederation
 from perennial.foundation.streams import stream
 from perennial.learning.batches import TrainingSet
 from perennial.learning.training import train
@@ -35,7 +35,9 @@ BETWEEN = 3
 REFERENCE = PrivacyConfig(mode="client_local", clip_norm=1.0, noise_multiplier=1.0)
 
 
-def ring_linkage(saved: SavedModel, experiment: Experiment, federation: Federation) -> dict[str, Any] | None:
+def ring_linkage(
+    saved: SavedModel, experiment: Experiment, federation: SimulatedFederation
+) -> dict[str, Any] | None:
     """The entry of the report; None where no model goes round, or its layers are no chain."""
     strategy = build_strategy(experiment.strategy.name, experiment.strategy.parameters)
     if strategy.turns is None:
@@ -85,7 +87,10 @@ def _is_chain(model: IncrementalModel) -> bool:
 
 
 def _turns(
-    saved: SavedModel, experiment: Experiment, federation: Federation, protection: PrivacyConfig | None
+    saved: SavedModel,
+    experiment: Experiment,
+    federation: SimulatedFederation,
+    protection: PrivacyConfig | None,
 ) -> list[_Turn]:
     """PAIRS turns, each with others between it and the next one."""
     classes = len(saved.classes)

@@ -15,7 +15,7 @@ from torch import Tensor
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
 from perennial.data.augmentation import to_float
-from perennial.data.federation import Federation
+from perennial.data.federation import SimulatedFederation
 from perennial.foundation.errors import DataError, StateError
 from perennial.foundation.files import replace_file
 from perennial.foundation.streams import stream, torch_seed
@@ -72,7 +72,7 @@ def attack_run(folder: Path, victims: int = VICTIMS, steps: int = STEPS) -> list
     return entries
 
 
-def membership(saved: SavedModel, federation: Federation) -> list[dict[str, Any]]:
+def membership(saved: SavedModel, federation: SimulatedFederation) -> list[dict[str, Any]]:
     """Was a sample in the training set? Empty without a test set.
 
     Members: all sites' training samples. Others: half of the central test set; the likelihood ratio compares
@@ -99,7 +99,7 @@ def membership(saved: SavedModel, federation: Federation) -> list[dict[str, Any]
 def inversion(
     saved: SavedModel,
     experiment: Experiment,
-    federation: Federation,
+    federation: SimulatedFederation,
     folder: Path,
     victims: int,
     steps: int,

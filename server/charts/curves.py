@@ -23,7 +23,7 @@ from perennial.server.report.markup import Markup, escape, label
 
 MOST_POINTS = 400
 """Points of one curve; longer ones are thinned, because a screen has no more columns for them."""
-LOOKS = 6
+LINE_STYLES = 6
 """Colours, dashes and symbols that curves have in turn."""
 Value = tuple[float, float | None]
 
@@ -60,7 +60,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Mark:
+class AxisMark:
     """An upright mark at x, such as a skipped round. kind: its class in the style."""
 
     x: float
@@ -80,7 +80,7 @@ class Curves:
     up: Axis
     height: int
     spans: Sequence[Span] = ()
-    marks: Sequence[Mark] = ()
+    marks: Sequence[AxisMark] = ()
     together: bool = False
     place: str = ""
 
@@ -118,7 +118,7 @@ class Curves:
         ]
         return Markup(legend(keys) + drawing(width, self.height, parts, words))
 
-    def _mark(self, mark: Mark, frame: Frame, across: Scale) -> str:
+    def _mark(self, mark: AxisMark, frame: Frame, across: Scale) -> str:
         x = across(mark.x)
         drawn = line(f"mark {mark.kind}", (x, frame.top), (x, frame.bottom))
         if not mark.label:
@@ -156,7 +156,7 @@ def _looks(curves: Iterable[Curve]) -> Iterator[str]:
     """The classes of each curve."""
     index = 0
     for curve in curves:
-        yield "reference" if curve.reference else f"l{index % LOOKS}"
+        yield "reference" if curve.reference else f"l{index % LINE_STYLES}"
         index += not curve.reference
 
 

@@ -1,7 +1,7 @@
 """How charts look: rules over the colours that a page names, light and dark."""
 
 from perennial.server.charts.cells import SHADES
-from perennial.server.charts.curves import LOOKS
+from perennial.server.charts.curves import LINE_STYLES
 
 _DASHES = ("none", "8 4", "2 4", "8 3 2 3", "13 4", "13 3 2 3")
 _STOPS = 4
@@ -10,7 +10,7 @@ _STOPS = 4
 
 def _looks() -> str:
     rules = []
-    for look in range(LOOKS):
+    for look in range(LINE_STYLES):
         colour = f"var(--c{look + 1})"
         rules += [
             f".line.l{look}, .error.l{look} {{ stroke: {colour}; }}",

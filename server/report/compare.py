@@ -9,7 +9,7 @@ from perennial.server.report.comparison import Comparison, Row, compared
 from perennial.server.report.comparison_sites import site_figure
 from perennial.server.report.markup import (
     MISSING,
-    Figure,
+    Picture,
     Section,
     element,
     folded,
@@ -84,7 +84,7 @@ def _page(comparison: Comparison) -> bytes:
     return page("Comparison", "Perennial comparison", header, sections, footer)
 
 
-def _curves(rows: Sequence[Row]) -> Figure:
+def _curves(rows: Sequence[Row]) -> Picture:
     """One curve of means for each experiment, over the band of its deviation."""
     curves = [
         Curve(
@@ -109,7 +109,7 @@ def _curves(rows: Sequence[Row]) -> Figure:
         "l" + "r" * longest,
         "Accuracy over tasks, percent",
     )
-    return Figure(
+    return Picture(
         name="accuracy-over-tasks",
         title="Accuracy on all classes so far",
         description="Mean over seeds after each task; the band is one standard deviation to either side.",

@@ -8,7 +8,7 @@ from perennial.foundation.errors import StateError
 from perennial.server.charts.curves import Curve, Curves
 from perennial.server.charts.frame import Axis
 from perennial.server.report.comparison import Row, Spread
-from perennial.server.report.markup import Figure, folded, table
+from perennial.server.report.markup import Picture, folded, table
 from perennial.server.report.task_figures import SHARES
 from perennial.server.run_record import Measured, Run
 
@@ -16,7 +16,7 @@ NOTHING = Spread(None, None)
 _OWN = TypeAdapter(dict[str, list[Measured]])
 
 
-def site_figure(rows: Sequence[Row]) -> Figure | None:
+def site_figure(rows: Sequence[Row]) -> Picture | None:
     """Accuracy at each site under each experiment: of the site's own model, or else of the global one.
 
     None where no run has own models. Raises StateError on a run whose block is malformed.
@@ -40,7 +40,7 @@ def site_figure(rows: Sequence[Row]) -> Figure | None:
     ]
     cells = [[name, *map(str, line)] for name, line in zip(names, lines, strict=True)]
     numbers = table(["experiment", *sites], cells, "l" + "r" * len(sites), "Accuracy at each site, percent")
-    return Figure(
+    return Picture(
         name="accuracy-at-sites",
         title="Accuracy at each site",
         description="On what the site held out, after the last task: mean over seeds of its own model.",

@@ -154,7 +154,7 @@ class Chart(Protocol):
 
 
 @dataclass(frozen=True)
-class Figure:
+class Picture:
     """One chart with its title.
 
     name: its id on the page, [a-z-]. description: what a person who cannot see it should know.
@@ -183,7 +183,7 @@ class Section:
     """One heading of the page and what stands under it."""
 
     title: str
-    parts: Sequence[Figure | Markup]
+    parts: Sequence[Picture | Markup]
     lead: str = ""
 
     @property
@@ -191,7 +191,7 @@ class Section:
         return "".join(letter if letter.isalnum() else "-" for letter in self.title.lower())
 
     def markup(self) -> Markup:
-        parts = "".join(part.markup() if isinstance(part, Figure) else part for part in self.parts)
+        parts = "".join(part.markup() if isinstance(part, Picture) else part for part in self.parts)
         lead = element("p", self.lead, "lead") if self.lead else ""
         anchor = escape(self.anchor)
         return Markup(

@@ -18,8 +18,8 @@ from perennial.server.charts.curves import Curve, Curves
 from perennial.server.charts.frame import Axis
 from perennial.server.report.markup import (
     MISSING,
-    Figure,
     Markup,
+    Picture,
     Section,
     decimal,
     element,
@@ -97,7 +97,7 @@ def personalised_accuracy(content: object, run: Run) -> Section:
         ["site", "accuracy"] if longest == 1 else ["site", *[f"task {t}" for t in range(1, longest + 1)]]
     )
     rows = [[site, *map(percent, row), *[MISSING] * (longest - len(row))] for site, row in lists.items()]
-    figure = Figure(
+    figure = Picture(
         "personalised-accuracy",
         "Accuracy of each site's own model",
         "On the samples that the site held out, at the end of the run.",
@@ -136,7 +136,7 @@ def contribution(content: object, run: Run) -> Section:
         reason = entry.flag if isinstance(entry.flag, str) else "flagged"
         flag = element("span", reason, "flag") if entry.flag else ""
         rows.append([site, percent(entry.share), _interval(entry), flag])
-    figure = Figure(
+    figure = Picture(
         "contribution",
         "Contribution value of each site",
         "Share of the run's gain that came with each site's updates, with its interval.",
@@ -160,7 +160,7 @@ def digest(content: object, run: Run) -> Section:
     facts = _checked(dict[str, Any], content, run, "digest")
     groups = {name: value for name, value in facts.items() if isinstance(value, dict)}
     plain = {name: value for name, value in facts.items() if name not in groups}
-    parts: list[Figure | Markup] = []
+    parts: list[Picture | Markup] = []
     if plain:
         parts.append(panel("In all", _facts_table(plain, "Digests")))
     for name, group in groups.items():
@@ -212,7 +212,7 @@ def attention(content: object, run: Run) -> Section:
     height = min(100 + 28 * len(weights), 1200)
     rows = [[layer, *map(decimal, row)] for layer, row in zip(weights, grid, strict=True)]
     numbers = table(["layer", *sites], rows, "l" + "r" * len(sites), "Attention of each layer on each site")
-    figure = Figure(
+    figure = Picture(
         "attention",
         "Weight of each site in each layer",
         "Rows are layers from the input to the head, columns are sites; a row adds up to one.",
@@ -242,7 +242,7 @@ def clusters(content: object, run: Run) -> Section:
         for cluster, sites in sorted(members.items())
     ]
     rows = [[cluster, ", ".join(sites)] for cluster, sites in sorted(members.items())]
-    figure = Figure(
+    figure = Picture(
         "clusters",
         "Sites by likeness",
         "Near points are sites whose data look alike to the method; colour and shape tell the cluster.",
@@ -261,7 +261,7 @@ def clusters(content: object, run: Run) -> Section:
 def attacks(content: object, run: Run) -> Section:
     """A list of {name, figures, images}: what was tried against this run, and what came of it."""
     entries = _checked(list[Attack], content, run, "attacks")
-    parts: list[Figure | Markup] = []
+    parts: list[Picture | Markup] = []
     for entry in entries:
         pictures = join(
             [

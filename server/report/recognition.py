@@ -16,8 +16,8 @@ from perennial.server.measures.record import (
 )
 from perennial.server.report.markup import (
     MISSING,
-    Figure,
     Markup,
+    Picture,
     Section,
     bar,
     decimal,
@@ -98,14 +98,14 @@ def recognition(run: Run) -> Section | None:
     return recognition_section(measures, recognition_parts(measures))
 
 
-def recognition_section(measures: Measures, parts: Sequence[Figure | Markup]) -> Section:
+def recognition_section(measures: Measures, parts: Sequence[Picture | Markup]) -> Section:
     """The section under its heading."""
     return Section("What it recognises", parts, _lead(measures))
 
 
-def recognition_parts(measures: Measures) -> list[Figure | Markup]:
+def recognition_parts(measures: Measures) -> list[Picture | Markup]:
     """The section's tables and charts, for the report of a run and that of an external validation."""
-    parts: list[Figure | Markup] = [_classes(measures)]
+    parts: list[Picture | Markup] = [_classes(measures)]
     if len(measures.classes) > 1:
         if len(measures.classes) <= LARGEST_MATRIX:
             parts.append(_matrix(measures))
@@ -187,7 +187,7 @@ def _figure(measure: Measure, *, share: bool = True) -> Markup:
     return join([shown, element("span", interval, "interval")], " ")
 
 
-def _matrix(measures: Measures) -> Figure:
+def _matrix(measures: Measures) -> Picture:
     names = [each.name for each in measures.classes]
     totals = [sum(row) for row in measures.confusion]
     shares = [
@@ -209,7 +209,7 @@ def _matrix(measures: Measures) -> Figure:
         "l" + "r" * len(names),
         "Confusion matrix: samples",
     )
-    return Figure(
+    return Picture(
         name="confusion-matrix",
         title="What each class is called",
         description="Rows are what samples are, columns what the model called them; the diagonal is right. "
@@ -240,7 +240,7 @@ def _mistakes(measures: Measures) -> Markup | None:
     return panel("Most frequent mistakes", table(columns, rows, "llrr", "Most frequent mistakes"))
 
 
-def _calibration(calibration: Calibration) -> Figure:
+def _calibration(calibration: Calibration) -> Picture:
     scaled = calibration.temperature is not None
     curves = {"as the model states it": calibration.groups}
     if scaled:
@@ -276,7 +276,7 @@ def _calibration(calibration: Calibration) -> Figure:
     )
     axis = Axis(low=0.0, high=1.02, words=whole_percent)
     across, up = "stated probability of the answer", "share of right answers"
-    return Figure(
+    return Picture(
         name="reliability",
         title="Are stated probabilities true?",
         description=f"{error}. A point below the line is too sure of itself.",

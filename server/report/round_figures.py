@@ -8,8 +8,8 @@ from perennial.server.charts.cells import MOST_ROWS, State, States
 from perennial.server.charts.curves import Curve, Curves, Span
 from perennial.server.charts.frame import Axis
 from perennial.server.report.markup import (
-    Figure,
     Markup,
+    Picture,
     decimal,
     duration,
     folded,
@@ -62,10 +62,10 @@ def _by_round(
     return Curves([curve], across, up, 300, _tasks(rounds))
 
 
-def accuracy_by_round(run: Run) -> Figure:
+def accuracy_by_round(run: Run) -> Picture:
     """Accuracy on all classes so far, at the rounds where it was measured."""
     chart = _by_round(run, "accuracy", [event.accuracy for event in run.rounds], percent, SHARES)
-    return Figure(
+    return Picture(
         "accuracy-by-round",
         "Accuracy in each round",
         "On all classes so far. It drops where a task brings new classes and recovers as they are learned.",
@@ -74,15 +74,15 @@ def accuracy_by_round(run: Run) -> Figure:
     )
 
 
-def train_loss(run: Run) -> Figure:
+def train_loss(run: Run) -> Picture:
     """Mean training loss of the sites in each round."""
     values = [event.train_loss for event in run.rounds]
     chart = _by_round(run, "training loss", values, lambda value: decimal(value, 4), Axis(low=0.0))
     description = "Mean over the sites that took part; new classes raise it at the start of a task."
-    return Figure("train-loss", "Training loss in each round", description, chart, wide=True)
+    return Picture("train-loss", "Training loss in each round", description, chart, wide=True)
 
 
-def participation(run: Run, sites: Sequence[str]) -> Figure:
+def participation(run: Run, sites: Sequence[str]) -> Picture:
     """Who took part in which round, and what became of the others."""
     position = {site: row for row, site in enumerate(sites)}
     codes = [[0] * len(run.rounds) for _ in sites]
@@ -102,7 +102,7 @@ def participation(run: Run, sites: Sequence[str]) -> Figure:
     if len(sites) > MOST_ROWS:
         chart = _most_troubled(chart)
         description += f" The {MOST_ROWS} sites that were away, refused or were dropped most often."
-    return Figure("participation", "Participation", description, chart, wide=True)
+    return Picture("participation", "Participation", description, chart, wide=True)
 
 
 def _most_troubled(chart: States) -> States:
@@ -118,7 +118,7 @@ def _most_troubled(chart: States) -> States:
     )
 
 
-def traffic(run: Run) -> Figure:
+def traffic(run: Run) -> Picture:
     """Bytes from and to the sites in each round; the text has those of the ends of tasks too."""
     largest = max(max(event.bytes_up, event.bytes_down) for event in run.rounds)
     unit, factor = size_unit(largest)
@@ -133,7 +133,7 @@ def traffic(run: Run) -> Figure:
     if summary.task_end_bytes_up is not None and summary.task_end_bytes_down is not None:
         up, down = size(summary.task_end_bytes_up), size(summary.task_end_bytes_down)
         description += f"; at the ends of tasks, {up} and {down} more"
-    return Figure(
+    return Picture(
         name="traffic",
         title="Traffic in each round",
         description=f"{description}. Model and method tensors alone, without what carries them.",
@@ -149,11 +149,11 @@ def traffic(run: Run) -> Figure:
     )
 
 
-def time_by_round(run: Run) -> Figure:
+def time_by_round(run: Run) -> Picture:
     """Seconds of each round."""
     known = sorted(event.seconds for event in run.rounds if event.seconds is not None)
     median = f"Half of the rounds took under {duration(known[len(known) // 2])}. " if known else ""
-    return Figure(
+    return Picture(
         name="time",
         title="Time in each round",
         description=f"{median}The whole run took {duration(run.summary.seconds)}.",

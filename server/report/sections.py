@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perennial.server.report.markup import (
-    Figure,
     Markup,
+    Picture,
     Section,
     bar,
     decimal,
@@ -44,7 +44,7 @@ def panel(title: str, content: Markup, note: str = "", long: bool = False) -> Ma
 def accuracy(run: Run) -> Section:
     """Accuracy after each task, and what was not measured."""
     cells = [value for row in run.summary.accuracy_matrix for value in row]
-    parts: list[Figure | Markup] = []
+    parts: list[Picture | Markup] = []
     if any(value is not None for value in cells):
         parts = [accuracy_matrix(run), accuracy_over_tasks(run)]
     if any(event.accuracy is not None for event in run.rounds):
@@ -97,7 +97,7 @@ def sites(run: Run) -> Section | None:
     names = _site_names(run)
     if not names:
         return None
-    parts: list[Figure | Markup] = []
+    parts: list[Picture | Markup] = []
     if run.rounds:
         parts.append(participation(run, names))
     parts.append(panel("Contribution of each site", _sites_table(run, names)))
@@ -175,7 +175,7 @@ def privacy(run: Run) -> Section:
             f"At the site that has spent most, the privacy loss for one {epsilon.unit} is "
             f"ε = {decimal(epsilon.value)} at δ = {power(epsilon.delta)} ({epsilon.accountant} accountant)."
         )
-    parts: list[Figure | Markup] = [epsilon_by_site(epsilon)] if epsilon.per_site else []
+    parts: list[Picture | Markup] = [epsilon_by_site(epsilon)] if epsilon.per_site else []
     if epsilon.claim is not None:
         parts.append(panel("What is claimed", _claim(epsilon, epsilon.claim)))
     return Section("Privacy", parts, lead)
@@ -211,7 +211,7 @@ def cost(run: Run) -> Section | None:
 def origin(run: Run) -> Section:
     """What repeating this run takes (experiment, versions, model hash), and the journal's notes."""
     code = element("pre", element("code", run.experiment_text))
-    parts: list[Figure | Markup] = []
+    parts: list[Picture | Markup] = []
     if run.notes:
         items = join([element("li", note) for note in run.notes])
         parts.append(panel("Notes of the journal", element("ul", items, "journal"), long=True))

@@ -9,7 +9,7 @@ from perennial.server.charts.curves import Curve, Curves
 from perennial.server.charts.frame import Axis
 from perennial.server.metrics import forgetting
 from perennial.server.report.markup import (
-    Figure,
+    Picture,
     decimal,
     folded,
     label,
@@ -34,7 +34,7 @@ def after_tasks(tasks: int) -> Axis:
     return Axis("after task", low=0.7, high=tasks + 0.3, words="{:.0f}".format, whole=True, grid=False)
 
 
-def accuracy_matrix(run: Run) -> Figure:
+def accuracy_matrix(run: Run) -> Picture:
     """Row t, column i: accuracy on task i after task t."""
     matrix = run.summary.accuracy_matrix
     count = len(matrix)
@@ -46,7 +46,7 @@ def accuracy_matrix(run: Run) -> Figure:
         [f"after {after}: {percent(value)} on task {task}" for task, value in enumerate(row, 1)]
         for after, row in enumerate(padded, 1)
     ]
-    return Figure(
+    return Picture(
         name="accuracy-matrix",
         title="Accuracy matrix",
         description="Each row is the model after one task, each column how well it knows one task's classes.",
@@ -84,7 +84,7 @@ def _intervals(run: Run) -> list[tuple[float, float] | None]:
     return [None if a is None or ends is None else (ends[0], ends[1]) for a, ends in known]
 
 
-def accuracy_over_tasks(run: Run) -> Figure:
+def accuracy_over_tasks(run: Run) -> Picture:
     """All classes so far, the newest task, the sites' own samples, and forgetting, after each task."""
     matrix = run.summary.accuracy_matrix
     at_sites = "at the sites (noised)" if any(run.summary.federated_noise) else "at the sites"
@@ -97,7 +97,7 @@ def accuracy_over_tasks(run: Run) -> Figure:
     curves = {name: values for name, values in curves.items() if any(value is not None for value in values)}
     tasks = list(range(1, len(matrix) + 1))
     lowest = min((value for values in curves.values() for value in values if value is not None), default=0.0)
-    return Figure(
+    return Picture(
         name="accuracy-over-tasks",
         title="Accuracy and forgetting over tasks",
         description="How much the model knows of everything so far and of the newest task, and how far "
@@ -140,7 +140,7 @@ def accuracy_over_tasks(run: Run) -> Figure:
     )
 
 
-def epsilon_by_site(epsilon: Epsilon) -> Figure:
+def epsilon_by_site(epsilon: Epsilon) -> Picture:
     """What each site's releases have cost it."""
     title = label(f"ε for one {epsilon.unit}, δ = {power(epsilon.delta)}", 60)
     spent = {site: math.inf if value is None else value for site, value in epsilon.per_site.items()}
@@ -150,7 +150,7 @@ def epsilon_by_site(epsilon: Epsilon) -> Figure:
         "lrl",
         "Epsilon of each site",
     )
-    return Figure(
+    return Picture(
         "epsilon",
         "Privacy loss at each site",
         f"Epsilon for one {epsilon.unit}; smaller is more private, and the worst site counts.",

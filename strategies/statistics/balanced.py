@@ -11,8 +11,8 @@ from functools import reduce
 from typing import Any
 
 from perennial.learning.analytic.statistics import WEIGHT, Statistics
-from perennial.strategies.statistics.asking import Asking
 from perennial.strategies.statistics.kept import KeptSums
+from perennial.strategies.statistics.statistics_round import StatisticsRound
 
 Counts = dict[str, list[int]]
 """site -> its samples of each of a task's classes."""
@@ -32,7 +32,7 @@ class BalancedSums:
     counts: dict[int, Counts] = field(default_factory=dict)
     weights: dict[int, list[int]] = field(default_factory=dict)
 
-    def collect(self, asking: Asking, task: int, classes: range) -> None:
+    def collect(self, asking: StatisticsRound, task: int, classes: range) -> None:
         """Ask for what is missing of a task: every site again, where the weights of its classes change.
 
         While a site that sent sums is away, others join with the weights that all would have, and its own
@@ -52,7 +52,7 @@ class BalancedSums:
         if joined:
             self._joined(asking, task, classes, joined)
 
-    def _asked_all(self, asking: Asking, task: int, classes: range, counts: Counts) -> bool:
+    def _asked_all(self, asking: StatisticsRound, task: int, classes: range, counts: Counts) -> bool:
         """Whether every site that counts sent sums with the weights of all, which then stand.
 
         False where one that had sent its sums before does not send them now: those stay as they are.
@@ -76,7 +76,7 @@ class BalancedSums:
             counts = {site: row for site, row in counts.items() if site not in gone}
         return True
 
-    def _joined(self, asking: Asking, task: int, classes: range, told: Counts) -> None:
+    def _joined(self, asking: StatisticsRound, task: int, classes: range, told: Counts) -> None:
         """Sums of sites that come while others are away, with the weights that all together would have."""
         weights = weights_of(self.counts[task] | told, classes)
         kept = self.kept.setdefault(task, KeptSums())
@@ -91,7 +91,7 @@ class BalancedSums:
         )
 
     def _sent(
-        self, asking: Asking, task: int, classes: range, counts: Counts, weights: list[int]
+        self, asking: StatisticsRound, task: int, classes: range, counts: Counts, weights: list[int]
     ) -> KeptSums:
         fresh = KeptSums()
         for site, statistics in asking.statistics(list(counts), task, classes, weights):
@@ -100,7 +100,9 @@ class BalancedSums:
         return fresh
 
     @staticmethod
-    def _fits(asking: Asking, site: str, statistics: Statistics, told: list[int], weights: list[int]) -> bool:
+    def _fits(
+        asking: StatisticsRound, site: str, statistics: Statistics, told: list[int], weights: list[int]
+    ) -> bool:
         """Whether sums are of no more samples than the site told; else it is dropped by name."""
         most = [count * weight for count, weight in zip(told, weights, strict=True)]
         fits = all(count <= limit for count, limit in zip(statistics.counts.tolist(), most, strict=True))

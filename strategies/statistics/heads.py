@@ -10,7 +10,7 @@ from perennial.config.analytic import GAMMAS, LAMBDAS, shrinkage_of
 from perennial.foundation.errors import ConfigError, DataError
 from perennial.learning.analytic.noised import NoisedSums, noised_gaussian
 from perennial.learning.analytic.solve import HeadName, LinearHead, Sums, gaussian, gcv, ridge
-from perennial.strategies.statistics.asking import Asking
+from perennial.strategies.statistics.statistics_round import StatisticsRound
 
 Shrinkage = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["validation", "gcv"]
 Criterion = Literal["balanced", "plain"]
@@ -112,7 +112,7 @@ class HeadSettings:
             )
         return self.by_gcv(sums) if self.shrinkage == "gcv" else float(self.shrinkage)
 
-    def chosen(self, asking: Asking, sums: Sums) -> float:
+    def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
         """The given one, or the best of those to choose among; of equals the largest.
 
         Raises DataError where validation samples should choose and no site has any.

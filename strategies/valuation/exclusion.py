@@ -128,7 +128,7 @@ def require_measured_federation(services: Services) -> None:
 
 
 @dataclass
-class Federation:
+class FederationShape:
     """What the server knows of the sites' classes: what each has said with its turns."""
 
     _counts: dict[str, list[int]] = field(default_factory=dict)

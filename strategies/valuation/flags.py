@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perennial.data.schedule import TaskSchedule
-from perennial.strategies.valuation.exclusion import Federation
+from perennial.strategies.valuation.exclusion import FederationShape
 from perennial.strategies.valuation.harm import HarmTest
 from perennial.strategies.valuation.sweeps import ValuedTurn
 
@@ -23,7 +23,7 @@ class Flags:
         """site -> why it is flagged, in a word or two."""
         self.excluded: list[str] = []
         """Sites that are asked no more, and keep their flag."""
-        self.federation = Federation()
+        self.federation = FederationShape()
         self._excludes, self._refused = excludes, ""
         self._harm = HarmTest(false_alarm)
         self._zero: dict[str, list[int]] = {}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from perennial.benchmarks.secure_sites import RUN, Federation, Parameters, attempt_of, subject_of
+from perennial.benchmarks.secure_sites import RUN, MaskedFederation, Parameters, attempt_of, subject_of
 from perennial.cli.check import check_command
 from perennial.client.policy import check_digests, check_evaluation, check_secure, check_update
 from perennial.client.secure_state import SecureState, own_fingerprint, own_identity
@@ -118,7 +118,7 @@ def test_note_of_an_earlier_version_closes_too_and_a_damaged_one_is_named(tmp_pa
 
 
 def test_attempts_only_go_forward_and_old_secrets_are_deleted(tmp_path: Path) -> None:
-    federation = Federation(3, Parameters())
+    federation = MaskedFederation(3, Parameters())
     keeper = state(tmp_path)
     for number in (1, 2):
         session = federation.prepared(attempt_of(number))["site-000"]

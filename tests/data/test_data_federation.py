@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perennial.data.config import DataConfig
-from perennial.data.federation import Federation, build
+from perennial.data.federation import SimulatedFederation, build
 from perennial.data.site import SiteData
 from perennial.data.sources import load
 from perennial.data.splits import KeyedHash, content_groups
@@ -21,7 +21,7 @@ from perennial.foundation.errors import ConfigError, DataError
 FIVE_TASKS = TasksConfig(count=5, rounds=2)
 
 
-def digits(seed: int = 1, tasks: TasksConfig = FIVE_TASKS, **block: Any) -> Federation:
+def digits(seed: int = 1, tasks: TasksConfig = FIVE_TASKS, **block: Any) -> SimulatedFederation:
     return build(DataConfig.model_validate({"source": "digits", "sites": 4, **block}), tasks, seed)
 
 
@@ -30,7 +30,7 @@ def arrays(path: Path, x: np.ndarray, y: np.ndarray, **more: np.ndarray) -> dict
     return {"source": "npz", "path": str(path / "a.npz")}
 
 
-def holdings(federation: Federation) -> dict[str, list[list[int]]]:
+def holdings(federation: SimulatedFederation) -> dict[str, list[list[int]]]:
     return {
         name: [site.part(part).tolist() for part in ("train", "validation", "test")]
         for name, site in federation.sites.items()

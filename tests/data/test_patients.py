@@ -16,7 +16,7 @@ from torch import nn
 from perennial.config.run import RunSettings
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
-from perennial.data.federation import Federation, build
+from perennial.data.federation import SimulatedFederation, build
 from perennial.data.partition import kept_whole
 from perennial.data.splits import text_groups
 from perennial.data.survey import survey
@@ -66,7 +66,7 @@ def manifest(root: Path, **more: Any) -> dict[str, Any]:
     return {"source": "folder", "path": str(root / "m.csv"), "patient": "whose", **more}
 
 
-def places(federation: Federation) -> dict[int, set[tuple[str, str]]]:
+def places(federation: SimulatedFederation) -> dict[int, set[tuple[str, str]]]:
     """Patient -> (site, part) of each sample."""
     site = next(iter(federation.sites.values()))
     numbers = site.keyed.numbered(torch.arange(len(site.y))).tolist()
@@ -244,7 +244,7 @@ def test_the_patient_of_dicom_files_is_read_from_them_and_kept_nowhere(
     assert not any(value in kept or value.hex().encode() in kept for value in unkeyed)
 
 
-def _parts_by_pixel(federation: Federation) -> list[tuple[tuple[str, str], int]]:
+def _parts_by_pixel(federation: SimulatedFederation) -> list[tuple[tuple[str, str], int]]:
     parts = ("train", "validation", "test")
     return [
         ((site.name, part), int(pixel))

@@ -16,7 +16,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from perennial.config.approval import Approval
 from perennial.deploy import supernode_process
-from perennial.deploy.supernode_process import let_token_expire, refuse_unapproved_apps, send_whole_replies
+from perennial.deploy.supernode_process import expire_token, refuse_unapproved_apps, send_whole_replies
 from perennial.engine.grid import set_task_identity
 from perennial.strategies.round.queries import NOT_APPROVED, describe_error
 
@@ -153,7 +153,7 @@ def test_an_error_is_sent_in_place_of_a_reply_whose_author_is_dead(
         time.sleep(0.3)
         assert not sent and turn.is_alive()
     if how == "killed":
-        let_token_expire(state, token)
+        expire_token(state, token)
     elif how == "ended without it":
         task = state.get_task_by_token(token)
         assert task is not None and state.finish_task(task.task_id, "failed", "")
@@ -217,8 +217,8 @@ def test_a_killed_clientapp_is_answered_for_at_once(fetched: bool) -> None:
     state, _, token = clientapp_at_work()
     if fetched:
         assert state.get_messages(run_ids=[1], is_reply=False)
-    let_token_expire(state, "another")
+    expire_token(state, "another")
     assert state.get_task_by_token(token) is not None and not state.get_messages(is_reply=True)
-    let_token_expire(state, token)
+    expire_token(state, token)
     (reply,) = state.get_messages(is_reply=True)
     assert reply.has_error() and state.get_task_by_token(token) is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perennial.server.wishes import RunStopped, write_wish
+from perennial.server.control import RunStopped, write_request
 from tests.live_pages import TOKEN, browser, going_on, needs_browser, operator_pages, until
 from tests.run_folders import HOSTILE
 from tests.switched_grid import SwitchedRun
@@ -103,7 +103,7 @@ def test_a_site_that_stops_is_named_within_ten_seconds(tmp_path: Path, driver: A
         began = time.monotonic()
         until(lambda: "site-1 is not connected" in text(driver, "warnings"), 10)
         assert time.monotonic() - began < 10
-        write_wish(run.folder, "stop")
+        write_request(run.folder, "stop")
         until(lambda: "stopped" in text(driver, "headline"))
         thread.join(10)
 
@@ -141,7 +141,7 @@ def test_a_run_is_paused_and_resumed_by_keyboard(tmp_path: Path, driver: Any) ->
         driver.find_element(By.CSS_SELECTOR, ".ask button").send_keys(Keys.ENTER)
         until(lambda: "answered" in text(driver, "headline") or "Finished" in text(driver, "headline"))
         assert run.events("went_on")
-        write_wish(run.folder, "stop")
+        write_request(run.folder, "stop")
         thread.join(10)
     assert isinstance(run.error, RunStopped)
 

@@ -13,7 +13,7 @@ from perennial.foundation.tokens import read_token
 from perennial.live import operator as module
 from perennial.live.guard import Sessions, allowed_hosts
 from perennial.live.operator import OperatorPages
-from perennial.server.wishes import read_wish
+from perennial.server.control import read_request
 from tests.live_pages import TOKEN, ask, events_of, going_on, operator_pages, served, until
 from tests.run_folders import HOSTILE, write_run
 
@@ -49,7 +49,7 @@ def test_a_foreign_name_reaches_nothing(tmp_path: Path, host: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["..", "%2e%2e", "..%2f..%2fetc%2fpasswd", "%00", "trial%2f..%2ftrial", ".wishes", "link", "a" * 5000],
+    ["..", "%2e%2e", "..%2f..%2fetc%2fpasswd", "%00", "trial%2f..%2ftrial", ".control", "link", "a" * 5000],
 )
 def test_a_name_that_the_folder_does_not_list_is_no_run(tmp_path: Path, name: str) -> None:
     write_run(tmp_path / "outside")
@@ -67,7 +67,7 @@ def test_pages_without_a_token_steer_nothing(tmp_path: Path) -> None:
         assert "Pause" not in ask(f"{address}/runs/trial").body
         assert ask(f"{address}/runs/trial/pause").status == 403
         assert ask(f"{address}/runs/trial/pause", {"form": ""}, Origin=address).status == 403
-        assert ask(f"{address}/sign-in").status == 404 and read_wish(run.folder) is None
+        assert ask(f"{address}/sign-in").status == 404 and read_request(run.folder) is None
 
 
 def test_a_pause_needs_the_token_a_session_and_the_pages_own_form(tmp_path: Path) -> None:
@@ -88,12 +88,12 @@ def test_a_pause_needs_the_token_a_session_and_the_pages_own_form(tmp_path: Path
             ask(f"{here}/resume", {"form": form}, Cookie=cookie, Origin=address),
         ]
         assert [answer.status for answer in refused[1:]] == [403, 403, 403, 403, 403, 409]
-        assert "Sign in" in refused[0].body and read_wish(run.folder) is None
+        assert "Sign in" in refused[0].body and read_request(run.folder) is None
         assert ask(f"{here}/pause", {"form": form}, Cookie=cookie, Origin=address).status == 303
-        assert read_wish(run.folder) == "pause"
+        assert read_request(run.folder) == "pause"
         until(lambda: "It pauses when this round is over" in ask(here).body)
         assert ask(f"{here}/resume", {"form": form}, Cookie=cookie, Origin=address).status == 303
-        assert read_wish(run.folder) is None
+        assert read_request(run.folder) is None
         assert ask(f"{address}/sign-out", {"form": form}, Cookie=cookie, Origin=address).status == 303
         assert "Sign in" in ask(f"{here}/stop", Cookie=cookie).body
 
@@ -156,9 +156,9 @@ def test_a_run_is_stopped_by_the_pages_own_form_alone(tmp_path: Path) -> None:
         run.begin_round(1, ["graz"])
         cookie, form = signed_in(address)
         assert "The round that it is in is lost" in ask(f"{address}/runs/trial/stop", Cookie=cookie).body
-        assert read_wish(run.folder) is None, "looking at the question does nothing"
+        assert read_request(run.folder) is None, "looking at the question does nothing"
         stop = ask(f"{address}/runs/trial/stop", {"form": form}, Cookie=cookie, Origin=address)
-        assert stop.status == 303 and read_wish(run.folder) == "stop"
+        assert stop.status == 303 and read_request(run.folder) == "stop"
 
 
 def test_a_token_that_others_can_read_or_guess_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from perennial.deploy.superlink_status import SuperLinkStatus
 from perennial.live.hospital import site_metrics
 from perennial.live.metrics import run_metrics
 from perennial.live.runs import WatchedRun
-from perennial.live.site_state import SiteState
+from perennial.live.site_state import HospitalState
 from tests.live_pages import going_on
 
 FOLDER = Path(__file__).resolve().parents[2] / "live" / "prometheus"
@@ -29,7 +29,7 @@ def exported(tmp_path: Path) -> set[str]:
         of_operator = run_metrics([watched], SuperLinkStatus(0.0, 1.0, {"graz": None})).decode()
     site = tmp_path / "site.yaml"
     site.write_text("site: graz\nstate_dir: state\npolicy: {max_epsilon: 8.0, require_privacy: sample}\n")
-    state = SiteState(site)
+    state = HospitalState(site)
     state.read()
     return set(re.findall(r"^(perennial_\w+)", of_operator + site_metrics(state).decode(), re.MULTILINE))
 

@@ -204,10 +204,10 @@ def test_kill_at_any_moment_never_under_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", [1, 40, 200])
 def test_a_torn_line_is_repaired_with_a_note(tmp_path: Path, kept: int) -> None:
     ledger = charged(tmp_path, 2)
-    whole, head = ledger.path.read_bytes(), ledger.beside.read_bytes()
+    whole, tip = ledger.path.read_bytes(), ledger.beside.read_bytes()
     charged(tmp_path, 1)
     ledger.path.write_bytes(ledger.path.read_bytes()[: len(whole) + kept])
-    ledger.beside.write_bytes(head)  # a crash in the middle of a line comes before the head
+    ledger.beside.write_bytes(tip)  # a crash in the middle of a line comes before the tip
     assert len(ledger.entries()) == 2
     ledger.charge(update("after"))
     assert [entry.run for entry in ledger.entries()] == ["run-0", "run-1", "after"]
@@ -218,9 +218,9 @@ def test_a_torn_line_is_repaired_with_a_note(tmp_path: Path, kept: int) -> None:
 
 def test_a_line_that_lacks_its_newline_only_is_counted(tmp_path: Path) -> None:
     ledger = charged(tmp_path, 1)
-    head = ledger.beside.read_bytes()
+    tip = ledger.beside.read_bytes()
     charged(tmp_path, 1)
-    ledger.beside.write_bytes(head)
+    ledger.beside.write_bytes(tip)
     ledger.path.write_bytes(ledger.path.read_bytes()[:-1])
     assert len(ledger.entries()) == 2
     ledger.charge(update())

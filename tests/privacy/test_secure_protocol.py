@@ -11,7 +11,7 @@ from scipy.stats import hypergeom
 
 from perennial.benchmarks.secure_sites import (
     RUN,
-    Federation,
+    MaskedFederation,
     attempt_of,
     random_values,
     run_attempt,
@@ -30,7 +30,7 @@ from perennial.privacy.secure.shamir import PRIME, join, split
 from perennial.privacy.secure.site_session import SiteSession
 
 
-def _all(federation: Federation) -> list[list[str]]:
+def _all(federation: MaskedFederation) -> list[list[str]]:
     return [federation.names] * 4
 
 
@@ -57,7 +57,7 @@ def test_fewer_shares_than_the_threshold_fit_every_secret():
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 @pytest.mark.parametrize(("sites", "colluders"), [(3, 0), (4, 1), (10, 3)])
 def test_sum_has_the_same_words_as_without_masks(dtype: type, sites: int, colluders: int):
-    federation = Federation(sites, Parameters(colluders))
+    federation = MaskedFederation(sites, Parameters(colluders))
     values = random_values(federation.names, 1000, dtype)
     found = run_attempt(federation, values, 1, _all(federation))
     assert not isinstance(found, str), found
@@ -66,7 +66,7 @@ def test_sum_has_the_same_words_as_without_masks(dtype: type, sites: int, collud
 
 @pytest.mark.parametrize(("sites", "colluders"), [(2, 0), (3, 0), (3, 1), (4, 0), (4, 1)])
 def test_every_pattern_of_drop_outs_ends_in_the_right_sum_or_in_a_named_skip(sites: int, colluders: int):
-    federation = Federation(sites, Parameters(colluders), kill=True)
+    federation = MaskedFederation(sites, Parameters(colluders), kill=True)
     values = random_values(federation.names, 5, np.uint32)
     needed = Parameters(colluders).survivors_needed
     opened = 0
@@ -88,7 +88,7 @@ def test_every_pattern_of_drop_outs_ends_in_the_right_sum_or_in_a_named_skip(sit
 
 def test_survivor_of_one_round_that_drops_out_in_the_next_has_nothing_of_the_first_opened():
     """Its mask key of round 2 comes to light; the mask of round 1 was made with another one."""
-    federation = Federation(4, Parameters(1))
+    federation = MaskedFederation(4, Parameters(1))
     first, second = attempt_of(1), attempt_of(2)
     values = random_values(federation.names, 8, np.uint64)
     sessions = federation.prepared(first)
@@ -122,7 +122,7 @@ def test_survivor_of_one_round_that_drops_out_in_the_next_has_nothing_of_the_fir
     assert np.array_equal(guess - stream, values[victim]), "the check above would notice the right key"
 
 
-def _masked(federation: Federation) -> tuple[dict[str, SiteSession], ServerSession]:
+def _masked(federation: MaskedFederation) -> tuple[dict[str, SiteSession], ServerSession]:
     """Everybody has sent masked values."""
     attempt = attempt_of()
     sessions = federation.prepared(attempt)
@@ -138,7 +138,7 @@ def _masked(federation: Federation) -> tuple[dict[str, SiteSession], ServerSessi
 
 
 def test_shrunk_set_of_survivors_is_refused():
-    federation = Federation(5, Parameters(1))
+    federation = MaskedFederation(5, Parameters(1))
     sessions, server = _masked(federation)
     name = federation.names[0]
     signed(federation, server, sessions[name])
@@ -148,7 +148,7 @@ def test_shrunk_set_of_survivors_is_refused():
 
 def test_both_kinds_of_shares_are_refused():
     """After the seed of a site, its mask key: that is a second unmasking with the site among the gone."""
-    federation = Federation(5, Parameters(1))
+    federation = MaskedFederation(5, Parameters(1))
     sessions, server = _masked(federation)
     for name, session in sessions.items():
         server.add_vote(name, signed(federation, server, session))
@@ -161,7 +161,7 @@ def test_both_kinds_of_shares_are_refused():
 
 
 def test_set_without_a_threshold_of_signatures_is_refused():
-    federation = Federation(5, Parameters(1))
+    federation = MaskedFederation(5, Parameters(1))
     sessions, server = _masked(federation)
     for name, session in sessions.items():
         server.add_vote(name, signed(federation, server, session))
@@ -175,7 +175,7 @@ def test_set_without_a_threshold_of_signatures_is_refused():
 
 
 def test_masks_serve_once_and_the_roster_is_fixed():
-    federation = Federation(4, Parameters(0))
+    federation = MaskedFederation(4, Parameters(0))
     sessions, server = _masked(federation)
     session = sessions[federation.names[0]]
     with pytest.raises(PolicyRefusal, match="masked its values already"):
@@ -188,7 +188,7 @@ def test_masks_serve_once_and_the_roster_is_fixed():
 
 def test_messages_of_another_attempt_are_refused():
     """A replayed round: its members and shares are bound to the attempt that they were made for."""
-    federation = Federation(4, Parameters(0))
+    federation = MaskedFederation(4, Parameters(0))
     _, server = _masked(federation)
     name = federation.names[0]
     later = federation.prepared(attempt_of(2))[name]
@@ -197,7 +197,7 @@ def test_messages_of_another_attempt_are_refused():
 
 
 def test_sealed_shares_that_were_changed_or_swapped_are_left_out():
-    federation = Federation(3, Parameters(0))
+    federation = MaskedFederation(3, Parameters(0))
     sessions, server = _masked(federation)
     name, one, two = federation.names
     shares = server.shares_for(name)
@@ -211,7 +211,7 @@ def test_sealed_shares_that_were_changed_or_swapped_are_left_out():
 
 
 def test_false_shares_are_noticed():
-    federation = Federation(4, Parameters(0))
+    federation = MaskedFederation(4, Parameters(0))
     sessions, server = _masked(federation)
     for name, session in sessions.items():
         server.add_vote(name, signed(federation, server, session))
@@ -224,7 +224,7 @@ def test_false_shares_are_noticed():
 
 
 def test_peer_that_nobody_introduced_or_trusts_is_refused():
-    federation = Federation(3, Parameters(0))
+    federation = MaskedFederation(3, Parameters(0))
     name = federation.names[0]
     stranger = Peer.introduce(federation.names[1], new_secret(), new_secret(), RUN, 2)
     peers = [federation.peers[0], stranger, federation.peers[2]]
@@ -280,7 +280,7 @@ def test_sites_beyond_a_hundred_share_masks_with_some():
 
 @pytest.mark.slow
 def test_regular_graph_opens_the_right_sum():
-    federation = Federation(130, Parameters(2, quorum=120))
+    federation = MaskedFederation(130, Parameters(2, quorum=120))
     graph = Graph.of(130, federation.parameters, b"")
     assert graph.degree < 129
     values = random_values(federation.names, 3, np.uint64)
@@ -293,7 +293,7 @@ def test_regular_graph_opens_the_right_sum():
 def test_view_of_colluders_and_server_does_not_depend_on_a_value():
     """Low bits of what an honest site sends, for two different values, with everything that the colluder and
     the server hold beside it: chi-square over 16 cells, 480 attempts each."""
-    federation = Federation(3, Parameters(1))
+    federation = MaskedFederation(3, Parameters(1))
     victim, _, colluder = federation.names
     counts = {}
     for value in (0, 7):
@@ -322,7 +322,9 @@ def test_view_of_colluders_and_server_does_not_depend_on_a_value():
         assert ((cells - expected) ** 2 / expected).sum() < 42.6
 
 
-def _residual_of(victim: str, federation: Federation, others: list[str], value: int, number: int) -> Words:
+def _residual_of(
+    victim: str, federation: MaskedFederation, others: list[str], value: int, number: int
+) -> Words:
     """What is left of a site's masked words once everything is off that the server and `others` know.
 
     That are the pair masks with them, and the self mask, whose seed every opening gives out.
@@ -357,7 +359,7 @@ def test_after_the_opening_any_colluders_and_the_server_see_a_site_s_value_unifo
 ):
     """Whatever the value, low bits of what is left of its words are uniform as long as one other site is
     honest; with all others dishonest the same measurement reads the value off."""
-    federation = Federation(sites, Parameters(colluders))
+    federation = MaskedFederation(sites, Parameters(colluders))
     victim, *others = federation.names
     for chosen in combinations(others, colluders):
         for value in (0, 7):

@@ -17,7 +17,7 @@ from perennial.privacy import ledger_lines
 from perennial.privacy.composition import compose
 from perennial.privacy.entries import Entry
 from perennial.privacy.ledger import Ledger, Limit
-from perennial.privacy.ledger_head import MOST_GUARANTEES, Head, Mark, commitment, with_one_more
+from perennial.privacy.ledger_tip import MOST_GUARANTEES, Tip, TipPosition, commitment, with_one_more
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 Attack = Callable[[Ledger, bytes], object]
@@ -51,7 +51,7 @@ def test_a_commitment_is_the_one_that_earlier_versions_wrote() -> None:
 
 def spent(folder: Path, *, elsewhere: bool = True) -> tuple[Ledger, bytes]:
     """A site that has spent its budget, and its ledger as it was after two releases."""
-    second = folder / "other-disk" / "head" if elsewhere else None
+    second = folder / "other-disk" / "tip" if elsewhere else None
     (folder / "other-disk").mkdir(parents=True)
     ledger = Ledger(folder / "state", second)
     for _ in range(2):
@@ -86,7 +86,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["one head", "two heads"])
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["one tip", "two tips"])
 def test_a_changed_ledger_gives_no_budget_back(tmp_path: Path, attack: str, elsewhere: bool) -> None:
     ledger, older = spent(tmp_path, elsewhere=elsewhere)
     ATTACKS[attack](ledger, older)
@@ -96,69 +96,67 @@ def test_a_changed_ledger_gives_no_budget_back(tmp_path: Path, attack: str, else
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_the_head_elsewhere_notices_who_has_the_whole_state_folder(tmp_path: Path, attack: str) -> None:
+def test_the_tip_elsewhere_notices_who_has_the_whole_state_folder(tmp_path: Path, attack: str) -> None:
     ledger, older = spent(tmp_path)
     ATTACKS[attack](ledger, older)
     ledger.beside.unlink()
-    with pytest.raises(StateError, match="other-disk/head has noted|changed or removed"):
+    with pytest.raises(StateError, match="other-disk/tip has noted|changed or removed"):
         ledger.charge(update(), LIMIT)
 
 
 def test_a_state_folder_from_an_older_backup_is_noticed(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "state", tmp_path / "head")
+    ledger = Ledger(tmp_path / "state", tmp_path / "tip")
     ledger.charge(update(), LIMIT)
     shutil.copytree(tmp_path / "state", tmp_path / "backup")
     ledger.charge(update(), LIMIT)
     shutil.rmtree(tmp_path / "state")
     shutil.copytree(tmp_path / "backup", tmp_path / "state")
-    with pytest.raises(StateError, match="lacks line 2, which .*head has noted"):
+    with pytest.raises(StateError, match="lacks line 2, which .*tip has noted"):
         ledger.charge(update(), LIMIT)
 
 
-def test_what_is_left_is_a_ledger_rolled_back_with_every_head(tmp_path: Path) -> None:
+def test_what_is_left_is_a_ledger_rolled_back_with_every_tip(tmp_path: Path) -> None:
     """Stated, not defended: docs/privacy.md says it. Who can write both places can restore both."""
-    ledger = Ledger(tmp_path / "state", tmp_path / "head")
+    ledger = Ledger(tmp_path / "state", tmp_path / "tip")
     ledger.charge(update(), LIMIT)
-    copies = {path: path.read_bytes() for path in (ledger.path, ledger.beside, tmp_path / "head")}
+    copies = {path: path.read_bytes() for path in (ledger.path, ledger.beside, tmp_path / "tip")}
     ledger.charge(update(), LIMIT)
     for path, data in copies.items():
         path.write_bytes(data)
     assert len(ledger.entries()) == 1
 
 
-def test_totals_in_a_head_are_believed_only_if_the_ledger_vouches_for_them(tmp_path: Path) -> None:
+def test_totals_in_a_tip_are_believed_only_if_the_ledger_vouches_for_them(tmp_path: Path) -> None:
     ledger, _ = spent(tmp_path, elsewhere=False)
-    head = Head.read(ledger.beside)
-    assert head is not None and head.releases == 4
-    Head(head.mark, {next(iter(head.totals)): 1}, head.newest, head.checked).write(
-        ledger.beside, durable=True
-    )
+    tip = Tip.read(ledger.beside)
+    assert tip is not None and tip.releases == 4
+    Tip(tip.mark, {next(iter(tip.totals)): 1}, tip.newest, tip.checked).write(ledger.beside, durable=True)
     with pytest.raises(PrivacyError, match="limit"):
         ledger.charge(update(), LIMIT)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"mark": {}}', b"[" * 100_000, b'{"totals":[[{},1]]}'])
-def test_a_damaged_head_beside_the_ledger_is_rebuilt_and_one_elsewhere_refuses(
+def test_a_damaged_tip_beside_the_ledger_is_rebuilt_and_one_elsewhere_refuses(
     tmp_path: Path, damage: bytes
 ) -> None:
     ledger, _ = spent(tmp_path)
     ledger.beside.write_bytes(damage)
     with pytest.raises(PrivacyError, match="limit"):
         ledger.charge(update(), LIMIT)
-    (tmp_path / "other-disk" / "head").write_bytes(damage)
-    with pytest.raises(StateError, match="not a ledger's head"):
+    (tmp_path / "other-disk" / "tip").write_bytes(damage)
+    with pytest.raises(StateError, match="not a ledger's tip"):
         ledger.charge(update(), LIMIT)
 
 
-def test_a_head_that_was_lost_is_noted_anew_by_hand(tmp_path: Path) -> None:
+def test_a_tip_that_was_lost_is_noted_anew_by_hand(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "state")
     ledger.charge(update())
-    with_head = Ledger(tmp_path / "state", tmp_path / "head")
-    with pytest.raises(StateError, match="ledger_head: no file .*perennial site note-head"):
-        with_head.charge(update())
-    assert with_head.note_head() == 1
-    with_head.charge(update())
-    assert len(with_head.entries()) == 2
+    with_tip = Ledger(tmp_path / "state", tmp_path / "tip")
+    with pytest.raises(StateError, match="ledger_tip: no file .*perennial site record-tip"):
+        with_tip.charge(update())
+    assert with_tip.record_tip() == 1
+    with_tip.charge(update())
+    assert len(with_tip.entries()) == 2
 
 
 def test_a_lost_ledger_is_begun_anew_with_what_was_spent(tmp_path: Path) -> None:
@@ -172,8 +170,8 @@ def test_a_lost_ledger_is_begun_anew_with_what_was_spent(tmp_path: Path) -> None
         ledger.charge(update(), LIMIT)
     ledger.charge(update())
     assert ledger.cost(1e-5).releases == 5 and len(ledger.entries()) == 1
-    for head in (ledger.beside, tmp_path / "other-disk" / "head"):
-        head.unlink()
+    for tip in (ledger.beside, tmp_path / "other-disk" / "tip"):
+        tip.unlink()
     with pytest.raises(StateError, match="nothing is known"):
         ledger.restart()
 
@@ -181,7 +179,7 @@ def test_a_lost_ledger_is_begun_anew_with_what_was_spent(tmp_path: Path) -> None
 def test_carried_totals_stand_in_a_first_line_alone(tmp_path: Path) -> None:
     ledger, _ = spent(tmp_path, elsewhere=False)
     ledger.beside.unlink()
-    last = ledger.head()[1]
+    last = ledger.tip()[1]
     line = {"previous": last, "totals": commitment({}), "carried": []}
     with ledger.path.open("a") as file:
         file.write(json.dumps(line) + "\n")
@@ -192,28 +190,28 @@ def test_carried_totals_stand_in_a_first_line_alone(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from perennial.privacy import ledger_head
+from perennial.privacy import ledger_tip
 from perennial.privacy.ledger import Ledger
 from tests.redteam.test_ledger_rollback import update
 calls = 0
-write = ledger_head.Head.write
+write = ledger_tip.Tip.write
 def dying(self, path, *, durable):
     global calls
     calls += 1
     if calls == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
     write(self, path, durable=durable)
-ledger_head.Head.write = dying
-Ledger(Path(sys.argv[1]) / "state", Path(sys.argv[1]) / "head").charge(update())
+ledger_tip.Tip.write = dying
+Ledger(Path(sys.argv[1]) / "state", Path(sys.argv[1]) / "tip").charge(update())
 print("left")
 """
 
 
-@pytest.mark.parametrize("moment", [1, 2], ids=["before both heads", "between the heads"])
+@pytest.mark.parametrize("moment", [1, 2], ids=["before both tips", "between the tips"])
 def test_a_kill_between_the_writes_neither_locks_the_site_nor_gives_budget_back(
     tmp_path: Path, moment: int
 ) -> None:
-    ledger = Ledger(tmp_path / "state", tmp_path / "head")
+    ledger = Ledger(tmp_path / "state", tmp_path / "tip")
     ledger.charge(update())
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(moment)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -221,32 +219,32 @@ def test_a_kill_between_the_writes_neither_locks_the_site_nor_gives_budget_back(
     assert ledger.cost(1e-5).releases == 2
     ledger.charge(update())
     assert ledger.cost(1e-5).releases == len(ledger.entries()) == 3
-    for path in (ledger.beside, tmp_path / "head"):
-        head = Head.read(path)
-        assert head is not None and head.releases == 3
+    for path in (ledger.beside, tmp_path / "tip"):
+        tip = Tip.read(path)
+        assert tip is not None and tip.releases == 3
 
 
 def test_a_full_disk_elsewhere_stops_the_release_and_not_the_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ledger = Ledger(tmp_path / "state", tmp_path / "full" / "head")
-    with pytest.raises(StateError, match="ledger_head: .*must not leave"):
+    ledger = Ledger(tmp_path / "state", tmp_path / "full" / "tip")
+    with pytest.raises(StateError, match="ledger_tip: .*must not leave"):
         ledger.charge(update())
     (tmp_path / "full").mkdir()
-    with pytest.raises(StateError, match="ledger_head: no file"):
+    with pytest.raises(StateError, match="ledger_tip: no file"):
         ledger.charge(update())
-    assert ledger.note_head() == 1, "counted although it did not leave"
+    assert ledger.record_tip() == 1, "counted although it did not leave"
     ledger.charge(update())
     assert ledger.cost(1e-5).releases == 2
 
 
-def test_processes_at_once_share_the_heads(tmp_path: Path) -> None:
+def test_processes_at_once_share_the_tips(tmp_path: Path) -> None:
     refused: list[Exception] = []
 
     def charge() -> None:
         for _ in range(3):
             try:
-                Ledger(tmp_path / "state", tmp_path / "head").charge(update(), LIMIT)
+                Ledger(tmp_path / "state", tmp_path / "tip").charge(update(), LIMIT)
             except PrivacyError as error:
                 refused.append(error)
 
@@ -255,22 +253,22 @@ def test_processes_at_once_share_the_heads(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(Ledger(tmp_path / "state", tmp_path / "head").entries()) == 4
+    assert len(Ledger(tmp_path / "state", tmp_path / "tip").entries()) == 4
     assert len(refused) == 8
 
 
 def long_ledger(folder: Path, count: int) -> Ledger:
-    """A ledger with count releases, and its head, made without charging each."""
+    """A ledger with count releases, and its tip, made without charging each."""
     ledger = Ledger(folder)
     folder.mkdir()
-    addition, totals = ledger_lines.Addition(Head(Mark(), {})), {}
+    addition, totals = ledger_lines.Addition(Tip(TipPosition(), {})), {}
     with ledger.path.open("wb") as file:
         for number in range(count):
             totals = with_one_more(totals, update())
             addition.line(update(f"run-{number}").to_json(), totals)
             file.write(addition.data)
             addition.data = b""
-    addition.head.write(ledger.beside, durable=True)
+    addition.tip.write(ledger.beside, durable=True)
     return ledger
 
 
@@ -315,7 +313,7 @@ def test_the_recorded_ledgers_cost_as_the_page_says() -> None:
 
 def test_the_measured_ledgers_are_what_charges_would_have_left(tmp_path: Path) -> None:
     ledger = write_ledger(tmp_path / "state", 300)
-    assert len(ledger.entries()) == 300, "the chain, the totals and the head fit"
+    assert len(ledger.entries()) == 300, "the chain, the totals and the tip fit"
     ledger.charge(update())
     assert ledger.cost(1e-5, "rdp").releases == 301
 
@@ -341,22 +339,22 @@ def test_older_lines_without_any_newline_are_named(tmp_path: Path) -> None:
         ledger.charge(update())
 
 
-def test_a_server_cannot_fill_the_head_with_guarantees(tmp_path: Path) -> None:
+def test_a_server_cannot_fill_the_tip_with_guarantees(tmp_path: Path) -> None:
     ledger = long_ledger(tmp_path / "state", 1)
-    head = Head.read(ledger.beside)
-    assert head is not None
+    tip = Tip.read(ledger.beside)
+    assert tip is not None
     many = {update(noise=1.0 + number / 1e6): 1 for number in range(MOST_GUARANTEES)}
     totals = {**{entry: 1 for entry in map(_bare, many)}}
-    addition = ledger_lines.Addition(Head(Mark(), {}))
+    addition = ledger_lines.Addition(Tip(TipPosition(), {}))
     addition.line({"carried": [[e.to_json(), 1] for e in totals], "time": ""}, totals)
     ledger.path.write_bytes(addition.data)
-    addition.head.write(ledger.beside, durable=True)
+    addition.tip.write(ledger.beside, durable=True)
     ledger.charge(update(noise=1.0))
     with pytest.raises(PrivacyError, match="yet another guarantee"):
         ledger.charge(update(noise=0.5))
 
 
 def _bare(entry: Entry) -> Entry:
-    from perennial.privacy.ledger_head import guarantee
+    from perennial.privacy.ledger_tip import guarantee
 
     return guarantee(entry)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from perennial.benchmarks.secure_sites import Federation, attempt_of, subject_of
+from perennial.benchmarks.secure_sites import MaskedFederation, attempt_of, subject_of
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.privacy.secure.parameters import Parameters
 from perennial.privacy.secure.roster import Subject
@@ -16,7 +16,7 @@ from tests.strategies.test_secure_runs import run, serve_with
 
 def test_sites_that_were_asked_about_different_models_open_nothing():
     """A server that shows one site another model than the rest, to see its update alone."""
-    federation = Federation(5, Parameters(1))
+    federation = MaskedFederation(5, Parameters(1))
     attempt, other = attempt_of(), Subject(1, "update", "another model")
     sessions = federation.prepared(attempt)
     members = [session.member for session in sessions.values()]

@@ -27,7 +27,7 @@ from perennial.privacy.ledger import Ledger
 from perennial.privacy.receipts import Receipt, ReceiptBook
 from perennial.protocol.fields import read_kind
 from perennial.protocol.messages import DescribeRequest, Refusal, TrainRequest
-from perennial.protocol.receipts import LedgerHead, LedgerReceipt
+from perennial.protocol.receipts import LedgerReceipt, LedgerTip
 from perennial.protocol.tensors import Tensors
 from perennial.server.receipts import WENT_BACK, ReceiptGrid
 
@@ -111,21 +111,21 @@ def test_the_server_witnesses_each_release_and_the_site_keeps_its_word(federatio
     known = ReceiptBook(federation.folder / "operator" / "receipts" / f"{SITE}.json").newest()
     assert kept is not None and known is not None
     assert (kept.lines, known.lines) == (2, 3) and len(federation.ledger.entries()) == 3
-    assert known.last == federation.ledger.head()[1]
+    assert known.last == federation.ledger.tip()[1]
     assert federation.book.path.stat().st_mode & 0o777 == 0o600
     assert federation.book.path.parent.stat().st_mode & 0o777 == 0o700
     assert federation.notes == []
 
 
 def delete(state: Path, backup: Path) -> None:
-    for name in ("ledger.jsonl", "ledger.head"):
+    for name in ("ledger.jsonl", "ledger.tip"):
         (state / name).unlink()
 
 
 def truncate(state: Path, backup: Path) -> None:
     lines = (state / "ledger.jsonl").read_bytes().splitlines(keepends=True)
     os.truncate(state / "ledger.jsonl", len(lines[0]))
-    (state / "ledger.head").unlink()
+    (state / "ledger.tip").unlink()
 
 
 def put_back(state: Path, backup: Path) -> None:
@@ -202,13 +202,13 @@ def test_a_new_ledger_sets_the_receipt_aside_and_earns_new_ones(federation: Fede
     assert federation.ask().startswith("state:")
 
 
-def test_a_head_that_is_older_than_the_receipt_does_not_begin_a_ledger(federation: Federation) -> None:
+def test_a_tip_that_is_older_than_the_receipt_does_not_begin_a_ledger(federation: Federation) -> None:
     backup = federation.folder / "backup"
     shutil.copytree(federation.state, backup)
     for _ in range(3):
         assert federation.ask() == ""
     put_back(federation.state, backup)
-    with pytest.raises(StateError, match="newest head is of line 3, and the operator's receipt of line 5"):
+    with pytest.raises(StateError, match="newest tip is of line 3, and the operator's receipt of line 5"):
         federation.ledger.restart()
     assert federation.ask().startswith("state:")
     federation.ledger.restart(although_older=True)
@@ -267,24 +267,24 @@ def test_a_node_cannot_have_a_receipt_in_anothers_name(federation: Federation) -
     assert not (federation.folder / "operator" / "receipts" / "linz.json").exists()
 
 
-def test_without_the_key_in_site_yaml_no_head_leaves_and_no_receipt_is_kept(tmp_path: Path) -> None:
+def test_without_the_key_in_site_yaml_no_tip_leaves_and_no_receipt_is_kept(tmp_path: Path) -> None:
     federation = Federation.of(tmp_path)
     content = yaml.safe_load(federation.hospital.site_file.read_text())
     del content["receipts"]
     federation.hospital.site_file.write_text(yaml.safe_dump(content))
-    heads: list[LedgerHead | None] = []
+    tips: list[LedgerTip | None] = []
     grid = federation.grid()
     inner = grid._grid.pull_messages
 
     def watched(identifiers: Iterable[str]) -> list[Message]:
         replies = list(inner(identifiers))
-        heads.extend(LedgerHead.beside(reply.content) for reply in replies)
+        tips.extend(LedgerTip.beside(reply.content) for reply in replies)
         return replies
 
     grid._grid.pull_messages = watched  # pyright: ignore[reportAttributeAccessIssue]
     message = Message(federation.train().to_record(), NODE, TrainRequest.message_type)
     assert list(grid.pull_messages(grid.push_messages([message])))
-    assert heads == [None] and not federation.book.path.exists()
+    assert tips == [None] and not federation.book.path.exists()
 
 
 def test_a_file_of_receipts_beside_the_ledger_is_refused_by_its_key(tmp_path: Path) -> None:
@@ -304,11 +304,11 @@ def test_a_damaged_file_of_receipts_stops_releases(federation: Federation, damag
     assert federation.ask().startswith("state: ")
 
 
-def test_a_head_that_is_none_costs_the_reply_nothing(federation: Federation) -> None:
+def test_a_tip_that_is_none_costs_the_reply_nothing(federation: Federation) -> None:
     with pytest.raises(ProtocolError, match="ledger: found ArrayRecord"):
-        LedgerHead.beside(RecordDict({"ledger": ArrayRecord()}))
-    with pytest.raises(ProtocolError, match="expected a LedgerHead"):
-        LedgerHead.beside(RecordDict({"ledger": federation.train().to_record()["fields"]}))
+        LedgerTip.beside(RecordDict({"ledger": ArrayRecord()}))
+    with pytest.raises(ProtocolError, match="expected a LedgerTip"):
+        LedgerTip.beside(RecordDict({"ledger": federation.train().to_record()["fields"]}))
 
 
 def test_the_command_begins_a_new_ledger(federation: Federation) -> None:

@@ -12,6 +12,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+import perennial
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATION = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = CONFIGURATION["project"]
@@ -95,9 +97,28 @@ def test_versions_are_ranges_and_python_is_311_to_313() -> None:
 
 
 def test_the_wheel_has_every_folder_of_the_rooms() -> None:
-    """A folder that pyproject.toml does not list is missing from the wheel, and only there."""
-    setuptools = CONFIGURATION["tool"]["setuptools"]
-    folders = {path.parent.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
-    names = {".".join(("perennial", *folder.parts)) for folder in folders - {Path("perennial")}}
-    assert {"perennial", *names} == {*setuptools["packages"]} - {"perennial.experiments"}
-    assert {*setuptools["package-dir"]} == {"perennial", *names, "perennial.experiments"}
+    """A folder without `__init__.py` is missing from the wheel, and only there."""
+    folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    here = perennial.__version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == here
+    assert f"\nversion: {here}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {here}" in (ROOT / "CHANGELOG.md").read_text()
+    for name in ("docker/Dockerfile", "docs/deploy.md", *map(str, (ROOT / "deploy").rglob("*.yaml"))):
+        tags = re.findall(r"perennial-(?:site|operator):(\d+\.\d+\.\d+)", (ROOT / name).read_text())
+        assert set(tags) <= {here}, name
+
+
+def test_the_package_folder_links_to_every_room() -> None:
+    rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"perennial"} | {"experiments"}
+    links = {path.name: path.readlink() for path in (ROOT / "perennial").iterdir() if path.is_symlink()}
+    assert links == {room: Path("..", room) for room in rooms}
+    assert (ROOT / "src" / "perennial").readlink() == Path("..", "perennial")
+    context = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {f"!{room}" for room in {*rooms, "src", "perennial"} - {"benchmarks"}} <= set(context)
+    typed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]["include"])
+    assert typed == {"perennial"} | {f"perennial/{room}" for room in rooms - {"experiments"}}

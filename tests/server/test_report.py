@@ -18,7 +18,7 @@ from perennial.foundation.errors import StateError
 from perennial.server.charts.cells import MOST_COLUMNS, MOST_ROWS
 from perennial.server.charts.curves import Curve, Curves
 from perennial.server.charts.frame import Axis
-from perennial.server.report.markup import Figure, duration, element, escape, percent, points, size
+from perennial.server.report.markup import Picture, duration, element, escape, percent, points, size
 from perennial.server.report.method_blocks import BLOCKS
 from perennial.server.report.task_figures import forgetting_after
 from perennial.server.report.write import write_report
@@ -121,7 +121,7 @@ def test_text_from_other_institutions_stays_text(tmp_path: Path) -> None:
 def test_no_text_can_leave_the_chart_that_shows_it(name: str, told: str) -> None:
     curve = Curve(name, [(1.0, 0.5), (2.0, None)], [told, told], labels=[told, told])
     chart = Curves([curve, curve], Axis(name), Axis(told, names=[name, told]), 300)
-    drawn = Figure("any", name, told, chart).markup()
+    drawn = Picture("any", name, told, chart).markup()
     tags = set(re.findall(r"<(/?[a-z0-9]+)", drawn))
     assert {tag.lstrip("/") for tag in tags} <= {
         *("figure", "figcaption", "h3", "p", "div", "ul", "li", "svg", "g", "path", "line", "rect", "text"),

@@ -13,7 +13,7 @@ from perennial.strategies.contribution import Contribution
 from perennial.strategies.factory import build_strategy
 from perennial.strategies.serial_ring import SerialRing
 from perennial.strategies.valuation import exclusion
-from perennial.strategies.valuation.exclusion import MEASURED, Federation, Measured, heterogeneity
+from perennial.strategies.valuation.exclusion import MEASURED, FederationShape, Measured, heterogeneity
 from tests.ring_grid import ScriptedGrid, adds, request, services
 
 CELLS = (
@@ -31,14 +31,14 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exclusion, "MEASURED", CELLS)
 
 
-def federation(counts: Sequence[Sequence[int | None]]) -> Federation:
-    found = Federation()
+def federation(counts: Sequence[Sequence[int | None]]) -> FederationShape:
+    found = FederationShape()
     for number, held in enumerate(counts):
         found.add(f"site-{number}", held)
     return found
 
 
-def differing(sites: int, distance: float) -> Federation:
+def differing(sites: int, distance: float) -> FederationShape:
     """Each site holds more of a class of its own, until its shares are so far from the mean of all."""
     others = round((1e7 / sites) * (1 - distance * sites / (sites - 1)))
     own = 10**7 - others * (sites - 1)
@@ -63,12 +63,12 @@ def test_one_site_that_lies_moves_it_little_whatever_it_claims() -> None:
 
 
 def test_counts_of_all_turns_count_and_withheld_ones_are_none() -> None:
-    found = Federation()
+    found = FederationShape()
     for held in ([2, None], [0, 1, 3], ()):
         found.add("a", held)
     assert found.state_dict() == {"a": [2, 1, 3]}
-    assert Federation().heterogeneity is None
-    resumed = Federation()
+    assert FederationShape().heterogeneity is None
+    resumed = FederationShape()
     resumed.load_state_dict(json.loads(json.dumps(found.state_dict())))
     assert resumed == found
 

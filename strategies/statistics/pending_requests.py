@@ -36,7 +36,7 @@ class Pending:
 
 
 @dataclass
-class Awaited:
+class PendingRequests:
     """Requests that no reply has come to yet, by message id.
 
     They are not part of a checkpoint: a server that was resumed asks again, and a site sends

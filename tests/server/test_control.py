@@ -7,7 +7,7 @@ import pytest
 
 from perennial.foundation.errors import StateError
 from perennial.server import attendance
-from perennial.server.wishes import RunStopped, clear_wish, read_wish, write_wish
+from perennial.server.control import RunStopped, clear_request, read_request, write_request
 from tests.live_pages import until
 from tests.switched_grid import SwitchedRun
 
@@ -23,13 +23,13 @@ def test_a_paused_run_rests_at_a_round_and_ends_with_the_same_bits(tmp_path: Pat
     run.grid.delay = 0.1
     thread = run.start()
     until(lambda: run.events("round"))
-    write_wish(run.folder, "pause")
+    write_request(run.folder, "pause")
     paused = until(lambda: run.events("paused"))
     rounds = len(run.events("round"))
     thread.join(1.5)
     assert thread.is_alive() and len(run.events("round")) == rounds < 6
-    assert paused[0]["reason"] == "someone wished it"
-    clear_wish(run.folder)
+    assert paused[0]["reason"] == "paused by the operator"
+    clear_request(run.folder)
     thread.join(60)
     assert run.error is None and run.events("went_on")
     assert run.summary["model_sha256"] == undisturbed
@@ -46,14 +46,14 @@ def test_a_pause_outlives_the_process_that_rested(tmp_path: Path, undisturbed: s
     run.listener = killed
     thread = run.start()
     until(lambda: run.events("round"))
-    write_wish(run.folder, "pause")
+    write_request(run.folder, "pause")
     thread.join(60)
-    assert isinstance(run.error, KeyboardInterrupt) and read_wish(run.folder) == "pause"
+    assert isinstance(run.error, KeyboardInterrupt) and read_request(run.folder) == "pause"
     run.listener = None
     thread = run.start("yes")
     until(lambda: run.events("resumed") and run.events("paused"))
     assert len(run.events("round")) < 6
-    clear_wish(run.folder)
+    clear_request(run.folder)
     thread.join(60)
     assert run.summary["model_sha256"] == undisturbed
 
@@ -63,20 +63,20 @@ def test_a_stop_ends_the_round_at_once_and_can_be_resumed(tmp_path: Path, undist
     run.grid.delay = 0.3
     thread = run.start()
     until(lambda: run.events("round"))
-    write_wish(run.folder, "stop")
+    write_request(run.folder, "stop")
     thread.join(10)
     assert isinstance(run.error, RunStopped) and run.events("stopped")
-    assert read_wish(run.folder) is None
+    assert read_request(run.folder) is None
     assert run.finish("yes")["model_sha256"] == undisturbed
 
 
-def test_a_wish_for_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_request_for_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="no such run"):
-        write_wish(tmp_path / "none", "pause")
-    (tmp_path / ".wishes").mkdir()
-    for content in (b"", b"[]", b'{"wish": "dance"}', b"[" * 100_000, b"\xff"):
-        (tmp_path / ".wishes" / "run.json").write_bytes(content)
-        assert read_wish(tmp_path / "run") is None
+        write_request(tmp_path / "none", "pause")
+    (tmp_path / ".control").mkdir()
+    for content in (b"", b"[]", b'{"request": "dance"}', b"[" * 100_000, b"\xff"):
+        (tmp_path / ".control" / "run.json").write_bytes(content)
+        assert read_request(tmp_path / "run") is None
 
 
 def test_a_round_that_nobody_serves_is_asked_again_and_the_run_rests(

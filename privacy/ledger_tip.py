@@ -1,8 +1,8 @@
-"""The head of a ledger: how far it went, and what all of it costs, in a file of constant size.
+"""The tip of a ledger: how far it went, and what all of it costs, in a file of constant size.
 
-A process that charges a release goes on from the head and need not read the ledger from its first line. The
-head proves nothing by itself: the newest line that it names must stand in the ledger where it says, and that
-line holds the SHA-256 of the totals that the head gives. A ledger that lacks this line was truncated, changed
+A process that charges a release goes on from the tip and need not read the ledger from its first line. The
+tip proves nothing by itself: the newest line that it names must stand in the ledger where it says, and that
+line holds the SHA-256 of the totals that the tip gives. A ledger that lacks this line was truncated, changed
 or replaced by an older copy.
 """
 
@@ -21,7 +21,7 @@ BEFORE_FIRST = "0" * 64
 MOST_GUARANTEES = 5_000
 """Different ones that a ledger may hold: a method's settings give a few, a hostile server would give more."""
 LARGEST = 4 * 2**20
-"""Bytes of a head's file, with room for as many."""
+"""Bytes of a tip's file, with room for as many."""
 _WHO = ("run", "experiment", "recipient", "kind", "note", "time")
 _OF_A_GUARANTEE = frozenset(field.name for field in fields(Entry)) - set(_WHO)
 
@@ -46,7 +46,7 @@ def commitment(totals: Totals) -> str:
 
 
 @dataclass(frozen=True)
-class Mark:
+class TipPosition:
     """A place between two lines of a ledger: bytes and lines before it, and the hash of the line before."""
 
     bytes: int = 0
@@ -55,17 +55,17 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Head:
+class Tip:
     """A ledger up to a mark.
 
     totals: what was released until there. newest: bytes of the line before the mark, its newline included.
     checked: how far the check of older lines has come; it begins again after the newest line.
     """
 
-    mark: Mark
+    mark: TipPosition
     totals: Totals
     newest: int = 0
-    checked: Mark = Mark()
+    checked: TipPosition = TipPosition()
 
     @property
     def releases(self) -> int:
@@ -74,7 +74,7 @@ class Head:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """The head in a file; None without a file. Raises StateError when it cannot be read or is damaged."""
+        """The tip in a file; None without a file. Raises StateError when it cannot be read or is damaged."""
         try:
             with path.open("rb") as file:
                 data = file.read(LARGEST + 1)
@@ -86,12 +86,12 @@ class Head:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StateError(f"{path}: the ledger's head cannot be read ({error.strerror})") from error
+            raise StateError(f"{path}: the ledger's tip cannot be read ({error.strerror})") from error
         except (ValueError, TypeError, KeyError, RecursionError, PrivacyError) as error:
-            raise StateError(f"{path}: not a ledger's head, or damaged ({error!r:.200})") from error
+            raise StateError(f"{path}: not a ledger's tip, or damaged ({error!r:.200})") from error
 
     def write(self, path: Path, *, durable: bool) -> None:
-        """Replace the head in a file. durable: wait for the disk. Raises StateError naming the file."""
+        """Replace the tip in a file. durable: wait for the disk. Raises StateError naming the file."""
         values = {
             "mark": vars(self.mark),
             "newest": self.newest,
@@ -118,11 +118,11 @@ def _entry(values: Any) -> Entry:
     return guarantee(Entry.from_json({**dict.fromkeys(_WHO, ""), **values}))
 
 
-def _mark(values: Any) -> Mark:
+def _mark(values: Any) -> TipPosition:
     last = values["last"]
     if not isinstance(last, str) or len(last) != len(BEFORE_FIRST):
         raise ValueError(f"found {last!r:.80}, allowed a SHA-256")
-    return Mark(_count(values["bytes"], 0), _count(values["lines"], 0), last)
+    return TipPosition(_count(values["bytes"], 0), _count(values["lines"], 0), last)
 
 
 def _count(value: Any, least: int = 0) -> int:

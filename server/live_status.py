@@ -1,4 +1,4 @@
-"""now.jsonl: what a run does at this moment, for whoever watches it.
+"""live.jsonl: what a run does at this moment, for whoever watches it.
 
 The journal has one line for a round that is over. Here is the round that is not: who was asked, who has
 answered, who is connected, for whom the run waits. The file begins anew with every round, and nothing depends
@@ -22,25 +22,25 @@ from perennial.protocol.messages import Refusal
 from perennial.server.forwarding_grid import ForwardingGrid
 from perennial.strategies.round.queries import describe_error
 
-NOW = "now.jsonl"
+LIVE_STATUS = "live.jsonl"
 ONLINE_EVERY = 2.0
 """Seconds between two questions who is connected."""
 LOGGED_EVERY = 60.0
 """Seconds between two lines of the log that say for whom a run waits."""
 
 
-class NowFile:
-    """The file now.jsonl of a run folder."""
+class LiveStatusFile:
+    """The file live.jsonl of a run folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / NOW
+        self._path = folder / LIVE_STATUS
         self._descriptor = -1
 
     def begin(self, **facts: Any) -> None:
         """Begin anew, under a new file, so that a reader of the old one notices. Facts: of the round."""
         self.close()
         with suppress(OSError):
-            new = self._path.with_name(f".{NOW}.new")
+            new = self._path.with_name(f".{LIVE_STATUS}.new")
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(new, flags, 0o644)
             self.write("round", **facts)
@@ -61,8 +61,8 @@ class NowFile:
             self._descriptor = -1
 
 
-class WatchedGrid(ForwardingGrid):
-    """A grid that notes in now.jsonl who was asked, who has answered and who is connected.
+class ObservedGrid(ForwardingGrid):
+    """A grid that notes in live.jsonl who was asked, who has answered and who is connected.
 
     names: site name by node id, as far as it is known. while_waiting: called with every look for replies.
     tell: shows an event and keeps it nowhere.
@@ -71,7 +71,7 @@ class WatchedGrid(ForwardingGrid):
     def __init__(
         self,
         grid: Grid,
-        now: NowFile,
+        now: LiveStatusFile,
         names: Callable[[], Mapping[int, str]],
         while_waiting: Callable[[], None],
         tell: Callable[..., None],
@@ -90,8 +90,8 @@ class WatchedGrid(ForwardingGrid):
         self._waiting.clear()
         self._now.begin(**facts, online=sorted(self._online))
 
-    def look(self) -> None:
-        """Let the run obey wishes, note who came and who left, and say for whom it has waited a minute."""
+    def poll(self) -> None:
+        """Let the run obey requests, note who came and who left, and say for whom it has waited a minute."""
         self._while_waiting()
         now = time.monotonic()
         if now - self._asked_online >= ONLINE_EVERY:
@@ -130,7 +130,7 @@ class WatchedGrid(ForwardingGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        self.look()
+        self.poll()
         for reply in self._grid.pull_messages(message_ids):
             site, _ = self._waiting.pop(reply.metadata.reply_to_message_id, ("", 0.0))
             if site:

@@ -8,7 +8,7 @@ from perennial.strategies.digests.lending import DigestLending
 
 
 @dataclass(frozen=True)
-class Heritage:
+class CarriedOver:
     """The trained state that a strategy of digests hands to its successor.
 
     guidance: the producer's tensors.

@@ -30,14 +30,14 @@ from perennial.strategies.round.queries import answers, ask
 from perennial.strategies.round.request import RoundRequest
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.secure.store import Opened
-from perennial.strategies.statistics.awaited import Awaited, Pending
 from perennial.strategies.statistics.checks import check_exact, check_noised, read_statistics
+from perennial.strategies.statistics.pending_requests import Pending, PendingRequests
 
 Reply = TypeVar("Reply", bound=Stamp)
 
 
 @dataclass(frozen=True)
-class Asking:
+class StatisticsRound:
     """One round's questions. A site that failed to answer one is asked no other in this round.
 
     features: SHA-256 of the maps. form: of the sums that sites send.
@@ -142,7 +142,7 @@ class Asking:
         return found
 
     def as_they_come(
-        self, awaited: Awaited, missing: Iterable[tuple[int, str]], classes_of: Callable[[int], range]
+        self, awaited: PendingRequests, missing: Iterable[tuple[int, str]], classes_of: Callable[[int], range]
     ) -> Iterator[tuple[int, str, Statistics]]:
         """(task, site, its sums of the task's classes) of whatever has come, once something has.
 

@@ -1,0 +1,102 @@
+"""Requests of people to a run in progress: to pause, or to stop.
+
+A request is a small file beside the run folders. The run looks for it between rounds, and for a stop also
+while it waits for sites. A pause lasts until the file is removed, whatever happens to processes and machines
+in between: a run that is resumed with its request still there pauses again at once. Every round before a
+pause is in a checkpoint, so a run that went on after one ends with the same bits.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, cast
+
+from perennial.foundation.errors import StateError
+from perennial.foundation.files import make_folder, replace_file
+
+CONTROL = ".control"
+"""Folder beside the run folders: whoever may write a request need not be able to write a run."""
+POLL_SECONDS = 0.5
+"""Seconds between two looks at a request."""
+
+Request = Literal["pause", "stop"]
+
+
+class RunStopped(StateError):
+    """The run ended because the operator stopped it; it can be resumed."""
+
+
+def request_path(run: Path) -> Path:
+    """Path of the request for a run folder."""
+    return run.parent / CONTROL / f"{run.name}.json"
+
+
+def read_request(run: Path) -> Request | None:
+    """The request for a run; None where there is none, or one that cannot be read."""
+    try:
+        content = json.loads(request_path(run).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    request = content.get("request") if isinstance(content, dict) else None
+    return cast(Request, request) if request in ("pause", "stop") else None
+
+
+def write_request(run: Path, request: Request) -> None:
+    """Ask something of a run. Raises StateError when there is no such run or it cannot be written."""
+    if not run.is_dir():
+        raise StateError(f"{run}: no such run")
+    make_folder(request_path(run).parent)
+    content = {"request": request, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    # the run may be another user's than whoever asks
+    replace_file(request_path(run), json.dumps(content).encode(), mode=0o644)
+
+
+def clear_request(run: Path) -> None:
+    """Withdraw the request. Raises StateError when the file cannot be removed."""
+    try:
+        request_path(run).unlink(missing_ok=True)
+    except OSError as error:
+        raise StateError(f"{request_path(run)}: cannot be removed: {error.strerror}") from error
+
+
+class RunControl:
+    """The requests for one run, as the run itself obeys them.
+
+    write: of the journal, told when the run pauses and goes on. A request to stop that is there at the start
+    was obeyed already, and is cleared.
+    """
+
+    def __init__(self, run: Path, write: Callable[..., None]) -> None:
+        self._run = run
+        self._write = write
+        self._polled = 0.0
+        if read_request(run) == "stop":
+            clear_request(run)
+
+    def between_rounds(self, meanwhile: Callable[[], None]) -> None:
+        """Wait while a pause is asked for. meanwhile: called every POLL_SECONDS of it. Raises RunStopped."""
+        self.while_waiting(at_once=True)
+        if read_request(self._run) != "pause":
+            return
+        self._write("paused", reason="paused by the operator")
+        while read_request(self._run) == "pause":
+            meanwhile()
+            time.sleep(POLL_SECONDS)
+        self.while_waiting(at_once=True)
+        self._write("went_on")
+
+    def while_waiting(self, *, at_once: bool = False) -> None:
+        """Look for a request to stop, not more often than every POLL_SECONDS seconds. Raises RunStopped."""
+        now = time.monotonic()
+        if not at_once and now - self._polled < POLL_SECONDS:
+            return
+        self._polled = now
+        if read_request(self._run) == "stop":
+            clear_request(self._run)
+            self._write("stopped")
+            raise RunStopped(
+                f"{self._run.name}: stopped by the operator; every finished round is kept, and the run "
+                "can be resumed"
+            )
