@@ -112,8 +112,9 @@ class Plan:
                 return int(last and experiment.needs_previous)
             case "evaluate":
                 validated = experiment.stopping is not None
-                ends = 1 + fits(experiment) if last and experiment.evaluation.federated else 0
-                return ends + self.judged + validated
+                return int(last and experiment.evaluation.federated) + self.judged + validated
+            case "temperature":
+                return int(last and fits(experiment))
             case "personal_model":
                 measured = "measured" in own and experiment.evaluation.every == "round"
                 return int(measured or (last and own != {"never"}))
@@ -152,6 +153,9 @@ class Plan:
     def check(self, request: Stamp) -> str:
         """The kind of a request that this experiment makes. Raises PolicyRefusal naming what it does not."""
         kind, schedule = KINDS[type(request)], self.registry.schedule
+        if isinstance(request, EvaluateRequest) and request.statistic == "temperature":
+            # of validation samples, so that it is no further question about those that are counted
+            kind = "temperature"
         if not 1 <= request.round <= self.rounds:
             raise PolicyRefusal(
                 f"round: found {request.round}, allowed 1 to {self.rounds}, the rounds of the approved "

@@ -25,8 +25,8 @@ OF_A_TASK = ("sparsity",)
 """Kinds that an experiment asks for once in a task, in whichever round; others are counted by round."""
 UNCOUNTED = ("digest",)
 """Made once and sent again bit for bit, so that asking often gives nothing more."""
-COUNTS = ("evaluate", "personal_model", "compare_heads")
-"""Kinds that answer with counts on held-out samples."""
+COUNTS = ("evaluate", "personal_model", "compare_heads", "temperature")
+"""Kinds that answer with counts on held-out samples; the last one of other samples than the first."""
 
 
 class RequestCount:
@@ -101,13 +101,17 @@ class RequestCount:
         (known,) = book.execute(f"SELECT count(*) FROM questions WHERE {same}", asked).fetchone()
         if known:
             return
+        fitted = asked[2] == "temperature"
         (before,) = book.execute(
-            "SELECT coalesce(sum(models), 0) FROM questions WHERE experiment = ?", asked[:1]
+            "SELECT coalesce(sum(models), 0) FROM questions "
+            "WHERE experiment = ? AND (kind = 'temperature') = ?",
+            (asked[0], fitted),
         ).fetchone()
         models = questions_of(request)
         most = policy.max_evaluations
         if most is None:
-            most = plan.questions() * policy.max_runs + policy.max_repeats
+            needed = len(plan.last_rounds) if fitted else plan.questions()
+            most = needed * policy.max_runs + policy.max_repeats
         if before + models > most:
             raise PolicyRefusal(
                 f"policy.max_evaluations: this experiment has asked how many answers of {before} models are "

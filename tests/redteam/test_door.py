@@ -20,7 +20,13 @@ from perennial.data.registry import Registry
 from perennial.data.schedule import TaskSchedule
 from perennial.foundation.errors import PolicyRefusal
 from perennial.protocol.measurements import LABEL_COUNTS, TRAIN_ACCURACY
-from perennial.protocol.messages import EvaluateRequest, FinishTaskRequest, TrainReply, TrainRequest
+from perennial.protocol.messages import (
+    EvaluateReply,
+    EvaluateRequest,
+    FinishTaskRequest,
+    TrainReply,
+    TrainRequest,
+)
 from perennial.protocol.tensors import Tensors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,24 +86,43 @@ def test_other_measurements_layers_and_rounds_than_the_experiments(tmp_path: Pat
 
 
 def test_requests_are_counted_over_restarts_and_runs(tmp_path: Path) -> None:
-    policy = {"answers": ["train", "evaluate"], "max_repeats": 1, "max_runs": 2, "max_evaluations": 4}
+    policy = {"answers": ["train", "evaluate"], "max_repeats": 1, "max_runs": 2, "max_evaluations": 3}
     hospital = Hospital(tmp_path, policy)
 
     def evaluate(value: float, run: str = RUN) -> EvaluateRequest:
         arrays = {name: torch.full_like(tensor, value) for name, tensor in hospital.arrays().items()}
         return EvaluateRequest(**hospital.stamp(2) | {"run": run}, arrays=Tensors(arrays))
 
-    # two that the experiment needs, for the temperature and for the counts, and one repeat
-    for value in (0.1, 0.2, 0.3):
-        assert hospital.ask(evaluate(value)) is not None
-    assert "policy.max_repeats: evaluate of round 2 was asked for 3 times" in refused(hospital, evaluate(0.4))
+    assert hospital.ask(evaluate(0.1)) is not None and hospital.ask(evaluate(0.2)) is not None
+    assert "policy.max_repeats: evaluate of round 2 was asked for 2 times" in refused(hospital, evaluate(0.1))
     second = "f" * 16
     assert hospital.ask(evaluate(0.5, second)) is not None
     assert "policy.max_evaluations" in refused(hospital, evaluate(0.6, second))
     assert "policy.max_runs" in refused(hospital, train(hospital, run="e" * 16))
     book = RequestCount(tmp_path / "state")
-    assert (book.counted("evaluate"), book.counted("train")) == (4, 0)
+    assert (book.counted("evaluate"), book.counted("train")) == (3, 0)
     assert book.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_temperatures_are_counted_apart_and_as_strictly(tmp_path: Path) -> None:
+    hospital = Hospital(
+        tmp_path, {"answers": ["evaluate", "measures"], "max_repeats": 1, "max_evaluations": 1}
+    )
+
+    def temperature(value: float) -> EvaluateRequest:
+        arrays = {name: torch.full_like(tensor, value) for name, tensor in hospital.arrays().items()}
+        return EvaluateRequest(**hospital.stamp(2), arrays=Tensors(arrays), tables=True, validation=True)
+
+    told = hospital.ask(temperature(0.1))
+    # how likely validation samples are, and how many answers are right of none
+    assert isinstance(told, EvaluateReply) and not any(told.correct + told.total)
+    assert "policy.max_evaluations" in refused(hospital, temperature(0.2))
+    counted = EvaluateRequest(**hospital.stamp(2), arrays=Tensors(hospital.arrays()))
+    assert hospital.ask(counted) is not None
+    early = EvaluateRequest(
+        **hospital.stamp(1), arrays=Tensors(hospital.arrays()), tables=True, validation=True
+    )
+    assert "temperature: the approved experiment does not ask for it in round 1" in refused(hospital, early)
 
 
 def test_large_requests_and_long_ones(tmp_path: Path) -> None:
