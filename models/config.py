@@ -8,7 +8,13 @@ from pydantic import AfterValidator, Field, model_validator
 from perennial.foundation.block import Block
 from perennial.foundation.errors import nearest
 from perennial.foundation.plugins import is_target, known
-from perennial.models.feature_maps.config import ExpansionConfig, FeatureMapConfig, PretrainedConfig
+from perennial.models.feature_maps.config import (
+    ExpansionConfig,
+    FeatureMapConfig,
+    PretrainedConfig,
+    ProjectionConfig,
+    RandomMapConfig,
+)
 
 Norm = Literal["none", "group", "batch"]
 Size = Annotated[int, Field(gt=0, le=65_536)]
@@ -75,6 +81,8 @@ class ModelConfig(Block):
     """features: the maps, side by side."""
     expansion: ExpansionConfig | None = Field(default=None, exclude_if=operator.not_)
     """features: random ReLU features behind the maps."""
+    projection: ProjectionConfig | None = Field(default=None, exclude_if=operator.not_)
+    """features: whitened components of public images behind each map."""
     pretrained: PretrainedConfig | None = Field(default=None, exclude_if=operator.not_)
     """pretrained: the network and its weights."""
     trained_blocks: Annotated[int, Field(ge=0)] | Literal["all"] = Field(
@@ -115,10 +123,24 @@ class ModelConfig(Block):
     @model_validator(mode="after")
     def _maps_of_features(self) -> "ModelConfig":
         if self.name == "features" and self.features is None:
-            raise ValueError("key 'features' is missing; allowed: random, patches, pretrained, or several")
+            raise ValueError(
+                "key 'features' is missing; allowed: inputs, random, patches, pretrained, or several"
+            )
         if self.name == "pretrained" and self.pretrained is None:
             raise ValueError("key 'pretrained' is missing; allowed: {network: ...}, as among features")
-        taken = {"features": "features", "expansion": "features", "pretrained": "pretrained"}
+        if self.projection is not None and self.expansion is not None:
+            raise ValueError("key 'projection': stands behind the maps, as 'expansion' does; choose one")
+        if self.projection is not None and any(isinstance(m, RandomMapConfig) for m in self.features or ()):
+            raise ValueError(
+                "key 'projection': a random map reads inputs by an experiment's own constants; allowed with "
+                "inputs, patches, pretrained and model"
+            )
+        taken = {
+            "features": "features",
+            "expansion": "features",
+            "projection": "features",
+            "pretrained": "pretrained",
+        }
         for key, name in taken.items():
             if self.name != name and getattr(self, key) is not None:
                 raise ValueError(f"key {key!r}: {self.name} does not take it; allowed with name {name}")

@@ -45,7 +45,12 @@ def build_model(
         raise ConfigError(f"model: found {num_classes} classes, allowed 1 or more")
     if config.name == "features":
         fixed = build_fixed_features(
-            config.features or (), config.expansion, input_shape, constants, with_weights=with_weights
+            config.features or (),
+            config.expansion,
+            input_shape,
+            constants,
+            projection=config.projection,
+            with_weights=with_weights,
         )
         return IncrementalModel(
             fixed,

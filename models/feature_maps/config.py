@@ -32,6 +32,15 @@ class RandomMapConfig(Block):
     seed: int = Field(default=0, ge=0)
 
 
+class InputsConfig(Block):
+    """The inputs themselves, around a constant centre that nobody's data decides.
+
+    Pixels in 0..1 less 0.5; a table's numbers as data.normalise makes them.
+    """
+
+    name: Literal["inputs"]
+
+
 class PatchesConfig(Block):
     """Whitened patches as filters, averaged over a coarse grid; nothing is trained.
 
@@ -114,7 +123,8 @@ def _named(value: Any) -> Any:
 
 FeatureMapConfig = Annotated[
     Annotated[
-        RandomMapConfig | PatchesConfig | PretrainedConfig | ModelMapConfig, Field(discriminator="name")
+        InputsConfig | RandomMapConfig | PatchesConfig | PretrainedConfig | ModelMapConfig,
+        Field(discriminator="name"),
     ],
     BeforeValidator(_named),
 ]
@@ -122,6 +132,8 @@ FeatureMapConfig = Annotated[
 
 def map_in_words(config: FeatureMapConfig) -> str:
     """What a map is and where its values come from, for the person who has to approve it."""
+    if isinstance(config, InputsConfig):
+        return "the inputs themselves, around a constant centre"
     if isinstance(config, RandomMapConfig):
         return f"a random projection of the public seed {config.seed}"
     if isinstance(config, PatchesConfig):
@@ -146,4 +158,16 @@ class ExpansionConfig(Block):
 
     width: Size = 5000
     keep: bool = False
+    seed: int = Field(default=0, ge=0)
+
+
+class ProjectionConfig(Block):
+    """Whitened principal components of what each map sees in crops of two public photographs.
+
+    Fewer features, of which none outweighs another, and no private record decides them: for sums under noise.
+    width: of each map's features. images: how many crops. seed: of the crops.
+    """
+
+    width: Size = 96
+    images: int = Field(default=2000, ge=2, le=20_000)
     seed: int = Field(default=0, ge=0)

@@ -14,18 +14,22 @@ from perennial.models.feature_maps.ball import on_grid, unit_rows
 from perennial.models.feature_maps.config import (
     ExpansionConfig,
     FeatureMapConfig,
+    InputsConfig,
     ModelMapConfig,
     PatchesConfig,
     PretrainedConfig,
+    ProjectionConfig,
     RandomMapConfig,
     as_sides,
 )
 from perennial.models.feature_maps.content import content_of
 from perennial.models.feature_maps.finished_run import FinishedRun, build_finished_run
 from perennial.models.feature_maps.folded import fold
+from perennial.models.feature_maps.inputs import Inputs
 from perennial.models.feature_maps.packages import PACKAGES
 from perennial.models.feature_maps.patches import Patches, drawn_filters
 from perennial.models.feature_maps.pixels import Constants, Pixels
+from perennial.models.feature_maps.projection import Projection, build_projection
 from perennial.models.feature_maps.random_relu import RandomReLU
 from perennial.models.feature_maps.symmetry import Symmetric
 from perennial.models.incremental import below
@@ -44,13 +48,17 @@ class FixedFeatures(nn.Module):
         expansion: RandomReLU | None,
         keep: bool,
         facts: list[dict[str, str]],
+        projection: Projection | None = None,
     ) -> None:
         """facts: of each map, what a person should know of where it comes from."""
         super().__init__()
+        self.projection = projection
         self.maps, self.pixels, self.expansion = nn.ModuleList(maps), pixels, expansion
         self.facts, self._keep = facts, keep
         joined = self.mapped_width = sum(int(module.width) for module in maps)  # pyright: ignore
         self.width = joined if expansion is None else expansion.width + (joined if keep else 0)
+        if projection is not None:
+            self.width = projection.width
         self.requires_grad_(False)
 
     def mapped(self, x: Tensor) -> Tensor:
@@ -58,7 +66,7 @@ class FixedFeatures(nn.Module):
         pixels: Tensor | None = None
         parts = []
         for module in self.maps:
-            if isinstance(module, RandomReLU):
+            if isinstance(module, RandomReLU) or (isinstance(module, Inputs) and x.ndim == 2):
                 parts.append(unit_rows(module(x)))
             else:
                 pixels = self.pixels(x) if pixels is None else pixels
@@ -66,7 +74,9 @@ class FixedFeatures(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def finished(self, mapped: Tensor) -> Tensor:
-        """(B, width): what mapped gives, expanded where it is, on the grid."""
+        """(B, width): what mapped gives, expanded or projected where it is, on the grid."""
+        if self.projection is not None:
+            return on_grid(self.projection(mapped))
         if self.expansion is None:
             return on_grid(mapped)
         joined = unit_rows(mapped)
@@ -91,7 +101,7 @@ class FixedFeatures(nn.Module):
     @property
     def content(self) -> str:
         """SHA-256 of everything that decides what a sample's features are, but the machine."""
-        behind = [] if self.expansion is None else [self.expansion]
+        behind = [part for part in (self.expansion, self.projection) if part is not None]
         parts = [*self.maps, self.pixels, *behind]
         return content_of([(f"keep {self._keep}", {}), *map(_told, parts)])
 
@@ -102,7 +112,7 @@ class FixedFeatures(nn.Module):
     @property
     def costly(self) -> bool:
         """Whether features cost more than reading them from a disk."""
-        return not all(isinstance(module, RandomReLU) for module in self.maps)
+        return not all(isinstance(module, RandomReLU | Inputs) for module in self.maps)
 
 
 def _told(module: nn.Module) -> tuple[str, Mapping[str, Tensor]]:
@@ -115,6 +125,7 @@ def build_fixed_features(
     input_shape: tuple[int, ...],
     constants: Constants | None,
     *,
+    projection: ProjectionConfig | None = None,
     with_weights: bool = True,
 ) -> FixedFeatures:
     """Build the fixed feature maps of an experiment.
@@ -126,10 +137,11 @@ def build_fixed_features(
     maps: list[nn.Module] = []
     facts: list[dict[str, str]] = []
     for config in features:
-        if not isinstance(config, RandomMapConfig | ModelMapConfig) and len(input_shape) != 3:
+        for_tables = isinstance(config, RandomMapConfig | InputsConfig | ModelMapConfig)
+        if not for_tables and len(input_shape) != 3:
             raise ConfigError(
                 f"model.features: found {config.name!r}, which reads images (channels, height, width), but "
-                f"the data has shape {input_shape}; allowed for tables: random, model"
+                f"the data has shape {input_shape}; allowed for tables: random, inputs, model"
             )
         module, fact = _build(config, input_shape, with_weights)
         maps.append(module)
@@ -141,12 +153,15 @@ def build_fixed_features(
         else RandomReLU(expansion.width, (joined,), expansion.seed, unit_length=True)
     )
     keep = expansion is not None and expansion.keep
-    return FixedFeatures(maps, Pixels(input_shape, constants), behind, keep, facts).eval()
+    projected = None if projection is None else build_projection(projection, maps, input_shape, with_weights)
+    return FixedFeatures(maps, Pixels(input_shape, constants), behind, keep, facts, projected).eval()
 
 
 def _build(
     config: FeatureMapConfig, shape: tuple[int, ...], with_weights: bool
 ) -> tuple[nn.Module, dict[str, str]]:
+    if isinstance(config, InputsConfig):
+        return Inputs(shape), {"weights": "none"}
     if isinstance(config, RandomMapConfig):
         drawn = f"drawn from the public seed {config.seed}"
         return RandomReLU(config.width, shape, config.seed, unit_length=False), {"weights": drawn}

@@ -1,0 +1,144 @@
+"""Principal components of public images behind fixed maps, whitened: nobody's records decide them.
+
+Each map's features of length 1 are centred by their mean over crops of two public photographs, projected on
+the crops' first components, divided by the root of each one's variance, and scaled to length 1 again. All of
+it is computed in float64 and rounded to a coarse grid, so that other machines come to the same numbers.
+
+Shapes: d a map's features, D its components; features (B, number of maps x D).
+"""
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from perennial.foundation.cache import cache_folder
+from perennial.foundation.errors import ConfigError
+from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.streams import stream
+from perennial.models.feature_maps.ball import unit_rows
+from perennial.models.feature_maps.config import ProjectionConfig
+from perennial.models.feature_maps.content import content_of
+from perennial.models.feature_maps.photographs import photographs
+from perennial.models.feature_maps.weights import tensors_in
+
+RAISED = 0.1
+"""Added to each component's variance, in mean variances of a feature."""
+GRID = 1 << 10
+"""Steps in 1 of a whitened component, so coarse that another machine seldom rounds to another step."""
+MEAN_GRID = 1 << 20
+TOGETHER = 32
+"""Crops that a map sees at once."""
+
+
+class Projection(nn.Module):
+    """(B, sum of d) features of several maps side by side, each of length 1 -> (B, maps x D), the same."""
+
+    about = "projection"
+
+    def __init__(self, widths: Sequence[int], width: int) -> None:
+        """widths: d of each map. width: D."""
+        super().__init__()
+        self.widths, self.width = list(widths), width * len(widths)
+        self.means = nn.ParameterList(nn.Parameter(torch.zeros(each), requires_grad=False) for each in widths)
+        self.components = nn.ParameterList(
+            nn.Parameter(torch.zeros(each, width), requires_grad=False) for each in widths
+        )
+
+    def forward(self, mapped: Tensor) -> Tensor:
+        parts = zip(mapped.split(self.widths, dim=1), self.means, self.components, strict=True)
+        projected = [unit_rows((part - mean) @ components) for part, mean, components in parts]
+        return projected[0] if len(projected) == 1 else torch.cat(projected, dim=1)
+
+
+def build_projection(
+    config: ProjectionConfig, maps: Sequence[nn.Module], shape: tuple[int, ...], with_values: bool
+) -> Projection:
+    """The projection behind maps of images of this shape (C, H, W).
+
+    Raises ConfigError for tables, of which there are no public ones, and where a map has too few features.
+    """
+    if len(shape) != 3:
+        raise ConfigError(
+            f"model.projection: it takes its components from public images, and the data has shape {shape}; "
+            "allowed for tables: features: [inputs], or an expansion"
+        )
+    widths = [int(module.width) for module in maps]  # pyright: ignore[reportArgumentType]
+    most = min(*widths, config.images - 1)
+    if config.width > most:
+        raise ConfigError(
+            f"model.projection.width: found {config.width}; with {config.images} images and maps of "
+            f"{', '.join(map(str, widths))} features allowed: up to {most}"
+        )
+    built = Projection(widths, config.width)
+    if with_values:
+        for place, module in enumerate(maps):
+            mean, components = _kept(config, module, shape)
+            built.means[place].data.copy_(mean)
+            built.components[place].data.copy_(components)
+    return built
+
+
+def public_crops(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
+    """(count, C, H, W) float64 whole numbers in 0..255: random parts of the photographs, large and small."""
+    channels, height, width = shape
+    images = photographs(channels)
+    generator = stream(seed, "crops", channels, height, width)
+    largest = min(min(image.shape[1] / height, image.shape[2] / width) for image in images)
+    crops = torch.empty(count, channels, height, width, dtype=torch.float64)
+    for crop in crops:
+        image = images[int(generator.integers(len(images)))]
+        scale = largest ** generator.random() if largest > 1 else largest * (1 + generator.random()) / 2
+        sides = max(1, int(height * scale)), max(1, int(width * scale))
+        top = int(generator.integers(image.shape[1] - sides[0] + 1))
+        left = int(generator.integers(image.shape[2] - sides[1] + 1))
+        part = torch.from_numpy(image[:, top : top + sides[0], left : left + sides[1]].copy())
+        crop.copy_(F.adaptive_avg_pool2d(part[None], (height, width))[0].round())
+    return crops
+
+
+def _kept(config: ProjectionConfig, module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """(mean (d,), whitened components (d, D)), from the cache where they were computed before."""
+    about = f"{config.model_dump_json()} {shape} {RAISED} {GRID} {MEAN_GRID}"
+    key = content_of([(about, {}), (str(module.about), module.state_dict())])
+    path = cache_folder() / "projections" / f"{key}.safetensors"
+    if path.is_file():
+        found = tensors_in(path.read_bytes(), path)
+        return found["mean"], found["components"]
+    crops = public_crops(config.images, shape, config.seed)
+    mean, components = whitened_components(_features(module, crops), config.width)
+    make_folder(path.parent)
+    replace_file(path, save({"mean": mean, "components": components}))
+    return mean, components
+
+
+@torch.no_grad()
+def _features(module: nn.Module, crops: Tensor) -> Tensor:
+    exact = copy.deepcopy(module).double()
+    return torch.cat([unit_rows(exact(part)) for part in crops.split(TOGETHER)])
+
+
+def whitened_components(features: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """(mean (d,), components (d, D) divided by the root of their variance) float32, on their grids.
+
+    features: (n, d) float64. Each component's largest value is positive, so that its sign is nobody's choice.
+    """
+    mean = (features.mean(dim=0) * MEAN_GRID).round() / MEAN_GRID
+    centred = (features - mean).numpy()
+    count, across = centred.shape
+    # the smaller of the two matrices of products has the same eigenvalues
+    if count < across:
+        values, vectors = np.linalg.eigh(centred @ centred.T / count)
+        vectors = centred.T @ vectors[:, -width:]
+        vectors /= np.linalg.norm(vectors, axis=0)
+    else:
+        values, vectors = np.linalg.eigh(centred.T @ centred / count)
+        vectors = vectors[:, -width:]
+    vectors, kept = vectors[:, ::-1], values[-width:][::-1].clip(0)
+    vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(width)])
+    whitened = vectors / np.sqrt(kept + RAISED * values.clip(0).sum() / across)
+    return mean.float(), torch.from_numpy(np.rint(whitened * GRID) / GRID).float()

@@ -1,0 +1,133 @@
+"""Public projections: nobody's records decide them, they whiten, and they are known by a hash."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from perennial.foundation.errors import ConfigError
+from perennial.models.config import ModelConfig
+from perennial.models.factory import build_model
+from perennial.models.feature_maps.ball import RADIUS
+from perennial.models.feature_maps.fixed import FixedFeatures
+from perennial.models.feature_maps.projection import public_crops, whitened_components
+
+PATCHES: dict[str, Any] = {"name": "patches", "filters": 12, "size": 4, "grid": 2}
+SHAPE = (3, 16, 16)
+CONSTANTS = torch.full((3,), 0.4), torch.full((3,), 0.2)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
+
+
+def config(**changes: Any) -> ModelConfig:
+    content = {"name": "features", "features": [PATCHES], "projection": {"width": 8, "images": 60}}
+    return ModelConfig.model_validate(content | changes)
+
+
+def built(shape: tuple[int, ...] = SHAPE, **changes: Any) -> FixedFeatures:
+    model = build_model(config(**changes), shape, 2, 1, constants=CONSTANTS)
+    assert isinstance(model.backbone, FixedFeatures)
+    return model.backbone
+
+
+def inputs_of(pixels: torch.Tensor) -> torch.Tensor:
+    return (pixels / 255 - CONSTANTS[0].view(3, 1, 1)) / CONSTANTS[1].view(3, 1, 1)
+
+
+def test_components_whiten_the_public_images() -> None:
+    """Before they are scaled to one length, the crops' components have mean 0 and differ little in spread."""
+    backbone = built()
+    crops = public_crops(60, SHAPE, 0).float()
+    mapped = backbone.mapped(inputs_of(crops))
+    assert backbone.projection is not None
+    projected = (mapped - backbone.projection.means[0]) @ backbone.projection.components[0]
+    spread = projected.square().mean(dim=0)
+    assert float(projected.mean(dim=0).abs().max()) < 0.02
+    assert float(spread.max()) <= 1.0 and float(spread.min()) > 0.3
+    among = projected.T @ projected / len(projected)
+    assert float((among - among.diagonal().diag()).abs().max()) < 0.02
+
+
+def test_features_have_their_length_and_each_map_its_own_components() -> None:
+    other = PATCHES | {"size": 5}
+    backbone = built(features=[PATCHES, other])
+    assert backbone.width == 16
+    found = backbone(inputs_of(torch.randint(0, 256, (5, *SHAPE)).float()))
+    assert found.shape == (5, 16)
+    assert torch.allclose(found.norm(dim=1), torch.full((5,), RADIUS), atol=1e-3)
+    halves = found.split(8, dim=1)
+    assert torch.allclose(halves[0].norm(dim=1), halves[1].norm(dim=1), atol=1e-3)
+
+
+def test_the_same_experiment_has_the_same_projection_and_another_one_has_not(tmp_path: Path) -> None:
+    one = built()
+    kept = list((tmp_path / "cache" / "projections").iterdir())
+    again = built()
+    assert len(kept) == 1 and one.content == again.content
+    kept[0].unlink()
+    assert built().content == one.content, "computed anew it has the same bits"
+    for changes in ({"width": 7}, {"seed": 1}, {"images": 61}):
+        projection = {"width": 8, "images": 60} | changes
+        assert built(projection=projection).content != one.content
+    assert built(projection=None).content != one.content
+
+
+def test_constants_of_the_inputs_change_no_feature() -> None:
+    pixels = torch.randint(0, 256, (4, *SHAPE)).float()
+    other = torch.full((3,), 0.1), torch.full((3,), 0.7)
+    model = build_model(config(), SHAPE, 2, 1, constants=other)
+    shifted = (pixels / 255 - other[0].view(3, 1, 1)) / other[1].view(3, 1, 1)
+    assert torch.equal(model.backbone(shifted), built()(inputs_of(pixels)))
+
+
+def test_signs_and_grids_leave_nothing_to_the_machine() -> None:
+    features = torch.randn(40, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mean, components = whitened_components(features, 5)
+    jitter = 1e-11 * torch.randn(40, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    again = whitened_components(features + jitter, 5)
+    assert torch.equal(mean, again[0]) and torch.equal(components, again[1])
+    # as many records as features, or fewer: the same components either way
+    wide = whitened_components(features.T @ features, 5)
+    assert wide[1].shape == (12, 5)
+
+
+def test_inputs_lie_around_a_constant_and_tables_stay_as_they_are() -> None:
+    backbone = built(features=["inputs"], projection=None)
+    pixels = torch.randint(0, 256, (4, *SHAPE)).float()
+    expected = torch.nn.functional.normalize(pixels.flatten(1) / 255 - 0.5) * RADIUS
+    assert backbone.width == 768
+    assert torch.allclose(backbone(inputs_of(pixels)), expected, atol=2**-15)
+    constants = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    table = build_model(config(features=["inputs"], projection=None), (2,), 2, 1, constants=constants)
+    assert torch.allclose(
+        table.backbone(torch.tensor([[3.0, 4.0]])), RADIUS * torch.tensor([[0.6, 0.8]]), atol=2**-15
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "shape", "message"),
+    [
+        ({"projection": {"width": 97}}, SHAPE, "allowed: up to 96"),
+        ({"projection": {"width": 60, "images": 60}}, SHAPE, "allowed: up to 59"),
+        ({"features": ["inputs"]}, (5,), "takes its components from public images"),
+    ],
+)
+def test_what_cannot_be_projected_is_named(
+    changes: dict[str, Any], shape: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        built(shape, **changes)
+
+
+def test_a_projection_and_an_expansion_exclude_each_other() -> None:
+    with pytest.raises(ValidationError, match="choose one"):
+        config(expansion={"width": 4})
+    with pytest.raises(ValidationError, match="random map"):
+        config(features=["random"])
+    with pytest.raises(ValidationError, match="allowed with name features"):
+        ModelConfig.model_validate({"name": "mlp", "projection": {}})
