@@ -3,15 +3,16 @@
 import math
 import re
 import unicodedata
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import yaml
 
 from perennial.config.experiment import load_experiment
 from perennial.config.site import load_site_config
-from perennial.data.survey import Survey, survey
+from perennial.data.survey import Layout, Survey, TwoLevels, survey
 from perennial.deploy.site_template import template_policy
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.files import make_folder, replace_file
@@ -26,6 +27,7 @@ STEPS = 600
 """Optimiser steps of one site in one task that a small network needs, roughly, from its first values."""
 SITES = 4
 FEW_CLASSES = 3
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
 def init_command(
@@ -35,12 +37,22 @@ def init_command(
     label: str | None = None,
     site_column: str | None = None,
     patient: str | None = None,
+    layout: Layout | None = None,
+    ask: Callable[[str, Sequence[str]], str] | None = None,
 ) -> list[str]:
     """Write experiment.yaml, experiment_trained.yaml and site.yaml to output; returns what to do next.
 
+    layout: of a folder of images. ask: from a question and the answers that are allowed to one of these;
+    None: nobody is there to ask.
     Raises ConfigError where one of these files exists, and DataError on data that cannot be understood.
     """
-    found = survey(data, label, site_column, patient)
+    try:
+        found = survey(data, label, site_column, patient, layout)
+    except TwoLevels as question:
+        if ask is None:
+            raise
+        layout = cast(Layout, ask(str(question), LAYOUTS))
+        found = survey(data, label, site_column, patient, layout)
     files = {
         "experiment.yaml": _experiment(found, closed_form=True),
         "experiment_trained.yaml": _experiment(found, closed_form=False),

@@ -1,6 +1,7 @@
 """The perennial command; what a command does is imported when it is called."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +12,7 @@ from perennial.cli.deploy import app as deploy
 from perennial.cli.digest import app as digest
 from perennial.cli.pages import serve
 from perennial.cli.site import app as site
-from perennial.foundation.errors import PerennialError
+from perennial.foundation.errors import ConfigError, PerennialError
 from perennial.foundation.process_end import ends_in_one_go
 
 app = typer.Typer(
@@ -85,11 +86,23 @@ def init(
     patient: Annotated[
         str | None, typer.Option(help="column, or pattern in file names, of the patient")
     ] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="what a folder's levels are: class, or site/class")
+    ] = None,
 ) -> None:
-    """Inspect data and write the files of a first run, with reasons as comments."""
-    from perennial.cli.init import init_command
+    """Inspect data and write the files of a first run, with reasons as comments; asks what is not clear."""
+    from perennial.cli.init import LAYOUTS, init_command
 
-    for line in init_command(data, output, site, label, site_column, patient):
+    if layout not in (None, *LAYOUTS):
+        raise ConfigError(f"--layout: found {layout!r}, allowed {', '.join(LAYOUTS)}")
+    ask = None
+    if sys.stdin.isatty():
+        import click
+
+        def ask(question: str, allowed: Sequence[str]) -> str:
+            return typer.prompt(question, type=click.Choice(allowed))
+
+    for line in init_command(data, output, site, label, site_column, patient, layout, ask):
         typer.echo(line)
 
 

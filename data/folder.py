@@ -65,6 +65,8 @@ class _Listing:
     stray: list[Path] = field(default_factory=list)
     looped: list[Path] = field(default_factory=list)
     empty: list[Path] = field(default_factory=list)
+    inner: list[Path] = field(default_factory=list)
+    """Class folders all of whose images lie in folders of their own, whose names mean nothing."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """Only the images at these indices, because the others could not be read."""
@@ -148,6 +150,13 @@ def _source(
         for what, paths in left_out.items()
         if paths
     ]
+    if len(listing.inner) == len(listing.folders) > 1:
+        shown = ", ".join(folder.name for folder in listing.inner[:4])
+        shown += ", ..." if listing.inner[4:] else ""
+        notes.append(
+            f"{listing.root}: images in folders inside {shown} are of that class; if the first folders are "
+            "sites: partition: {kind: natural}"
+        )
     return Source(train, test, classes, *constants(config.normalise, x), notes=tuple(notes))
 
 
@@ -174,6 +183,8 @@ def _tree(root: Path, natural: bool, known: Collection[str]) -> _Listing:
                 if not images:
                     listing.empty.append(class_folder)
                 listing.paths += images
+                if images and all(path.parent != class_folder for path in images):
+                    listing.inner.append(class_folder)
                 listing.labels += [class_folder.name] * len(images)
                 listing.is_test += [split and part.name == "test"] * len(images)
                 listing.sites += [site_root.name] * len(images) if natural else []

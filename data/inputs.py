@@ -27,12 +27,13 @@ def read_inputs(
     fill: Tensor,
     columns: Columns | None = None,
     reading: ImageReading | None = None,
+    missing: Sequence[str] = (),
 ) -> Iterator[tuple[list[str], Tensor]]:
     """(names, x) of at most 256 samples at a time, x as a source of data delivers it.
 
     shape: (C, H, W) or (D,) of the model's inputs. stored: the numbers that it was trained on; others would
     have another scale. fill: (D,), for missing numbers of a table. reading: how image files were read in
-    training, beside their size and colour.
+    training, beside their size and colour. missing: texts of a table that mean a missing value.
     columns: of a table, as in the model's file. A CSV file needs these columns and may have others; a .npz
     file gives its array x, 8-bit images of any size and of either colour; any other file is an image. A row's
     name is its file with its line, or its index.
@@ -55,7 +56,7 @@ def read_inputs(
     for path in paths:
         if of_images and path.suffix != ".npz":
             continue
-        names, x = _array(path) if path.suffix == ".npz" else _table(path, columns)
+        names, x = _array(path) if path.suffix == ".npz" else _table(path, columns, missing)
         if stored == "uint8" and stored_as(x) != stored and x.ndim == 4 and reading.window is not None:
             x = torch.from_numpy(windowed(x.numpy(), reading.window, f"{path}, x"))
         if stored_as(x) != stored:
@@ -73,7 +74,7 @@ def _array(path: Path) -> tuple[list[str], Tensor]:
     return [f"{path}[{index}]" for index in range(len(x))], x
 
 
-def _table(path: Path, columns: Columns | None) -> tuple[list[str], Tensor]:
+def _table(path: Path, columns: Columns | None, missing: Sequence[str]) -> tuple[list[str], Tensor]:
     if columns is None:
         raise DataError(f"{path}: this model takes rows without column names; give them as x of a .npz file")
     file = read_csv(path)
@@ -81,6 +82,6 @@ def _table(path: Path, columns: Columns | None) -> tuple[list[str], Tensor]:
         if name not in file.columns:
             raise DataError(f"{path}: no column {name!r}; this model takes {', '.join(columns)}")
     bad = BadCells(file)
-    x = np.ascontiguousarray(encode(file, columns, (), bad))
+    x = np.ascontiguousarray(encode(file, columns, missing, bad))
     bad.refuse()
     return [f"{path}:{line}" for line in file.lines], torch.from_numpy(x)

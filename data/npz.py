@@ -53,6 +53,8 @@ def load_npz(config: DataConfig) -> Source:
     )
     site_names = _site_names(arrays, path)
     parts, start = [], 0
+    if config.partition.kind == "natural":
+        _require_sites_of_all(arrays, path)
     for role, x in held.items():
         as_asked = _as_asked(x, config, f"{path}, {role}")
         site = _sites(arrays, "site" if role == "x" else "site_test", site_names, len(x), path)
@@ -217,6 +219,16 @@ def _site_names(arrays: dict[str, np.ndarray], path: Path) -> tuple[str, ...]:
         return tuple(_texts(arrays["site_names"], f"{path}, site_names").tolist())
     held = [_names(arrays[role], None, f"{path}, {role}") for role in ("site", "site_test") if role in arrays]
     return tuple(np.unique(np.concatenate(held)).tolist()) if held else ()
+
+
+def _require_sites_of_all(arrays: dict[str, np.ndarray], path: Path) -> None:
+    for given, lacking, samples in (("site", "site_test", "x_test"), ("site_test", "site", "x")):
+        if samples in arrays and given in arrays and lacking not in arrays:
+            raise DataError(
+                f"{path}: {given} is there and {lacking} is missing, so nobody knows which site holds the "
+                f"samples of {samples}; add {lacking}"
+                + (", or take x_test and y_test out, and sites hold out a part of x" * (samples == "x_test"))
+            )
 
 
 def _sites(

@@ -38,6 +38,22 @@ MOST_CLASSES = 200
 PARTS = {"train", "test"}
 
 
+Layout = Literal["class", "site/class"]
+"""What the levels of a folder of images are: classes with anything inside, or sites that hold classes."""
+
+
+class TwoLevels(DataError):
+    """A folder whose first level could be sites or classes. below: folder -> folders inside it."""
+
+    def __init__(self, root: Path, below: dict[str, list[str]]) -> None:
+        self.below = below
+        held = "; ".join(f"{name}/ holds {', '.join(inner[:4]) or 'images'}" for name, inner in below.items())
+        super().__init__(
+            f"{root}: what are the first folders? {held[:300]}. Sites that hold different classes look like "
+            "classes with folders inside. Say --layout site/class or --layout class"
+        )
+
+
 @dataclass(frozen=True)
 class Survey:
     """source: folder, csv or npz. samples: by class. sites: samples by site, {} where the data name none.
@@ -74,16 +90,22 @@ class Survey:
 
 
 def survey(
-    path: Path, label: str | None = None, site: str | None = None, patient: str | None = None
+    path: Path,
+    label: str | None = None,
+    site: str | None = None,
+    patient: str | None = None,
+    layout: Layout | None = None,
 ) -> Survey:
     """Look at a folder of images, a CSV file (a table, or a manifest of images), or an .npz file.
 
     label, site, patient: columns of a table, where they are not called as such columns usually are.
-    Raises DataError saying what was found and what is expected.
+    layout: what the levels of a folder are; None: as they are, where that is clear.
+    Raises TwoLevels where a folder has two levels that could be either, DataError saying what was found and
+    what is expected.
     """
     path = Path(os.path.abspath(path.expanduser()))
     if path.is_dir():
-        return _folder(path, patient)
+        return _folder(path, patient, layout)
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if path.suffix.lower() == ".npz":
@@ -94,7 +116,7 @@ def survey(
     return _table(file, label, site, patient)
 
 
-def _folder(root: Path, patient: str | None) -> Survey:
+def _folder(root: Path, patient: str | None, layout: Layout | None) -> Survey:
     """Images below class folders, or class folders below folders of parts or of sites."""
     files = [path for path in _images(root)]
     if not files:
@@ -115,8 +137,27 @@ def _folder(root: Path, patient: str | None) -> Survey:
     for names in parts:
         if len(names) > 2:
             below[names[0]].add(names[1])
-    natural = _are_sites(top, below)
+    natural = layout == "site/class" or (layout is None and _are_sites(top, below))
+    within = set[str]().union(*below.values())
+    if layout is None and not natural and top != PARTS and within and not within <= PARTS:
+        raise TwoLevels(root, {name: sorted(below[name]) for name in sorted(top)})
     level = 1 if natural or top == PARTS else 0
+    if natural and within == PARTS:
+        level = 2
+    if loose := [path for path, names in zip(files, parts, strict=True) if len(names) < level + 2]:
+        raise DataError(
+            f"{loose[0]}: an image outside of class folders; expected {root.name}/<site>/<class>/<image>"
+        )
+    deeper = sorted({"/".join(names[: level + 1]) for names in parts if len(names) > level + 2})
+    notes = ["train and test are used as they are"] if top == PARTS else []
+    if natural and layout is None:
+        shown = ", ".join(sorted(top)[:6])
+        notes.append(
+            f"{shown} are taken for sites, as most of their folders share names; else --layout class"
+        )
+    if deeper:
+        shown = ", ".join(deeper[:3]) + (", ..." if deeper[3:] else "")
+        notes.append(f"folders inside {shown} name nothing here: their images are of the class around them")
     samples = Counter(names[level] for names in parts)
     sites = Counter(names[0] for names in parts) if natural else Counter[str]()
     if len(samples) > MOST_CLASSES:
@@ -134,7 +175,7 @@ def _folder(root: Path, patient: str | None) -> Survey:
             dict(sorted(sites.items())),
             patient=patient,
             patient_guess=None if patient else guess,
-            notes=("train and test are used as they are",) if top == PARTS else (),
+            notes=tuple(notes),
         ),
     )
 

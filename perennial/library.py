@@ -97,8 +97,10 @@ class Model:
 
         inputs = self.saved.inputs
         files = files_in([*map(Path, paths)], of_images=len(inputs.shape) == 3)
-        reading = ImageReading.of(DataConfig.model_validate(self.saved.settings["data"]))
-        found = read_inputs(files, inputs.shape, inputs.stored, inputs.filling, inputs.columns, reading)
+        data = DataConfig.model_validate(self.saved.settings["data"])
+        shape, stored = inputs.shape, inputs.stored
+        reading, fill = ImageReading.of(data), inputs.filling
+        found = read_inputs(files, shape, stored, fill, inputs.columns, reading, data.missing)
         for names, x in found:
             answers = self.answers(x)
             sets = None if answers.sets is None else answers.sets.tolist()

@@ -117,5 +117,5 @@ def what_to_try(experiment: Experiment) -> list[str]:
     return [
         *tries,
         "a tenth of learner.optimizer.lr, or more tasks.rounds",
-        "strategy: analytic, which cannot fail so",
+        "strategy: analytic, in which no step can be too long",
     ]

@@ -7,13 +7,14 @@ from perennial.foundation.files import file_sha256, replace_file
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved
 from perennial.server.measures.figure import Figure
 from perennial.server.measures.headline import SELDOM
-from perennial.server.measures.record import Measures
+from perennial.server.measures.record import FILE, Measures, read_measures
 from perennial.server.report.comparison import markdown_table
 from perennial.server.report.markup import MISSING, decimal, power
 from perennial.server.run_record import Run, read_run
 
 CARD = "card.md"
 MOST_SITES = 50
+EVALUATIONS = f"evaluations/*/{FILE}"
 NOT_STATED = (
     "Nobody has stated what this model is for (`perennial card RUN --intended-use FILE` puts it here). Until "
     "somebody who answers for it does, it is for research."
@@ -36,8 +37,9 @@ def write_card(folder: Path, intended_use: Path | None = None) -> Path:
         "## Intended use\n\n" + use,
         "## Data\n\n" + _data(run),
         "## How well it works\n\n" + _works(run.measures),
+        *(["## Judged outside the federation\n\n" + judged] if (judged := _judged_outside(folder)) else []),
         "## Privacy\n\n" + _privacy(run),
-        "## Limits\n\n" + _limits(run, saved),
+        "## Limits\n\n" + _limits(run, saved, folder),
         "## What it is\n\n" + _hashes(run, folder),
     ]
     path = folder / CARD
@@ -129,6 +131,27 @@ def _works(measures: Measures | None) -> str:
     return "\n\n".join(lines)
 
 
+def _outside(folder: Path) -> list[tuple[str, Measures]]:
+    """(name of the data, measures) of each evaluation in a run's folder."""
+    found = [(path.parent.name, read_measures(path.parent)) for path in sorted(folder.glob(EVALUATIONS))]
+    return [(name, measures) for name, measures in found if measures is not None]
+
+
+def _judged_outside(folder: Path) -> str:
+    rows = [
+        [
+            _plain(name),
+            f"{each.samples:,}",
+            _percent(each.accuracy),
+            _percent(each.balanced_accuracy),
+            _share(each.macro_auroc),
+        ]
+        for name, each in _outside(folder)
+    ]
+    columns = ["data", "samples", "called rightly", "balanced accuracy", "mean AUROC"]
+    return markdown_table(columns, rows, "lrrrr") if rows else ""
+
+
 def _privacy(run: Run) -> str:
     epsilon = run.summary.epsilon
     if epsilon is None:
@@ -145,7 +168,7 @@ def _privacy(run: Run) -> str:
     return "\n".join(lines)
 
 
-def _limits(run: Run, saved: SavedModel) -> str:
+def _limits(run: Run, saved: SavedModel, folder: Path) -> str:
     items = [
         "It knows the classes above and no other. A sample of another class gets one of them all the same"
         + (
@@ -163,8 +186,8 @@ def _limits(run: Run, saved: SavedModel) -> str:
         if not weak and not measures.headline[:-1]:
             items.append("No class is recognised in less than half of its cases on the judged samples.")
         items += map(_plain, measures.notes)
-    if measures is None or measures.source != "external":
-        items.append("It was not judged on data from outside the federation in this run.")
+    if not _outside(folder):
+        items.append("It was not judged on data from outside the federation.")
     return "\n".join(f"- {item}" for item in items)
 
 

@@ -1,7 +1,6 @@
 """Each measure against a case worked out by hand, and against a formula that somebody else wrote."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score, confusion_matrix, roc_auc_score
 
 from perennial.config.experiment import load_experiment
+from perennial.config.run import APP_ROOT
 from perennial.learning.analytic.solve import Sums, gaussian, ridge
 from perennial.learning.analytic.statistics import Collector
 from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
@@ -236,7 +236,7 @@ def test_the_end_of_the_temperatures_is_said() -> None:
     counts = SiteCounts({}, temperature=TEMPERATURES[-1])
     counts.tables.total = EvaluationTables.empty(2)
     counts.tables.total.confusion[...] = [[5, 1], [1, 5]]
-    experiment = load_experiment(Path("experiments/quickstart.yaml"))
+    experiment = load_experiment(APP_ROOT / "experiments" / "quickstart.yaml")
     found = task_measures(experiment, 1, ["a", "b"], None, None, counts)
     assert found is not None and any("the end of those that were tried" in note for note in found.notes)
 

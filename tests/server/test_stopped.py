@@ -85,3 +85,8 @@ def test_the_course_of_a_loss_is_as_long_whatever_the_number_of_rounds() -> None
         course = LossCourse(**json.loads(json.dumps(vars(course)))).then(2.0 - number * 1e-6)
     assert course == LossCourse(1000, 2.0, 2.0 - 999e-6, 2.0 - 999e-6, True)
     assert course.flat == "the training loss has not fallen in 1000 rounds (2 to 2)"
+
+
+def test_no_way_out_is_said_to_be_free_of_failure() -> None:
+    trained = load_experiment(APP_ROOT / "experiments" / "quickstart.yaml")
+    assert not any("cannot fail" in words for words in what_to_try(trained))
