@@ -7,6 +7,8 @@ from pydantic import Field
 from perennial.foundation.block import Block
 
 MAX_SAMPLES = 1 << 20
+CLOSED_FORM = ("registered", "share")
+"""Keys that mean something where sites send sums."""
 
 
 class BoundsConfig(Block):
@@ -29,3 +31,18 @@ class BoundsConfig(Block):
     alone: what such a site remembers has to agree with what the server folded."""
     window: int = Field(default=10, ge=1)
     """So many former rounds count."""
+    share: float | None = Field(default=None, gt=0, lt=1)
+    """Closed form, from four sites on: the share of a task's samples that one site's sums count for at most;
+    null: no bound, and the model is that of all data in one place."""
+
+    def require_fit(self, closed_form: bool) -> None:
+        """Raises ValueError naming a key that would do nothing. closed_form: whether sites send sums."""
+        here = CLOSED_FORM if closed_form else type(self).model_fields.keys() - {"share"}
+        for key, field in type(self).model_fields.items():
+            found = getattr(self, key)
+            if key not in here and found != field.get_default(call_default_factory=True):
+                what = "strategy analytic has sums and no updates" if closed_form else "sites send updates"
+                raise ValueError(
+                    f"bounds.{key}: found {found}, which does nothing: {what}; "
+                    f"allowed: {', '.join(sorted(here))}"
+                )

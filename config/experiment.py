@@ -299,6 +299,12 @@ class Experiment(Block):
         require_dual_backbone(self)
         return self
 
+    @model_validator(mode="after")
+    def _bounds_do_something(self) -> "Experiment":
+        names = [name for name, _ in nested(self.strategy.name, self.strategy.parameters)]
+        self.bounds.require_fit("analytic" in names)
+        return self
+
     def lead_rounds(self, task: int) -> int:
         """Rounds of pre-training that come before the rounds of a task."""
         return self.pretraining.rounds if self.pretraining is not None and task == 1 else 0

@@ -24,7 +24,13 @@ from perennial.learning.analytic.statistics import Statistics
 from perennial.models.incremental import complete_state
 from perennial.models.saved import GLOBAL_MODEL, SavedModel, load_saved, save_model
 from perennial.protocol.tensors import content_sha256
-from perennial.server.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, save_previous
+from perennial.server.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    load_previous,
+    save_checkpoint,
+    save_previous,
+)
 from perennial.server.run_folder import CHECKPOINT
 from perennial.strategies.analytic import Analytic
 from perennial.strategies.base import IncrementalStrategy
@@ -42,21 +48,26 @@ SAME_MODEL = 1e-6
 
 
 @dataclass
-class _Finished:
-    """A finished closed-form run, opened."""
+class _Opened:
+    """A closed-form run, opened."""
 
     folder: Path
     checkpoint: Checkpoint
     experiment: Experiment
     whole: IncrementalStrategy
     strategy: Analytic
-    saved: SavedModel
+    model: SavedModel | None
+    """None of a run that has not finished."""
 
     @classmethod
-    def open(cls, folder: Path) -> "_Finished":
-        """Raises StateError or ConfigError naming what is missing, or does not allow to subtract or merge."""
+    def open(cls, folder: Path, *, unfinished: bool = False) -> "_Opened":
+        """Raises StateError or ConfigError naming what is missing, or does not allow to subtract or merge.
+
+        unfinished: whether a run that has not finished will do.
+        """
         checkpoint, _ = load_checkpoint(folder / CHECKPOINT)
-        if not checkpoint.progress.finished:
+        finished = checkpoint.progress.finished
+        if not (finished or unfinished):
             raise StateError(f"{folder}: the run is not finished; resume it first")
         experiment = Experiment.model_validate(checkpoint.experiment)
         if experiment.secure is not None:
@@ -76,8 +87,24 @@ class _Finished:
                 "the old release remains in the world"
             )
         whole.load_state_dict(checkpoint.strategy)
+        strategy.bounds = experiment.bounds
         strategy.kept_sums.folder = folder / FOLDER if strategy.keep_sites else None
-        return cls(folder, checkpoint, experiment, whole, strategy, load_saved(folder / GLOBAL_MODEL))
+        saved = load_saved(folder / GLOBAL_MODEL) if finished else None
+        return cls(folder, checkpoint, experiment, whole, strategy, saved)
+
+    @property
+    def saved(self) -> SavedModel:
+        assert self.model is not None
+        return self.model
+
+    @property
+    def classes(self) -> list[str]:
+        """Of the model as it stands: of a finished run's, or of the tasks whose sums were asked for."""
+        if self.model is not None:
+            return list(self.model.classes)
+        progress = self.checkpoint.progress
+        task = progress.task if progress.round_in_task else progress.task - 1
+        return list(progress.registry.classes[: progress.registry.schedule.num_classes(task)])
 
     @property
     def total(self) -> Statistics:
@@ -95,7 +122,7 @@ class _Finished:
 
     def head(self, shrinkage: float | None) -> tuple[dict[str, Tensor], float]:
         """The head of the sums as they are now, and its shrinkage."""
-        head, shrinkage = self.strategy.solved_again(len(self.saved.classes), shrinkage)
+        head, shrinkage = self.strategy.solved_again(len(self.classes), shrinkage)
         return head.tensors(), shrinkage
 
     def write_model(self, path: Path, head: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -113,7 +140,7 @@ def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
     or ConfigError saying why it cannot be done; a command that was stopped is completed by giving it again.
     """
     with sole_owner(folder, "forget"):
-        run = _Finished.open(folder)
+        run = _Opened.open(folder, unfinished=True)
         run.require_features_of_nobody()
         sums, strategy = run.strategy.kept_sums, run.strategy
         if site not in strategy.withdrawn:
@@ -124,7 +151,10 @@ def forget(folder: Path, site: str, shrinkage: float | None = None) -> Path:
             by_task = {task: found["sha256"] for task, found in contributed.items()}
             strategy.withdrawn[site] = _withdrawal(run, before, subtracted, by_task)
         head, used = run.head(shrinkage)
-        _commit(run, head)
+        if run.model is None:
+            _commit_unfinished(run, head, used)
+        else:
+            _commit(run, head)
         for path in (folder / FOLDER).glob(f"{site}-task-*.safetensors"):
             path.unlink()
         content = {
@@ -145,7 +175,7 @@ def write_form(folder: Path, site: str, path: Path) -> Path:
     In it is the key that divided the site's data, which the site does not keep. Raises StateError where the
     site's sums are in no task.
     """
-    run = _Finished.open(folder)
+    run = _Opened.open(folder)
     if not run.strategy.kept_sums.contributions_of(site):
         raise StateError(f"site {site!r}: its sums are in no task of this run")
     progress = run.checkpoint.progress
@@ -160,7 +190,7 @@ def forget_group(folder: Path, site: str, group: Path, shrinkage: float | None =
     group: what the site wrote with `perennial site withdraw-records`.
     """
     with sole_owner(folder, "forget"):
-        run = _Finished.open(folder)
+        run = _Opened.open(folder)
         run.require_features_of_nobody()
         sums, strategy = run.strategy.kept_sums, run.strategy
         by_task, facts = read_by_task(group)
@@ -204,7 +234,7 @@ def merge(first: Path, second: Path, output: Path) -> Path:
     Returns its certificate. Raises ConfigError if the runs' maps, classes or heads differ, or if a
     site is in both.
     """
-    one, other = _Finished.open(first), _Finished.open(second)
+    one, other = _Opened.open(first), _Opened.open(second)
     features = _features(one), _features(other)
     if features[0] != features[1]:
         raise ConfigError(f"{second}: its features are {features[1]:.12}, those of {first} {features[0]:.12}")
@@ -212,6 +242,11 @@ def merge(first: Path, second: Path, output: Path) -> Path:
         raise ConfigError(f"{second}: its classes, or their order, are not those of {first}")
     if one.experiment.strategy != other.experiment.strategy:
         raise ConfigError(f"{second}: its strategy's settings are not those of {first}")
+    if one.experiment.bounds.share or one.experiment.bounds.registered:
+        raise ConfigError(
+            f"{first}: bounds.share, bounds.registered: what a site of a merged run counts for has not been "
+            "worked out; allowed without them"
+        )
     sites = [
         sorted({s for sites in run.strategy.kept_sums.contributions.values() for s in sites})
         for run in (one, other)
@@ -259,16 +294,20 @@ def verify(certificate: Path) -> list[str]:
     if strategy is None:
         raise StateError(f"{folder}: its model is none of strategy analytic")
     files = sorted((folder / FOLDER).glob("*.safetensors"))
-    total = None
+    sums, total = strategy.kept_sums, None
+    sums.folder, strategy.bounds = folder / FOLDER, experiment.bounds
     for path in files:
         statistics, facts = read_statistics_file(path)
         if kind == "forget" and facts.get("site") == content["site"]:
             raise StateError(f"{path}: sums of {content['site']}, which were withdrawn, are still here")
         total = statistics if total is None else total + statistics
+        if "task" in facts:
+            given = {"sha256": statistics.sha256, "samples": statistics.samples}
+            sums.contributions.setdefault(int(facts["task"]), {})[str(facts["site"])] = given
     if total is None or total.sha256 != after:
         found = "none" if total is None else f"{total.sha256:.12}"
         raise StateError(f"{folder}: the sums kept add up to {found}, the certificate says {after:.12}")
-    strategy.kept_sums.total = total
+    sums.total = total
     head, _ = strategy.solved_again(len(saved.classes), float(content["shrinkage"]))
     solved = head.tensors()
     now = {name: saved.model.state_dict()[name] for name in solved}
@@ -300,7 +339,7 @@ def _added_up(parts: Iterable[Statistics]) -> Statistics:
 
 
 def _withdrawal(
-    run: _Finished, before: str, subtracted: Statistics, by_task: Mapping[int, str]
+    run: _Opened, before: str, subtracted: Statistics, by_task: Mapping[int, str]
 ) -> dict[str, Any]:
     """What a certificate says of a subtraction.
 
@@ -316,13 +355,13 @@ def _withdrawal(
     }
 
 
-def _classes_removed(run: _Finished, subtracted: Statistics) -> list[str]:
+def _classes_removed(run: _Opened, subtracted: Statistics) -> list[str]:
     """Classes of what was subtracted of which no sample is left."""
-    left = run.total.over(range(len(run.saved.classes))).counts
-    return [run.saved.classes[label] for label in subtracted.classes if not int(left[label])]
+    left = run.total.over(range(len(run.classes))).counts
+    return [run.classes[label] for label in subtracted.classes if not int(left[label])]
 
 
-def _commit(run: _Finished, head: dict[str, Tensor]) -> None:
+def _commit(run: _Opened, head: dict[str, Tensor]) -> None:
     """The run's files with the new sums and model. The checkpoint decides; the rest can be repeated."""
     folder, progress = run.folder / CHECKPOINT, run.checkpoint.progress
     arrays = {name: tensor.clone() for name, tensor in complete_state(run.saved.model).items()} | head
@@ -342,7 +381,31 @@ def _commit(run: _Finished, head: dict[str, Tensor]) -> None:
     replace_file(path, (json.dumps(summary, indent=2) + "\n").encode(), mode=0o644)
 
 
-def _features(run: _Finished) -> str:
+def _commit_unfinished(run: _Opened, head: dict[str, Tensor], shrinkage: float) -> None:
+    """The checkpoint of a run that goes on, with the new sums and without any head that the site is in.
+
+    The model at the end of the task before is solved for again too, from the sums of the tasks up to it.
+    """
+    folder, progress, former = run.folder / CHECKPOINT, run.checkpoint.progress, run.checkpoint
+    before: dict[str, Tensor] = {}
+    if progress.previous:
+        before = load_previous(folder, progress.previous)
+        up_to_it = run.strategy.kept_sums.until(progress.task - 1)
+        again, _ = run.strategy.solved_again(len(before["head.bias"]), shrinkage, up_to_it)
+        before |= again.tensors()
+        sha256 = content_sha256(before)
+        save_previous(folder, sha256, before, progress.previous)
+        progress.previous, progress.holders = sha256, []
+    arrays = {**former.arrays, **(head if progress.round_in_task else {})}
+    changed = Checkpoint(progress, former.experiment, arrays, run.whole.state_dict(), former.class_means)
+    # twice, because the file before it is kept, and holds the sums of the withdrawn site
+    save_checkpoint(folder, changed)
+    save_checkpoint(folder, changed)
+    if before:
+        save_previous(folder, progress.previous, before, progress.previous)
+
+
+def _features(run: _Opened) -> str:
     return json.loads((run.folder / "summary.json").read_text())["analytic"]["features"]
 
 

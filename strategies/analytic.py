@@ -27,6 +27,7 @@ from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.secure.masked_sums import MaskedSums
 from perennial.strategies.statistics.balanced import BalancedSums
+from perennial.strategies.statistics.counted import counted_sums
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
 from perennial.strategies.statistics.kept import FOLDER, KeptSums
 from perennial.strategies.statistics.noised import noise_of_one, noised_total, sums_form
@@ -96,6 +97,13 @@ class Analytic(IncrementalStrategy):
             )
         if experiment.privacy.enabled:
             self.settings.require_noisable(experiment.privacy.blocks[0] > 0)
+        own = self.keep_sites and self.head != "balanced_ridge" and services.sums is None
+        cut = experiment.bounds.share or experiment.bounds.registered
+        if cut and (experiment.privacy.enabled or not own):
+            raise ConfigError(
+                "bounds.share, bounds.registered: each site's own sums are cut when the head is solved for; "
+                "allowed with keep_sites and head gaussian or ridge, without privacy and without secure"
+            )
         self._services = services
         if self.keep_sites and services.folder is not None and services.sums is None:
             self._plain.folder = services.folder.parent / FOLDER
@@ -237,15 +245,15 @@ class Analytic(IncrementalStrategy):
             )
         return self._plain
 
-    def solved_again(self, classes: int, shrinkage: float | None = None) -> tuple[LinearHead, float]:
+    def solved_again(
+        self, classes: int, shrinkage: float | None = None, of: KeptSums | None = None
+    ) -> tuple[LinearHead, float]:
         """The head of the sums as they are now, and its shrinkage, from nothing else.
 
-        shrinkage: None takes the experiment's number, or chooses by gcv. Raises ConfigError where validation
-        samples chose it, some of which may be the withdrawn site's.
+        shrinkage: None takes the experiment's number, or chooses by gcv. of: these sums and not all. Raises
+        ConfigError where validation samples chose the shrinkage, some of which may be the withdrawn site's.
         """
-        total = self.kept_sums.total
-        assert total is not None
-        sums = Sums.of(total.over(range(classes)))
+        sums = counted_sums(of or self.kept_sums, self.bounds, range(classes))
         if shrinkage is None and self.settings.shrinkage == "validation":
             raise ConfigError(
                 "strategy.shrinkage: validation samples of all sites chose it, withdrawn ones too; give one "
@@ -357,8 +365,10 @@ class Analytic(IncrementalStrategy):
             noised = noised_total(total.over(known), self._plain.contributions, self._services)
             asking.outcome.warnings.extend(noised.warnings)
             return self.settings.solved_with_noise(noised.sums)
-        samples = self._samples_of_all if self.head == "balanced_ridge" else None
-        sums = Sums.of(total.over(known), samples=samples)
+        if self.head == "balanced_ridge":
+            sums = Sums.of(total.over(known), samples=self._samples_of_all)
+        else:
+            sums = counted_sums(self._plain, self.bounds, known)
         self._chosen[task] = shrinkage = self.settings.chosen(asking, sums)
         asking.outcome.details["shrinkage"] = shrinkage
         return self.settings.solved(sums, shrinkage)

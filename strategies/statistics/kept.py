@@ -109,6 +109,16 @@ class KeptSums:
             if statistics.sha256 != self.contributions[task][site]["sha256"]:
                 write_statistics(self.folder / file_name(task, site), statistics - part, facts)
 
+    def until(self, task: int) -> "KeptSums":
+        """The sums of tasks up to this one, from the kept files."""
+        found = KeptSums(self.folder)
+        for number, sites in sorted(self.contributions.items()):
+            for site in sites if number <= task else ():
+                statistics = self.kept(number, site)
+                found.total = statistics if found.total is None else found.total + statistics
+                found.contributions.setdefault(number, {})[site] = sites[site]
+        return found
+
     def forget_task(self, task: int, total: Statistics | None) -> None:
         """What was given for a task no longer counts; total: of the others."""
         self.contributions.pop(task, None)

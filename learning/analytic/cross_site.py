@@ -1,0 +1,272 @@
+"""What sites' sums say of each other: whose records help whom, and whether they mean the same by a class.
+
+The squared error of a ridge head on a site's records follows from the site's sums, so a head of the other
+sites can be judged out of sample with no further exchange. docs/methods/cross_site.md says how to read it.
+
+Shapes: K sites, C classes, D features with the constant, d = D - 1.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from perennial.foundation.errors import DataError
+from perennial.learning.analytic.solve import LinearHead, Sums, gcv, ridge
+
+LAMBDAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Shrinkages that cross-validation chooses among, from the sums without the site that is judged."""
+WIDEST = 1024
+"""Features that heads are solved on; sums of more are projected to the total's leading eigenvectors."""
+FEWEST_FOR_DEVIATION = 6
+"""Sites from which on a benefit far below the others' median marks a site."""
+DEVIATIONS = 4.0
+SCALE = 1.4826
+"""Of the median absolute deviation, to be a normal standard deviation."""
+LEAST_KNOWN = 0.9
+"""Share of a site's records that must be of classes that others have, for the others to judge it."""
+LEAST_RECORDS = 10
+"""Records of a class at each of two sites that are compared."""
+WITHIN_SHRINKAGE = 0.05
+
+
+@dataclass(frozen=True)
+class SiteRow:
+    """What the sums of the others say of one site.
+
+    apart: error of the others' head on its records; None: it shares no class with them.
+    skill: 1 - apart / error of a constant answer by the others' class frequencies.
+    benefit: other site -> what its records gain for this one, as a share of apart; negative: they cost.
+    """
+
+    apart: float | None
+    skill: float | None
+    benefit: dict[str, float]
+
+
+@dataclass(frozen=True)
+class CrossSite:
+    """The table of all sites.
+
+    given: site -> median of what its records gain for the others.
+    marked: site -> why it is looked at, in words.
+    shrinkage: of the head that judges a site.
+    features: that heads were solved on, after projection.
+    """
+
+    rows: dict[str, SiteRow]
+    given: dict[str, float]
+    marked: dict[str, str]
+    shrinkage: dict[str, float]
+    features: int
+
+
+def error_on(head: LinearHead, sums: Sums, known: Tensor) -> float | None:
+    """Mean squared error of a head's scores against the class indicators, over classes that it knows.
+
+    known: (C,) bool, the classes to score; None where the site holds none of them. Absent classes carry a
+    bias of -1e9, so only known columns count.
+    """
+    records = float(sums.counts[known].sum())
+    if records <= 0:
+        return None
+    # the site's records of classes that the head does not know cannot be taken out of its products, so each
+    # known column is judged on all of them, as an indicator that is 0 there
+    weight = torch.cat([head.weight[known], head.bias[known, None] / sums.constant], dim=1)
+    quadratic = ((weight @ sums.gram) * weight).sum(dim=1)
+    linear = (weight * sums.sums[known]).sum(dim=1)
+    return float((quadratic - 2 * linear + sums.counts[known]).sum()) / records
+
+
+def guess_error(frequency: Tensor, sums: Sums, known: Tensor) -> float:
+    """The same of the constant answer `frequency`, (C,): the others' class frequencies."""
+    records, share = sums.counts[known], frequency[known]
+    every = float(sums.counts.sum())
+    total = every * float(share.square().sum()) - 2 * float((share * records).sum()) + float(records.sum())
+    return total / float(records.sum())
+
+
+def basis_of(total: Sums, widest: int = WIDEST) -> Tensor | None:
+    """(d, widest) leading eigenvectors of the total's products; None where there are no more features."""
+    if len(total.gram) - 1 <= widest:
+        return None
+    return torch.linalg.eigh(total.gram[:-1, :-1])[1][:, -widest:]
+
+
+def turned(sums: Sums, basis: Tensor | None) -> Sums:
+    """The sums of the features projected to a basis, with the constant as it is."""
+    if basis is None:
+        return sums
+    width = basis.shape[1]
+    gram = torch.empty(width + 1, width + 1, dtype=torch.float64)
+    gram[:-1, :-1] = basis.T @ sums.gram[:-1, :-1] @ basis
+    gram[:-1, -1] = gram[-1, :-1] = basis.T @ sums.gram[:-1, -1]
+    gram[-1, -1] = sums.gram[-1, -1]
+    rows = torch.cat([sums.sums[:, :-1] @ basis, sums.sums[:, -1:]], dim=1)
+    return Sums(gram, rows, sums.counts, sums.constant)
+
+
+def cross_site(sites: Mapping[str, Sums]) -> CrossSite:
+    """The table of these sites' sums, of all tasks together.
+
+    In the heads that judge, no site counts as more records than the median site: one that multiplies its sums
+    would make the others' model its own, and they would seem to contradict it. A site of whose records more
+    than a tenth are of classes that nobody else has is not judged.
+
+    Raises DataError for fewer than three sites: without one of two nobody is left to judge it by, and a pair
+    is left out for a third's benefit. One factorisation for each site, and one or two for each pair.
+    """
+    if len(sites) < 3:
+        raise DataError(f"cross-site table: found {len(sites)} sites, allowed three or more")
+    names = sorted(sites)
+    most = median(float(each.counts.sum()) for each in sites.values())
+    weighed = {name: _at_most(each, most) for name, each in sites.items()}
+    total = added(list(weighed.values()))
+    rows: dict[str, SiteRow] = {}
+    judged: dict[str, tuple[float, LinearHead]] = {}
+    for name in names:
+        others = _without(total, weighed[name])
+        known = others.counts > 0
+        rows[name] = SiteRow(None, None, {})
+        if not _is_known(sites[name], known):
+            continue
+        shrinkage = _shrinkage(others)
+        head = ridge(others, shrinkage)
+        apart = error_on(head, sites[name], known)
+        assert apart is not None
+        guess = guess_error(others.counts / others.counts.sum(), sites[name], known)
+        judged[name] = shrinkage, head
+        rows[name] = SiteRow(apart, 1 - apart / guess, {})
+    for place, one in enumerate(names):
+        for other in names[place + 1 :]:
+            rest = _without(_without(total, weighed[one]), weighed[other])
+            known = rest.counts > 0
+            heads: dict[float, LinearHead] = {}
+            for name, left_out in ((one, other), (other, one)):
+                if name not in judged or not (
+                    _is_known(sites[name], known) and _is_known(sites[left_out], known)
+                ):
+                    continue
+                shrinkage, with_it = judged[name]
+                heads[shrinkage] = head = heads.get(shrinkage) or ridge(rest, shrinkage)
+                # both on the classes that are known without the other site
+                before, after = error_on(head, sites[name], known), error_on(with_it, sites[name], known)
+                if before is not None and after:
+                    rows[name].benefit[left_out] = (before - after) / after
+    given = {
+        name: median(values)
+        for name in names
+        if (values := [row.benefit[name] for row in rows.values() if name in row.benefit])
+    }
+    shrinkages = {name: shrinkage for name, (shrinkage, _) in judged.items()}
+    return CrossSite(rows, given, _marked(rows, given), shrinkages, len(total.gram) - 1)
+
+
+def _at_most(sums: Sums, records: float) -> Sums:
+    """Sums that count as no more than so many records."""
+    own = float(sums.counts.sum())
+    factor = min(1.0, records / own) if own else 1.0
+    return sums if factor == 1.0 else Sums(factor * sums.gram, factor * sums.sums, factor * sums.counts)
+
+
+def _is_known(sums: Sums, known: Tensor) -> bool:
+    """Whether enough of a site's records are of classes that the others have."""
+    every = float(sums.counts.sum())
+    return every > 0 and float(sums.counts[known].sum()) >= LEAST_KNOWN * every
+
+
+def _shrinkage(sums: Sums) -> float:
+    """What cross-validation from the sums prefers; of equals the largest."""
+    scores = gcv(sums, list(LAMBDAS))
+    return max(zip([-score for score in scores], LAMBDAS, strict=True))[1]
+
+
+def _marked(rows: Mapping[str, SiteRow], given: Mapping[str, float]) -> dict[str, str]:
+    """Who is looked at: a skill below 0, or a benefit far below the sites' median."""
+    found: dict[str, str] = {}
+    low = -math.inf
+    if len(given) >= FEWEST_FOR_DEVIATION:
+        usual = median(given.values())
+        spread = SCALE * median(abs(value - usual) for value in given.values())
+        low = usual - DEVIATIONS * spread
+    for name, row in rows.items():
+        if row.skill is not None and row.skill < 0:
+            found[name] = f"the others' model fits its records worse than a guess: skill {row.skill:.2f}"
+        elif name in given and given[name] < min(low, 0.0):
+            found[name] = f"its records cost most others: benefit {given[name]:.2f} in the median"
+    return found
+
+
+@dataclass(frozen=True)
+class ClassDifference:
+    """How far two sites' records of one class lie apart. t is about 1 where both draw from one population.
+
+    effect: in within-class standard deviations, per direction.
+    """
+
+    label: int
+    sites: tuple[str, str]
+    t: float
+    effect: float
+
+
+def class_differences(sites: Mapping[str, Sums], least: int = LEAST_RECORDS) -> list[ClassDifference]:
+    """Every pair of sites in every class of which both have `least` records.
+
+    W is what products have beyond the means of each class at each site; its covariance is shrunk by 0.05 of
+    its mean diagonal. Where one patient has several records, `n` must count patients: repeated records make
+    t larger. Raises DataError where there are not more records than means.
+    """
+    names = sorted(sites)
+    width = len(next(iter(sites.values())).gram) - 1
+    within, records, held = torch.zeros(width, width, dtype=torch.float64), 0.0, 0
+    for name in names:
+        sums = sites[name]
+        there = sums.counts > 0
+        rows = sums.sums[there, :-1] / sums.counts[there, None].sqrt()
+        within += sums.gram[:-1, :-1] - rows.T @ rows
+        records, held = records + float(sums.counts.sum()), held + int(there.sum())
+    freedom = records - held
+    if freedom < 1:
+        raise DataError("class differences: there are not more records than classes at sites")
+    covariance = within / freedom
+    shrunk = covariance.clone()
+    shrunk.diagonal().add_(WITHIN_SHRINKAGE * float(covariance.diagonal().mean()))
+    factor = torch.linalg.cholesky(shrunk)
+    effective = float(torch.cholesky_solve(covariance, factor).trace())
+    correction = 1 - effective / freedom
+    if correction <= 0:
+        raise DataError("class differences: there are fewer records than directions to compare")
+    found = []
+    for label in range(len(next(iter(sites.values())).counts)):
+        with_it = [name for name in names if float(sites[name].counts[label]) >= least]
+        if len(with_it) < 2:
+            continue
+        means = torch.stack([sites[n].sums[label, :-1] / sites[n].counts[label] for n in with_it])
+        whitened = torch.linalg.solve_triangular(factor, means.T, upper=False).T
+        apart = torch.cdist(whitened, whitened, compute_mode="donot_use_mm_for_euclid_dist").square()
+        for i, one in enumerate(with_it):
+            for j in range(i + 1, len(with_it)):
+                harmonic = float(1 / sites[one].counts[label] + 1 / sites[with_it[j]].counts[label])
+                corrected = float(apart[i, j]) * correction / effective
+                effect = math.sqrt(max(0.0, corrected - harmonic))
+                found.append(ClassDifference(label, (one, with_it[j]), corrected / harmonic, effect))
+    return found
+
+
+def added(parts: Sequence[Sums]) -> Sums:
+    """The sums of all parts together."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total.with_more(part, 1.0)
+    return total
+
+
+def _without(total: Sums, part: Sums) -> Sums:
+    rest = total.with_more(part, -1.0)
+    # what is left of subtracting equal numbers must be none
+    counts = torch.where(rest.counts > 1e-6 * total.counts, rest.counts, torch.zeros_like(rest.counts))
+    return Sums(rest.gram, rest.sums, counts, rest.constant)

@@ -1,0 +1,75 @@
+"""`bounds` under closed form: they cut a site's influence, or they are refused; none is ignored."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perennial.config.bounds import BoundsConfig
+from perennial.config.experiment import Experiment
+from perennial.foundation.errors import ConfigError
+from perennial.learning.analytic.statistics import Statistics
+from perennial.server.withdrawal import forget, verify
+from perennial.strategies.statistics.counted import parts_of
+from perennial.strategies.statistics.kept import KeptSums
+from tests.strategies.test_analytic_runs import experiment, own_cache, run
+
+__all__ = ["own_cache"]
+UNEVEN = {"partition": {"kind": "dirichlet", "alpha": 0.1, "min_samples": 1}, "validation_fraction": 0.0}
+TASKS = {"count": 2, "rounds": 1}
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"norm_multiple": 5.0},
+        {"norm_multiple": None},
+        {"samples_multiple": 2},
+        {"on_norm": "drop"},
+        {"window": 3},
+    ],
+)
+def test_a_key_that_would_do_nothing_is_refused_by_name(bounds: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"bounds\.{next(iter(bounds))}: .*which does nothing"):
+        Experiment.model_validate(experiment(bounds=bounds))
+    with pytest.raises(ValueError, match=r"bounds\.share: .*which does nothing"):
+        trained = {"strategy": "fedavg", "model": {"name": "mlp"}, "bounds": {"share": 0.3}}
+        Experiment.model_validate(experiment(**trained))
+
+
+@pytest.mark.parametrize(
+    "strategy", [{"name": "analytic", "keep_sites": False}, {"name": "analytic", "head": "balanced_ridge"}]
+)
+def test_what_cannot_be_cut_is_refused(tmp_path: Path, strategy: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"bounds\.share, bounds\.registered"):
+        run(tmp_path, "refused", strategy=strategy, bounds={"share": 0.3}, tasks=TASKS)
+
+
+def kept(counts: dict[str, int]) -> KeptSums:
+    sums = KeptSums(total=Statistics.nothing(3, range(2)))
+    sums.contributions = {1: {site: {"sha256": "", "samples": n} for site, n in counts.items()}}
+    return sums
+
+
+def test_who_counts_for_how_much() -> None:
+    four = {"a": 900, "b": 100, "c": 100, "d": 100}
+    assert parts_of(kept(four), BoundsConfig(share=1 / 3)) == {(1, "a"): 170}
+    assert parts_of(kept(four), BoundsConfig()) == {}
+    assert parts_of(kept(four), BoundsConfig(registered={"a": 225})) == {(1, "a"): 256}
+    three = {site: four[site] for site in "abc"}
+    assert parts_of(kept(three), BoundsConfig(share=1 / 3)) == {}, "fewer than four sites"
+
+
+def test_a_cut_changes_the_model_and_no_sum_and_can_be_withdrawn_from(tmp_path: Path) -> None:
+    whole = run(tmp_path, "whole", data=UNEVEN, tasks=TASKS)
+    cut = run(tmp_path, "cut", data=UNEVEN, tasks=TASKS, bounds={"share": 1 / 3})
+    assert cut["analytic"]["sums_sha256"] == whole["analytic"]["sums_sha256"]
+    assert cut["model_sha256"] != whole["model_sha256"]
+    certificate = forget(tmp_path / "runs" / "cut", "site-1")
+    away = [{"site": "site-1", "first_round": 1}]
+    never = run(tmp_path, "never", data=UNEVEN, tasks=TASKS, bounds={"share": 1 / 3}, absence=away)
+
+    found = json.loads((tmp_path / "runs" / "cut" / "summary.json").read_text())
+    assert found["model_sha256"] == never["model_sha256"]
+    assert verify(certificate)
