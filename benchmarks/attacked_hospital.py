@@ -56,15 +56,23 @@ def template_policy() -> dict[str, Any]:
 class Hospital:
     """One site with a site.yaml, and the way for a server to ask it. What it approved is `experiment`.
 
-    changes: blocks of BASE that are other ones; None leaves a block out.
+    changes: blocks of BASE that are other ones; None leaves a block out. own: a data block of the site's own.
     """
 
-    def __init__(self, folder: Path, policy: Mapping[str, Any], **changes: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        policy: Mapping[str, Any],
+        own: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.file, self.site_file = folder / "experiment.yaml", folder / "site.yaml"
         settings = {key: value for key, value in (BASE | changes).items() if value is not None}
         self.file.write_text(yaml.safe_dump(settings))
         content = {"site": SITE, "state_dir": "state", "device": "cpu", "policy": dict(policy)}
+        if own is not None:
+            content["data"] = dict(own)
         self.site_file.write_text(yaml.safe_dump(content))
         self.experiment: Experiment = load_experiment(self.file)
         self.config = load_site_config(self.site_file)

@@ -25,7 +25,7 @@ from perennial.privacy.ledger_tip import Tip, TipPosition, guarantee, listed
 RESULTS = Path(__file__).parent / "results" / "ledger_length.json"
 LINES = (1_000, 100_000, 10_000_000)
 CHARGES = 60
-LIMIT = Limit(epsilon=1e12, delta=1e-5, accountant="rdp")
+LIMIT = Limit(epsilon=1e12, delta=1e-5)
 """A budget that is asked at each charge and never refuses."""
 PIECE = 50_000
 """Lines that are written at once."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.privacy.budget import Budget
-from perennial.privacy.ledger import Ledger
+from perennial.privacy.ledger import Ledger, Limit
 
 
 def epsilon_command(
@@ -33,6 +33,7 @@ def epsilon_command(
 def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> None:
     """Print every release of a site, what they cost together, and any Bayesian figures."""
     from perennial.client.activity import run_names
+    from perennial.client.record_figures import record_figures
     from perennial.learning.bayesian_estimate import bayesian_figure_of, runs_with_bayesian_figure
     from perennial.privacy.composition import compose
 
@@ -70,6 +71,10 @@ def ledger_command(state_dir: Path, delta: float, max_epsilon: float | None) -> 
             highlight=False,
             soft_wrap=True,
         )
+    limit = None if max_epsilon is None else Limit(max_epsilon, delta)
+    records = record_figures(state_dir, delta, limit)
+    if records is not None:
+        console.print(f"{records}; these figures depend on single records: keep them here", highlight=False)
     if max_epsilon is not None:
         console.print(f"left of {max_epsilon:g}: {max(0.0, max_epsilon - cost.epsilon):.4g}", highlight=False)
 

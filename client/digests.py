@@ -11,6 +11,7 @@ from torch import Tensor
 
 from perennial.client.floor import check_floor
 from perennial.client.policy import check_digests
+from perennial.client.record_sets import choose
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
 from perennial.config import charges
@@ -105,8 +106,12 @@ def _charge(site: Site, request: DigestRequest, config: DigestConfig, guarantee:
     identity = site.identity
     if not identity.deployed and not config.protects:
         return
+    classes = site.task_range(request)
+    rows = site.data.task_indices("train", classes.start, classes.stop)
+    # groups of samples are mixed, so that none can be left out by itself
+    chosen = choose(site, charges.in_the_clear(site.experiment, request.run, "digest"), rows)
     for entry in charges.digests(site.experiment, request.run, config, guarantee):
-        charge_entry(site, entry)
+        charge_entry(site, entry, chosen)
 
 
 def _noise(site: Site, config: DigestConfig, task: int) -> NoiseSource:

@@ -14,8 +14,10 @@ from torch import Tensor
 from perennial.client.class_means import own_class_means
 from perennial.client.floor import check_floor, withheld
 from perennial.client.policy import check_evaluation
+from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import charge
 from perennial.client.site import Site
+from perennial.config import charges
 from perennial.config.evaluation import count_noise
 from perennial.config.secure_words import cell_words
 from perennial.foundation.errors import ConfigError, ProtocolError
@@ -56,10 +58,11 @@ def held_out_counts(
     """
     check_evaluation(site.identity.policy, site.experiment)
     noise = count_noise(site.experiment)
+    chosen = _chosen(site, request, noise)
     correct, total = (
-        _counted(site, request, model, noise) if scored is None else (scored.correct, scored.total)
+        _counted(site, request, model, chosen) if scored is None else (scored.correct, scored.total)
     )
-    charge(site, request.run, of_update=False)
+    charge(site, request.run, of_update=False, chosen=chosen)
     # noise covers each cell; exact counts must have enough right and enough wrong answers each
     asked, exact = total, [correct]
     if noise is not None:
@@ -90,17 +93,23 @@ def uncounted(site: Site, request: EvaluateRequest) -> HeldOutCounts:
 def noised_words(site: Site, request: Stamp, model: IncrementalModel, noise: CountNoise) -> Words:
     """The same counts for a masked sum, with the noise of the experiment."""
     check_evaluation(site.identity.policy, site.experiment)
-    correct, total = _counted(site, request, model, noise)
-    charge(site, request.run, of_update=False)
+    chosen = _chosen(site, request, noise)
+    correct, total = _counted(site, request, model, chosen)
+    charge(site, request.run, of_update=False, chosen=chosen)
     return cell_words(_protected(site, request, noise, correct, total))
 
 
+def _chosen(site: Site, request: Stamp, noise: CountNoise | None) -> Chosen:
+    """The held-out samples that count."""
+    return choose(site, charges.evaluation(site.experiment, request.run), _rows(site, request, noise))
+
+
 def _counted(
-    site: Site, request: Stamp, model: IncrementalModel, noise: CountNoise | None
+    site: Site, request: Stamp, model: IncrementalModel, chosen: Chosen
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Exact right answers and samples of each class, of the samples that count."""
     model.eval()
-    data = site.samples(_rows(site, request, noise))
+    data = site.samples(chosen.rows)
     with site.measuring():
         return _right(site, request, model, data)
 

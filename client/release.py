@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from perennial.client.record_sets import Chosen, book_of
 from perennial.client.site import Site
 from perennial.config import charges
 from perennial.foundation.errors import PrivacyError
@@ -12,7 +13,6 @@ from perennial.foundation.streams import stream
 from perennial.learning.training import TrainingResult
 from perennial.privacy.clipping import clip
 from perennial.privacy.entries import Entry
-from perennial.privacy.ledger import Limit
 from perennial.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from perennial.privacy.protection import protect_update
 from perennial.protocol.messages import TrainReply, TrainRequest
@@ -31,8 +31,12 @@ class ReleasedFields:
     within_clip_norm: bool | None = None
 
 
-def release_update(site: Site, request: TrainRequest, result: TrainingResult, samples: int) -> ReleasedFields:
+def release_update(
+    site: Site, request: TrainRequest, result: TrainingResult, samples: int, chosen: Chosen | None = None
+) -> ReleasedFields:
     """Protect the update (P,) in place as the experiment says, and charge the ledger.
+
+    chosen: the records that it was trained on; None: every record pays.
 
     When this returns, the update and the returned fields may leave. A simulated site without protection keeps
     no ledger, because nobody's data leaves.
@@ -51,15 +55,15 @@ def release_update(site: Site, request: TrainRequest, result: TrainingResult, sa
         fields = ReleasedFields(
             fields.num_examples, fields.train_loss, fields.steps, _clip(site, request, result.update)
         )
-    charge(site, request.run, of_update=True)
+    charge(site, request.run, of_update=True, chosen=chosen)
     return fields
 
 
-def charge(site: Site, run: str, *, of_update: bool) -> None:
+def charge(site: Site, run: str, *, of_update: bool, chosen: Chosen | None = None) -> None:
     """Record a release in the site's ledger before it leaves.
 
     A release is an update, with what the experiment lets leave in the clear beside it, or else the counts of
-    an evaluation.
+    an evaluation. chosen: the records that it was computed from; None: every record pays.
 
     Raises PrivacyError when the lifetime budget does not cover it, StateError when it cannot be recorded.
     """
@@ -69,20 +73,18 @@ def charge(site: Site, run: str, *, of_update: bool) -> None:
     if of_update:
         if privacy.enabled and privacy.allow_unaccounted_metrics:
             charge_entry(site, charges.in_the_clear(site.experiment, run, "metrics"))
-        charge_entry(site, charges.update(site.experiment, run))
+        charge_entry(site, charges.update(site.experiment, run), chosen)
     else:
-        charge_entry(site, charges.evaluation(site.experiment, run))
+        charge_entry(site, charges.evaluation(site.experiment, run), chosen)
 
 
-def charge_entry(site: Site, entry: Entry) -> None:
-    """Record one release against the site's lifetime budget; errors as charge()."""
-    policy, accountant = site.identity.policy, site.experiment.privacy.accountant
-    limit = (
-        None
-        if policy.max_epsilon is None
-        else Limit(policy.max_epsilon, policy.delta, accountant, policy.unit)
-    )
-    site.identity.ledger.charge(entry, limit)
+def charge_entry(site: Site, entry: Entry, chosen: Chosen | None = None) -> None:
+    """Record one release against the site's lifetime budget; arguments and errors as charge()."""
+    limit, ledger = site.identity.policy.limit, site.identity.ledger
+    if chosen is None or chosen.ids is None:
+        ledger.charge(entry, limit)
+    else:
+        book_of(site).charge(ledger, entry, limit, chosen.ids, chosen.version)
 
 
 def check_reply(site: Site, reply: TrainReply) -> TrainReply:

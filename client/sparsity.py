@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from perennial.client.floor import check_floor
 from perennial.client.policy import check_answer, check_sparsity
+from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import charge_entry
 from perennial.client.site import Site
 from perennial.client.training_samples import Previous, training_indices
@@ -21,6 +22,7 @@ from perennial.learning.batches import EVALUATION_BATCH, TrainingSet
 from perennial.models.sparsity import MODEL, VECTOR, VGG, Combine, SparsityPlan, zero_shares
 from perennial.models.vgg_front import vgg11_front, with_weights
 from perennial.privacy.calibration import gaussian_multiplier, sparsity_l2_sensitivity
+from perennial.privacy.entries import Entry
 from perennial.privacy.noise import SecureNoise, SeededNoise, add_noise
 from perennial.protocol.messages import SparsityReply, SparsityRequest
 from perennial.protocol.tensors import Tensors, content_sha256
@@ -39,11 +41,14 @@ def answer_sparsity(site: Site, request: SparsityRequest) -> SparsityReply:
         # which exemplars are kept can hang on one sample, and then one sample would move more than its share
         indices = indices[: len(indices) - exemplars]
     check_floor(policy, "sparsity", len(indices))
+    entry = charges.sparsity(site.experiment, request.run, request.epsilon, request.delta)
+    chosen = choose(site, entry, indices)
+    indices = chosen.rows
     network = _network(site, request, previous)
     data = site.samples(indices)
     shares = zero_shares(network, _batches(data), plan.layers)
     vector = plan.vector(shares)
-    _release(site, request, vector, len(indices))
+    _release(site, request, vector, entry, chosen)
     return SparsityReply(
         **request.stamp_fields,
         extractor=plan.fingerprint(content_sha256(request.arrays)),
@@ -86,13 +91,14 @@ def _batches(data: TrainingSet) -> Iterator[Tensor]:
     return (data.inputs(slice(i, i + EVALUATION_BATCH)) for i in range(0, len(data), EVALUATION_BATCH))
 
 
-def _release(site: Site, request: SparsityRequest, vector: Tensor, samples: int) -> None:
+def _release(site: Site, request: SparsityRequest, vector: Tensor, entry: Entry, chosen: Chosen) -> None:
     """Add the noise asked for, in place, and charge the ledger; then the vector may leave."""
     identity, privacy = site.identity, site.experiment.privacy
     if request.epsilon is None or request.delta is None:
         if not identity.deployed:
             return
     else:
+        samples = len(chosen.rows)
         if samples == 0:
             raise DataError("sparsity: no new sample of this task, and a noised vector takes no exemplars")
         secure = privacy.noise_source == "secure"
@@ -100,4 +106,4 @@ def _release(site: Site, request: SparsityRequest, vector: Tensor, samples: int)
         std = noise_std(len(vector), samples, request.epsilon, request.delta)
         add_noise(vector, std, SecureNoise() if secure else SeededNoise(seeded))
         vector.clamp_(0.0, 1.0)
-    charge_entry(site, charges.sparsity(site.experiment, request.run, request.epsilon, request.delta))
+    charge_entry(site, entry, chosen)

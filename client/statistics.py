@@ -13,6 +13,7 @@ from torch import Tensor
 from perennial.client.floor import check_floor, withheld
 from perennial.client.learnt import note_learnt
 from perennial.client.policy import check_answer, check_evaluation, check_statistics
+from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import charge, charge_entry
 from perennial.client.secure_values import is_secure, masked_reply
 from perennial.client.site import Site
@@ -103,10 +104,12 @@ def _charged_sums(site: Site, request: StatisticsRequest, backbone: FixedFeature
             backbone.width,
         )
     shown = [label for label, count in zip(classes, counts, strict=True) if count]
-    told = _released(site, request, summed(site, backbone, classes, shown, request.weights))
+    rows = _training_rows(site, classes, shown)
+    chosen = choose(site, charges.sums(site.experiment, request.run, request.of_task), rows)
+    sums = summed(site, backbone, classes, shown, request.weights, chosen.rows)
+    told = _released(site, request, sums, chosen)
     if shown:
-        rows = site.data.task_indices("train", classes.start, classes.stop)
-        note_learnt(site, request, rows[torch.isin(site.data.y[rows], torch.tensor(shown))], request.of_task)
+        note_learnt(site, request, rows, request.of_task)
     return told
 
 
@@ -116,12 +119,12 @@ def _reply(request: StatisticsRequest, tensors: Tensors) -> StatisticsReply:
     )
 
 
-def _released(site: Site, request: StatisticsRequest, sums: Statistics) -> Tensors:
+def _released(site: Site, request: StatisticsRequest, sums: Statistics, chosen: Chosen) -> Tensors:
     """The sums as they may leave, charged. Noise is added once: the same bytes are sent when asked again."""
     privacy = site.experiment.privacy
     clear = Tensors(gram=sums.gram, sums=sums.sums, counts=sums.counts)
     if not privacy.enabled:
-        _charge(site, request, "statistics")
+        _charge(site, request, "statistics", chosen)
         return clear
     assert privacy.noise_multiplier is not None
     state, name = site.state(request.run), _record(request.of_task)
@@ -138,7 +141,7 @@ def _released(site: Site, request: StatisticsRequest, sums: Statistics) -> Tenso
         blocks=privacy.blocks,
         radius_squared=RADIUS_SQUARED,
     )
-    charge_entry(site, charges.sums(site.experiment, request.run, request.of_task))
+    charge_entry(site, charges.sums(site.experiment, request.run, request.of_task), chosen)
     noised = Tensors(gram=gram, sums=rows, counts=counts)
     state.put(name, 0, noised, {"features": request.features})
     return noised
@@ -157,15 +160,21 @@ def _record(task: int) -> str:
 
 
 def summed(
-    site: Site, backbone: FixedFeatures, classes: range, shown: list[int], weights: list[int] | None
+    site: Site,
+    backbone: FixedFeatures,
+    classes: range,
+    shown: list[int],
+    weights: list[int] | None,
+    rows: Tensor | None = None,
 ) -> Statistics:
     """Exact sums over the site's training samples of the classes whose counts may leave.
 
     shown: samples of each class that may leave.
-    weights: of each of the classes.
+    weights: of each of the classes. rows: of the samples, where not all count; without weights.
     """
     if weights is None:
-        return collected(site, backbone, classes, _training_rows(site, classes, shown))
+        found = _training_rows(site, classes, shown) if rows is None else rows
+        return collected(site, backbone, classes, found)
     parts = (
         (
             collected(site, backbone, range(label, label + 1), _training_rows(site, classes, [label])),
@@ -260,7 +269,9 @@ def _right_answers(
 ) -> tuple[Tensor, Tensor]:
     """(right answers of each head (K, C), samples (C,)) as they may leave, charged. count: K."""
     policy, known, heads = site.identity.policy, request.num_classes, request.heads
-    data = site.samples(site.data.task_indices("validation", 0, known))
+    rows = site.data.task_indices("validation", 0, known)
+    chosen = choose(site, charges.evaluation(site.experiment, request.run), rows)
+    data = site.samples(chosen.rows)
     correct = torch.zeros(count, known, dtype=torch.int64)
     if len(data):
         weight = heads["weight"].to(data.x.device)
@@ -274,7 +285,7 @@ def _right_answers(
     if len(stay) == known:
         check_floor(policy, "compare_heads", 0)
     correct[:, stay], total[stay] = 0, 0
-    charge(site, request.run, of_update=False)
+    charge(site, request.run, of_update=False, chosen=chosen)
     return correct, total
 
 
@@ -297,10 +308,10 @@ def _classes(site: Site, request: StatisticsRequest | ClassCountsRequest) -> ran
     return site.process.registry.schedule.classes_of(request.of_task)
 
 
-def _charge(site: Site, request: Stamp, kind: str) -> None:
+def _charge(site: Site, request: Stamp, kind: str, chosen: Chosen | None = None) -> None:
     """A simulated site without protection keeps no ledger: nothing leaves anybody."""
     if site.experiment.privacy.enabled:
         raise PrivacyError(f"privacy.mode {site.experiment.privacy.mode}: no noise is added to {kind}")
     if not site.identity.deployed:
         return
-    charge_entry(site, charges.in_the_clear(site.experiment, request.run, kind))
+    charge_entry(site, charges.in_the_clear(site.experiment, request.run, kind), chosen)

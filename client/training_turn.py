@@ -6,6 +6,7 @@ One site does them one after the other. Sites of a cohort open theirs, train in 
 import json
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from perennial.client.adversary import behaviour, mislabelled
@@ -18,10 +19,12 @@ from perennial.client.measurements import measured
 from perennial.client.own_layers import keep_own_layers, shared_update, with_own_layers
 from perennial.client.policy import check_answer, check_update
 from perennial.client.prototypes import prototype_gradients
+from perennial.client.record_sets import Chosen, choose
 from perennial.client.release import check_reply, release_update
 from perennial.client.ring_turn import segment_of, turn_of
 from perennial.client.site import Site
 from perennial.client.training_samples import training_indices
+from perennial.config import charges
 from perennial.config.simulated_sites import AdversaryKind
 from perennial.config.turn import Turn
 from perennial.learning.batches import TrainingSet
@@ -39,6 +42,7 @@ class TrainingTurn:
 
     model, flat: shared by the sites of one process; they hold this site's start until another turn opens.
     indices: (n,) of the samples, exemplars last.
+    chosen: the records that the update is charged to.
     own: names of the layers that stay here. prototypes: what is sent beside the update, if asked for.
     """
 
@@ -48,6 +52,7 @@ class TrainingTurn:
     flat: FlatParameters
     data: TrainingSet
     indices: Tensor
+    chosen: Chosen
     teacher: IncrementalModel | None
     correction: LocalCorrection
     own: list[str]
@@ -75,6 +80,11 @@ class TrainingTurn:
         check_floor(policy, "update", len(indices))
         if site.identity.deployed:
             check_steps(policy, site.experiment, len(indices))
+        chosen = choose(site, charges.update(site.experiment, request.run), indices)
+        exemplars = (
+            int(torch.isin(chosen.rows, indices[len(indices) - exemplars :]).sum()) if exemplars else 0
+        )
+        indices = chosen.rows
         own = request.personal or []
         arrays = with_own_layers(site, request.run, request.arrays, own, before_round=request.round)
         model, flat = site.models.load(request.num_classes, arrays, previous)
@@ -94,6 +104,7 @@ class TrainingTurn:
             flat=flat,
             data=data,
             indices=indices,
+            chosen=chosen,
             teacher=teacher,
             correction=correction,
             own=own,
@@ -149,7 +160,7 @@ class TrainingTurn:
             result.update.zero_()
         if self.neighbours is not None:
             self.neighbours.keep()
-        released = release_update(site, request, result, len(self.indices))
+        released = release_update(site, request, result, len(self.indices), self.chosen)
         flat.clear_held(result.update)
         self.correction.remember(result.update, result.steps)
         metrics = {**measured(site, request, self.model, self.indices, result), **withdrawal(site)}

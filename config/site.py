@@ -1,7 +1,7 @@
 """site.yaml: the file of a hospital. It decides what the site answers, and no message can override it."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,9 @@ from perennial.foundation.block import Block
 from perennial.foundation.errors import ConfigError
 from perennial.foundation.names import SITE_NAME
 from perennial.privacy.config import Mode, Unit
+
+if TYPE_CHECKING:
+    from perennial.privacy.ledger import Limit
 
 Answer = Literal["train", "evaluate", "measures", "digest", "sparsity", "statistics"]
 ANSWERS: tuple[Answer, ...] = ("train", "evaluate", "measures", "digest", "sparsity", "statistics")
@@ -106,6 +109,13 @@ class SitePolicy(Block):
         if self.require_privacy in ("sample", "sample_shared"):
             return "sample"
         return "patient" if self.require_privacy == "patient" else "site"
+
+    @property
+    def limit(self) -> "Limit | None":
+        """The lifetime budget."""
+        from perennial.privacy.ledger import Limit
+
+        return None if self.max_epsilon is None else Limit(self.max_epsilon, self.delta, self.unit)
 
 
 class StateLimits(Block):

@@ -1,9 +1,9 @@
 """Which records of a site are the same, over files, runs, experiments and restarts: a keyed hash of content.
 
 The content of a record is what was decoded: its shape and pixels, or its parsed feature columns by name.
-Label, path, part and experiment are no part of it. The key is drawn once, lies in the site's state_dir and
-never leaves, so that an identity says nothing to anybody else: without the key nobody can tell whether a
-record that he has is among them.
+Label, path, part and experiment are no part of it. The key (foundation/record_key.py) lies in the site's
+state_dir and never leaves, so that an identity says nothing to anybody else: without the key nobody can tell
+whether a record that he has is among them.
 
 A file that was encoded anew has other pixels, and so another identity. A place (a path, or a row of a file)
 that was known before passes on what its former record was charged (privacy/record_book.py).
@@ -11,19 +11,13 @@ that was known before passes on what its former record was charged (privacy/reco
 
 import hashlib
 import hmac
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from perennial.data.splits import DIGEST_BYTES, KEY_BYTES
-from perennial.foundation.errors import StateError
-from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+from perennial.data.splits import DIGEST_BYTES
 
-FOLDER, KEY, BOOK = "records", "key", "book"
-"""Folder in state_dir; files in it."""
 IDENTITY_BYTES = 16
 Columns = Mapping[str, str | Sequence[str]]
 
@@ -56,28 +50,6 @@ def identities(key: bytes, purpose: str, contents: Iterable[bytes]) -> np.ndarra
     label = f"{purpose}:".encode()
     found = [hmac.digest(key, label + content, "sha256")[:IDENTITY_BYTES] for content in contents]
     return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, IDENTITY_BYTES)
-
-
-def record_key(state_dir: Path) -> bytes:
-    """(32 bytes) The site's own key for identities, drawn the first time. Raises StateError when damaged."""
-    folder = state_dir / FOLDER
-    path = folder / KEY
-    make_folder(folder)
-    with one_at_a_time(folder):
-        if not path.exists():
-            if known := [entry.name for entry in folder.iterdir() if entry.name.startswith(BOOK)]:
-                raise StateError(
-                    f"{path}: missing beside {known[0]}; put a copy back. Without it no record is known "
-                    "again, so that nothing may leave"
-                )
-            replace_file(path, secrets.token_bytes(KEY_BYTES))
-        key = path.read_bytes()
-    if len(key) != KEY_BYTES:
-        raise StateError(
-            f"{path}: found {len(key)} bytes, allowed {KEY_BYTES}; put a copy back. Without it no record is "
-            "known again, so that nothing may leave"
-        )
-    return key
 
 
 def _places(columns: Columns, name: str) -> range:

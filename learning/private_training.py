@@ -85,7 +85,7 @@ def train_privately(
         seeded_dropout(model, generator),
         PrivateGradient(model, privacy, expected_batch=config.batch_size, source=source) as private,
     ):
-        units = len(data) if data.patients is None else int(data.patients.max()) + 1
+        units = len(data) if data.patients is None else len(data.patients.unique())
         for drawn_units in poisson_batches(units, privacy.sample_rate, steps, source):
             batch, patients = _samples_of(data, drawn_units)
             if neighbours is not None:

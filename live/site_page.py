@@ -64,6 +64,7 @@ def figures(state: HospitalState) -> Markup:
     cards = [
         ("epsilon spent", _number(state.epsilon), f"in this site's life, for one {unit}"),
         ("left", _number(_left(state)), MISSING if state.limit is None else f"of {state.limit:g}"),
+        ("dearest record", *_of_records(state)),
         ("releases", f"{len(state.releases):,}", "lines of the ledger"),
         ("answered", f"{answered:,}", "requests in a day"),
         ("approved", f"{len(state.approvals):,}", "experiments"),
@@ -259,6 +260,18 @@ def _by_app(approvals: list[Approval]) -> dict[str, list[Approval]]:
     for approval in approvals:
         found.setdefault(approval.app, []).append(approval)
     return found
+
+
+def _of_records(state: HospitalState) -> tuple[str, str]:
+    """(epsilon of the record that paid most, a note), which only this page and `perennial ledger` tell."""
+    records = state.records
+    if records is None:
+        return MISSING, "no release has named its records"
+    spent = "" if records.spent is None else f", {records.spent:,} are spent"
+    return (
+        _number(records.dearest.epsilon),
+        f"median {_number(records.median.epsilon)} of {records.records:,} records{spent}",
+    )
 
 
 def _left(state: HospitalState) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from perennial.client.activity import ACTIVITY
 from perennial.client.consent import Consent, read_consent
+from perennial.client.record_figures import RecordFigures, record_figures
 from perennial.config.approval import Approval, read_approvals
 from perennial.config.site import load_site_config
 from perennial.deploy.admission import check_admission
@@ -86,6 +87,7 @@ class HospitalState:
         self.obstacle = ""
         """Why it does not answer, as far as this machine can tell; '' while it does."""
         self.epsilon: float | None = None
+        self.records: RecordFigures | None = None
         self._by_request: dict[str, Asked] = {}
         self._counted = self._asked_why = -ASK_AGAIN
         self._seen: tuple[Any, ...] = ()
@@ -179,6 +181,7 @@ class HospitalState:
         ledger, policy = Ledger(self.config.state_dir, self.config.ledger_tip), self.config.policy
         try:
             self.epsilon = ledger.cost(policy.delta, "rdp", policy.unit).epsilon if ledger.started else 0.0
+            self.records = record_figures(self.config.state_dir, policy.delta, policy.limit, policy.unit)
         except PerennialError as error:
             self.epsilon = None
             self.problems.append(plain(str(error)))

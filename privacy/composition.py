@@ -67,15 +67,15 @@ def compose(
     unit: None takes the largest unit that every release hides. The relation is add_remove where every entry
     covers it, and replace otherwise.
     """
-    counts = _of_one_sample(entries if isinstance(entries, Mapping) else Counter(entries))
+    counts = of_one_sample(entries if isinstance(entries, Mapping) else Counter(entries))
     unit = unit or common_unit(counts)
     relation: Relation = (
-        "add_remove" if all(_covers_add_remove(entry, unit) for entry in counts) else "replace"
+        "add_remove" if all(covers_add_remove(entry, unit) for entry in counts) else "replace"
     )
     if any(entry.mechanism == "discrete_gaussian" for entry in entries):
         accountant = "rdp"
     unprotected = sum(count for entry, count in counts.items() if not entry.protected)
-    hidden = unprotected == 0 and _hides(common_unit(counts), unit)
+    hidden = unprotected == 0 and hides(common_unit(counts), unit)
     return Cost(
         epsilon=_epsilon(counts, delta, accountant, unit, relation) if hidden else math.inf,
         delta=delta,
@@ -88,7 +88,7 @@ def compose(
     )
 
 
-def _of_one_sample(counts: Mapping[Entry, int]) -> dict[Entry, int]:
+def of_one_sample(counts: Mapping[Entry, int]) -> dict[Entry, int]:
     """The releases that one sample can be in: of those over parts of one scope, the most in one part.
 
     McSherry 2009 (parallel composition). Only parts of one run of one experiment are known to be disjoint:
@@ -99,7 +99,7 @@ def _of_one_sample(counts: Mapping[Entry, int]) -> dict[Entry, int]:
     parts: dict[tuple[Entry, str], Counter[str]] = {}
     for entry, count in counts.items():
         scope, _, name = entry.part.rpartition("/")
-        whole = replace(entry, part="", note="", time="") if entry.part else entry
+        whole = replace(entry, part="", records="", note="", time="") if entry.part else entry
         if scope and entry.unit == "sample":
             parts.setdefault((replace(whole, run="", experiment=""), scope), Counter())[name] += count
         else:
@@ -109,17 +109,17 @@ def _of_one_sample(counts: Mapping[Entry, int]) -> dict[Entry, int]:
     return dict(found)
 
 
-def _covers_add_remove(entry: Entry, unit: Unit) -> bool:
+def covers_add_remove(entry: Entry, unit: Unit) -> bool:
     """Whether the entry hides an addition or removal of the unit; replacing a larger unit does."""
-    return entry.relation == "add_remove" if entry.unit == unit else _hides(entry.unit, unit)
+    return entry.relation == "add_remove" if entry.unit == unit else hides(entry.unit, unit)
 
 
-def _hides(found: Unit, wanted: Unit) -> bool:
+def hides(found: Unit, wanted: Unit) -> bool:
     """Whether a guarantee for one unit is one for another, of the same size or smaller."""
     return _UNITS.index(found) <= _UNITS.index(wanted)
 
 
-def _needs_replacement(entry: Entry, unit: Unit, relation: Relation) -> bool:
+def needs_replacement(entry: Entry, unit: Unit, relation: Relation) -> bool:
     """Whether the entry hides additions and removals only, while the claim is about replacements."""
     return entry.relation == "add_remove" and (relation == "replace" or entry.unit != unit)
 
@@ -130,7 +130,7 @@ def _epsilon(
     direct, paired = make_accountant(accountant), make_accountant(accountant)
     epsilon, left = 0.0, delta
     for entry, count in counts.items():
-        twice = _needs_replacement(entry, unit, relation)
+        twice = needs_replacement(entry, unit, relation)
         if entry.epsilon is not None and entry.delta is not None:
             epsilon += count * (2 * entry.epsilon if twice else entry.epsilon)
             left -= count * (_group_delta(entry.epsilon, entry.delta) if twice else entry.delta)

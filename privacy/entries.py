@@ -39,6 +39,8 @@ class Entry:
     part: "SCOPE/NAME": a part of the data, such as one task's, that shares no sample with the other parts of
     the same scope, which is one run of one experiment; of a scope's entries that differ in it alone, a sample
     is in one, and pays for the dearest. Parts of different scopes may hold the same samples. '' is all data.
+    records: keyed hash of the set of records that it was computed from (privacy/record_book.py); '' is all
+    records that there are.
     Raises PrivacyError when the numbers do not fit the mechanism.
     """
 
@@ -57,6 +59,7 @@ class Entry:
     trusts_server: bool = False
     seeded: bool = False
     part: str = ""
+    records: str = ""
     note: str = ""
     time: str = ""
 

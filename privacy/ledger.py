@@ -15,7 +15,7 @@ the same at any length.
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -47,6 +47,7 @@ from perennial.privacy.ledger_tip import (
     with_one_more,
 )
 from perennial.privacy.receipts import ReceiptBook
+from perennial.privacy.spending import Measure
 
 _LOCK_SECONDS = 60.0
 
@@ -57,8 +58,11 @@ class Limit:
 
     epsilon: float
     delta: float
-    accountant: AccountantName = "prv"
     unit: Unit | None = None
+
+    def measure(self, entries: Iterable[Entry]) -> Measure:
+        """How what these releases spend is counted."""
+        return Measure.of(entries, self.epsilon, self.delta, self.unit)
 
 
 class Ledger:
@@ -107,6 +111,11 @@ class Ledger:
             size = tip.mark.bytes + (len(contents.tail) if contents.counted is not None else 0)
             self._append(descriptor, addition.data, size)
             self._note(addition.tip)
+
+    def require_within(self, entry: Entry, limit: Limit | None) -> None:
+        """Raises PrivacyError when the limit would be passed by this release; records nothing."""
+        if limit is not None:
+            _refuse_above(limit, self.totals(), entry)
 
     def entries(self) -> tuple[Entry, ...]:
         """All charged releases, oldest first, after a check of the whole file; empty without a file.
@@ -183,18 +192,13 @@ class Ledger:
 
     def cost(self, delta: float, accountant: AccountantName = "prv", unit: Unit | None = None) -> Cost:
         """What all releases so far cost together."""
-        return compose(self._totals(), delta, accountant, unit)
+        return compose(self.totals(), delta, accountant, unit)
 
     def would_cost(
         self, entry: Entry, delta: float, accountant: AccountantName = "prv", unit: Unit | None = None
     ) -> Cost:
         """What all releases would cost with one more. Records nothing."""
-        return compose(with_one_more(self._totals(), entry), delta, accountant, unit)
-
-    def remaining(self, limit: Limit) -> float:
-        """Epsilon left under the limit; 0 when it is used up. No promise: the next release may cost more."""
-        cost = self.cost(limit.delta, limit.accountant, limit.unit)
-        return max(0.0, limit.epsilon - cost.epsilon)
+        return compose(with_one_more(self.totals(), entry), delta, accountant, unit)
 
     @property
     def started(self) -> bool:
@@ -203,7 +207,8 @@ class Ledger:
             return True
         return self.receipts is not None and self.receipts.newest() is not None
 
-    def _totals(self) -> Totals:
+    def totals(self) -> Totals:
+        """How many releases had which guarantee."""
         if not self.started:
             return {}
         with self._locked() as descriptor:
@@ -318,15 +323,18 @@ class Ledger:
 
 
 def _refuse_above(limit: Limit, totals: Totals, entry: Entry) -> None:
-    after = compose(with_one_more(totals, entry), limit.delta, "rdp", limit.unit)
-    # Both bound from above and RDP answers at once, so the slower one is asked only where RDP refuses.
-    if after.epsilon > limit.epsilon and limit.accountant != "rdp":
-        after = compose(with_one_more(totals, entry), limit.delta, limit.accountant, limit.unit)
-    if after.epsilon > limit.epsilon:
+    """Raises PrivacyError when a record that could exist would pay more, by what is public of all releases.
+
+    Which records there are decides nothing, so that a refusal tells nothing of them.
+    """
+    counts = with_one_more(totals, entry)
+    measure = limit.measure(counts)
+    epsilon = measure.epsilon(measure.of_all(counts), limit.delta)
+    if epsilon > limit.epsilon:
         raise PrivacyError(
             f"policy.max_epsilon: the {entry.kind} for {entry.recipient} would bring this site's lifetime "
-            f"epsilon to {after.epsilon:.4g} ({after.unit}, delta {limit.delta:g}, {after.accountant}); its "
-            f"limit is {limit.epsilon:g}"
+            f"epsilon to {epsilon:.4g} ({measure.unit}, delta {limit.delta:g}, at Renyi order "
+            f"{measure.order:g}); its limit is {limit.epsilon:g}"
         )
 
 

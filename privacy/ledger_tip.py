@@ -22,7 +22,7 @@ MOST_GUARANTEES = 5_000
 """Different ones that a ledger may hold: a method's settings give a few, a hostile server would give more."""
 LARGEST = 4 * 2**20
 """Bytes of a tip's file, with room for as many."""
-_WHO = ("run", "experiment", "recipient", "kind", "note", "time")
+_WHO = ("run", "experiment", "recipient", "kind", "note", "time", "records")
 _OF_A_GUARANTEE = frozenset(field.name for field in fields(Entry)) - set(_WHO)
 
 Totals = Mapping[Entry, int]

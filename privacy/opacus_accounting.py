@@ -41,3 +41,11 @@ def accountant_class(name: str) -> Any:
         vars(base)["IAccountant"] = _History
         sys.modules[_PACKAGE], sys.modules[base.__name__] = package, base
     return getattr(import_module(f"{_PACKAGE}.{name}"), f"{name.upper()}Accountant")
+
+
+def renyi_at(order: float, noise_multiplier: float, sample_rate: float, steps: int) -> float:
+    """Renyi divergence at one order of so many Poisson-sampled Gaussian releases."""
+    accountant_class("rdp")
+    rdp = import_module(f"{_PACKAGE}.analysis.rdp")
+    settings = {"q": sample_rate, "noise_multiplier": noise_multiplier, "steps": steps}
+    return float(rdp.compute_rdp(**settings, orders=float(order)))

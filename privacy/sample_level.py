@@ -35,12 +35,11 @@ def poisson_batches(samples: int, sample_rate: float, steps: int, source: NoiseS
     B varies and may be 0: an empty batch is a step too, and skipping it would reveal that it was empty.
     source: the one of the noise. Amplification counts on nobody knowing who was in a batch, so a seed that
     the server knows would undo it.
-    Raises PrivacyError on a rate outside (0, 1] or no samples.
+    Without samples every batch is empty: that all have spent their budget must not show.
+    Raises PrivacyError on a rate outside (0, 1].
     """
-    if not 0 < sample_rate <= 1 or samples < 1:
-        raise PrivacyError(
-            f"sample rate {sample_rate} over {samples} samples; allowed: (0, 1] over 1 or more"
-        )
+    if not 0 < sample_rate <= 1:
+        raise PrivacyError(f"sample rate {sample_rate} over {samples} samples; allowed: (0, 1]")
     for _ in range(steps):
         yield (source.uniform(samples) <= sample_rate).nonzero()[:, 0]
 

@@ -15,6 +15,7 @@ from perennial.client.identity import Identity
 from perennial.client.policy import check_answer, check_evaluation, check_update
 from perennial.client.release import charge, release_update
 from perennial.client.site import Site
+from perennial.config import charges
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.site import SitePolicy, load_site_config
 from perennial.foundation.errors import ConfigError, PolicyRefusal, PrivacyError, StateError
@@ -24,6 +25,7 @@ from perennial.privacy.accountants import make_accountant
 from perennial.privacy.ledger import Ledger
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.tensors import Tensors
+from tests.budgets import budget_for
 
 LOCAL = {"mode": "client_local", "clip_norm": 1.0, "noise_multiplier": 8.0}
 STAMP: dict[str, Any] = {"run": "r", "experiment": "e", "class_order": "c", "task": 1, "num_classes": 2}
@@ -127,7 +129,8 @@ def test_adaptive_clipping_tells_one_bit(tmp_path: Path) -> None:
 
 
 def test_the_lifetime_budget_holds_over_runs(tmp_path: Path) -> None:
-    two = make_accountant("prv", [(4.0, 1.0, 2)]).epsilon(1e-5)
+    one = charges.update(experiment(tmp_path, LOCAL), "first run")
+    two = budget_for([one, one], 1e-5).epsilon
     place = site(tmp_path, LOCAL, SitePolicy(max_epsilon=two + 0.01))
     charge(place, "first run", of_update=True)
     charge(place, "second run", of_update=True)

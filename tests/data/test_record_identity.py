@@ -9,8 +9,9 @@ import torch
 
 from perennial.data.config import DataConfig
 from perennial.data.deployed import load_site, site_config
-from perennial.data.record_identity import BOOK, identities, record_contents, record_key
+from perennial.data.record_identity import identities, record_contents
 from perennial.foundation.errors import StateError
+from perennial.foundation.record_key import BOOK, record_key
 
 
 def table(folder: Path, text: str, columns: dict[str, Any], name: str = "visits.csv") -> np.ndarray:
@@ -65,7 +66,7 @@ def test_identities_need_the_key_which_stays_and_is_private(tmp_path: Path) -> N
 def test_a_lost_key_is_no_fresh_start(tmp_path: Path) -> None:
     record_key(tmp_path)
     folder = tmp_path / "records"
-    (folder / f"{BOOK}.sqlite").touch()
+    (folder / BOOK).touch()
     (folder / "key").unlink()
     with pytest.raises(StateError, match=r"key: missing beside book\.sqlite"):
         record_key(tmp_path)

@@ -9,7 +9,8 @@ from perennial.config.experiment import Experiment
 from perennial.foundation.errors import PrivacyError
 from perennial.privacy.composition import compose
 from perennial.privacy.entries import Entry
-from perennial.privacy.ledger import Ledger, Limit
+from perennial.privacy.ledger import Ledger
+from tests.budgets import budget_for
 
 DELTA = 1e-5
 MULTIPLIER = 2.0
@@ -50,8 +51,7 @@ def test_ten_orders_of_one_class_cost_ten_releases(tmp_path: Path) -> None:
 
 
 def test_the_limit_notices_another_order(tmp_path: Path) -> None:
-    once, twice = (compose(releases_of_one_class()[:n], DELTA, "rdp").epsilon for n in (1, 2))
-    limit = Limit((once + twice) / 2, DELTA, "rdp")
+    limit = budget_for(releases_of_one_class()[:1], DELTA)
     ledger = Ledger(tmp_path)
     first, second = releases_of_one_class()[:2]
     ledger.charge(first, limit)

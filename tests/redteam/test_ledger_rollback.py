@@ -14,10 +14,10 @@ import pytest
 from perennial.benchmarks.ledger_length import write_ledger
 from perennial.foundation.errors import PrivacyError, StateError
 from perennial.privacy import ledger_lines
-from perennial.privacy.composition import compose
 from perennial.privacy.entries import Entry
-from perennial.privacy.ledger import Ledger, Limit
+from perennial.privacy.ledger import Ledger
 from perennial.privacy.ledger_tip import MOST_GUARANTEES, Tip, TipPosition, commitment, with_one_more
+from tests.budgets import budget_for
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 Attack = Callable[[Ledger, bytes], object]
@@ -38,7 +38,7 @@ def update(run: str = "r", noise: float = 4.0) -> Entry:
     )
 
 
-LIMIT = Limit(epsilon=compose([update()] * 4, 1e-5, "rdp").epsilon, delta=1e-5, accountant="rdp")
+LIMIT = budget_for([update()] * 4, 1e-5)
 """Four releases and no more."""
 
 

@@ -1,0 +1,85 @@
+"""Which records a release is computed from, and to which records it is charged.
+
+Under a protection of samples or patients a record that has paid all that the site's limit allows is left out,
+in silence, and one content counts once. What is left decides neither a refusal nor any number that leaves
+without noise: floors, steps, rates and noise follow from all records and public settings.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perennial.client.site import Site
+from perennial.data.record_identity import identities, record_contents
+from perennial.foundation.record_key import record_key
+from perennial.privacy.entries import Entry
+from perennial.privacy.record_book import Ids, RecordBook, as_ids
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The records of one release. rows: (n,) int64 in the site's data.
+
+    ids: of the records, or of the patients, that pay; None: every record does. version: of the payments.
+    """
+
+    rows: Tensor
+    ids: Ids | None = None
+    version: int | None = None
+
+
+def choose(site: Site, entry: Entry, rows: Tensor) -> Chosen:
+    """The records of a release that would be computed from all of rows, (n,) int64.
+
+    A simulated site's data are nobody's: every record pays, and none is left out. So does every record for a
+    release that hides the whole site. Raises PrivacyError where public facts alone refuse the release,
+    StateError when the book of records cannot be read.
+    """
+    if not site.identity.deployed or (entry.unit == "site" and entry.protected) or len(rows) == 0:
+        return Chosen(rows)
+    book, lines, contents, patients = _identified(site, rows)
+    if not entry.protected:
+        return Chosen(rows, lines)
+    stays = np.zeros(len(rows), dtype=bool)
+    stays[np.unique(contents, return_index=True)[1]] = True
+    limit, ledger = site.identity.policy.limit, site.identity.ledger
+    ledger.require_within(entry, limit)
+    payments = book.payments(ledger)
+    if limit is not None:
+        stays &= payments.affordable(lines, limit, entry)
+    payers = lines
+    if patients is not None and entry.unit == "patient":
+        payers = patients
+        if limit is not None:
+            stays &= payments.affordable(patients, limit, entry)
+            # a patient takes part with all of their records or with none
+            stays &= ~np.isin(patients, patients[~payments.affordable(lines, limit, entry)])
+    kept = torch.from_numpy(stays)
+    return Chosen(rows[kept.to(rows.device)], payers[stays], payments.version)
+
+
+def book_of(site: Site) -> RecordBook:
+    """The site's book of records."""
+    return RecordBook(site.identity.state_dir, record_key(site.identity.state_dir))
+
+
+def _identified(site: Site, rows: Tensor) -> tuple[RecordBook, Ids, Ids, Ids | None]:
+    """(book, line of payments of each record, its content, its patient where the data name patients)."""
+    data, state_dir = site.data, site.identity.state_dir
+    key = record_key(state_dir)
+    at = rows.cpu().numpy()
+    if data.contents is None:  # a share of the experiment's data, for a trial without data of its own
+        contents, places = record_contents(data.x[rows]), [f"share: {row}" for row in at.tolist()]
+    else:
+        assert data.places is not None
+        contents, places = data.contents[at], [data.places[row] for row in at.tolist()]
+    own = identities(key, "record", (content.tobytes() for content in contents))
+    lying = identities(key, "place", (place.encode() for place in places))
+    book = RecordBook(state_dir, key)
+    patients = None
+    if data.patients:
+        groups = data.keyed.groups[at]
+        patients = as_ids(identities(key, "patient", (group.tobytes() for group in groups)))
+    return book, book.lines_of(own, lying), as_ids(own), patients

@@ -1,0 +1,171 @@
+"""A hospital with a table of its own: which of its records are in a release, and who pays."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perennial.benchmarks.attacked_hospital import Hospital
+from perennial.client import site as site_module
+from perennial.client.record_sets import book_of
+from perennial.privacy.composition import compose
+from perennial.privacy.ledger import Ledger
+from perennial.protocol.messages import StatisticsReply, StatisticsRequest
+from tests.budgets import budget_for
+
+SPLIT_KEY = "0" * 64
+NOISE = 4.0
+COLUMNS = {"age": "numeric", "pressure": "numeric"}
+EXPERIMENT: dict[str, Any] = {
+    "data": {
+        "source": "csv",
+        "columns": COLUMNS,
+        "classes": ["ill", "well"],
+        "normalise": {"mean": dict.fromkeys(COLUMNS, 0.0), "std": dict.fromkeys(COLUMNS, 1.0)},
+        "test_fraction": 0,
+        "validation_fraction": 0,
+        "sites": 2,
+    },
+    "model": {"name": "features", "features": [{"name": "random", "width": 12}]},
+    "tasks": {"count": 2, "rounds": 1, "order": "natural"},
+    "learner": None,
+    "strategy": {"name": "analytic", "head": "ridge", "shrinkage": 0.01},
+    "privacy": {"mode": "sample", "release": "sums", "noise_multiplier": NOISE},
+    "evaluation": {"federated": False},
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERENNIAL_CACHE", str(tmp_path / "cache"))
+
+
+def rows(count: int = 40) -> list[list[str]]:
+    draw = np.random.default_rng(0)
+    return [
+        [f"{draw.normal():.6f}", f"{draw.normal():.6f}", "ill" if place % 2 else "well"]
+        for place in range(count)
+    ]
+
+
+def write(folder: Path, table: list[list[str]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "visits.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([[*COLUMNS, "label"], *table])
+    site_module._processes.clear()  # pyright: ignore[reportPrivateUsage]
+
+
+def hospital(folder: Path, epsilon: float, **changes: Any) -> Hospital:
+    policy = {"answers": ["statistics"], "require_privacy": "sample", "max_epsilon": epsilon}
+    own = {"source": "csv", "path": str(folder / "visits.csv")}
+    return Hospital(folder, policy, own, **EXPERIMENT | changes)
+
+
+def ask(place: Hospital, task: int, run: str = "0" * 16) -> Any:
+    place.refusal = ""
+    stamp = place.stamp(task) | {"run": run, "task": task, "num_classes": task, "split_key": SPLIT_KEY}
+    features = place.site.models.fixed_features().content
+    return place.ask(StatisticsRequest(**stamp, of_task=task, features=features))
+
+
+def one_release() -> float:
+    """The budget into which one release fits, and no second one of the same records."""
+    from perennial.config import charges
+    from perennial.config.experiment import Experiment
+
+    content = {"name": "x"} | {key: value for key, value in EXPERIMENT.items() if value is not None}
+    entry = charges.sums(Experiment.model_validate(content), "r", 1)
+    return 1.1 * budget_for([entry], 1e-5).epsilon
+
+
+def paid_by(folder: Path) -> list[int]:
+    """How many releases each record has paid, of those that paid any; sorted."""
+    place = Ledger(folder / "state")
+    names = [entry.records for entry in place.entries()]
+    sets = [(folder / "state" / "records" / "sets" / name).read_bytes() for name in names]
+    members = [text[at : at + 16] for text in sets for at in range(0, len(text), 16)]
+    return sorted(members.count(member) for member in {*members})
+
+
+def test_every_release_names_its_records(tmp_path: Path) -> None:
+    write(tmp_path, rows())
+    place = hospital(tmp_path, one_release())
+    for task in (1, 2):
+        assert isinstance(ask(place, task), StatisticsReply), place.refusal
+    assert paid_by(tmp_path) == [1] * 40
+    # tasks of one run are disjoint, by public facts; the same records in another run are not
+    assert ask(place, 1, run="1" * 16) is None and "policy.max_epsilon" in place.refusal
+    assert paid_by(tmp_path) == [1] * 40
+
+
+def test_a_record_that_changed_its_label_is_left_out_in_silence(tmp_path: Path) -> None:
+    """By public facts it is in one task of the run; the site knows that it was in the other one too."""
+    table = rows()
+    write(tmp_path, table)
+    place = hospital(tmp_path, one_release())
+    first = ask(place, 1)
+    assert isinstance(first, StatisticsReply), place.refusal
+    wrong = [row for row in table if row[2] == "ill"][:3]
+    for row in wrong:
+        row[2] = "well"
+    write(tmp_path, [row for row in table])
+    second = ask(hospital(tmp_path, one_release()), 2)
+    assert isinstance(second, StatisticsReply)
+    assert set(second.statistics) == set(first.statistics)
+    assert [second.statistics[name].shape for name in second.statistics] == [
+        first.statistics[name].shape for name in first.statistics
+    ]
+    counts = paid_by(tmp_path)
+    assert len(counts) == 40 and set(counts) == {1}, "who was in task 1 is in no other release"
+    names = [entry.records for entry in Ledger(tmp_path / "state").entries()]
+    sizes = [len((tmp_path / "state" / "records" / "sets" / name).read_bytes()) // 16 for name in names]
+    assert sizes == [20, 20]
+
+
+def test_that_all_records_are_spent_does_not_show(tmp_path: Path) -> None:
+    table = [row for row in rows() if row[2] == "ill"]
+    write(tmp_path, table)
+    first = ask(hospital(tmp_path, one_release()), 1)
+    write(tmp_path, [[*row[:2], "well"] for row in table])
+    second = ask(hospital(tmp_path, one_release()), 2)
+    assert isinstance(first, StatisticsReply) and isinstance(second, StatisticsReply)
+    assert second.statistics["counts"].abs().sum() > 0, "there is noise where nobody is"
+    assert paid_by(tmp_path) == [1] * 20
+
+
+def test_a_copied_record_counts_once(tmp_path: Path) -> None:
+    table = rows()
+    write(tmp_path, [*table, *table[:6]])
+    place = hospital(tmp_path, one_release())
+    reply = ask(place, 1)
+    assert isinstance(reply, StatisticsReply), place.refusal
+    assert paid_by(tmp_path) == [1] * 20
+
+
+def test_without_a_budget_everybody_is_in_and_the_ledger_says_what_it_cost(tmp_path: Path) -> None:
+    write(tmp_path, rows())
+    open_site = {"answers": ["statistics"]}
+    own = {"source": "csv", "path": str(tmp_path / "visits.csv")}
+    place = Hospital(tmp_path, open_site, own, **EXPERIMENT)
+    for run in ("0" * 16, "1" * 16):
+        assert isinstance(ask(place, 1, run), StatisticsReply), place.refusal
+    ledger = Ledger(tmp_path / "state")
+    assert paid_by(tmp_path) == [2] * 20
+    assert ledger.cost(1e-5).epsilon == compose([*ledger.entries()], 1e-5).epsilon
+
+
+def test_nothing_of_the_records_is_in_what_leaves_or_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, rows())
+    place = hospital(tmp_path, one_release())
+    reply = ask(place, 1)
+    key = (tmp_path / "state" / "records" / "key").read_bytes()
+    line = json.loads((tmp_path / "state" / "ledger.jsonl").read_text().splitlines()[-1])
+    name, ids = line["records"], book_of(place.site).every_line()
+    told = repr(reply.to_record()).encode() + caplog.text.encode()
+    for secret in (key, key.hex().encode(), name.encode(), *(i.hex().encode() for i in ids.tolist())):
+        assert secret not in told
