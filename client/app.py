@@ -168,12 +168,17 @@ def _answer_at_site(message: Message, context: Context, expected: type[Stamp], a
 
     def handle(identity: Identity, request: Stamp) -> WireMessage:
         from perennial.client.door import admitted
+        from perennial.client.kept_reply import answered_once
         from perennial.client.site import open_site
 
         module, _, function = answer.partition(":")
         site = open_site(identity, request)
-        with admitted(site, request):
-            return getattr(import_module(f"perennial.client.{module}"), function)(site, request)
+
+        def answered() -> WireMessage:
+            with admitted(site, request):
+                return getattr(import_module(f"perennial.client.{module}"), function)(site, request)
+
+        return answered_once(site, request, answered)
 
     return _answer(message, context, expected, handle)
 

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from perennial.client.app import attempt
 from perennial.client.identity import Identity
+from perennial.client.kept_reply import answered_once
 from perennial.client.site import open_site
 from perennial.client.training_turn import TrainingTurn
 from perennial.foundation.site_log import log
 from perennial.learning.cohort_training import Member, MemberResult, train_cohort
+from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainReply, TrainRequest
 
 
@@ -44,15 +46,15 @@ class Waiting:
         """The site's reply to its result; None: it trains alone first."""
 
         def act(_: Identity) -> Message:
-            if result is None:
-                self.turn.resume(self.start)
-                return self._message(self.turn.taken())
-            self.turn.resume(result.end)
-            return self._message(self.turn.reply(result))
+            def answer() -> TrainReply:
+                self.turn.resume(self.start if result is None else result.end)
+                return self.turn.taken() if result is None else self.turn.reply(result)
+
+            return self._message(answered_once(self.turn.site, self.turn.request, answer))
 
         return attempt(self.message, self.context, act, self.turn.site.identity)
 
-    def _message(self, reply: TrainReply) -> Message:
+    def _message(self, reply: WireMessage) -> Message:
         return Message(reply.to_record(), reply_to=self.message)
 
 

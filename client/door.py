@@ -13,10 +13,16 @@ from perennial.client.plan import Plan
 from perennial.client.policy import check_secure
 from perennial.client.request_count import RequestCount
 from perennial.client.site import Site
-from perennial.client.time_limit import time_limit
+from perennial.client.time_limit import TIME_RULE, time_limit
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
-from perennial.foundation.errors import PolicyRefusal
+from perennial.foundation.errors import (
+    DataError,
+    PerennialError,
+    PolicyRefusal,
+    PrivacyError,
+    StateError,
+)
 from perennial.learning.private_training import steps_of_round
 from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
@@ -41,10 +47,28 @@ def admitted(site: Site, request: WireMessage) -> Iterator[None]:
     kind = plan.check(request)
     if isinstance(request, TrainRequest):
         check_clip_norm(policy, site.experiment, request.clip_norm)
-    RequestCount(site.identity.state_dir).take(policy, plan, kind, request)
+    count = RequestCount(site.identity.state_dir)
+    count.take(policy, plan, kind, request)
     site.check_split_key(request)
-    with time_limit(policy.max_seconds):
-        yield
+    try:
+        with time_limit(policy.max_seconds):
+            yield
+    except PerennialError as error:
+        if _told_nothing(request, error):
+            count.give_back(plan, kind, request)
+        raise
+
+
+def _told_nothing(request: WireMessage, error: PerennialError) -> bool:
+    """Whether a request failed for a reason that is not in its model: a disk, data, policy or budget.
+
+    The server asks for the same round until it is served, and must not find the door shut once the hospital
+    has mended what was wrong.
+    """
+    if isinstance(error, StateError | DataError):
+        return True
+    of_the_site = isinstance(request, TrainRequest) and isinstance(error, PolicyRefusal | PrivacyError)
+    return of_the_site and not str(error).startswith(TIME_RULE)
 
 
 @dataclass(frozen=True)

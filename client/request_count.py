@@ -42,8 +42,7 @@ class RequestCount:
         """
         if kind in UNCOUNTED:
             return
-        place = f"task {request.task}" if kind in OF_A_TASK else f"round {request.round}"
-        experiment = plan.experiment
+        place, experiment = _place(kind, request), plan.experiment
         with self._open() as book:
             runs = {
                 run
@@ -70,6 +69,15 @@ class RequestCount:
                 self._note_question(book, policy, plan, (request.run, kind, place), request)
             book.execute(
                 "INSERT INTO asked VALUES (?, ?, ?, ?)", (experiment.digest, request.run, kind, place)
+            )
+
+    def give_back(self, plan: Plan, kind: str, request: Stamp) -> None:
+        """Uncount the latest such request, which came to nothing."""
+        with self._open() as book:
+            book.execute(
+                "DELETE FROM asked WHERE rowid = (SELECT max(rowid) FROM asked WHERE experiment = ? AND "
+                "run = ? AND kind = ? AND place = ?)",
+                (plan.experiment.digest, request.run, kind, _place(kind, request)),
             )
 
     def counted(self, kind: str) -> int:
@@ -151,3 +159,7 @@ def question(request: Stamp) -> str:
         if field.name not in whose:
             found.append((field.name, content_sha256(value) if isinstance(value, Tensors) else repr(value)))
     return sha256(repr(found).encode()).hexdigest()
+
+
+def _place(kind: str, request: Stamp) -> str:
+    return f"task {request.task}" if kind in OF_A_TASK else f"round {request.round}"

@@ -9,6 +9,9 @@ from types import FrameType
 
 from perennial.foundation.errors import PolicyRefusal
 
+TIME_RULE = "policy.max_seconds"
+"""What a refusal begins with that ended a request for its length."""
+
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
@@ -17,7 +20,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     A site's process has one thread, where a signal stops the work; in any other thread the block ends first,
     and its result must not leave.
     """
-    refusal = PolicyRefusal(f"policy.max_seconds: the request took longer than {seconds:g} s")
+    refusal = PolicyRefusal(f"{TIME_RULE}: the request took longer than {seconds:g} s")
     start = time.monotonic()
 
     def stop(number: int, frame: FrameType | None) -> None:

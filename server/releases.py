@@ -1,7 +1,9 @@
 """What each site was asked to release under protection: an upper bound on the privacy cost of a run.
 
-A line is on the disk before the requests leave. A round that is repeated after a crash is asked, and counted,
-again: its first releases may have been seen. A site that refused released nothing, and is taken off.
+A line is on the disk before the requests leave. The same question in the same round counts once: a site
+answers it with the bytes that it sent before (client/kept_reply.py). Any other question that follows a crash
+counts anew, since its first answers may have been seen. A site that refused released nothing, and is taken
+off. This holds for sites that have what they kept: one that lost it answers anew, as its ledger says.
 """
 
 import json
@@ -18,25 +20,54 @@ from perennial.privacy.entries import Entry
 UPDATE = "update"
 
 
+class _Kept:
+    """What a site has kept of its replies: those of the newest round in which it was asked."""
+
+    def __init__(self) -> None:
+        self._round, self._asked = -1, dict[str, int]()
+
+    def asked(self, number: int, same: str) -> bool:
+        """Whether this question costs a release."""
+        if number != self._round:
+            self._round, self._asked = number, {}
+        if not same:
+            return True
+        self._asked[same] = self._asked.get(same, 0) + 1
+        return self._asked[same] == 1
+
+    def refused(self, same: str) -> bool:
+        """Whether a release of before may have left, although the latest question was refused."""
+        times = self._asked.pop(same, 1)
+        if times > 1:
+            self._asked[same] = times
+        return times > 1
+
+
 class Releases:
     """releases.jsonl in a run folder: append-only, flushed line by line.
 
-    once: names a release that a site makes once, and sends again when it is asked again; '': each is new.
+    once: names a release that a site makes once in the run, and sends again when it is asked again; same:
+    what a site is asked in a round, by its content, where it keeps its reply until the next one; '': each is
+    new.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "releases.jsonl"
 
-    def asked(self, number: int, sites: Iterable[str], entries: Sequence[Entry], once: str = "") -> None:
+    def asked(
+        self, number: int, sites: Iterable[str], entries: Sequence[Entry], once: str = "", same: str = ""
+    ) -> None:
         """Sites about to be asked, in a round, for what they charge as these entries.
 
         Raises StateError when that cannot be recorded.
         """
-        self._append(number, "asked", sites, entries, once)
+        self._append(number, "asked", sites, entries, once, same)
 
-    def refused(self, number: int, sites: Iterable[str], entries: Sequence[Entry], once: str = "") -> None:
+    def refused(
+        self, number: int, sites: Iterable[str], entries: Sequence[Entry], once: str = "", same: str = ""
+    ) -> None:
         """Take off sites that refused, and so sent nothing."""
-        self._append(number, "refused", sites, entries, once)
+        self._append(number, "refused", sites, entries, once, same)
 
     def charged(self) -> dict[str, list[Entry]]:
         """The entries that each site which was asked may have charged in this run, by site.
@@ -44,11 +75,15 @@ class Releases:
         Raises StateError naming a line that cannot be read.
         """
         times: dict[str, Counter[tuple[str, tuple[Entry, ...]]]] = {}
+        kept: dict[str, _Kept] = {}
         for line in self._lines():
             release = line["once"], tuple(Entry.from_json(entry) for entry in line["entries"])
-            for word, count in (("asked", 1), ("refused", -1)):
-                for site in line.get(word, ()):
-                    times.setdefault(site, Counter())[release] += count
+            for site in line.get("asked", ()):
+                new = kept.setdefault(site, _Kept()).asked(line["round"], line["same"])
+                times.setdefault(site, Counter())[release] += new
+            for site in line.get("refused", ()):
+                released = kept.setdefault(site, _Kept()).refused(line["same"])
+                times.setdefault(site, Counter())[release] -= not released
         return {
             site: [
                 entry
@@ -60,8 +95,11 @@ class Releases:
 
     def repeated(self, rounds: int) -> bool:
         """Whether updates were asked for more often than in the `rounds` that the run is made of."""
-        kinds = ({entry["kind"] for entry in line["entries"]} for line in self._lines() if "asked" in line)
-        return sum(UPDATE in kind for kind in kinds) > rounds
+        times, run = 0, _Kept()
+        for line in self._lines():
+            if "asked" in line and any(entry["kind"] == UPDATE for entry in line["entries"]):
+                times += run.asked(line["round"], line["same"])
+        return times > rounds
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
@@ -78,11 +116,12 @@ class Releases:
                 ) from error
 
     def _append(
-        self, number: int, word: str, sites: Iterable[str], entries: Sequence[Entry], once: str
+        self, number: int, word: str, sites: Iterable[str], entries: Sequence[Entry], once: str, same: str
     ) -> None:
         if not (names := sorted(sites)):
             return
-        line = {"round": number, word: names, "once": once, "entries": [entry.to_json() for entry in entries]}
+        line = {"round": number, word: names, "once": once, "same": same}
+        line["entries"] = [entry.to_json() for entry in entries]
         try:
             data = self.path.read_bytes() if self.path.exists() else b""
             with self.path.open("r+b" if data else "wb") as file:
@@ -105,7 +144,9 @@ def _checked(line: Any) -> dict[str, Any]:
     names = [*line.get("asked", ()), *line.get("refused", ())] if isinstance(line, dict) else None
     if names is None or not all(isinstance(name, str) for name in names):
         raise ValueError("no line of releases")
-    if not isinstance(line.get("once"), str) or not isinstance(line.get("entries"), list):
+    if not all(isinstance(line.get(key), str) for key in ("once", "same")):
+        raise ValueError("no line of releases")
+    if not isinstance(line.get("round"), int) or not isinstance(line.get("entries"), list):
         raise ValueError("no line of releases")
     for entry in line["entries"]:
         Entry.from_json(entry)

@@ -4,6 +4,7 @@ from typing import Any
 
 from perennial.config import charges
 from perennial.foundation.errors import StateError
+from perennial.protocol.tensors import content_sha256
 from perennial.server.attendance import Attendance
 from perennial.server.central_privacy import CentralPrivacy
 from perennial.server.history import History
@@ -69,8 +70,9 @@ class Rounds:
         asked = self._attendance.sampled(sites, number, self._attempt)
         # sums of features are a release of their own, which the strategy records when it asks for them
         charge = [charges.update(experiment, progress.run)] if experiment.strategy.trains else []
+        same = self._question(number) if experiment.privacy.enabled else ""
         if experiment.privacy.enabled and charge:
-            self._releases.asked(number, asked, charge)
+            self._releases.asked(number, asked, charge, same=same)
         lead = experiment.lead_rounds(task)
         strategy = self._averaging if position.in_pretraining else self._strategy
         self._grid.begin_round(
@@ -101,7 +103,7 @@ class Rounds:
         if experiment.privacy.enabled and charge:
             # a site whose disk failed may have charged its ledger before
             said_no = [site for site, reason in outcome.refused if not reason.startswith("state:")]
-            self._releases.refused(number, said_no, charge)
+            self._releases.refused(number, said_no, charge, same=same)
         known = self._history.known_sites
         outcome.absent += [site for site in known if site not in (*sites, *outcome.absent)]
         if strategy.running is not None and not outcome.skipped:
@@ -112,6 +114,15 @@ class Rounds:
         """A round was aggregated: what failed before is over."""
         self._failed = self._attempt = 0
         self._attendance.served()
+
+    def _question(self, number: int) -> str:
+        """What the sites are asked in a round, by its content; '' where it is not the global model alone."""
+        base, kind = IncrementalStrategy, type(self._strategy)
+        plain = kind.train_round is base.train_round and kind.requests is base.requests
+        if self._experiment.secure is not None or not (plain or self._position.in_pretraining):
+            return ""
+        position, norm = self._position, self.central.sent_clip_norm if self.central else None
+        return f"update {number} {content_sha256(position.model.arrays)} {norm}"
 
     def wait_or_fail(self, outcome: RoundOutcome, *, passed_over: bool) -> None:
         """After an attempt that too few sites answered: wait for sites that may answer later.

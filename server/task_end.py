@@ -13,7 +13,7 @@ from perennial.config.experiment import Experiment
 from perennial.foundation.errors import DataError, ProtocolError
 from perennial.learning.evaluation_tables import MOST_CLASSES
 from perennial.protocol.messages import EvaluateRequest, FinishTaskReply, FinishTaskRequest
-from perennial.protocol.tensors import Tensors
+from perennial.protocol.tensors import Tensors, content_sha256
 from perennial.server.class_means import check_class_sums, global_means
 from perennial.server.gaussian_head import check_sums, gaussian_head
 from perennial.server.masked_task_end import opened_class_means
@@ -80,7 +80,8 @@ class TaskEnd:
         if learner.means == "global" and privacy.enabled:
             # the class sums that the sites are about to be asked for are a release of their own
             charge = [charges.class_means(self._experiment, self._run)]
-            self._releases.asked(self._round, self._sites, charge)
+            same = "" if self._sums is not None else f"class_means {sha256}"
+            self._releases.asked(self._round, self._sites, charge, same=same)
         requests = self._requests(FinishTaskRequest)
         if self._sums is not None and learner.means == "global":
             return opened_class_means(
@@ -130,14 +131,23 @@ class TaskEnd:
     def _asked(self, means: Tensor | None, **more: Any) -> SiteCounts:
         """The sites' answers to one request. more: its fields."""
         experiment = self._experiment
-        if experiment.evaluation.noise_multiplier is not None:
-            self._releases.asked(self._round, self._sites, [charges.evaluation(experiment, self._run)])
         requests = self._requests(
             EvaluateRequest,
             class_means=None if means is None else Tensors({experiment.learner.rows_name: means}),
             **more,
         )
+        if experiment.evaluation.noise_multiplier is not None and requests:
+            same = "" if self._sums is not None else _question(requests[0][2])
+            charge = [charges.evaluation(experiment, self._run)]
+            self._releases.asked(self._round, self._sites, charge, same=same)
         return ask_for_counts(experiment, self._grid, self._exchange, requests, self._sums, self._note)
 
     def _requests(self, kind: type[Request], **more: Any) -> list[tuple[str, int, Request]]:
         return [(site, node, kind(**self._fields(site), **more)) for site, node in self._sites.items()]
+
+
+def _question(request: EvaluateRequest) -> str:
+    """What sites are asked to count, by its content."""
+    means = {} if request.class_means is None else request.class_means
+    how = request.validation, request.tables, request.temperature
+    return f"evaluation {how} {content_sha256(request.arrays)} {content_sha256(means)}"

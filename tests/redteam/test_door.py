@@ -94,7 +94,9 @@ def test_requests_are_counted_over_restarts_and_runs(tmp_path: Path) -> None:
         return EvaluateRequest(**hospital.stamp(2) | {"run": run}, arrays=Tensors(arrays))
 
     assert hospital.ask(evaluate(0.1)) is not None and hospital.ask(evaluate(0.2)) is not None
-    assert "policy.max_repeats: evaluate of round 2 was asked for 2 times" in refused(hospital, evaluate(0.1))
+    again = hospital.ask(evaluate(0.1))
+    assert again == hospital.ask(evaluate(0.1)), "the answer that left before, which is no repeat"
+    assert "policy.max_repeats: evaluate of round 2 was asked for 2 times" in refused(hospital, evaluate(0.3))
     second = "f" * 16
     assert hospital.ask(evaluate(0.5, second)) is not None
     assert "policy.max_evaluations" in refused(hospital, evaluate(0.6, second))
@@ -123,6 +125,20 @@ def test_temperatures_are_counted_apart_and_as_strictly(tmp_path: Path) -> None:
         **hospital.stamp(1), arrays=Tensors(hospital.arrays()), tables=True, validation=True
     )
     assert "temperature: the approved experiment does not ask for it in round 1" in refused(hospital, early)
+
+
+def test_refusals_and_failures_do_not_shut_the_door_for_a_hospital_that_mends_them(tmp_path: Path) -> None:
+    """The server asks for a round until it is served; work that took too long stays counted."""
+    closed = Hospital(tmp_path, POLICIES["open"] | {"answers": ["evaluate"], "max_repeats": 1})
+    for _ in range(5):
+        assert "policy.answers" in refused(closed, train(closed))
+    assert RequestCount(tmp_path / "state").counted("train") == 0
+    mended = Hospital(tmp_path, POLICIES["open"] | {"max_repeats": 1})
+    assert mended.ask(train(mended)) is not None
+    slow = Hospital(tmp_path / "slow", POLICIES["open"] | {"max_seconds": 0.001, "max_repeats": 1})
+    assert "policy.max_seconds" in refused(slow, train(slow))
+    assert "policy.max_seconds" in refused(slow, train(slow))
+    assert "policy.max_repeats" in refused(slow, train(slow))
 
 
 def test_large_requests_and_long_ones(tmp_path: Path) -> None:

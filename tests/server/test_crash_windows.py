@@ -77,10 +77,10 @@ def test_a_kill_between(window: str, tmp_path: Path) -> None:
         assert sum(charged.values()) == sum(left.values()) + 1
     summary: dict[str, Any] = run_in_process(RunSettings(str(path), runs=str(runs), resume="yes"))
     after = _charged(runs, names)
-    # the second round was repeated as a whole
-    assert after == {name: charged[name] + 1 for name in names}
-    most = max(after.values())
-    assert most == ROUNDS + 1
+    # a release that was charged and did not get as far as to be kept is the only one paid for again
+    assert sum(after.values()) == SITES * ROUNDS + (window == "site")
+    assert max(after.values()) == ROUNDS + (window == "site")
+    most = ROUNDS
     expected = make_accountant("prv", [(2.0, 1.0, most)]).epsilon(1e-5)
     assert summary["epsilon"]["value"] >= expected * (1 - 1e-9)
 

@@ -1,0 +1,131 @@
+"""What a site released in its latest round, kept so that the same question gets the same bytes.
+
+A server that was killed, or that found too few answers, asks again. A second answer would be a second release
+and would be paid for; the first one again tells nothing more, so it costs nothing and is not counted. It goes
+out only to the same request under the same policy: run, round, model and settings are in the key. Masked
+answers are not kept: a new attempt has new masks. A site that lost what it kept answers, and pays, anew.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+from perennial.client.site import Site
+from perennial.client.state import read_safetensors
+from perennial.foundation.errors import PerennialError
+from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.site_log import log
+from perennial.protocol import messages
+from perennial.protocol.fields import WireMessage
+from perennial.protocol.messages import DigestRequest, StatisticsRequest
+from perennial.protocol.stamp import Stamp
+from perennial.protocol.tensors import Tensors, content_sha256
+
+FOLDER = "released"
+"""In a run's folder at a site: one file for each reply of the round."""
+OWN_RECORD = (DigestRequest, StatisticsRequest)
+"""Answered from a record of their own, once for a task."""
+DELIVERED = ("previous_arrays",)
+"""What a request brings along, or not, without asking for anything else."""
+
+
+def answered_once(site: Site, request: Stamp, answer: Callable[[], WireMessage]) -> WireMessage:
+    """The reply that was kept for this request; or answer()'s, kept in turn if the ledger was charged."""
+    kept = KeptReply.of(site, request)
+    if kept is None:
+        return answer()
+    if (found := kept.read()) is not None:
+        return found
+    before = site.identity.ledger.mark()
+    reply = answer()
+    if site.identity.ledger.mark() != before:
+        kept.keep(reply)
+    return reply
+
+
+class KeptReply:
+    """The place of one request's reply."""
+
+    def __init__(self, site: Site, request: Stamp) -> None:
+        self._state, self._round = site.state(request.run), request.round
+        self._folder = self._state.folder / FOLDER
+        policy = site.identity.policy.model_dump_json()
+        self._key = hashlib.sha256(f"{_asked(request)}{policy}".encode()).hexdigest()
+
+    @classmethod
+    def of(cls, site: Site, request: Stamp) -> "KeptReply | None":
+        """None where nothing is charged, or the answer is kept elsewhere or must not be the same twice."""
+        charged = site.identity.deployed or site.experiment.privacy.enabled
+        masked = getattr(request, "attempt", None) is not None
+        return None if masked or not charged or isinstance(request, OWN_RECORD) else cls(site, request)
+
+    @property
+    def path(self) -> Path:
+        return self._folder / f"{self._round:08d}-{self._key[:32]}.safetensors"
+
+    def read(self) -> WireMessage | None:
+        """The reply; None where none is kept, or one that a power cut has damaged."""
+        if not self.path.exists():
+            return None
+        try:
+            tensors, metadata = read_safetensors(self.path)
+            content = json.loads(metadata["facts"])
+            if content["key"] != self._key or content["sha256"] != _digest(tensors, content["fields"]):
+                return None
+            values: dict[str, Any] = dict(content["fields"])
+            for name, keys in content["tensors"].items():
+                values[name] = Tensors({key: tensors[f"{name}/{key}"] for key in keys})
+            return getattr(messages, content["kind"])(**values)
+        except (PerennialError, KeyError, ValueError, TypeError) as error:
+            log.warning("%s: not used (%s); the request is answered anew", self.path, error)
+            return None
+
+    def keep(self, reply: WireMessage) -> None:
+        """Keep a reply before it leaves, and forget those of other rounds; without room it leaves unkept."""
+        from safetensors.torch import save
+
+        tensors, values, named = {}, {}, dict[str, list[str]]()
+        for field in fields(cast(Any, reply)):
+            value = getattr(reply, field.name)
+            if isinstance(value, Tensors):
+                named[field.name] = list(value)
+                for key, tensor in value.items():
+                    tensors[f"{field.name}/{key}"] = tensor.detach().cpu().contiguous().clone()
+            else:
+                values[field.name] = value
+        content = {"key": self._key, "kind": type(reply).__name__, "fields": values, "tensors": named}
+        try:
+            # as it is read back: a tuple becomes a list
+            content["sha256"] = _digest(tensors, json.loads(json.dumps(values)))
+            data = save(tensors, {"facts": json.dumps(content)})
+            if self._state.quota is not None:
+                self._state.quota.require(self._state.folder, len(data))
+            make_folder(self._folder)
+            replace_file(self.path, data, durable=False)
+            for old in self._folder.glob("*.safetensors"):
+                if not old.name.startswith(f"{self._round:08d}-"):
+                    old.unlink(missing_ok=True)
+        except (PerennialError, OSError) as error:
+            log.warning("%s: not kept (%s); if it is asked for again, it is paid for again", self.path, error)
+
+
+def _asked(request: Stamp) -> str:
+    """What a request asks, as text: its fields, with tensors by their hash."""
+    found: dict[str, Any] = {"kind": type(request).__name__}
+    for field in fields(request):
+        value = getattr(request, field.name)
+        if field.name not in DELIVERED:
+            found[field.name] = _hashed(value) if isinstance(value, Tensors) else value
+    return json.dumps(found, sort_keys=True)
+
+
+def _hashed(tensors: Tensors) -> list[object]:
+    return [content_sha256(tensors), [[name, list(tensors[name].shape)] for name in sorted(tensors)]]
+
+
+def _digest(tensors: dict[str, Any], values: dict[str, Any]) -> str:
+    text = f"{content_sha256(tensors)}{json.dumps(values, sort_keys=True)}"
+    return hashlib.sha256(text.encode()).hexdigest()
