@@ -1,5 +1,6 @@
 """A site's training in one round, by the learner that its experiment names and under its privacy mode."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ class LocalTraining:
     correction: LocalCorrection
     turn: Turn | None
     neighbours: NeighbourDistances | None
+    start: Mapping[str, Tensor]
+    """What flat was loaded from."""
 
     def run(self) -> TrainingResult:
         """What training changed."""
@@ -107,4 +110,6 @@ class LocalTraining:
                 correction=self.correction.gradient,
                 extra=open_data_free_distillation(self.site, self.request),
                 steps=self.site.steps(),
+                # a ring's turn may begin by relabelling what was received
+                start=self.start if self.turn is None else None,
             )

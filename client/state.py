@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perennial.client.quota import Quota
 from perennial.foundation.errors import RecordGone, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
+from perennial.foundation.tensor_file import pieces
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,15 +48,12 @@ class SiteState:
 
         facts: JSON-able, stored beside the tensors.
         """
-        from safetensors.torch import save
-
         there = self._versions(name)
         older = [other for other in there if other < version]
         first = min(version, self._first(name, (older or there)[-1])) if there else version
         metadata = {"site": self.site, "facts": json.dumps(facts, sort_keys=True), "first": str(first)}
-        contiguous = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        data = save(contiguous, metadata)
-        self._make_room(self.folder, len(data))
+        data = list(pieces(tensors, metadata))
+        self._make_room(self.folder, sum(map(len, data)))
         replace_file(self._path(name, version), data)
         there = self._versions(name)
         kept = [other for other in there if other <= version][-KEPT_VERSIONS:]
@@ -96,13 +94,11 @@ class SiteState:
 
     def put_model(self, sha256: str, tensors: Mapping[str, "Tensor"]) -> None:
         """Keep a global model under its content hash, once."""
-        from safetensors.torch import save
-
         path = self.models / f"{sha256}.safetensors"
         if path.exists():
             return
-        data = save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()})
-        self._make_room(self.models, len(data))
+        data = list(pieces(tensors))
+        self._make_room(self.models, sum(map(len, data)))
         # simulated sites in other processes keep the same model here at the same moment
         with one_at_a_time(self.models):
             if path.exists():

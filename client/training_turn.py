@@ -4,6 +4,7 @@ One site does them one after the other. Sites of a cohort open theirs, train in 
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,7 @@ class TrainingTurn:
     indices: (n,) of the samples, exemplars last.
     chosen: the records that the update is charged to.
     own: names of the layers that stay here. prototypes: what is sent beside the update, if asked for.
+    start: the tensors that the model holds, as they were received.
     """
 
     site: Site
@@ -60,6 +62,7 @@ class TrainingTurn:
     neighbours: NeighbourDistances | None
     prototypes: Tensors | None
     adversary: AdversaryKind | None
+    start: Mapping[str, Tensor]
 
     @classmethod
     def open(cls, site: Site, request: TrainRequest) -> "TrainingTurn":
@@ -114,6 +117,7 @@ class TrainingTurn:
             ),
             prototypes=prototypes,
             adversary=adversary,
+            start=arrays,
         )
         opened.hold()
         return opened
@@ -143,6 +147,7 @@ class TrainingTurn:
             self.correction,
             self.turn,
             self.neighbours,
+            self.start,
         )
 
     def reply(self, result: TrainingResult) -> TrainReply:

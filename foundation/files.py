@@ -8,7 +8,7 @@ import glob
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
@@ -16,12 +16,17 @@ from typing import TextIO
 from perennial.foundation.errors import StateError
 
 
-def replace_file(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True) -> None:
+def replace_file(
+    path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o600, *, durable: bool = True
+) -> None:
     """Put data at path in one atomic, durable step; of several writers at once, the last one's stays.
 
     The bytes are on the disk before the old file disappears. On any error (a full disk, say) the old file
     stays as it was and the partial one is removed; what a killed writer left of its own is removed by the
-    next one. durable: False does not wait for the disk, so that a power cut may leave a damaged file.
+    next one.
+
+    data: the bytes, or pieces of them. durable: False does not wait for the disk, so that a power cut may
+    leave a damaged file.
     Raises StateError naming the path.
     """
     partial = None
@@ -29,7 +34,8 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = 
         _remove_left_over(path)
         partial, descriptor = _open_partial(path, mode)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            for piece in (data,) if isinstance(data, bytes) else data:
+                file.write(piece)
             file.flush()
             if durable:
                 os.fsync(file.fileno())

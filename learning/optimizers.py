@@ -59,6 +59,10 @@ class FlatOptimizer:
         else:
             self._momentum = [*states] or [None]
 
+    def forget(self) -> None:
+        """Give its memory back; it takes no step after that."""
+        self._parameters, self._gradient, self._momentum, self._first, self._second = [], [], [], [], []
+
     @torch.no_grad()
     def step(self) -> None:
         """Apply the gradient; it is left as it was, for whoever zeroes it."""

@@ -3,7 +3,7 @@
 Symbols: n samples, M classes seen so far, P floats of the model, B batch size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -54,11 +54,13 @@ def train(
     correction: GradientCorrection | None = None,
     extra: Extra | None = None,
     steps: Steps = AS_THEY_COME,
+    start: Mapping[str, Tensor] | None = None,
 ) -> TrainingResult:
     """Train model in place on data for the configured epochs, and say what changed.
 
     correction: what is added to each step's gradient. extra: one more term of each step's loss. steps: what
-    carries them out. Between the first step and the last nothing waits for the device.
+    carries them out. Between the first step and the last nothing waits for the device. start: the tensors
+    that flat was loaded from, if the caller still holds them: then no copy of them is made.
     Raises DataError when there is nothing to train on, or when batch normalisation meets a single sample.
     """
     if len(data) == 0:
@@ -68,27 +70,28 @@ def train(
     )
     if normalises_batches and len(data) == 1:
         raise DataError("one sample only, and batch normalisation needs two; use model.norm: group")
-    before = flat.vector.clone()
+    device = flat.vector.device
+    before = flat.vector.clone() if start is None or correction is not None or flat.keeps_parts else None
     objective = Objective(config.at(progress), model, data, teacher, augmentation.active, first_class, extra)
     optimizer = FlatOptimizer(
         config.optimizer, flat.trainable, flat.gradient, progress, recorded=steps.records
     )
-    anchor = before[: len(flat.trainable)]
     model.train()
     flat.gradient.zero_()
-    epoch_loss, epoch_classification = torch.zeros(2, device=before.device)
+    epoch_loss, epoch_classification = torch.zeros(2, device=device)
     seen = taken = 0
     balanced = config.memory is not None and config.memory.balanced
 
     def step(rows: Tensor, inputs: Tensor, labels: Tensor) -> None:
-        with autocast(config, before.device):
+        with autocast(config, device):
             loss = objective(rows, inputs, labels)
         loss.backward()
-        if correction is not None:
-            correction.apply(flat.gradient, flat.trainable, anchor)
+        if correction is not None and before is not None:
+            correction.apply(flat.gradient, flat.trainable, before[: len(flat.trainable)])
         optimizer.step()
-        flat.keep_frozen_rows(before)
-        flat.keep_held(before)
+        if before is not None:
+            flat.keep_frozen_rows(before)
+            flat.keep_held(before)
         flat.gradient.zero_()
         size = rows.shape[0]
         epoch_loss.add_(loss.detach(), alpha=size)
@@ -112,7 +115,14 @@ def train(
                 seen += len(labels)
                 taken += 1
     loss, over_labels = torch.stack([epoch_loss, epoch_classification]).tolist()
-    return TrainingResult(flat.vector - before, loss / seen, taken, over_labels / seen)
+    # before the update takes as much memory
+    optimizer.forget()
+    if flat.large:
+        flat.forget_gradient()
+    if before is None:
+        assert start is not None
+        before = flat.flatten(start)
+    return TrainingResult(torch.sub(flat.vector, before, out=before), loss / seen, taken, over_labels / seen)
 
 
 @contextmanager

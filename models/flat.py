@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from perennial.foundation.errors import StateError
 from perennial.models.incremental import IncrementalModel, check_state, travelling
 
+LARGE = 1 << 22
+"""Values of a model from which memory counts more than the time that making it takes."""
+
 
 class FlatParameters:
     """Re-homes a model's travelling tensors in one float32 vector; the model goes on, on views of it.
@@ -21,8 +24,9 @@ class FlatParameters:
     whatever the memory format was, so that vectors of different sites can be added. With channels_last the
     weights of 2-D convolutions lie as (O, H, W, C), as convolutions on channels_last inputs want them.
     trainable (T,): view of the parameters, whose .grad is gradient; an optimiser over [trainable] steps all.
-    gradient (T,): the parameters' .grad are views of it, into which autograd accumulates. Clear it with
-    gradient.zero_(); never set a .grad to None, nor call backward with create_graph=True, which replaces it.
+    gradient (T,): the parameters' .grad are views of it, into which autograd accumulates. It is made when it
+    is first asked for. Clear it with gradient.zero_(); never set a .grad to None, nor call backward with
+    create_graph=True, which replaces it.
 
     Build it last: moving or growing the model, or converting it to channels_last, gives its parameters new
     memory (load notices). Integer buffers and frozen parameters stay where they are.
@@ -46,18 +50,44 @@ class FlatParameters:
         parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.trainable = self.vector[: sum(value.numel() for value in parameters.values())]
         self.trainable_keys: tuple[str, ...] = tuple(parameters)
-        self.gradient = torch.zeros_like(self.trainable)
-        self.trainable.grad = self.gradient
+        self._gradient: Tensor | None = None
         homes = parameters | {name: value for name, value in model.named_buffers() if name in self.shapes}
         views = self.views(self.vector)
         for name, view in views.items():
             homes[name].data = view
-        self._homes = [(name, attrgetter(name), view.data_ptr()) for name, view in views.items()]
-        gradients = self.gradient.split(self._sizes[: len(parameters)])
-        for part, (key, parameter) in zip(gradients, parameters.items(), strict=True):
-            parameter.grad = self._view(key, part)
+        self._homes = [(name, attrgetter(name), view.storage_offset()) for name, view in views.items()]
+        self._parameters = parameters
         self._frozen = self._frozen_slices(model.frozen_rows if isinstance(model, IncrementalModel) else 0)
         self._held: tuple[slice, ...] = ()
+
+    @property
+    def gradient(self) -> Tensor:
+        """(T,), zero unless a backward came before it was first asked for."""
+        if self._gradient is None:
+            self._gradient = torch.zeros_like(self.trainable)
+            self.trainable.grad = self._gradient
+            for key, view in self.trained_views(self._gradient).items():
+                parameter = self._parameters[key]
+                if parameter.grad is not None:
+                    view.copy_(parameter.grad)
+                parameter.grad = view
+        return self._gradient
+
+    def forget_gradient(self) -> None:
+        """Give the gradient's memory back until it is asked for again."""
+        self._gradient = self.trainable.grad = None
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def forget(self) -> None:
+        """Give all memory back until `load` fills the vector again; before, nobody may read the model."""
+        self.forget_gradient()
+        self.vector.untyped_storage().resize_(0)
+
+    @property
+    def large(self) -> bool:
+        """Whether memory that is not needed now should be given back."""
+        return len(self.vector) >= LARGE
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors inside vector (P,), without a copy. Raises StateError on another size."""
@@ -97,17 +127,26 @@ class FlatParameters:
         model is unchanged.
         """
         parts = self._rows(tensors)
+        memory = self.vector.untyped_storage()
+        if not memory.nbytes():
+            memory.resize_(self.vector.nbytes)
+        storage = memory.data_ptr()
         for key, current, home in self._homes:
-            if current(self._model).data_ptr() != home:
+            now = current(self._model)
+            if now.untyped_storage().data_ptr() != storage or now.storage_offset() != home:
                 raise StateError(
                     f"tensor {key!r}: no longer lives in this vector; build FlatParameters after moving, "
                     "converting or growing the model"
                 )
-        storage = self.vector.untyped_storage().data_ptr()
         if any(part.untyped_storage().data_ptr() == storage for part in parts):
             self.vector.copy_(torch.cat(parts))
         else:
             torch.cat(parts, out=self.vector)
+
+    @property
+    def keeps_parts(self) -> bool:
+        """Whether steps must leave parts of the vector as they were: frozen rows, or what is held."""
+        return bool(self._frozen or self._held)
 
     def keep_frozen_rows(self, before: Tensor) -> None:
         """Give the head's frozen rows the values that they have in before (P,). Call it after each step.

@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from perennial.foundation.errors import StateError, nearest
 from perennial.foundation.files import replace_file
-from perennial.foundation.safetensors_bytes import with_sorted_metadata
+from perennial.foundation.tensor_file import pieces
 from perennial.models.class_means import over_features
 from perennial.models.config import EncoderConfig, ModelConfig
 from perennial.models.factory import build_model
@@ -164,10 +163,8 @@ def save_model(
         "inputs": json.dumps(inputs.to_json()),
         **({"confidence": json.dumps(confidence, sort_keys=True)} if confidence else {}),
     }
-    # copies, because tensors that share memory cannot be saved
     means = {} if class_means is None else {_name(class_means, tensors): class_means}
-    own = {name: tensor.detach().cpu().clone() for name, tensor in {**tensors, **means}.items()}
-    replace_file(path, with_sorted_metadata(save(own, metadata)))
+    replace_file(path, pieces({**tensors, **means}, metadata))
 
 
 def load_saved(path: Path) -> SavedModel:

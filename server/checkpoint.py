@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
+from perennial.foundation.tensor_file import pieces
 from perennial.protocol.tensors import content_sha256
 from perennial.server.run_states import Progress
 
@@ -71,8 +71,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, durable: bool = Tru
             values[name] = value
     if checkpoint.class_means is not None:
         tensors[CLASS_MEANS] = checkpoint.class_means
-    # one storage for each tensor: the arrays may be views of one vector, and safetensors writes storages
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     facts = {
         "schema": SCHEMA,
         "progress": vars(checkpoint.progress),
@@ -80,10 +79,9 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, durable: bool = Tru
         "strategy": values,
         "checksum": _checksum(tensors),
     }
-    data = save(tensors, {"facts": json.dumps(facts)})
     if (folder / LATEST).exists():
         _keep_latest(folder)
-    replace_file(folder / LATEST, data, durable=durable)
+    replace_file(folder / LATEST, pieces(tensors, {"facts": json.dumps(facts)}), durable=durable)
 
 
 def load_checkpoint(folder: Path) -> tuple[Checkpoint, str]:
@@ -130,7 +128,7 @@ def save_previous(folder: Path, sha256: str, arrays: Mapping[str, Tensor], still
     """
     path = _previous_path(folder, sha256)
     if not path.exists():
-        replace_file(path, save({name: tensor.detach().cpu().clone() for name, tensor in arrays.items()}))
+        replace_file(path, pieces(arrays))
     # not by age: a clock that was set back makes the newest file the oldest
     needed = {path, _previous_path(folder, still_named)}
     with _failure_named(folder):

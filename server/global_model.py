@@ -3,8 +3,8 @@
 Between rounds it is the dictionary of arrays that travel.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -70,23 +70,36 @@ class GlobalModel:
 
     def frozen(self) -> dict[str, Tensor]:
         """Every tensor of the model, its frozen parts too: the previous model of the next task."""
-        return {
+        found = {
             name: tensor.detach().clone(memory_format=torch.contiguous_format)
             for name, tensor in complete_state(self.loaded()).items()
         }
+        self._rest()
+        return found
 
     def loaded(self) -> IncrementalModel:
         """The model holding the arrays, in evaluation mode."""
         return self.holding(self.arrays)
 
     def holding(self, arrays: Mapping[str, Tensor]) -> IncrementalModel:
-        """The model holding other arrays of its shape, in evaluation mode, until the next call."""
+        """The model holding other arrays of its shape, in evaluation mode, until the next call.
+
+        A large one holds them until the measuring in progress is over.
+        """
         self._flat.load(arrays)
         return self._model.eval() if self._model.training else self._model
 
-    def measuring(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
         """The precision in which the model is measured: the one in which sites train it."""
-        return autocast(self._experiment.learner, self.device)
+        with autocast(self._experiment.learner, self.device):
+            yield
+        self._rest()
+
+    def _rest(self) -> None:
+        """Give the memory of a large model back; the arrays have its values."""
+        if self._flat.large:
+            self._flat.forget()
 
     def _build(self, num_classes: int) -> IncrementalModel:
         experiment = self._experiment
@@ -106,3 +119,4 @@ class GlobalModel:
             name: tensor.detach().clone(memory_format=torch.contiguous_format)
             for name, tensor in travelling(model).items()
         }
+        self._rest()

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from perennial.config.stopping import StoppingConfig
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import replace_file
+from perennial.foundation.tensor_file import pieces
 from perennial.protocol.tensors import content_sha256
 from perennial.server.metrics import balanced_accuracy
 
@@ -95,7 +96,7 @@ class Stopping:
         sha256 = content_sha256(arrays)
         path = self._path(sha256)
         if not path.exists():
-            replace_file(path, save({name: tensor.detach().cpu().clone() for name, tensor in arrays.items()}))
+            replace_file(path, pieces(arrays))
         named = {path, self._path(before), self._path(self.state.get("earlier", ""))}
         for old in set(self._folder.glob("best-*.safetensors")) - named:
             old.unlink(missing_ok=True)

@@ -50,7 +50,9 @@ class FedAvg(IncrementalStrategy):
         self._sum.add(reply.update, self.weight(reply), reply.norm)
 
     def finish_round(self) -> dict[str, Tensor]:
-        return self._sum.added_to(self.reference, self.asked if self._fixed_weights else None)
+        total = self._sum
+        del self._sum  # twice the model's memory, which sites that train next may need
+        return total.added_to(self.reference, self.asked if self._fixed_weights else None)
 
     def take_sum(self, total: Arrays, weight: float) -> dict[str, Tensor]:
         scale = 1.0 / (self.asked if self._fixed_weights else weight)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from perennial.foundation.errors import StateError
 from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.tensor_file import pieces
 from perennial.learning.analytic.statistics import Statistics
 
 PARTS = ("gram", "sums", "counts")
@@ -53,7 +53,7 @@ def _bounds(statistics: Statistics) -> list[int]:
 
 
 def _tensors(statistics: Statistics, prefix: str) -> dict[str, Tensor]:
-    return {f"{prefix}{part}": getattr(statistics, part).contiguous() for part in PARTS}
+    return {f"{prefix}{part}": getattr(statistics, part) for part in PARTS}
 
 
 def _statistics(tensors: Mapping[str, Tensor], prefix: str, bounds: list[int]) -> Statistics:
@@ -63,7 +63,7 @@ def _statistics(tensors: Mapping[str, Tensor], prefix: str, bounds: list[int]) -
 
 
 def _write(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
-    replace_file(path, save(tensors, {"facts": json.dumps(facts)}))
+    replace_file(path, pieces(tensors, {"facts": json.dumps(facts)}))
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.tensor_file import pieces
 from perennial.learning.worth import Worth
 from perennial.protocol.stamp import Stamp
 from perennial.protocol.tensors import content_sha256
@@ -167,9 +167,8 @@ class RingLog:
     def _save(self, path: Path) -> None:
         facts = {"key": self.key, "route": self.route, "worth": self.worth}
         facts["hops"] = [asdict(hop) for hop in self.hops]
-        tensors = {name: tensor.detach().cpu().clone() for name, tensor in self.arrays.items()}
         make_folder(path.parent)
-        replace_file(path, save(tensors, {"log": json.dumps(facts)}))
+        replace_file(path, pieces(self.arrays, {"log": json.dumps(facts)}))
 
 
 def _together(site: str, hops: list[Hop]) -> Admitted:

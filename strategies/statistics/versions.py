@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor
 
 from perennial.foundation.files import make_folder, replace_file
+from perennial.foundation.tensor_file import pieces
 
 FOLDER = "versions"
 """Of a run."""
@@ -17,6 +17,5 @@ FOLDER = "versions"
 def keep_version(folder: Path, round_number: int, head: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
     """Write one version, whole or not at all. folder: the run's. facts: JSON-able."""
     make_folder(folder / FOLDER)
-    tensors = {name: tensor.contiguous() for name, tensor in head.items()}
     path = folder / FOLDER / f"round-{round_number:06d}.safetensors"
-    replace_file(path, save(tensors, {"facts": json.dumps(facts)}))
+    replace_file(path, pieces(head, {"facts": json.dumps(facts)}))

@@ -287,6 +287,7 @@ def test_weights_with_their_channels_last_train_the_same_model() -> None:
     one, other = FlatParameters(plain), FlatParameters(last, channels_last=True)
     weight = last.get_parameter("backbone.layer1.0.conv1.weight")
     assert weight.is_contiguous(memory_format=torch.channels_last)
+    other.gradient.zero_()
     assert weight.grad is not None and weight.grad.stride() == weight.stride()
     for found, expected in zip(
         other.views(other.vector).values(), one.views(one.vector).values(), strict=True

@@ -88,6 +88,7 @@ def test_the_encoder_neither_travels_nor_learns():
     optimizer = torch.optim.SGD([flat.trainable], lr=0.1, weight_decay=0.1)
     model.train()
     F.cross_entropy(model(torch.rand(6, 1, 8, 8)), torch.tensor([0, 1, 2, 0, 1, 2])).backward()
+    assert len(flat.gradient) == len(flat.trainable)
     optimizer.step()
     changed = flat.views(flat.vector - before)
     assert all(torch.count_nonzero(tensor) > 0 for tensor in changed.values())

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 
-from perennial.foundation.files import file_sha256
-from perennial.foundation.safetensors_bytes import with_sorted_metadata
+from perennial.foundation.files import file_sha256, replace_file
+from perennial.foundation.tensor_file import NAMES, pieces
 
 WRITE = """
 import torch
@@ -35,15 +36,39 @@ def test_two_processes_write_one_model_as_the_same_bytes(tmp_path: Path) -> None
     assert found == {hashlib.sha256(data).hexdigest()}
 
 
-def test_the_file_is_the_same_file_but_for_the_order_of_its_metadata(tmp_path: Path) -> None:
+def test_the_file_is_read_as_it_was_written_and_its_metadata_are_in_order(tmp_path: Path) -> None:
     tensors = {"b": torch.randn(3, 5), "a": torch.arange(4, dtype=torch.int64)}
     metadata = {"z": "1", "é": json.dumps(["ü", "\n"]), "a": "2"}
     path = tmp_path / "x.safetensors"
-    path.write_bytes(with_sorted_metadata(save(tensors, metadata)))
+    replace_file(path, pieces(tensors, metadata))
     with safe_open(path, framework="pt") as file:
         assert file.metadata() == metadata
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in tensors.items())
     header = path.read_bytes()[8:]
     assert header.index(b'"a":"2"') < header.index(b'"z":"1"')
-    plain = save(tensors)
-    assert with_sorted_metadata(plain) == plain
+
+
+@pytest.mark.parametrize("metadata", [None, {"facts": '{"ü": 1}'}])
+def test_the_bytes_are_the_library_s(metadata: dict[str, str] | None) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        f"{name}/{shape}": (100 * torch.rand(shape, generator=generator)).to(getattr(torch, name))
+        for name in NAMES
+        for shape in ((), (0, 3), (2, 3))
+    }
+    assert b"".join(pieces(tensors, metadata)) == save(tensors, metadata)
+
+
+def test_views_of_one_vector_and_a_transposed_tensor_are_written_as_their_values(tmp_path: Path) -> None:
+    vector = torch.arange(12.0)
+    tensors = {"first": vector[:6].view(2, 3), "all": vector, "turned": vector.view(3, 4).T}
+    replace_file(tmp_path / "x", pieces(tensors))
+    found = load((tmp_path / "x").read_bytes())
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        name: tensor.tolist() for name, tensor in tensors.items()
+    }
+
+
+def test_a_type_that_has_no_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="tensors of bfloat16, allowed"):
+        list(pieces({"w": torch.zeros(2, dtype=torch.bfloat16)}))
