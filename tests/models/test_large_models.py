@@ -29,4 +29,4 @@ def test_memory_is_given_back_and_the_bits_stay(
     saving = run(path, name="saving", runs=tmp_path, overrides=SMALL)
     assert given_back
     assert saving.summary["model_sha256"] == plain.summary["model_sha256"]
-    assert saving.accuracy_matrix == plain.accuracy_matrix
+    assert saving.summary["accuracy_matrix"] == plain.summary["accuracy_matrix"]
