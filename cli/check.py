@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+from perennial.config.analytic import MOST_CANDIDATES
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.learner import DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER, LearnerConfig
 from perennial.config.secure import SecureConfig
@@ -81,6 +82,15 @@ def _check_experiment(console: Console, experiment: Experiment) -> None:
         console.print(
             f"  keep_sites: sums of {kept / 1e6:,.1f} MB a site stay on the server's disk, "
             f"{kept * facts.sites / 1e9:,.2f} GB for {facts.sites} sites at most, until the run's folder goes"
+        )
+    if experiment.strategy.parameters.get("head") == "auto":
+        values = MOST_CANDIDATES * len(facts.registry.classes) * (checked.width + 1)
+        minutes = MOST_CANDIDATES * (checked.width / 3000) ** 3 * 2 / 60
+        console.print(
+            f"  head auto: one more message of at most {8e-6 * values:,.1f} MB to each site in each task, "
+            f"with at most {MOST_CANDIDATES} heads to compare, and about {max(1, round(minutes))} min at the "
+            "server to solve them",
+            soft_wrap=True,
         )
     if experiment.strategy.trains and experiment.learner in (DEFAULT_LEARNER, SAMPLE_LEVEL_LEARNER):
         console.print("learner: the default, written out:", *_as_yaml(experiment.learner), sep="\n  ")

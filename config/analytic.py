@@ -7,11 +7,14 @@ DEFAULT_SHRINKAGE: Mapping[str, float | str] = {
     "gaussian": 0.1,
     "ridge": "gcv",
     "balanced_ridge": "validation",
+    "auto": "validation",
 }
 """By head. Cross-validation counts samples: of classes of very different size it shrinks too little."""
 GAMMAS = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
 LAMBDAS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 2.0, 4.0)
 """Shrinkages that are tried if the experiment lists none."""
+MOST_CANDIDATES = 60
+"""Heads that `head: auto` compares at most."""
 KAPPAS = (0.3, 1.0, 3.0, 10.0, 30.0)
 """How much more a site's own sums count in its own head, beside 0."""
 
@@ -24,6 +27,8 @@ def heads_compared(strategies: Mapping[str, Mapping[str, Any]]) -> tuple[int, in
     keys, own = strategies.get("analytic"), strategies.get("own_heads")
     if keys is None:
         return 0, 0
+    if keys.get("head") == "auto":
+        return MOST_CANDIDATES, 0 if own is None else 1 + len(own.get("kappas") or KAPPAS)
     tried = GAMMAS if (keys.get("head") or "gaussian") == "gaussian" else LAMBDAS
     chosen = len(keys.get("shrinkages") or tried) if shrinkage_of(keys) == "validation" else 0
     return chosen, 0 if own is None else 1 + len(own.get("kappas") or KAPPAS)

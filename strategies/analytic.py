@@ -26,6 +26,7 @@ from perennial.strategies.round.outcome import RoundOutcome
 from perennial.strategies.round.request import RoundRequest, TaskStart
 from perennial.strategies.round.services import Services
 from perennial.strategies.secure.masked_sums import MaskedSums
+from perennial.strategies.statistics.automatic import AutomaticHead
 from perennial.strategies.statistics.balanced import BalancedSums
 from perennial.strategies.statistics.counted import counted_sums
 from perennial.strategies.statistics.heads import Criterion, HeadSettings, Shrinkage
@@ -43,7 +44,8 @@ WITHOUT_ASKING = 1 << 35
 class Analytic(IncrementalStrategy):
     """One exchange a task: each site's sums of the task's classes, and of earlier ones that it was away for.
 
-    head: gaussian (discriminants of one covariance), ridge, or balanced_ridge (each class counts alike).
+    head: gaussian (discriminants of one covariance), ridge, or balanced_ridge (each class counts alike);
+    auto: what validation samples prefer of these, on each map alone and on all together.
     shrinkage: a number; "validation": what the sites' validation samples prefer, by one more exchange;
     "gcv": ridge's generalised cross-validation, from the sums alone; null: 0.1 for gaussian, gcv for ridge,
     validation for balanced_ridge. shrinkages: those to choose among. criterion: what validation counts are
@@ -68,7 +70,8 @@ class Analytic(IncrementalStrategy):
         keep_sites: bool = True,
     ) -> None:
         super().__init__()
-        self.settings = HeadSettings.of(head, shrinkage, shrinkages, criterion, prior, standardise)
+        settings = HeadSettings if head != "auto" else AutomaticHead
+        self.settings = settings.of(head, shrinkage, shrinkages, criterion, prior, standardise)
         self.head = self.settings.head
         self.keep_sites = keep_sites
         self._services: Services | None = None
@@ -122,6 +125,8 @@ class Analytic(IncrementalStrategy):
         self.form = sums_form(backbone.width, experiment.privacy)
         require_width(self.width)
         self.features, self._facts = backbone.content, backbone.facts
+        if isinstance(self.settings, AutomaticHead):
+            self.settings = self.settings.over(*backbone.parts)
         kept = self.kept_bytes(backbone.width, schedule, experiment.privacy) * (experiment.data.sites or 1)
         if self.keep_sites and kept > WITHOUT_ASKING:
             raise ConfigError(
@@ -196,13 +201,16 @@ class Analytic(IncrementalStrategy):
                 "shrinkage": {str(task): value for task, value in sorted(self._chosen.items())},
                 "message_bytes": self.form.bytes(self._task_classes()),
                 "withdrawable": self.keep_sites and self.head != "balanced_ridge" and self._masked is None,
-            }
+            },
+            **({"head_choice": self.settings.tried} if isinstance(self.settings, AutomaticHead) else {}),
         }
 
     def state_dict(self) -> dict[str, Any]:
         state = self._plain.state("all")
         state |= self._balanced.state()
         state["withdrawn"], state["groups"] = self.withdrawn, self.groups
+        if isinstance(self.settings, AutomaticHead):
+            state["tried"] = self.settings.tried
         state["chosen"] = {str(task): value for task, value in self._chosen.items()}
         return state
 
@@ -211,6 +219,8 @@ class Analytic(IncrementalStrategy):
         self._balanced.load(state)
         self.withdrawn, self.groups = dict(state["withdrawn"]), dict(state.get("groups", {}))
         self._chosen = {int(task): float(value) for task, value in state["chosen"].items()}
+        if isinstance(self.settings, AutomaticHead):
+            self.settings.tried[:] = state["tried"]
 
     # after the run: withdrawal and merging
 
@@ -371,4 +381,6 @@ class Analytic(IncrementalStrategy):
             sums = counted_sums(self._plain, self.bounds, known)
         self._chosen[task] = shrinkage = self.settings.chosen(asking, sums)
         asking.outcome.details["shrinkage"] = shrinkage
+        if isinstance(self.settings, AutomaticHead):
+            asking.outcome.details["tried"] = self.settings.tried
         return self.settings.solved(sums, shrinkage)

@@ -18,7 +18,7 @@ from perennial.foundation.errors import DataError
 from perennial.learning.analytic.statistics import WEIGHT, Statistics, require_width, unpacked
 from perennial.models.feature_maps.ball import CONSTANT, GRID
 
-HeadName = Literal["ridge", "balanced_ridge", "gaussian"]
+HeadName = Literal["ridge", "balanced_ridge", "gaussian", "auto"]
 LEAST_VARIANCE = 1e-12
 """Least variance of a feature that is used; below it the covariance would be singular."""
 NEVER = -1e9

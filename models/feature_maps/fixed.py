@@ -61,6 +61,14 @@ class FixedFeatures(nn.Module):
             self.width = projection.width
         self.requires_grad_(False)
 
+    @property
+    def parts(self) -> tuple[list[int], list[str]]:
+        """(features of each map, its name) where maps stand side by side; one where something mixes them."""
+        if self.expansion is not None or self.projection is not None:
+            return [self.width], ["all"]
+        names = [fact.get("map", "?") for fact in self.facts]
+        return [int(module.width) for module in self.maps], names  # pyright: ignore
+
     def mapped(self, x: Tensor) -> Tensor:
         """(B, sum of widths): the maps side by side, each of length 1."""
         pixels: Tensor | None = None

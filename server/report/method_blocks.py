@@ -317,9 +317,45 @@ def bounds(content: object, run: Run) -> Section:
     return Section("Bounds on sites", [panel("Who met a bound", table(columns, rows, "lrr", "Bounds"))], note)
 
 
+class Tried(BaseModel):
+    """A head with the best shrinkage that was tried, and what validation samples said of it."""
+
+    maps: list[str]
+    head: str
+    shrinkage: float
+    value: float
+    interval: tuple[float, float]
+    end_of_grid: bool
+
+
+def head_choice(content: object, run: Run) -> Section:
+    """What head auto chose among in the last task, the chosen one first."""
+    tried = _checked(list[Tried], content, run, "head_choice")
+    rows = [
+        [
+            " and ".join(each.maps),
+            each.head,
+            f"{each.shrinkage:g}" + (" (end of those tried)" if each.end_of_grid else ""),
+            percent(each.value, 1) + " [{}, {}]".format(*(percent(end, 1) for end in each.interval)),
+        ]
+        for each in tried
+    ]
+    columns = ["features", "head", "shrinkage", "on validation samples"]
+    numbers = table(columns, rows, "lllr", "Heads compared")
+    ahead = 100 * (tried[0].value - tried[1].value) if tried[1:] else 0.0
+    note = (
+        f"The first was chosen; the second is {ahead:.1f} points away. Each is judged with its neighbours in "
+        "shrinkage, so that the order need not be that of the figures. The figures are of the validation "
+        "samples that chose, with 95 % intervals: the chosen one is judged too well, and where intervals "
+        "overlap another could be as good. For samples that no choice has seen see the first section."
+    )
+    return Section("The head that was chosen", [panel("Heads compared", numbers, long=True)], note)
+
+
 BLOCKS: dict[str, Callable[[object, Run], Section]] = {
     "personalised_accuracy": personalised_accuracy,
     "contribution": contribution,
+    "head_choice": head_choice,
     "bounds": bounds,
     "digest": digest,
     "attention": attention,

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -42,12 +42,14 @@ class HeadSettings:
         criterion: Criterion,
         prior: float,
         standardise: bool,
-    ) -> "HeadSettings":
+    ) -> Self:
         """The settings with defaults filled in. Raises ValueError naming a key that does not fit the head."""
         if head == "gaussian" and shrinkage == "gcv":
             raise ValueError("shrinkage: gcv chooses for ridge alone; allowed a number or validation")
         if head == "gaussian" and isinstance(shrinkage, float) and shrinkage > 1:
             raise ValueError(f"shrinkage: found {shrinkage}, allowed up to 1 with head gaussian")
+        if head == "auto" and (shrinkage is not None or shrinkages is not None):
+            raise ValueError("shrinkage, shrinkages: head auto chooses them; leave them out")
         if head != "gaussian" and prior:
             raise ValueError(f"prior: found {prior}, allowed with head gaussian")
         if shrinkages is not None and (not shrinkages or min(shrinkages) <= 0):

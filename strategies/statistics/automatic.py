@@ -1,0 +1,174 @@
+"""A head that chooses itself: what sites' validation samples prefer among heads of the same sums.
+
+Maps that stand side by side share one matrix of products, whose parts are the sums of each map alone. So one
+exchange of sums and one of counts compare every map and all of them together, each under a Gaussian head, a
+ridge head and a ridge head to which all classes are alike, at several shrinkages.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perennial.config.analytic import MOST_CANDIDATES
+from perennial.foundation.errors import ConfigError, DataError
+from perennial.learning.analytic.solve import NEVER, LinearHead, Sums, gaussian, ridge, within_class
+from perennial.strategies.statistics.heads import HeadSettings
+from perennial.strategies.statistics.statistics_round import StatisticsRound
+
+GAMMAS = (0.001, 0.01, 0.1, 0.3, 0.7)
+LAMBDAS = (1e-5, 1e-3, 1e-2, 1e-1, 1.0)
+KINDS = {"gaussian": GAMMAS, "ridge": LAMBDAS, "ridge, classes alike": LAMBDAS}
+"""The shrinkages that are tried with each head."""
+Z = 1.96
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One head. maps: which of the maps it sees. kind: one of KINDS."""
+
+    maps: tuple[int, ...]
+    kind: str
+    shrinkage: float
+
+
+@dataclass(frozen=True)
+class AutomaticHead(HeadSettings):
+    """The settings of `head: auto`, where a shrinkage is the number of a candidate.
+
+    widths, names: of the maps.
+    """
+
+    widths: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    """What the latest choice was between: the best shrinkage of each head on each set of maps, best first."""
+
+    def over(self, widths: Sequence[int], names: Sequence[str]) -> "AutomaticHead":
+        """The same for these maps. Raises ConfigError where they are too many to compare."""
+        found = replace(self, widths=tuple(widths), names=tuple(names), tried=[])
+        found = replace(found, shrinkages=tuple(map(float, range(len(found.candidates)))))
+        if len(found.candidates) > MOST_CANDIDATES:
+            raise ConfigError(
+                f"model.features: found {len(widths)} maps, of which head auto would compare "
+                f"{len(found.candidates)} heads; allowed {MOST_CANDIDATES}, so three maps or fewer"
+            )
+        return found
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """Every head that is compared."""
+        alone = [(place,) for place in range(len(self.widths))]
+        sets = alone if len(alone) == 1 else [tuple(range(len(alone))), *alone]
+        return [Candidate(maps, kind, value) for maps in sets for kind in KINDS for value in KINDS[kind]]
+
+    def solved(self, sums: Sums, shrinkage: float) -> LinearHead:
+        """The head of a candidate, whose weights on features that it does not see are 0."""
+        candidate = self.candidates[int(shrinkage)]
+        places = self._places(candidate.maps)
+        solve = {"gaussian": gaussian, "ridge": _ridge, "ridge, classes alike": _alike}[candidate.kind]
+        head = solve(_part(sums, places), candidate.shrinkage)
+        weight = torch.zeros(len(head.bias), len(sums.gram) - 1, dtype=torch.float64)
+        weight[:, places] = head.weight
+        return LinearHead(weight, head.bias)
+
+    def require_noisable(self, products: bool) -> None:
+        """Raises ConfigError: counts of validation samples would be a release of their own."""
+        raise ConfigError(
+            "strategy.head: found 'auto' with privacy, where the counts of validation samples that choose "
+            "would be a release of their own; allowed: gaussian, ridge"
+        )
+
+    def chosen(self, asking: StatisticsRound, sums: Sums) -> float:
+        """The number of the candidate that validation samples prefer.
+
+        Each is judged with its neighbours in shrinkage, [1, 2, 1] / 4, because few samples choose among many.
+        Raises DataError where no site has validation samples, or no head can be solved.
+        """
+        solved, heads = [], []
+        for number in range(len(self.candidates)):
+            try:
+                heads.append(self.solved(sums, number))
+                solved.append(number)
+            except (DataError, RuntimeError):
+                continue
+        if not heads:
+            raise DataError("head auto: no head can be solved from these sums")
+        correct, total = asking.right_answers(heads)
+        if not int(total.sum()):
+            raise DataError("head auto: no site has validation samples of these classes")
+        values = {n: self._judged(row, total) for n, row in zip(solved, correct.double(), strict=True)}
+        curves: dict[tuple[tuple[int, ...], str], list[int]] = {}
+        for number in solved:
+            candidate = self.candidates[number]
+            curves.setdefault((candidate.maps, candidate.kind), []).append(number)
+        best: list[tuple[float, int]] = []
+        for curve in curves.values():
+            smooth = _smoothed([values[number][0] for number in curve])
+            best.append(max(zip(smooth, curve, strict=True)))
+        ranked = sorted(best, key=lambda found: -found[0])
+        self.tried[:] = [self._told(number, *values[number]) for _, number in ranked]
+        return float(ranked[0][1])
+
+    def _places(self, maps: Sequence[int]) -> Tensor:
+        starts = [sum(self.widths[:place]) for place in range(len(self.widths))]
+        return torch.cat([torch.arange(starts[m], starts[m] + self.widths[m]) for m in maps])
+
+    def _judged(self, correct: Tensor, total: Tensor) -> tuple[float, float]:
+        """(the criterion, its standard error) of one head on the validation samples."""
+        judged = total > 0
+        if self.criterion != "balanced":
+            share = float(correct.sum() / total.sum())
+            return share, math.sqrt(share * (1 - share) / float(total.sum()))
+        # one sample more of either kind, so that a class of few is not taken for certain
+        kept = (correct[judged] + 1) / (total[judged] + 2)
+        error = float((kept * (1 - kept) / total[judged]).sum().sqrt() / int(judged.sum()))
+        return float((correct[judged] / total[judged]).mean()), error
+
+    def _told(self, number: int, value: float, error: float) -> dict[str, Any]:
+        candidate = self.candidates[number]
+        grid = KINDS[candidate.kind]
+        return {
+            "maps": [self.names[place] for place in candidate.maps],
+            "head": candidate.kind,
+            "shrinkage": candidate.shrinkage,
+            "value": round(value, 4),
+            "interval": [round(max(0.0, value - Z * error), 4), round(min(1.0, value + Z * error), 4)],
+            "end_of_grid": candidate.shrinkage in (grid[0], grid[-1]),
+        }
+
+
+def _smoothed(values: list[float]) -> list[float]:
+    padded = [values[0], *values, values[-1]]
+    return [(a + 2 * b + c) / 4 for a, b, c in zip(padded, padded[1:], padded[2:], strict=False)]
+
+
+def _part(sums: Sums, places: Tensor) -> Sums:
+    """The sums of some of the features, with the constant."""
+    kept = torch.cat([places, torch.tensor([len(sums.gram) - 1])])
+    return replace(sums, gram=sums.gram[kept][:, kept], sums=sums.sums[:, kept])
+
+
+def _ridge(sums: Sums, shrinkage: float) -> LinearHead:
+    return ridge(sums, shrinkage, standardise=True)
+
+
+def _alike(sums: Sums, shrinkage: float) -> LinearHead:
+    """Ridge as if every class had as many samples, spread as all classes are on average.
+
+    Sums of each class's products would say how each is spread; they are as many times larger as there are
+    classes. Raises DataError when there are not more samples than classes.
+    """
+    means, covariance, held = within_class(sums)
+    each = sums.total / len(means)
+    rows = torch.cat([means, torch.full((len(means), 1), sums.constant, dtype=torch.float64)], dim=1)
+    gram = each * rows.T @ rows
+    gram[:-1, :-1] += sums.total * covariance
+    own = torch.zeros_like(sums.sums)
+    own[held] = each * rows
+    counts = torch.where(held, torch.full_like(sums.counts, each), torch.zeros_like(sums.counts))
+    head = ridge(replace(sums, gram=gram, sums=own, counts=counts), shrinkage, standardise=True)
+    return LinearHead(head.weight, torch.where(held, head.bias, torch.full_like(head.bias, NEVER)))

@@ -1,0 +1,128 @@
+"""A head that chooses itself: among what, that every engine chooses alike, and what is said of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from perennial.cli.init import init_command
+from perennial.cli.main import app
+from perennial.config.analytic import MOST_CANDIDATES
+from perennial.config.experiment import load_experiment
+from perennial.config.run import RunSettings
+from perennial.engine.run import run_in_process
+from perennial.foundation.errors import ConfigError, PerennialError
+from perennial.learning.analytic.solve import Sums, gaussian, ridge
+from perennial.learning.analytic.statistics import Collector
+from perennial.models.feature_maps.ball import on_grid
+from perennial.strategies.statistics.automatic import KINDS, AutomaticHead
+
+AUTO: dict[str, Any] = {
+    "name": "auto",
+    "seed": 3,
+    "data": {"source": "digits", "sites": 3, "samples_limit": 150, "validation_fraction": 0.3},
+    "tasks": {"count": 2, "rounds": 1},
+    "model": {"name": "features", "features": ["inputs", {"name": "random", "width": 60}]},
+    "strategy": {"name": "analytic", "head": "auto"},
+}
+
+
+def finished(folder: Path, workers: int = 1, **changes: Any) -> dict[str, Any]:
+    (folder / "e.yaml").parent.mkdir(parents=True, exist_ok=True)
+    (folder / "e.yaml").write_text(yaml.safe_dump(AUTO | changes))
+    run_in_process(RunSettings(str(folder / "e.yaml"), runs=str(folder / "runs")), workers)
+    return json.loads((folder / "runs" / "auto" / "summary.json").read_text())
+
+
+def head(widths: tuple[int, ...]) -> AutomaticHead:
+    names = tuple(map(str, widths))
+    return AutomaticHead.of("auto", None, None, "balanced", 0.0, True).over(widths, names)
+
+
+def sums(width: int = 9, samples: int = 60) -> Sums:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(samples) % 3
+    collector = Collector(width, range(3))
+    collector.add(on_grid(torch.randn(samples, width, generator=generator) + labels[:, None]), labels)
+    return Sums.of(collector.finish())
+
+
+def test_a_candidate_is_the_head_of_its_maps_alone() -> None:
+    found, whole = head((4, 5)), sums()
+    assert len(found.candidates) == len(found.shrinkages) == 3 * sum(map(len, KINDS.values()))
+    kept = torch.tensor([4, 5, 6, 7, 8, 9])
+    part = Sums(whole.gram[kept][:, kept], whole.sums[:, kept], whole.counts)
+    for number, candidate in enumerate(found.candidates):
+        if candidate.maps != (1,) or candidate.kind == "ridge, classes alike":
+            continue
+        solved = found.solved(whole, number)
+        alone = gaussian if candidate.kind == "gaussian" else lambda s, v: ridge(s, v, standardise=True)
+        assert not solved.weight[:, :4].any()
+        assert torch.equal(solved.weight[:, 4:], alone(part, candidate.shrinkage).weight)
+
+
+def test_classes_alike_are_those_of_a_balanced_ridge_where_they_are_spread_alike() -> None:
+    """With as many samples of each class nothing is to be balanced, and both are plain ridge."""
+    found, whole = head((9,)), sums()
+    for number, candidate in enumerate(found.candidates):
+        if candidate.kind == "ridge, classes alike":
+            plain = ridge(whole, candidate.shrinkage, standardise=True)
+            solved = found.solved(whole, number)
+            # within_class divides by samples less classes, ridge by samples
+            assert torch.nn.functional.cosine_similarity(solved.weight, plain.weight).min() > 0.999
+
+
+def test_workers_choose_alike_and_the_report_says_what_was_tried(tmp_path: Path) -> None:
+    one = finished(tmp_path / "one")
+    two = finished(tmp_path / "two", workers=2)
+    assert one["model_sha256"] == two["model_sha256"] and one["head_choice"] == two["head_choice"]
+    tried = one["head_choice"]
+    assert len(tried) == 3 * len(KINDS)
+    assert all(low <= each["value"] <= high for each in tried for low, high in [each["interval"]])
+    page = (tmp_path / "one" / "runs" / "auto" / "report.html").read_text()
+    assert "The head that was chosen" in page and "overlapping intervals" in page
+
+
+def test_masked_sums_choose_as_counts_in_the_clear_do(tmp_path: Path) -> None:
+    clear = finished(tmp_path / "clear")
+    masked = finished(tmp_path / "masked", secure={})
+    assert masked["model_sha256"] == clear["model_sha256"]
+
+
+def test_what_cannot_choose_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="validation_fraction"):
+        finished(tmp_path / "a", data=AUTO["data"] | {"validation_fraction": 0})
+    with pytest.raises(ConfigError, match="head auto chooses them"):
+        finished(tmp_path / "b", strategy=AUTO["strategy"] | {"shrinkage": 0.1})
+    with pytest.raises(ConfigError, match="three maps or fewer"):
+        head((1, 2, 3, 4))
+    assert len(head((1, 2, 3)).candidates) <= MOST_CANDIDATES
+
+
+def test_init_writes_it_and_check_says_what_it_costs(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    rows = [
+        f"{40 + 9 * (i % 3) + generator.normal():.2f},{generator.normal():.2f},{'abc'[i % 3]}"
+        for i in range(240)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["age,noise,diagnosis", *rows]) + "\n")
+    init_command(tmp_path / "t.csv", tmp_path / "first", "")
+    written = load_experiment(tmp_path / "first" / "experiment.yaml")
+    assert written.strategy.parameters["head"] == "auto"
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "first" / "experiment.yaml")])
+    assert done.exit_code == 0, done.output
+    assert "head auto: one more message of at most" in done.output and "heads to compare" in done.output
+    file = tmp_path / "first" / "experiment.yaml"
+    run_in_process(RunSettings(str(file), runs=str(tmp_path / "runs")))
+    summary = json.loads((tmp_path / "runs" / written.name / "summary.json").read_text())
+    assert len(summary["head_choice"]) == 9
+
+
+def test_a_head_that_was_never_heard_of(tmp_path: Path) -> None:
+    with pytest.raises(PerennialError, match="auto"):
+        finished(tmp_path, strategy={"name": "analytic", "head": "best"})
