@@ -5,7 +5,7 @@ imported here that a request may not need.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from perennial.client.activity import noted
 from perennial.client.consent import require_consent
 from perennial.client.identity import Identity, identify
 from perennial.client.receipts import attach_tip, take_receipt
+from perennial.client.time_limit import bounded
 from perennial.config.run import RunSettings
 from perennial.foundation.errors import (
     ConfigError,
@@ -106,11 +107,12 @@ def _answer(
 
     def act(identity: Identity) -> Message:
         take_receipt(identity, message.content)
-        request = expected.from_record(message.content)
-        with _watched(identity, request, context):
-            record = handle(identity, request).to_record()
-            attach_tip(identity, record)
-            return Message(record, reply_to=message)
+        with bounded(identity.policy, message.content) if identity.deployed else nullcontext():
+            request = expected.from_record(message.content)
+            with _watched(identity, request, context):
+                record = handle(identity, request).to_record()
+                attach_tip(identity, record)
+                return Message(record, reply_to=message)
 
     return attempt(message, context, act)
 
@@ -154,11 +156,14 @@ def _watched(identity: Identity, request: WireMessage, context: Context) -> Iter
         yield
 
 
-def _answer_for_sums(message: Message, context: Context, expected: type[WireMessage], answer: str) -> Message:
+def _answer_for_sums(message: Message, context: Context, expected: type[Stamp], answer: str) -> Message:
     """Answer by a function of client/secure_answers.py, which needs neither data nor a model."""
 
-    def handle(identity: Identity, request: WireMessage) -> WireMessage:
-        return getattr(import_module("perennial.client.secure_answers"), answer)(identity, request)
+    def handle(identity: Identity, request: Stamp) -> WireMessage:
+        from perennial.client.door import admitted
+
+        with admitted(identity, request):
+            return getattr(import_module("perennial.client.secure_answers"), answer)(identity, request)
 
     return _answer(message, context, expected, handle)
 
@@ -175,7 +180,7 @@ def _answer_at_site(message: Message, context: Context, expected: type[Stamp], a
         site = open_site(identity, request)
 
         def answered() -> WireMessage:
-            with admitted(site, request):
+            with admitted(identity, request):
                 return getattr(import_module(f"perennial.client.{module}"), function)(site, request)
 
         return answered_once(site, request, answered)

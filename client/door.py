@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from perennial.client.identity import Identity
 from perennial.client.plan import Plan
 from perennial.client.policy import check_secure
+from perennial.client.quota import Quota
 from perennial.client.request_count import RequestCount
-from perennial.client.site import Site
-from perennial.client.time_limit import TIME_RULE, time_limit
+from perennial.client.site import registry_of_site, require_same_experiment, require_split_key
+from perennial.client.split_key import keep_split_key
+from perennial.client.time_limit import TIME_RULE
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import (
@@ -24,42 +27,46 @@ from perennial.foundation.errors import (
     StateError,
 )
 from perennial.learning.private_training import steps_of_round
-from perennial.protocol.fields import WireMessage
 from perennial.protocol.messages import TrainRequest
 from perennial.protocol.stamp import Stamp
 
 
 @contextmanager
-def admitted(site: Site, request: WireMessage) -> Iterator[None]:
-    """Check and count a request; inside the block it is answered, within the policy's time limit.
+def admitted(identity: Identity, request: Stamp) -> Iterator[None]:
+    """Check and count a request of a deployed site; inside the block it is answered.
 
-    A simulated site admits everything. Raises PolicyRefusal naming the rule, StateError when the request
-    cannot be counted.
+    Every request about a run passes here, whether it carries values or opens a masked sum. A simulated site
+    admits everything. Raises ProtocolError for another experiment, PolicyRefusal naming the rule, StateError
+    when the request cannot be counted.
     """
-    if not site.identity.deployed or not isinstance(request, Stamp):
+    if not identity.deployed:
         yield
         return
-    policy = site.identity.policy
-    site.check_experiment(request)
-    plan = Plan(site.experiment, site.process.registry)
-    check_bytes(policy, request)
-    check_bounds(policy, site.experiment, plan.rounds)
+    policy, experiment = identity.policy, identity.experiment
+    require_split_key(identity, request)
+    registry = registry_of_site(identity)
+    require_same_experiment(experiment, registry, request)
+    plan = Plan(experiment, registry)
+    check_bounds(policy, experiment, plan.rounds)
     kind = plan.check(request)
     if isinstance(request, TrainRequest):
-        check_clip_norm(policy, site.experiment, request.clip_norm)
-    count = RequestCount(site.identity.state_dir)
+        check_clip_norm(policy, experiment, request.clip_norm)
+    folder = identity.state_dir / "runs" / request.run
+    if identity.limits is not None:
+        Quota(folder.parent, identity.limits).require(folder, 0)
+    count = RequestCount(identity.state_dir)
     count.take(policy, plan, kind, request)
-    site.check_split_key(request)
+    if identity.own_data is not None:
+        keep_split_key(folder, request.split_key)
     try:
-        with time_limit(policy.max_seconds):
-            yield
+        yield
     except PerennialError as error:
         if _told_nothing(request, error):
             count.give_back(plan, kind, request)
         raise
 
 
-def _told_nothing(request: WireMessage, error: PerennialError) -> bool:
+def _told_nothing(request: Stamp, error: PerennialError) -> bool:
     """Whether a request failed for a reason that is not in its model: a disk, data, policy or budget.
 
     The server asks for the same round until it is served, and must not find the door shut once the hospital
@@ -152,13 +159,4 @@ def check_steps(policy: SitePolicy, experiment: Experiment, samples: int) -> Non
         raise PolicyRefusal(
             f"policy.max_steps: a round of {experiment.learner.epochs} epochs with batches of "
             f"{experiment.learner.batch_size} takes more than {policy.max_steps} steps here"
-        )
-
-
-def check_bytes(policy: SitePolicy, request: WireMessage) -> None:
-    """Raises PolicyRefusal for a request whose tensors are larger than the policy bears."""
-    if request.tensor_bytes > policy.max_bytes:
-        raise PolicyRefusal(
-            f"policy.max_bytes: {type(request).__name__}: found {request.tensor_bytes} bytes of tensors, "
-            f"allowed {policy.max_bytes}"
         )

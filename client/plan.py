@@ -31,6 +31,7 @@ from perennial.protocol.messages import (
     StatisticsRequest,
     TrainRequest,
 )
+from perennial.protocol.secure_messages import IntroduceRequest, OpenRequest, ShareRequest, VoteRequest
 from perennial.protocol.stamp import Stamp
 
 KINDS: dict[type[Stamp], str] = {
@@ -43,7 +44,15 @@ KINDS: dict[type[Stamp], str] = {
     StatisticsRequest: "statistics",
     ClassCountsRequest: "class_counts",
     CompareHeadsRequest: "compare_heads",
+    IntroduceRequest: "introduce",
+    ShareRequest: "share",
+    VoteRequest: "vote",
+    OpenRequest: "open",
 }
+MASKED = ("train", "finish_task", "evaluate", "statistics")
+"""Kinds whose answers go into masked sums where the experiment has `secure`."""
+OF_SUMS = ("introduce", "share", "vote", "open")
+"""Kinds that make and open a masked sum and carry no values."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,11 @@ class Plan:
                 compared = any(asks.compares_heads for asks in self.asks.values())
                 chosen = sums is not None and shrinkage_of(sums) == "validation"
                 return int(chosen) + int(compared and last)
+            case _ if kind in OF_SUMS:
+                if experiment.secure is None:
+                    return 0
+                # each sum takes masks that are made afresh, or were made ahead beside the opening before
+                return 1 if kind == "introduce" else 2 * sum(self.most(of, number) for of in MASKED)
             case "sparsity":
                 return int(any(asks.sparsity for asks in self.asks.values()))
             case _:
@@ -161,6 +175,9 @@ class Plan:
                 f"round: found {request.round}, allowed 1 to {self.rounds}, the rounds of the approved "
                 "experiment"
             )
+        if kind in ("vote", "open"):
+            # about an attempt that the site keeps, of whichever round of this run it was
+            return kind
         task = next(i for i, last in enumerate(self.last_rounds, start=1) if request.round <= last)
         if (request.task, request.num_classes) != (task, schedule.num_classes(task)):
             raise PolicyRefusal(

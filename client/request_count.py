@@ -23,8 +23,10 @@ FILE = "requests.sqlite"
 LOCK_SECONDS = 60.0
 OF_A_TASK = ("sparsity",)
 """Kinds that an experiment asks for once in a task, in whichever round; others are counted by round."""
-UNCOUNTED = ("digest",)
-"""Made once and sent again bit for bit, so that asking often gives nothing more."""
+UNCOUNTED = ("digest", "vote", "open")
+"""Made once and sent again bit for bit, so that asking often gives nothing more. Their run is counted."""
+OF_KNOWN_RUNS = ("vote", "open")
+"""Kinds that no run begins with."""
 COUNTS = ("evaluate", "personal_model", "compare_heads", "temperature")
 """Kinds that answer with counts on held-out samples; the last one of other samples than the first."""
 
@@ -40,8 +42,6 @@ class RequestCount:
 
         Raises PolicyRefusal naming the rule when it may not, StateError when it cannot be counted.
         """
-        if kind in UNCOUNTED:
-            return
         place, experiment = _place(kind, request), plan.experiment
         with self._open() as book:
             runs = {
@@ -50,11 +50,15 @@ class RequestCount:
                     "SELECT DISTINCT run FROM asked WHERE experiment = ?", (experiment.digest,)
                 )
             }
+            if request.run not in runs and kind in OF_KNOWN_RUNS:
+                raise PolicyRefusal(f"{kind}: this site has begun no run {request.run} of this experiment")
             if request.run not in runs and len(runs) >= policy.max_runs:
                 raise PolicyRefusal(
                     f"policy.max_runs: this experiment has had its {policy.max_runs} runs at this site; "
                     "resume one of them, or have the site allow more"
                 )
+            if kind in UNCOUNTED and request.run in runs:
+                return
             (before,) = book.execute(
                 "SELECT count(*) FROM asked WHERE experiment = ? AND run = ? AND kind = ? AND place = ?",
                 (experiment.digest, request.run, kind, place),

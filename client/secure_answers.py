@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from perennial.client.identity import Identity
 from perennial.client.policy import check_answer, check_secure
+from perennial.client.quota import Quota
 from perennial.client.secure_state import SecureState
 from perennial.config.secure import SecureConfig
 from perennial.foundation.errors import ProtocolError
@@ -37,13 +38,16 @@ def secure_state(identity: Identity, request: Stamp) -> tuple[SecureConfig, Secu
     if secure is None or request.experiment != identity.experiment.digest:
         raise ProtocolError("secure: this site's experiment has no secure aggregation, or is another one")
     check_secure(identity.policy, identity.experiment)
-    return secure, SecureState(identity.state_dir, request.run, identity.name, identity.policy)
+    runs, limits = identity.state_dir / "runs", identity.limits
+    quota = None if limits is None else Quota(runs, limits)
+    return secure, SecureState(identity.state_dir, request.run, identity.name, identity.policy, quota)
 
 
 def answer_introduce(identity: Identity, request: IntroduceRequest) -> IntroduceReply:
     """This site's keys of a task."""
     _, state = secure_state(identity, request)
-    cipher = state.cipher(request.task, make=True)
+    with state.one_at_a_time():
+        cipher = state.cipher(request.task, make=True)
     peer = Peer.introduce(identity.name, state.identity, cipher, request.run, request.task)
     return IntroduceReply(
         **request.stamp_fields, identity=peer.identity, cipher=peer.cipher, signature=peer.signature
@@ -60,21 +64,22 @@ def answer_share(identity: Identity, request: ShareRequest) -> ShareReply:
         )
     ]
     check_secure(identity.policy, identity.experiment, sites=len(peers))
-    session = state.session(request.attempt)
-    if session is None:
-        state.check_new(request.attempt)
-        shared = identity.experiment.privacy.shared
-        session = SiteSession.prepare(
-            identity.name,
-            Attempt(request.run, request.task, request.attempt),
-            secure.parameters(shared_noise=shared),
-            peers,
-            state.cipher(request.task),
-            state.identity,
-            state.trust,
-        )
-        state.keep_peers()
-        state.keep(session)
+    with state.one_at_a_time():
+        session = state.session(request.attempt)
+        if session is None:
+            state.check_new(request.attempt)
+            shared = identity.experiment.privacy.shared
+            session = SiteSession.prepare(
+                identity.name,
+                Attempt(request.run, request.task, request.attempt),
+                secure.parameters(shared_noise=shared),
+                peers,
+                state.cipher(request.task),
+                state.identity,
+                state.trust,
+            )
+            state.keep_peers()
+            state.keep(session)
     require(session.peers == peers, f"attempt {request.attempt} was prepared for other peers")
     advert = session.advert
     return ShareReply(
@@ -92,20 +97,24 @@ def answer_vote(identity: Identity, request: VoteRequest) -> VoteReply:
     """A signature over the set of survivors."""
     _, state = secure_state(identity, request)
     check_secure(identity.policy, identity.experiment, sites=len(request.survivors))
-    session = _session(state, request.attempt)
     sealed = _by_name(request.senders, request.shares)
-    signature = session.sign(request.survivors, sealed, state.cipher(session.attempt.task), state.identity)
-    state.keep(session)
+    with state.one_at_a_time():
+        session = _session(state, request.attempt)
+        cipher = state.cipher(session.attempt.task)
+        signature = session.sign(request.survivors, sealed, cipher, state.identity)
+        state.keep(session)
     return VoteReply(**request.stamp_fields, attempt=request.attempt, signature=signature)
 
 
 def answer_open(identity: Identity, request: OpenRequest) -> OpenReply:
     """The shares that open the sum; once for an attempt, and its value in no other sum from then on."""
     _, state = secure_state(identity, request)
-    session = _session(state, request.attempt)
-    opening = session.open(request.survivors, _by_name(request.voters, request.votes))
-    assert session.subject is not None
-    state.note_opened(session.attempt, session.subject.statistic, session.closes)
+    with state.one_at_a_time():
+        session = _session(state, request.attempt)
+        opening = session.open(request.survivors, _by_name(request.voters, request.votes))
+        assert session.subject is not None
+        state.note_opened(session.attempt, session.subject.statistic, session.closes)
+        state.keep(session)
     return OpenReply(
         **request.stamp_fields,
         attempt=request.attempt,

@@ -9,19 +9,21 @@ that were sent.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from perennial.client.quota import Quota
 from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal, StateError
 from perennial.foundation.files import make_folder, one_at_a_time, replace_file
 from perennial.privacy.secure.keys import fingerprint, new_secret, signing_key
 from perennial.privacy.secure.masks import Words
 from perennial.privacy.secure.roster import Attempt, require
-from perennial.privacy.secure.site_session import SiteSession
+from perennial.privacy.secure.site_session import STAGES, SiteSession
 
 IDENTITY = "identity.key"
 OPENED = "opened.json"
@@ -47,15 +49,23 @@ def own_fingerprint(state_dir: Path) -> str:
 class SecureState:
     """Durable state of one site in one run.
 
-    folder: the run's, under the site's state_dir.
+    folder: the run's, under the site's state_dir. quota: what the run's folder may hold; None: anything.
     """
 
-    def __init__(self, state_dir: Path, run: str, site: str, policy: SitePolicy) -> None:
-        self.site, self._policy, self._state_dir = site, policy, state_dir
+    def __init__(
+        self, state_dir: Path, run: str, site: str, policy: SitePolicy, quota: Quota | None = None
+    ) -> None:
+        self.site, self._policy, self._state_dir, self._quota = site, policy, state_dir, quota
         self.folder = state_dir / "runs" / run / "secure"
         make_folder(self.folder)
         make_folder(state_dir / "secure")
         self._met: dict[str, str] | None = None
+
+    @contextmanager
+    def one_at_a_time(self) -> Iterator[None]:
+        """From the look at an attempt to what is written of it: two requests would overwrite each other."""
+        with one_at_a_time(self.folder):
+            yield
 
     @property
     def identity(self) -> bytes:
@@ -113,11 +123,17 @@ class SecureState:
         return None if values is None else SiteSession.from_json(values)
 
     def keep(self, session: SiteSession) -> None:
-        """Write an attempt to the disk.
+        """Write an attempt to the disk, inside one_at_a_time().
 
         One with masked values ends all earlier attempts: this site helps to open none of them any more.
+        Raises StateError where the disk knows a later stage: an attempt never goes back.
         """
         number = session.attempt.number
+        before = self.session(number)
+        if before is not None and STAGES.index(before.stage) > STAGES.index(session.stage):
+            raise StateError(
+                f"{self.folder}: attempt {number} is {before.stage}; it does not become {session.stage} again"
+            )
         self._write(f"attempt-{number:08d}", session.to_json())
         if session.stage != "prepared":
             for path in (*self.folder.glob("attempt-*.json"), *self.folder.glob("sent-*.bin")):
@@ -135,7 +151,9 @@ class SecureState:
 
     def keep_sent(self, number: int, words: Words) -> None:
         """Write masked values before they leave, so that the same ones leave again after a crash."""
-        replace_file(self.folder / f"sent-{number:08d}.bin", words.dtype.str.encode() + words.tobytes())
+        data = words.dtype.str.encode() + words.tobytes()
+        self._make_room(len(data))
+        replace_file(self.folder / f"sent-{number:08d}.bin", data)
 
     def sent(self, number: int) -> Words:
         """Masked values as they were sent."""
@@ -190,7 +208,13 @@ class SecureState:
             raise StateError(f"{path}: damaged ({error})") from error
 
     def _write(self, name: str, value: Mapping[str, Any] | list[Any] | int) -> None:
-        replace_file(self.folder / f"{name}.json", json.dumps(value).encode())
+        data = json.dumps(value).encode()
+        self._make_room(len(data))
+        replace_file(self.folder / f"{name}.json", data)
+
+    def _make_room(self, coming: int) -> None:
+        if self._quota is not None:
+            self._quota.require(self.folder.parent, coming)
 
 
 def _of(attempt: Attempt) -> str:

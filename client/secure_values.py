@@ -60,25 +60,26 @@ def masked_reply(
     number, roster = request.attempt, request.roster or []
     check_secure(site.identity.policy, site.experiment, sites=len(roster))
     subject = Subject(request.round, statistic, about)
-    session = state.session(number)
-    if session is None or session.attempt.task != request.task:
-        raise ProtocolError(f"secure: this site has prepared no masks for attempt {number}")
-    session.enrol(subject, _members(request))
-    session.closes = list(closes) or [about]
-    if session.stage == "prepared" and state.has_sent(number):
-        # killed between the two writes below
-        session.stage = "masked"
-    if session.stage == "prepared":
-        state.check_new(number)
-        state.check_closed(session.attempt, statistic, session.closes)
-        values = np.ascontiguousarray(words())
-        if secure.masks:
-            session.mask(values)
-        else:
-            session.stage = "masked"
-        state.keep_sent(number, values)
-    state.keep(session)
-    sent = state.sent(number)
+    with state.one_at_a_time():
+        session = state.session(number)
+        if session is None or session.attempt.task != request.task:
+            raise ProtocolError(f"secure: this site has prepared no masks for attempt {number}")
+        session.enrol(subject, _members(request))
+        session.closes = list(closes) or [about]
+        if session.stage == "prepared" and state.has_sent(number):
+            # killed between the two writes below
+            session.advance("masked")
+        if session.stage == "prepared":
+            state.check_new(number)
+            state.check_closed(session.attempt, statistic, session.closes)
+            values = np.ascontiguousarray(words())
+            if secure.masks:
+                session.mask(values)
+            else:
+                session.advance("masked")
+            state.keep_sent(number, values)
+        state.keep(session)
+        sent = state.sent(number)
     tensor = torch.from_numpy(sent.view(SIGNED[sent.dtype]).copy())
     return MaskedReply(**request.stamp_fields, attempt=number, words=Tensors(words=tensor), model=kept)
 

@@ -14,7 +14,6 @@ from perennial.client.exemplars import ExemplarStore
 from perennial.client.identity import Identity
 from perennial.client.quota import Quota, kept_features
 from perennial.client.site_models import SiteModels
-from perennial.client.split_key import keep_split_key
 from perennial.client.state import SiteState
 from perennial.config.experiment import Experiment
 from perennial.config.simulation import simulated_federation
@@ -132,22 +131,7 @@ class Site:
 
     def check_experiment(self, stamp: Stamp) -> None:
         """Raises ProtocolError when a request is of another experiment or class order; writes nothing."""
-        ours = {"experiment": self.experiment.digest, "class_order": self.process.registry.order_hash}
-        for name, value in ours.items():
-            found = getattr(stamp, name)
-            if found != value:
-                raise ProtocolError(
-                    f"{type(stamp).__name__}: {name}: found {found:.12}, this site has {value:.12}; "
-                    "server and site must run the same experiment file and app"
-                )
-        tasks = self.process.registry.schedule.count
-        if stamp.task > tasks:
-            raise ProtocolError(f"{type(stamp).__name__}: task: found {stamp.task}, allowed 1 to {tasks}")
-
-    def check_split_key(self, stamp: Stamp) -> None:
-        """Raises ProtocolError when the run's first request divided the site's data by another key."""
-        if self.identity.own_data is not None:
-            keep_split_key(self.state(stamp.run).folder, stamp.split_key)
+        require_same_experiment(self.experiment, self.process.registry, stamp)
 
     def previous_model(self, request: NeedsPrevious) -> tuple[str, dict[str, Tensor]] | None:
         """(hash, tensors) of the previous task's model, from the message or from this site's disk.
@@ -201,16 +185,51 @@ def open_site(identity: Identity, stamp: Stamp | None = None, split_key: str = "
     use_products_of(identity.experiment.learner)
     own = identity.name if identity.own_data is not None else ""
     split_key = (stamp.split_key if stamp is not None else split_key) if own else ""
-    if stamp is not None and own and not split_key:
-        raise ProtocolError(
-            f"{type(stamp).__name__}: split_key: missing; a site with data of its own divides them by it"
-        )
+    if stamp is not None:
+        require_split_key(identity, stamp)
     key = (identity.experiment.digest, str(device), own, split_key)
     if key not in _processes:
         # one experiment at a time: a continued run must not keep the data of the shorter class list in memory
         _processes.clear()
         _processes[key] = _open_process(identity, device, bytes.fromhex(split_key))
     return Site(identity, _processes[key])
+
+
+def require_split_key(identity: Identity, stamp: Stamp) -> None:
+    """Raises ProtocolError where a site with data of its own is not told how to divide them."""
+    if identity.own_data is not None and not stamp.split_key:
+        raise ProtocolError(
+            f"{type(stamp).__name__}: split_key: missing; a site with data of its own divides them by it"
+        )
+
+
+def registry_of_site(identity: Identity) -> Registry:
+    """Names and order of the experiment's classes, without reading any data of the site's own.
+
+    Raises ConfigError where a site with data of its own is not told the names.
+    """
+    experiment = identity.experiment
+    if identity.own_data is None:
+        return simulated_federation(experiment).registry
+    if experiment.data.classes is None:
+        raise ConfigError(
+            "data.classes: missing; a site with data of its own needs the registry of class names"
+        )
+    return build_registry(experiment.data.classes, experiment.tasks, experiment.seed)
+
+
+def require_same_experiment(experiment: Experiment, registry: Registry, stamp: Stamp) -> None:
+    """Raises ProtocolError when a request is of another experiment, class order or task; writes nothing."""
+    for name, value in (("experiment", experiment.digest), ("class_order", registry.order_hash)):
+        found = getattr(stamp, name)
+        if found != value:
+            raise ProtocolError(
+                f"{type(stamp).__name__}: {name}: found {found:.12}, this site has {value:.12}; "
+                "server and site must run the same experiment file and app"
+            )
+    tasks = registry.schedule.count
+    if stamp.task > tasks:
+        raise ProtocolError(f"{type(stamp).__name__}: task: found {stamp.task}, allowed 1 to {tasks}")
 
 
 def _open_process(identity: Identity, device: torch.device, split_key: bytes) -> Process:
@@ -224,11 +243,7 @@ def _open_process(identity: Identity, device: torch.device, split_key: bytes) ->
                 f"site {identity.name!r} holds no training sample in this experiment and takes no part"
             )
     else:
-        if experiment.data.classes is None:
-            raise ConfigError(
-                "data.classes: missing; a site with data of its own needs the registry of class names"
-            )
-        registry = build_registry(experiment.data.classes, experiment.tasks, experiment.seed)
+        registry = registry_of_site(identity)
         config = site_config(experiment.data, identity.own_data)
         cache = identity.state_dir / "decoded"
         split_key = split_key or simulation_key(experiment.seed)

@@ -1,4 +1,4 @@
-"""A limit on the time that one request takes."""
+"""The bytes and seconds that one request of any kind may take, before anything of it is read."""
 
 import signal
 import threading
@@ -7,7 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from flwr.app import RecordDict
+
+from perennial.config.site import SitePolicy
 from perennial.foundation.errors import PolicyRefusal
+from perennial.protocol.fields import read_kind, record_bytes
+
+
+@contextmanager
+def bounded(policy: SitePolicy, record: RecordDict) -> Iterator[None]:
+    """Parse and answer a request inside the block. Raises PolicyRefusal naming the rule that it breaks."""
+    found = record_bytes(record)
+    if found > policy.max_bytes:
+        raise PolicyRefusal(
+            f"policy.max_bytes: {read_kind(record)}: found {found} bytes, allowed {policy.max_bytes}"
+        )
+    with time_limit(policy.max_seconds):
+        yield
 
 TIME_RULE = "policy.max_seconds"
 """What a refusal begins with that ended a request for its length."""

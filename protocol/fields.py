@@ -184,6 +184,23 @@ def read_kind(record: RecordDict) -> str:
     return kind if isinstance(kind, str) else ""
 
 
+def record_bytes(record: RecordDict) -> int:
+    """Bytes of the tensors and characters of the texts in a record, and 8 for each number."""
+
+    def size(value: Any) -> int:
+        if isinstance(value, str | bytes):
+            return len(value)
+        return sum(map(size, value)) if isinstance(value, list | tuple) else 8
+
+    total = 0
+    for part in record.values():
+        for name, value in part.items():
+            tensor = getattr(value, "tensor", None)  # of a message that never left this process
+            content = getattr(value, "data", value)
+            total += len(name) + (size(content) if tensor is None else tensor.nbytes)
+    return total
+
+
 def arrays_of(record: RecordDict) -> ArrayRecord | None:
     """The one ArrayRecord of a reply that follows Flower's own convention, else None."""
     arrays: Mapping[str, ArrayRecord] = record.array_records

@@ -16,22 +16,21 @@ from perennial.protocol.stamp import KEY, SHA256, SIGNATURE, Stamp
 from perennial.protocol.tensors import Tensors
 
 SHARE = 66
-_HEX = frozenset("0123456789abcdef")
+SEALED = 2 * (12 + SHARE + 16)
+"""Hexadecimal digits of two shares of 33 bytes, sealed: nonce, content and tag of AES-256-GCM."""
+MAX_ATTEMPT = 10**8 - 1
+"""A site names files after an attempt's eight digits."""
 
 
 def _names(**kwargs: object) -> Any:
     return matching(is_site_name, SITE_NAME_RULE, **kwargs)
 
 
-def _sealed(**kwargs: object) -> Any:
-    return matching(_HEX.issuperset, "hexadecimal digits", **kwargs)
-
-
 @dataclass(frozen=True, kw_only=True)
 class OfAttempt(Stamp):
     """What every message about one attempt at a sum repeats."""
 
-    attempt: int = bounded(1)
+    attempt: int = bounded(1, MAX_ATTEMPT)
     """Number of the attempt."""
 
 
@@ -86,7 +85,7 @@ class ShareReply(OfAttempt):
     """Signature by the site's signing key, over mask key, commitment, attempt and peers."""
     receivers: list[str] = _names()
     """Sites that the shares are for."""
-    shares: list[str] = _sealed()
+    shares: list[str] = hexadecimal(SEALED)
     """For each receiver one share of the mask key and one of the seed, sealed so that nobody
     else can read them."""
 
@@ -116,7 +115,7 @@ class VoteRequest(OfAttempt):
     """Sites whose masked values are in the sum, in ascending order."""
     senders: list[str] = _names()
     """Sites that sealed shares for this one."""
-    shares: list[str] = _sealed()
+    shares: list[str] = hexadecimal(SEALED)
     """The shares that each of them sealed."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from perennial.foundation.errors import ProtocolError
 from perennial.privacy.secure.graph import Graph
@@ -42,6 +42,8 @@ from perennial.privacy.secure.roster import (
 from perennial.privacy.secure.shamir import SHARE_BYTES, split
 
 Stage = Literal["prepared", "masked", "signed", "opened"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""In the order in which an attempt goes through them."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,6 @@ class SiteSession:
         are to be sent again.
         """
         require(self.stage == "prepared" and bool(self.members), "this attempt has masked its values already")
-        self.stage = "masked"
         mine, digest = bytes.fromhex(self.mask_secret), self._roster_hash
         plus = [derive(bytes.fromhex(self.seed), self.attempt.bound("self mask", self.name, digest))]
         minus: list[bytes] = []
@@ -182,6 +183,22 @@ class SiteSession:
                 (plus if self.name == pair[0] else minus).append(seed)
         add_masks(words, plus)
         add_masks(words, minus, subtract=True)
+        self.advance("masked")
+
+    def advance(self, stage: Stage) -> None:
+        """Go on to a stage, and keep no secret that only earlier ones need.
+
+        Masked, the site needs neither its mask key nor its seed again; opened, no share but those it gave.
+        """
+        assert STAGES.index(stage) >= STAGES.index(self.stage)
+        self.stage = stage
+        self.mask_secret = self.seed = ""
+        if stage == "opened":
+            here = set(self.survivors)
+            self.held = {
+                name: ("", seed) if name in here else (key, "") for name, (key, seed) in self.held.items()
+            }
+            self.sealed = {}
 
     # the opening
 
@@ -208,7 +225,8 @@ class SiteSession:
         )
         self._check_survivors(survivors)
         self._hold(shares, cipher)
-        self.survivors, self.stage = list(survivors), "signed"
+        self.survivors = list(survivors)
+        self.advance("signed")
         self.vote = sign(identity, self._vote_content)
         return self.vote
 
@@ -230,7 +248,7 @@ class SiteSession:
         valid = sum(verified(known[name], content, votes[name]) for name in sorted(near) if name in votes)
         needed = self._graph.threshold()
         require(valid >= needed, f"survivors: {valid} valid signatures over this set, {needed} are needed")
-        self.stage = "opened"
+        self.advance("opened")
         here = set(survivors)
         return Opening(
             seeds={name: seed for name, (_, seed) in self.held.items() if name in here},

@@ -59,18 +59,18 @@ def at_site(folder: Path, run: str, key: str) -> tuple[Site, Stamp]:
 def test_a_site_holds_a_run_to_its_first_key(tmp_path: Path) -> None:
     first, second = "a1" * 32, "b2" * 32
     site, stamp = at_site(tmp_path, "0" * 16, first)
-    site.check_split_key(stamp)
-    site.check_split_key(stamp)
+    keep_split_key(site.state(stamp.run).folder, stamp.split_key)
+    keep_split_key(site.state(stamp.run).folder, stamp.split_key)
     test = site.data.test
     other, forged = at_site(tmp_path, "0" * 16, second)
     assert not torch.equal(other.data.test, test)
     with pytest.raises(ProtocolError, match="split_key: found another one than this run began with"):
-        other.check_split_key(forged)
+        keep_split_key(other.state(forged.run).folder, forged.split_key)
     again, stamp = at_site(tmp_path, "0" * 16, first)
-    again.check_split_key(stamp)
+    keep_split_key(again.state(stamp.run).folder, stamp.split_key)
     assert torch.equal(again.data.test, test)
     another_run, stamp = at_site(tmp_path, "1" * 16, second)
-    another_run.check_split_key(stamp)
+    keep_split_key(another_run.state(stamp.run).folder, stamp.split_key)
     record = next((tmp_path / "state").rglob("split-key.sha256"))
     assert record.stat().st_mode & 0o077 == 0 and first not in record.read_text()
 

@@ -92,6 +92,8 @@ def test_survivor_of_one_round_that_drops_out_in_the_next_has_nothing_of_the_fir
     first, second = attempt_of(1), attempt_of(2)
     values = random_values(federation.names, 8, np.uint64)
     sessions = federation.prepared(first)
+    victim = federation.names[0]
+    secrets = {key: sessions[victim].to_json()[key] for key in ("mask_secret", "seed")}
     server = ServerSession(first, federation.parameters, federation.peers, subject_of())
     server.enrol({n: s.advert for n, s in sessions.items()}, federation.names)
     sent = {}
@@ -107,16 +109,17 @@ def test_survivor_of_one_round_that_drops_out_in_the_next_has_nothing_of_the_fir
         server.add_opening(name, session.open(server.survivors, server.votes))
     server.open()
     later = federation.prepared(second)
-    victim = federation.names[0]
     old, new = sessions[victim], later[victim]
-    assert old.mask_secret != new.mask_secret and old.seed != new.seed
+    assert (old.mask_secret, old.seed) == ("", ""), "the site forgets them as soon as its values are masked"
+    assert secrets["mask_secret"] != new.mask_secret and secrets["seed"] != new.seed
     # all that was opened of the victim: its seed of round 1 (survivor) and its mask key of round 2 (gone)
-    forged = SiteSession.from_json({**old.to_json(), "mask_secret": new.mask_secret, "stage": "prepared"})
+    again = {**old.to_json(), **secrets, "stage": "prepared"}
+    forged = SiteSession.from_json({**again, "mask_secret": new.mask_secret})
     guess = sent[victim].copy()
     stream = np.zeros_like(guess)
     forged.mask(stream)
     assert not np.array_equal(guess - stream, values[victim])
-    genuine = SiteSession.from_json({**old.to_json(), "stage": "prepared"})
+    genuine = SiteSession.from_json(again)
     stream = np.zeros_like(guess)
     genuine.mask(stream)
     assert np.array_equal(guess - stream, values[victim]), "the check above would notice the right key"
@@ -135,6 +138,21 @@ def _masked(federation: MaskedFederation) -> tuple[dict[str, SiteSession], Serve
         server.add(name, words)
     server.close()
     return sessions, server
+
+
+def test_a_stage_leaves_no_secret_that_it_does_not_need() -> None:
+    """What a thief of a site's disk finds after each stage; what was given out can be given out again."""
+    federation = Federation(4, Parameters(1))
+    sessions, server = _masked(federation)
+    assert all(session.mask_secret == session.seed == "" for session in sessions.values())
+    for name, session in sessions.items():
+        server.add_vote(name, signed(federation, server, session))
+    session = sessions[federation.names[0]]
+    assert all(key and seed for key, seed in session.held.values())
+    opening = session.open(server.survivors, server.votes)
+    kept = SiteSession.from_json(session.to_json())
+    assert kept.open(server.survivors, server.votes) == opening
+    assert not any(key for key, _ in kept.held.values()) and not kept.sealed
 
 
 def test_shrunk_set_of_survivors_is_refused():
@@ -335,9 +353,10 @@ def _residual_of(
     session = sessions[victim]
     session.enrol(subject_of(), members)
     words = np.full(64, value, np.uint32)
+    own_seed = bytes.fromhex(session.seed)
     session.mask(words)
     digest = roster_hash(peers_hash(attempt, federation.peers), subject_of(), members)
-    own_mask = derive(bytes.fromhex(session.seed), attempt.bound("self mask", victim, digest))
+    own_mask = derive(own_seed, attempt.bound("self mask", victim, digest))
     add_masks(words, [own_mask], subtract=True)
     for other in others:
         pair = sorted((victim, other))
