@@ -82,7 +82,7 @@ class Hospital:
     def ask(self, request: WireMessage, **run_config: str) -> WireMessage | None:
         """What the ClientApp answers; None for a refusal, whose reason is then in `refusal`."""
         set_task_identity()
-        settings = {"experiment": str(self.file), **run_config}
+        settings = {"experiment": str(self.file), "digest": self.experiment.digest, **run_config}
         context = Context(1, 1, {"site": str(self.site_file)}, RecordDict(), dict(settings))
         message = Message(request.to_record(), 1, request.message_type)
         content = client_app(message, context).content

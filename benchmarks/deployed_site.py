@@ -60,7 +60,7 @@ def _of_masked_sums(stamp: dict[str, Any], rest: dict[str, Any]) -> list[Stamp |
     found: list[Stamp | DescribeRequest] = [
         IntroduceRequest(**stamp),
         ShareRequest(**stamp, attempt=1, **peers, peer_signatures=signature),
-        VoteRequest(**stamp, attempt=1, survivors=names, senders=names, shares=["00"] * 2),
+        VoteRequest(**stamp, attempt=1, survivors=names, senders=names, shares=["00" * 94] * 2),
         OpenRequest(**stamp, attempt=1, survivors=names, voters=names, votes=signature),
     ]
     return found + [kind(**stamp, **rest, **roster) for kind in (TrainRequest, EvaluateRequest)]
@@ -93,7 +93,7 @@ class DeployedSite:
         federation = simulated_federation(self.experiment)
         self.registry: Registry = federation.registry
         self._shape = federation.input_shape
-        run_config: Any = {"experiment": str(path)}
+        run_config: Any = {"digest": self.experiment.digest}
         node_config: Any = {"site": str(self.file)}
         self._context = Context(1, NODE, node_config, RecordDict(), run_config)
 

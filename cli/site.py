@@ -8,6 +8,8 @@ import typer
 from perennial.cli.options import InContainer, MailFile, WebhookFile
 
 if TYPE_CHECKING:
+    from perennial.config.site import SiteConfig
+    from perennial.deploy.approval import Offer
     from perennial.privacy.ledger import Ledger
 
 app = typer.Typer(
@@ -73,15 +75,19 @@ def approve(
     sha256: Annotated[str, typer.Argument(help="its SHA-256, as the operator told it by another way")],
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
-    """Show what an app asks for, and let exactly this signed code and experiment run here."""
+    """Show what an app asks for, and let exactly this signed experiment run here."""
     from perennial.config.site import load_site_config
     from perennial.deploy.approval import approve as approve_app
+    from perennial.deploy.approval import read_offer, require_hash
     from perennial.deploy.signing import check_signature
 
-    check_signature(fab, site.absolute().parent / "publisher.pub")
-    review(fab, site)
-    approved = approve_app(fab, _flower_home(site), sha256, load_site_config(site).approvals)
-    typer.echo(f"{approved.name}: approved, with {', '.join(approved.experiments) or 'no experiment'}")
+    config = load_site_config(site)
+    offer = read_offer(fab, config)
+    check_signature(fab, site.absolute().parent / "publisher.pub", offer.data)
+    _show(offer, config)
+    require_hash(offer, sha256)
+    approved = approve_app(offer, _flower_home(site), config.approvals)
+    typer.echo(f"{approved.name}: approved, with {', '.join(approved.experiments)}")
 
 
 @app.command()
@@ -90,16 +96,11 @@ def review(
     site: Annotated[Path, typer.Option(help="site.yaml")] = Path("site.yaml"),
 ) -> None:
     """Show what an app would ask of this site, and what that changes; approve nothing."""
-    from perennial.config.approval import read_approvals
     from perennial.config.site import load_site_config
-    from perennial.deploy.approval import offered_experiments
-    from perennial.deploy.review import asked_in_words
+    from perennial.deploy.approval import read_offer
 
     config = load_site_config(site)
-    earlier = read_approvals(config.approvals)
-    for experiment in offered_experiments(fab).values():
-        for line in asked_in_words(experiment, config.policy, earlier[-1] if earlier else None):
-            typer.echo(line)
+    _show(read_offer(fab, config), config)
 
 
 @app.command()
@@ -277,6 +278,15 @@ def health(path: SiteFile = Path("site.yaml")) -> None:
     from perennial.deploy.supernode import health_address, read_connection
 
     check_health(health_address(read_connection(path)))
+
+
+def _show(offer: "Offer", site: "SiteConfig") -> None:
+    """Print what an app asks for, and what changes against the newest approval of an experiment."""
+    from perennial.config.approval import newest_experiment
+    from perennial.deploy.review import offer_in_words
+
+    for line in offer_in_words(offer, site.policy, newest_experiment(site.approvals)):
+        typer.echo(line)
 
 
 def _ledger(path: Path) -> "Ledger":

@@ -118,7 +118,11 @@ def identify(context: Context) -> Identity:
         path = Path(str(site_file))
         config = _site_config(path, path.stat().st_mtime_ns if path.exists() else 0)
         any_app = config.connection is not None and config.connection.any_app
-        experiment = _experiment(settings) if any_app else approved_experiment(settings, config.approvals)
+        experiment = (
+            _experiment(settings)
+            if any_app
+            else approved_experiment(settings, config.approvals, config.plugins)
+        )
         return Identity.of_site(config, experiment)
     experiment = _experiment(settings)
     partition = context.node_config.get("partition-id")

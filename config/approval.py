@@ -1,49 +1,50 @@
-"""What a hospital has approved: code and resolved experiment, each with its full SHA-256.
+"""What a hospital has approved: experiments, each as the document that was shown, with its digest.
 
-`perennial site approve` writes one record for each experiment of an app. A site reads its experiment from the
-app's own file, compares code and experiment with the record, and refuses any other. Nothing of a run's
-configuration changes what a site does: a server may still choose name, runs, resume, device and threads, of
-which a site uses none.
+`perennial site approve` writes one record for an app. A site runs the Perennial that it installed, and takes
+the experiment from its own record, found by the digest that the run's configuration names: not from the app.
+Nothing else of a run's configuration changes what a site does: a server may still choose name, runs, resume,
+device and threads, of which a site uses none.
 """
 
-import hashlib
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.run import APP_ROOT, RunSettings
+from perennial.config.document import read_document
+from perennial.config.experiment import Experiment
+from perennial.config.run import RunSettings
+from perennial.config.yaml_file import parse_yaml
 from perennial.foundation.block import Block
-from perennial.foundation.errors import PolicyRefusal, StateError
-
-CACHES = ("__pycache__",)
-INSTALLED_ROOMS = ("foundation", "data", "models", "privacy", "config", "protocol", "learning", "client")
-"""What a site runs of an installation that is no app."""
+from perennial.foundation.errors import ConfigError, PolicyRefusal, StateError, shown
 
 
 class Approval(Block):
-    """One approved experiment of one app.
+    """One approval, of an experiment or of an app with code of its own.
 
-    app: folder below flower/apps, or '' for the installation itself. bundle: SHA-256 of the .fab file. code:
-    SHA-256 of every file of the app. file: of the experiment, from the app's root. experiment: SHA-256 of its
-    resolved settings. settings: these, to say what another approval would change.
+    app: folder below flower/apps, or '' for an experiment without an app. bundle: SHA-256 of the .fab file.
+    experiment: digest of the document; '' for an app with code. document: what was shown, in its very
+    bytes. manifest: of an app with code, the SHA-256 of every member.
     """
 
     app: str
     bundle: str
-    code: str
-    file: str
     experiment: str
+    document: str
     time: str
-    settings: dict[str, Any]
+    manifest: dict[str, str] = Field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """Of the record's file."""
-        return f"{self.experiment[:16]}-{self.code[:16]}.json"
+        """Of the record's file; an encoder's text lies in the folder of the same name without .json."""
+        return f"{self.experiment[:16] or 'code'}-{self.bundle[:16] or 'installed'}.json"
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The document's content."""
+        return parse_yaml(self.document, self.name) if self.document else {}
 
 
 def read_approvals(folder: Path) -> list[Approval]:
@@ -53,68 +54,50 @@ def read_approvals(folder: Path) -> list[Approval]:
         try:
             found.append(Approval.model_validate_json(path.read_bytes()))
         except (OSError, ValidationError) as error:
-            raise StateError(f"{path}: no record of an approval; approve the app again") from error
+            raise StateError(
+                f"{path}: no record of an approval, or one of an earlier version; remove it and approve the "
+                "app again"
+            ) from error
     return sorted(found, key=lambda approval: approval.time)
 
 
-@lru_cache(maxsize=1)
-def running_code() -> str:
-    """SHA-256 of the code that this process runs, computed once for a process."""
-    return code_sha256(APP_ROOT)
+def newest_experiment(approvals: Path) -> Approval | None:
+    """The latest approval of an experiment, against which the next one is compared."""
+    return next((found for found in reversed(read_approvals(approvals)) if found.experiment), None)
 
 
-def code_sha256(root: Path) -> str:
-    """SHA-256 over the path and content of every file of an app. root: its package folder.
+def experiment_of(approval: Approval, approvals: Path, plugins: Mapping[str, str]) -> Experiment:
+    """The experiment in a record. approvals: folder of records. plugins: as site.yaml names them.
 
-    Of an installation that is no app, the Python files of the rooms that a site runs.
+    Raises ConfigError when this installation cannot run it, StateError when the record was changed.
     """
-    whole = hashlib.sha256()
-    top, files = _files(root)
-    for name, path in sorted((file.relative_to(top).as_posix(), file) for file in files):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        whole.update(f"{content}  {name}\n".encode())
-    return whole.hexdigest()
+    folder = approvals / approval.name.removesuffix(".json")
+    experiment = read_document(approval.document, str(approvals / approval.name), folder, plugins)
+    if experiment.digest != approval.experiment:
+        raise StateError(f"{approvals / approval.name}: was changed since the approval; approve it again")
+    return experiment
 
 
-def approved_experiment(settings: RunSettings, approvals: Path) -> Experiment:
+def approved_experiment(settings: RunSettings, approvals: Path, plugins: Mapping[str, str]) -> Experiment:
     """The experiment of a run, as this site approved it. approvals: folder of records.
 
-    Raises PolicyRefusal naming the key of the run config, the app or the file that was not approved.
+    Raises PolicyRefusal naming the key of the run config or the experiment that was not approved.
     """
     if settings.overrides.strip():
         raise PolicyRefusal(
             f"run config: overrides: found {settings.overrides!r:.80}, allowed none: this site runs the "
             "approved experiment with the settings that it was approved with"
         )
-    code = running_code()
-    of_code = [approval for approval in read_approvals(approvals) if approval.code == code]
-    if not of_code:
-        raise PolicyRefusal(
-            f"app: its code has SHA-256 {code:.16}..., and no experiment is approved here with that code"
-        )
-    approval = next((found for found in of_code if found.file == settings.experiment), None)
+    known = [found for found in read_approvals(approvals) if found.experiment]
+    approval = next((found for found in reversed(known) if found.experiment == settings.digest), None)
     if approval is None:
-        allowed = ", ".join(sorted({found.file for found in of_code}))
-        raise PolicyRefusal(
-            f"run config: experiment: found {settings.experiment!r:.80}, approved here: {allowed}"
+        names = ", ".join(
+            f"{shown(str(found.settings.get('name')), 60)} {found.experiment:.16}" for found in known
         )
-    experiment = load_experiment(APP_ROOT / approval.file)
-    if experiment.digest != approval.experiment:
         raise PolicyRefusal(
-            f"experiment: its settings have SHA-256 {experiment.digest:.16}..., approved here "
-            f"{approval.experiment:.16}...: the file has changed since, or another version of Perennial "
-            "reads it"
+            f"run config: digest: found {settings.digest!r:.80}, approved here: {names or 'no experiment'}"
         )
-    return experiment
-
-
-def _files(root: Path) -> tuple[Path, Iterator[Path]]:
-    """(the folder that paths are told from, the files)."""
-    app = root.parent
-    if root.name == "perennial" and (app / "pyproject.toml").is_file():
-        return app, _plain(app.rglob("*"))
-    return root, (path for room in INSTALLED_ROOMS for path in _plain((root / room).rglob("*.py")))
-
-
-def _plain(paths: Iterator[Path]) -> Iterator[Path]:
-    return (path for path in paths if path.is_file() and not set(CACHES) & set(path.parts))
+    try:
+        return experiment_of(approval, approvals, plugins)
+    except ConfigError as error:
+        raise PolicyRefusal(f"experiment: approved, and this installation cannot run it: {error}") from error

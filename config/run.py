@@ -6,12 +6,15 @@ ClientApps in every engine.
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perennial.config.document import require_digest
 from perennial.config.experiment import Experiment, load_experiment
+from perennial.config.yaml_file import read_yaml
 from perennial.foundation.errors import ConfigError, nearest
 
 APP_ROOT = Path(__file__).resolve().parents[1]
@@ -22,6 +25,8 @@ class RunSettings:
     """The settings of one run.
 
     experiment: path of the experiment's file, absolute or relative to the app's root.
+    digest: SHA-256 of the experiment's settings, by which a site finds what it approved; '' where nobody
+    approves anything.
     overrides: KEY=VALUE, separated by semicolons; or a JSON list of such settings, whose
     values may hold semicolons.
     name: of the run folder; '' takes the experiment's name.
@@ -42,6 +47,7 @@ class RunSettings:
     threads: int = 1
     track: str = ""
     gpu: str = ""
+    digest: str = ""
 
     @classmethod
     def from_run_config(cls, run_config: Mapping[str, Any]) -> "RunSettings":
@@ -61,11 +67,18 @@ class RunSettings:
     def path(self) -> Path:
         """Of the experiment's file, absolute."""
         path = Path(self.experiment)
-        return path if path.is_absolute() else APP_ROOT / path
+        if path.is_absolute() or (APP_ROOT / path).exists():
+            return APP_ROOT / path
+        # an app without code: Perennial is the installed one, and Flower puts the app's folder on the path
+        apps = (Path(entry) for entry in sys.path if (Path(entry) / "pyproject.toml").is_file())
+        return next((app / path for app in apps if (app / path).is_file()), APP_ROOT / path)
 
     def load(self) -> Experiment:
-        """The experiment, resolved."""
-        return load_experiment(self.path, self._overrides())
+        """The experiment, resolved. Raises ConfigError where it is not the one that digest names."""
+        experiment = load_experiment(self.path, self._overrides())
+        if self.digest:
+            require_digest(experiment, read_yaml(self.path), self.digest, str(self.path))
+        return experiment
 
     def _overrides(self) -> list[str]:
         if not self.overrides.lstrip().startswith("["):

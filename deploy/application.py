@@ -1,28 +1,30 @@
-"""The app that travels: Perennial's code and one experiment, as one Flower App Bundle with one hash.
+"""The app that travels: one experiment and no code, as one Flower App Bundle with one hash.
 
-A site approves the hash, and with it both the code and the experiment (see deploy/approval.py).
+Server and sites run the Perennial that they installed. A site approves the hash, and with it the experiment
+(see deploy/approval.py).
 """
 
 import hashlib
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import perennial
+from perennial.config.document import DOCUMENT, ENCODER, document_digest
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.run import APP_ROOT, RunSettings
+from perennial.config.run import RunSettings
+from perennial.config.yaml_file import LARGEST_FILE, parse_yaml
+from perennial.deploy.app_archive import LARGEST, MANIFEST
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
-from perennial.foundation.plugins import sources_of
-from perennial.models.encoder_file import TEXT_SUFFIX, as_text, content_of
+from perennial.models.encoder_file import as_text, content_of
 
-ROOMS = (
-    *("foundation", "data", "models", "privacy", "config", "protocol"),
-    *("learning", "client", "strategies", "baselines", "server"),
-)
-"""What runs at the server and at sites; the engine and the command line stay at home."""
-CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
 PUBLISHER, NAME, VERSION = "perennial", "perennial", perennial.__version__
+PROJECT = "pyproject.toml"
+MEMBERS = {PROJECT: 2**14, DOCUMENT: LARGEST_FILE, ENCODER: LARGEST, MANIFEST: 2**14}
+"""Everything that an app may hold, and the most bytes of it."""
+_VERSION = re.compile(rb'^version = "([0-9]+(\.[0-9a-z]+){1,4})"$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,11 @@ class Application:
 
 
 def stage_application(experiment: Path, overrides: list[str], name: str, apps: Path) -> Application:
-    """Put the experiment, resolved, with the code below apps/name, and build its bundle.
+    """Put the experiment, resolved, below apps/name, and build its bundle.
 
-    An encoder's file goes along beside the experiment. The same code, experiment and encoder give the same
-    bytes, so the same hash, whatever the run is called. Raises ConfigError for a bad experiment, or one too
-    large to travel; StateError when apps/name holds another app already.
+    An encoder's file goes along beside the experiment. The same experiment and encoder give the same bytes,
+    so the same hash, whatever the run is called. Raises ConfigError for a bad experiment, or one too large to
+    travel; StateError when apps/name holds another app already.
     """
     from perennial.deploy.flower_seam import build_fab_from_disk
 
@@ -52,18 +54,13 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
     name = name or resolved.name
     staged, folder = apps / f".{name}.staged", apps / name
     shutil.rmtree(staged, ignore_errors=True)
-    # the rooms lie inside the package, as in a wheel, so that a checkout and a wheel give the same bundle
-    package = staged / "perennial"
-    for room in ROOMS:
-        shutil.copytree(APP_ROOT / room, package / room, ignore=CACHES)
-    shutil.copy(Path(perennial.__file__), package / "__init__.py")
-    _stage_plugins(resolved, staged)
-    (package / "experiments").mkdir()
-    # not the run's name: a second run of the same code and experiment is the same app, approved already
-    inside = f"experiments/{resolved.name}.yaml"
-    resolved = _with_encoder(resolved, package / "experiments" / f"{resolved.name}.encoder{TEXT_SUFFIX}")
-    replace_file(package / inside, resolved.to_yaml().encode(), mode=0o644)
-    replace_file(staged / "pyproject.toml", _project(inside).encode(), mode=0o644)
+    staged.mkdir(parents=True)
+    resolved = _with_encoder(resolved, staged / ENCODER)
+    document = resolved.to_yaml()
+    digest = document_digest(parse_yaml(document, str(experiment)))
+    replace_file(staged / DOCUMENT, document.encode(), mode=0o644)
+    project = project_file(VERSION, digest, encoder=(staged / ENCODER).exists())
+    replace_file(staged / PROJECT, project.encode(), mode=0o644)
     try:
         content = build_fab_from_disk(staged)
     except ValueError as error:
@@ -74,7 +71,7 @@ def stage_application(experiment: Path, overrides: list[str], name: str, apps: P
         if build_fab_from_disk(folder) != content:
             shutil.rmtree(staged)
             raise StateError(
-                f"{folder}: holds another experiment or another version of the code; choose another --name"
+                f"{folder}: holds another experiment, or is of another version; choose another --name"
             )
         shutil.rmtree(staged)
     else:
@@ -89,8 +86,8 @@ def read_application(name: str, apps: Path) -> Application:
     from perennial.deploy.flower_seam import build_fab_from_disk
 
     folder = apps / name
-    if not (folder / "pyproject.toml").is_file():
-        known = ", ".join(sorted(path.parent.name for path in apps.glob("*/pyproject.toml"))) or "none yet"
+    if not (folder / PROJECT).is_file():
+        known = ", ".join(sorted(path.parent.name for path in apps.glob(f"*/{PROJECT}"))) or "none yet"
         raise StateError(f"run {name!r}: no experiment of this name was submitted; submitted: {known}")
     digest = hashlib.sha256(build_fab_from_disk(folder)).hexdigest()
     return Application(
@@ -98,22 +95,30 @@ def read_application(name: str, apps: Path) -> Application:
     )
 
 
-def _stage_plugins(experiment: Experiment, staged: Path) -> None:
-    """Put the source of other people's methods beside the package, so that sites approve it with the rest.
+def version_of(project: bytes) -> str:
+    """The version in an app's pyproject.toml; this release's where it names none."""
+    found = _VERSION.search(project)
+    return VERSION if found is None else found[1].decode()
 
-    Raises ConfigError where a plug-in would take the place of code that the app has already.
+
+def project_file(version: str, digest: str, *, encoder: bool) -> str:
+    """The pyproject.toml of an app, byte for byte: what Flower makes of it is the same again.
+
+    digest: of the experiment. Its dependencies are in the installations: nothing is installed at run time.
     """
-    for target in experiment.plugins:
-        for name, path in sources_of(target).items():
-            copy = staged / name
-            if name.startswith(f"{NAME}/"):
-                if copy.exists():
-                    continue  # a module of Perennial itself that travels already
-                raise ConfigError(
-                    f"{target}: is no part of the app; a method of one's own is a package of its own"
-                )
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
+    settings = {**RunSettings().__dict__, "experiment": DOCUMENT, "digest": digest}
+    lines = [f'{key} = "{value}"' for key, value in settings.items() if isinstance(value, str)]
+    lines += [f"{key} = {value}" for key, value in settings.items() if isinstance(value, int)]
+    members = [DOCUMENT, *([ENCODER] if encoder else []), PROJECT]
+    return (
+        f'[project]\nname = "{NAME}"\nversion = "{version}"\n'
+        'description = "Federated class-incremental learning"\nlicense = "Apache-2.0"\ndependencies = []\n\n'
+        f'[tool.flwr.app]\npublisher = "{PUBLISHER}"\n'
+        "fab-include = [\n" + "".join(f'    "{member}",\n' for member in members) + "]\n\n"
+        '[tool.flwr.app.components]\nserverapp = "perennial.server.app:app"\n'
+        'clientapp = "perennial.client.app:app"\n\n'
+        "[tool.flwr.app.config]\n" + "\n".join(lines) + "\n"
+    )
 
 
 def _with_encoder(experiment: Experiment, inside: Path) -> Experiment:
@@ -127,19 +132,3 @@ def _with_encoder(experiment: Experiment, inside: Path) -> Experiment:
     replace_file(inside, as_text(content_of(Path(encoder.file), encoder.sha256)), mode=0o644)
     moved = digests.model_copy(update={"encoder": encoder.model_copy(update={"file": inside.name})})
     return experiment.model_copy(update={"digests": moved})
-
-
-def _project(experiment: str) -> str:
-    """The app's pyproject.toml. Its dependencies are in the images: nothing is installed at run time."""
-    settings = {**RunSettings().__dict__, "experiment": experiment}
-    lines = [f'{key} = "{value}"' for key, value in settings.items() if isinstance(value, str)]
-    lines += [f"{key} = {value}" for key, value in settings.items() if isinstance(value, int)]
-    return (
-        f'[project]\nname = "{NAME}"\nversion = "{VERSION}"\n'
-        'description = "Federated class-incremental learning"\nlicense = "Apache-2.0"\ndependencies = []\n\n'
-        f'[tool.flwr.app]\npublisher = "{PUBLISHER}"\n'
-        'fab-include = ["**/*.py", "perennial/experiments/*", "pyproject.toml"]\n\n'
-        '[tool.flwr.app.components]\nserverapp = "perennial.server.app:app"\n'
-        'clientapp = "perennial.client.app:app"\n\n'
-        "[tool.flwr.app.config]\n" + "\n".join(lines) + "\n"
-    )

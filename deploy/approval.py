@@ -1,36 +1,34 @@
-"""Which apps may run at a site: those whose code is in the site's own apps folder.
+"""Which experiments may run at a site: those that its hospital approved, by the Perennial that it installed.
 
-A SuperNode runs an app from the folder that is named after the app's hash, and unpacks what arrived only
-when that folder is missing. At a site the apps folder is read-only for the SuperNode, so code that arrives is
-never run: an approved app runs from the copy that was reviewed, and any other cannot be unpacked and is
-refused.
-The folder is named after 8 digits of the hash only, so each approval leaves a record with the full SHA-256 of
-bundle, code and resolved experiment (config/approval.py), which every message's process compares with what it
-runs. Records lie in a folder of their own, read-only too.
+An app carries an experiment and no code (deploy/application.py). It is read once: what is shown, what is
+recorded and whose hash is compared are the same bytes. A SuperNode runs an app from the folder that is named
+after the app's hash, and unpacks what arrived only when that folder is missing. At a site the apps folder is
+read-only for the SuperNode, so that what arrives is never unpacked, and code that arrives never runs.
+Each approval leaves a record with the full SHA-256 of the bundle and the document of the experiment
+(config/approval.py), in a folder that is read-only too; a site takes its experiment from there.
 (Flower's own trusted entities only know apps that were signed through Flower's hub.)
 """
 
 import hashlib
 import os
 import shutil
-import tempfile
-import zipfile
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perennial.config.approval import Approval, code_sha256, read_approvals
+from perennial.config.approval import Approval, read_approvals
+from perennial.config.document import DOCUMENT, ENCODER, document_digest, read_document
 from perennial.config.experiment import Experiment, load_experiment
-from perennial.config.run import APP_ROOT
+from perennial.config.site import SiteConfig
+from perennial.config.yaml_file import parse_yaml
+from perennial.deploy.app_archive import LARGEST, MANIFEST, read_members
+from perennial.deploy.application import MEMBERS, PROJECT, project_file, version_of
 from perennial.foundation.errors import ConfigError, StateError
 from perennial.foundation.files import replace_file
-
-EXPERIMENTS = "perennial/experiments/"
-"""Where an app holds its experiments, and an encoder's file beside them."""
-LARGEST = 64 * 2**20
-"""Bytes of an app's experiments, unpacked."""
+from perennial.models.encoder_file import content_of
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,66 @@ class ApprovedApp:
     experiments: tuple[str, ...]
 
 
-def read_hash(fab: Path) -> str:
-    """SHA-256 of an app bundle, to compare with the operator's. Raises ConfigError when it cannot be read."""
+@dataclass(frozen=True)
+class Offer:
+    """An app that was read, in the bytes that were read.
+
+    digest: SHA-256 of data. experiment, document: None and '' for an app with code of its own, which
+    site.yaml names under `other_code`. encoder: the text that came along, or b''. manifest: of an app
+    with code, the SHA-256 of every member.
+    """
+
+    fab: Path
+    data: bytes
+    digest: str
+    experiment: Experiment | None = None
+    document: str = ""
+    encoder: bytes = b""
+    manifest: dict[str, str] = field(default_factory=dict)
+
+
+def read_offer(fab: Path, site: SiteConfig) -> Offer:
+    """An app bundle, read once and whole; nothing of it is run, unpacked or kept.
+
+    Raises ConfigError naming the member or key when it is not what `perennial deploy stage` makes, or holds
+    code that site does not name.
+    """
+    data = _read(fab)
+    digest = hashlib.sha256(data).hexdigest()
+    where = str(fab)
+    if digest in {known.lower() for known in site.other_code}:
+        members = read_members(data, where, None)
+        manifest = {
+            name: hashlib.sha256(content).hexdigest() for name, content in members.items() if name != MANIFEST
+        }
+        return Offer(fab, data, digest, manifest=manifest)
+    members = read_members(data, where, MEMBERS)
+    for name in (PROJECT, DOCUMENT):
+        if name not in members:
+            raise ConfigError(f"{where}: has no member {name}")
     try:
-        return hashlib.sha256(fab.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ConfigError(f"{fab}: cannot be read: {error.strerror}") from error
+        document = members[DOCUMENT].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: member {DOCUMENT}: no text in UTF-8 ({error.reason})") from error
+    experiment = read_document(document, f"{where}: {DOCUMENT}", fab.parent, site.plugins)
+    version, encoder = version_of(members[PROJECT]), members.get(ENCODER, b"")
+    expected = project_file(version, experiment.digest, encoder=ENCODER in members)
+    if members[PROJECT] != expected.encode():
+        raise ConfigError(
+            f"{where}: member {PROJECT}: is not the one that `perennial deploy stage` writes for "
+            "this experiment"
+        )
+    if (experiment.encoder.file is not None) != (ENCODER in members):
+        raise ConfigError(f"{where}: an app holds {ENCODER} exactly where digests.encoder.file names it")
+    return Offer(fab, data, digest, experiment, document, encoder)
+
+
+def require_hash(offer: Offer, expected: str) -> None:
+    """Raises ConfigError unless an app has the SHA-256 that the operator told by another way."""
+    if len(expected) != 64 or offer.digest != expected.lower():
+        raise ConfigError(
+            f"{offer.fab}: SHA-256 is {offer.digest}, allowed {expected}; ask the operator which is right"
+        )
 
 
 def prepare_apps(flower_home: Path, approvals: Path) -> None:
@@ -57,64 +109,52 @@ def prepare_apps(flower_home: Path, approvals: Path) -> None:
         pass
 
 
-def offered_experiments(fab: Path) -> dict[str, Experiment]:
-    """The experiments inside a FAB, resolved, by their file inside the app; nothing is run or kept.
+def approve(offer: Offer, flower_home: Path, approvals: Path) -> ApprovedApp:
+    """Unpack an app into the apps folder, and record its experiment in the folder approvals.
 
-    Raises ConfigError when the file is no FAB or an experiment is not valid.
-    """
-    try:
-        with zipfile.ZipFile(fab) as archive, tempfile.TemporaryDirectory() as folder:
-            inside = [item for item in archive.infolist() if item.filename.startswith(EXPERIMENTS)]
-            if sum(item.file_size for item in inside) > LARGEST:
-                raise ConfigError(f"{fab}: experiments of more than {LARGEST} bytes")
-            for item in inside:
-                if not item.is_dir():
-                    # by name alone: a member's path decides nothing about where it is written
-                    Path(folder, Path(item.filename).name).write_bytes(archive.read(item))
-            files = sorted(Path(folder).glob("*.yaml"))
-            return {f"experiments/{path.name}": load_experiment(path) for path in files}
-    except (OSError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{fab}: not an app bundle: {error}") from error
-
-
-def approve(fab: Path, flower_home: Path, expected: str, approvals: Path) -> ApprovedApp:
-    """Unpack an app bundle into the apps folder, and record code and experiments in the folder approvals.
-
-    expected: the bundle's SHA-256, as the operator told it otherwise. Raises ConfigError when the file is not
-    an app bundle, has another hash, or shares the folder's name with another app.
+    Raises ConfigError when Flower does not take it, its encoder is another one than the experiment names, or
+    it shares the folder's name with another app.
     """
     import click
 
     from perennial.deploy.flower_seam import install_from_fab
 
-    found = read_hash(fab)
-    if len(expected) != 64 or found != expected.lower():
-        raise ConfigError(f"{fab}: SHA-256 is {found}, allowed {expected}; ask the operator which is right")
-    _refuse_same_folder(found, approvals)
+    _refuse_same_folder(offer.digest, approvals)
+    approval = Approval(
+        app="",
+        bundle=offer.digest,
+        experiment="" if offer.experiment is None else offer.experiment.digest,
+        document=offer.document,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        manifest=offer.manifest,
+    )
     apps = flower_home / "apps"
     apps.mkdir(parents=True, exist_ok=True)
+    if offer.encoder:
+        _keep_encoder(offer, approval, approvals)
     os.chmod(apps, 0o755)
+    # Flower keeps what is there, which may be half of an approval that was killed
+    for folder in apps.glob(f"*.{offer.digest[:8]}"):
+        _remove(folder)
     try:
-        installed = install_from_fab(fab.read_bytes(), install_dir=flower_home, skip_prompt=True)
-    except (click.ClickException, ValueError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{fab}: not an app bundle: {error}") from error
+        installed = install_from_fab(offer.data, install_dir=flower_home, skip_prompt=True)
+    except (click.ClickException, ValueError) as error:
+        raise ConfigError(f"{offer.fab}: not an app of Flower: {error}") from error
     finally:
         _freeze(apps)
-    _record(installed, found, approvals)
-    return _describe(installed)
+    _write(approval.model_copy(update={"app": installed.name}), approvals)
+    return _describe(installed.name, [approval])
 
 
 def approve_installed(experiment: Path, approvals: Path) -> Approval:
-    """Record an experiment for the code that is installed here, which a site runs without a SuperNode."""
-    resolved = load_experiment(experiment)
+    """Record an experiment that a site runs without an app, and so without a SuperNode."""
+    document = load_experiment(experiment).to_yaml()
     approval = Approval(
         app="",
         bundle="",
-        code=code_sha256(APP_ROOT),
-        file=str(experiment),
-        experiment=resolved.digest,
+        experiment=document_digest(parse_yaml(document, str(experiment))),
+        document=document,
         time=datetime.now(UTC).isoformat(timespec="seconds"),
-        settings=resolved.model_dump(mode="json"),
     )
     _write(approval, approvals)
     return approval
@@ -122,23 +162,28 @@ def approve_installed(experiment: Path, approvals: Path) -> Approval:
 
 def disapprove(name: str, flower_home: Path, approvals: Path) -> None:
     """Take an approval back. Raises ConfigError naming the approved apps."""
-    approved = {app.name: app for app in approved_apps(flower_home)}
+    approved = {app.name: app for app in approved_apps(approvals)}
     if name not in approved:
         raise ConfigError(f"app {name!r}: not approved here; approved: {', '.join(approved) or 'none'}")
     apps = flower_home / "apps"
-    for folder in (apps, apps / name, *(path for path in (apps / name).rglob("*") if path.is_dir())):
-        os.chmod(folder, 0o755)
-    shutil.rmtree(apps / name)
-    _freeze(apps)
+    # the records first: without one, an app that is still unpacked does not run
     with _writable(approvals):
         for approval in read_approvals(approvals):
             if approval.app == name:
                 (approvals / approval.name).unlink()
+                _remove(approvals / approval.name.removesuffix(".json"))
+    os.chmod(apps, 0o755)
+    _remove(apps / name)
+    _freeze(apps)
 
 
-def approved_apps(flower_home: Path) -> list[ApprovedApp]:
-    """Every app that may run here."""
-    return [_describe(path) for path in sorted((flower_home / "apps").glob("*")) if path.is_dir()]
+def approved_apps(approvals: Path) -> list[ApprovedApp]:
+    """Every app that may run here. Raises StateError naming a damaged record."""
+    found: dict[str, list[Approval]] = {}
+    for approval in read_approvals(approvals):
+        if approval.app:
+            found.setdefault(approval.app, []).append(approval)
+    return [_describe(name, of) for name, of in sorted(found.items())]
 
 
 def require_read_only(flower_home: Path, approvals: Path) -> None:
@@ -166,6 +211,14 @@ def _freeze(apps: Path) -> None:
         os.chmod(path, 0o555 if path.is_dir() else 0o444)
 
 
+def _remove(folder: Path) -> None:
+    """Remove a frozen folder, if it is there."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            os.chmod(path, 0o755)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _refuse_same_folder(bundle: str, approvals: Path) -> None:
     """Flower names an app's folder after 8 digits of its hash, and would run the one that is there."""
     for approval in read_approvals(approvals):
@@ -174,24 +227,6 @@ def _refuse_same_folder(bundle: str, approvals: Path) -> None:
                 f"app {approval.app!r}: approved here with SHA-256 {approval.bundle}, and this one, "
                 f"{bundle}, would have the same folder; disapprove that one first, and ask the operator why"
             )
-
-
-def _record(installed: Path, bundle: str, approvals: Path) -> None:
-    """Write a record for each experiment of an unpacked app."""
-    package = installed / "perennial"
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    for path in sorted((package / "experiments").glob("*.yaml")):
-        resolved = load_experiment(path)
-        approval = Approval(
-            app=installed.name,
-            bundle=bundle,
-            code=code_sha256(package),
-            file=path.relative_to(package).as_posix(),
-            experiment=resolved.digest,
-            time=now,
-            settings=resolved.model_dump(mode="json"),
-        )
-        _write(approval, approvals)
 
 
 def _write(approval: Approval, approvals: Path) -> None:
@@ -211,6 +246,34 @@ def _writable(approvals: Path) -> Iterator[None]:
         os.chmod(approvals, 0o555)
 
 
-def _describe(folder: Path) -> ApprovedApp:
-    names = sorted(path.stem for path in (folder / "perennial" / "experiments").glob("*.yaml"))
-    return ApprovedApp(folder.name, tuple(names))
+def _describe(name: str, approvals: list[Approval]) -> ApprovedApp:
+    names = (str(approval.settings.get("name", "code of its own")) for approval in approvals)
+    return ApprovedApp(name, tuple(names))
+
+
+def _read(fab: Path) -> bytes:
+    """The bytes of a plain file. Raises ConfigError when it cannot be read, or is too large to be an app."""
+    try:
+        # a pipe would be waited for
+        with os.fdopen(os.open(fab, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"{fab}: not an app bundle: no plain file")
+            return file.read(LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(f"{fab}: cannot be read: {error.strerror}") from error
+
+
+def _keep_encoder(offer: Offer, approval: Approval, approvals: Path) -> None:
+    """Write an encoder's text beside the record that will name it."""
+    assert offer.experiment is not None and offer.experiment.encoder.sha256 is not None
+    with _writable(approvals):
+        folder = approvals / approval.name.removesuffix(".json")
+        folder.mkdir(exist_ok=True)
+        os.chmod(folder, 0o755)
+        replace_file(folder / ENCODER, offer.encoder, mode=0o444)
+        try:
+            content_of(folder / ENCODER, offer.experiment.encoder.sha256)
+        except ConfigError:
+            shutil.rmtree(folder)
+            raise
+        os.chmod(folder, 0o555)

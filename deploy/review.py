@@ -1,6 +1,7 @@
 """What an app asks of a hospital, in words, before the hospital approves it.
 
-That is: data, protection, cost, what leaves and how often, and what changes against the last approval.
+That is: what changes against the last approval, first what changes what leaves the site; data, protection,
+cost, what leaves and how often.
 """
 
 import math
@@ -14,6 +15,9 @@ from perennial.config.approval import Approval
 from perennial.config.experiment import Experiment
 from perennial.config.site import SitePolicy
 from perennial.data.config import DataConfig
+from perennial.data.registry import Registry, build_registry
+from perennial.deploy.approval import Offer
+from perennial.foundation.errors import ConfigError, shown
 from perennial.models.feature_maps.config import map_in_words
 from perennial.privacy.composition import compose
 from perennial.privacy.digests import guarantee_of
@@ -44,11 +48,37 @@ PROTECTED = {
 }
 
 
-def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> Iterator[str]:
+LEAVING = ("privacy", "secure", "evaluation", "digests", "strategy", "data", "tasks", "stopping", "rounds")
+"""Keys of an experiment that decide what leaves a site, how often and how protected, in the order in which
+their changes are told."""
+LONGEST = 600
+"""Characters of a line."""
+
+
+def offer_in_words(offer: Offer, policy: SitePolicy, earlier: Approval | None) -> Iterator[str]:
     """The lines that `perennial site review` and `approve` print. earlier: the approval before this one."""
-    plan = Plan(experiment, registry_of(experiment))
+    if offer.experiment is not None:
+        yield from asked_in_words(offer.experiment, policy, earlier)
+        return
+    yield (
+        f"app with CODE OF ITS OWN, SHA-256 {offer.digest}: it can read everything that the SuperNode's user "
+        "can read, and nothing in site.yaml binds it (other_code)"
+    )
+    for name, digest in offer.manifest.items():
+        yield f"  {digest}  {name}"
+
+
+def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> Iterator[str]:
+    """What an experiment asks, one printable line each. earlier: the approval before this one."""
+    for line in _asked(experiment, policy, earlier):
+        yield shown(line, LONGEST)
+
+
+def _asked(experiment: Experiment, policy: SitePolicy, earlier: Approval | None) -> Iterator[str]:
+    plan = Plan(experiment, registry_at_site(experiment))
     schedule = plan.registry.schedule
     yield f"experiment {experiment.name}, settings SHA-256 {experiment.digest}"
+    yield from _changes(experiment, earlier)
     yield f"data: {_data(experiment.data)}"
     for task in range(1, schedule.count + 1):
         names = ", ".join(plan.registry.classes[label] for label in schedule.classes_of(task))
@@ -71,7 +101,6 @@ def asked_in_words(experiment: Experiment, policy: SitePolicy, earlier: Approval
         yield f"  beside each update: {reported}"
     for words in unmet(policy, plan):
         yield f"this site would refuse it: {words}"
-    yield from _changes(experiment, earlier)
 
 
 def _data(data: DataConfig) -> str:
@@ -161,10 +190,39 @@ def _changes(experiment: Experiment, earlier: Approval | None) -> Iterator[str]:
         yield "no experiment was approved here before"
         return
     before, after = flat(earlier.settings), flat(experiment.model_dump(mode="json"))
-    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    changed = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
     yield f"against the approval of {earlier.time}: {len(changed) or 'no'} settings differ"
-    for key in changed:
-        yield f"  {key}: {before.get(key, 'not set')} -> {after.get(key, 'not set')}"
+    for key in sorted(changed, key=lambda key: (_place(key), key)):
+        yield f"  {key}: {_value(before, key)} -> {_value(after, key)}{_what(key)}"
+
+
+def _place(key: str) -> int:
+    part = key.partition(".")[0]
+    return LEAVING.index(part) if part in LEAVING else len(LEAVING)
+
+
+def _what(key: str) -> str:
+    return " (changes what leaves this site)" if _place(key) < len(LEAVING) else ""
+
+
+def _value(settings: Mapping[str, Any], key: str) -> str:
+    return shown(str(settings.get(key, "not set")), 120)
+
+
+def registry_at_site(experiment: Experiment) -> Registry:
+    """Names and order of the classes, without reading what a stranger's experiment names.
+
+    Raises ConfigError where the experiment neither lists them nor has sample data that come along.
+    """
+    data = experiment.data
+    if data.classes is not None:
+        return build_registry(data.classes, experiment.tasks, experiment.seed)
+    if data.path is not None:
+        raise ConfigError(
+            "data.classes: missing; the data at data.path are the operator's, so an experiment for hospitals "
+            "lists its classes"
+        )
+    return registry_of(experiment)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -51,8 +51,11 @@ def sign_app(fab: Path, private: Path) -> Path:
     return signature
 
 
-def check_signature(fab: Path, public: Path) -> None:
-    """Raises ConfigError unless NAME.fab.sig beside the app is the publisher's signature of exactly it."""
+def check_signature(fab: Path, public: Path, data: bytes | None = None) -> None:
+    """Raises ConfigError unless NAME.fab.sig beside the app is the publisher's signature of exactly it.
+
+    data: the app's bytes, where they were read already.
+    """
     signature = fab.with_name(fab.name + SUFFIX)
     try:
         key = serialization.load_ssh_public_key(public.read_bytes())
@@ -67,7 +70,7 @@ def check_signature(fab: Path, public: Path) -> None:
         raise ConfigError(f"{public}: found {type(key).__name__}, allowed an Ed25519 key")
     try:
         signed = base64.b64decode(signature.read_bytes().strip(), validate=True)
-        key.verify(signed, _PURPOSE + fab.read_bytes())
+        key.verify(signed, _PURPOSE + (fab.read_bytes() if data is None else data))
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from error
     except (InvalidSignature, binascii.Error, ValueError):

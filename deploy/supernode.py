@@ -57,7 +57,7 @@ def read_setup(path: Path) -> SiteSetup:
     if not connection.any_app:
         require_read_only(folder / connection.flower_home, config.approvals)
     authorities = read_validity(folder / connection.ca)
-    apps = approved_apps(folder / connection.flower_home)
+    apps = approved_apps(config.approvals)
     return SiteSetup(folder, config, connection, fingerprint(public_line(key)), authorities, apps)
 
 

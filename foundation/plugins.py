@@ -5,7 +5,9 @@ sites that run other versions of it notice.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -24,6 +26,35 @@ GROUPS: dict[Kind, str] = {
 }
 """Entry-point groups."""
 OURS = "perennial"
+_ALLOWED: ContextVar[Mapping[str, str] | None] = ContextVar("allowed plug-ins", default=None)
+"""Packages that may be imported, with the SHA-256 of their sources; None: any."""
+
+
+@contextmanager
+def only(allowed: Mapping[str, str] | None) -> Iterator[None]:
+    """Inside the block no plug-in is looked for or imported but of these packages, at these hashes."""
+    token = _ALLOWED.set(allowed)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def _require_allowed(target: str) -> None:
+    """Raises ConfigError for a package that the block does not allow, before anything of it is imported."""
+    allowed, package = _ALLOWED.get(), target.partition(":")[0].partition(".")[0]
+    if allowed is None or package == OURS:
+        return
+    if package not in allowed:
+        raise ConfigError(
+            f"{target:.100}: a plug-in of package {package!r:.60}, which site.yaml does not name under "
+            f"`plugins`; named: {', '.join(sorted(allowed)) or 'none'}"
+        )
+    if (found := _hash_of(target)) != allowed[package]:
+        raise ConfigError(
+            f"{target:.100}: the installed package {package!r} has SHA-256 {found}, site.yaml names "
+            f"{allowed[package]:.64}"
+        )
 
 
 def target_of(kind: Kind, name: str) -> str | None:
@@ -50,6 +81,7 @@ def load(kind: Kind, target: str, where: str) -> Any:
 
     Raises ConfigError when it cannot be imported.
     """
+    _require_allowed(target)
     module, _, attribute = target.partition(":")
     try:
         return getattr(import_module(module), attribute)
@@ -112,6 +144,11 @@ def sources_of(target: str) -> dict[str, Path]:
 
 def fingerprint(target: str) -> str:
     """SHA-256 of the plug-in's source, file by file in the order of their names."""
+    _require_allowed(target)
+    return _hash_of(target)
+
+
+def _hash_of(target: str) -> str:
     digest = hashlib.sha256()
     for name, path in sources_of(target).items():
         content = path.read_bytes()

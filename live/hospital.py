@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from perennial.client import consent
 from perennial.config.site_edit import stop_answering
-from perennial.deploy.approval import approve, disapprove
+from perennial.deploy.approval import approve, disapprove, read_offer, require_hash
 from perennial.deploy.signing import check_signature
 from perennial.foundation.errors import PerennialError, StateError
 from perennial.live.board import Board
@@ -57,7 +57,7 @@ TITLES = {
     ),
     "approve": (
         "Approve this app?",
-        "Exactly this code with exactly these settings may then run here. Type or paste the SHA-256 that the "
+        "An experiment with exactly these settings may then run here. Type or paste the SHA-256 that the "
         "operator told you by another way than the file came, best by telephone.",
         "Approve",
     ),
@@ -191,8 +191,10 @@ class HospitalPages:
             steps[action]()
 
     def _approve(self, fab: Path, sha256: str) -> None:
-        check_signature(fab, self.state.folder / "publisher.pub")
-        approve(fab, self._flower_home(), sha256, self.state.config.approvals)
+        offer = read_offer(fab, self.state.config)
+        check_signature(fab, self.state.folder / "publisher.pub", offer.data)
+        require_hash(offer, sha256)
+        approve(offer, self._flower_home(), self.state.config.approvals)
 
     def _offer(self, form: Mapping[str, str]) -> Path:
         """An offered app by its name: one that the folder lists, and nothing else."""

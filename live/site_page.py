@@ -5,10 +5,9 @@ import time
 from collections import Counter
 from urllib.parse import quote
 
-from perennial.config.approval import Approval
-from perennial.config.experiment import Experiment
-from perennial.deploy.approval import offered_experiments
-from perennial.deploy.review import asked_in_words
+from perennial.config.approval import Approval, experiment_of
+from perennial.deploy.approval import read_offer
+from perennial.deploy.review import asked_in_words, offer_in_words
 from perennial.foundation.errors import PerennialError
 from perennial.live.charts import meter
 from perennial.live.run_page import pill, short_time, since
@@ -123,7 +122,7 @@ def approved(state: HospitalState) -> Markup:
             )
         )
     for app, approvals in _by_app(state.approvals).items():
-        names = ", ".join(str(one.settings.get("name", one.file)) for one in approvals)
+        names = ", ".join(str(one.settings.get("name", "code of its own")) for one in approvals)
         words = "".join(f"<li>{escape(line)}</li>" for one in approvals for line in _approval_in_words(one))
         asks = "".join(_asks(state, one) for one in approvals)
         button = (
@@ -212,12 +211,8 @@ def _asked(state: HospitalState, name: str) -> Markup:
     try:
         key = name, path.stat().st_mtime, str(state.config.policy)
         if key not in _ASKED:
-            earlier = state.approvals[-1] if state.approvals else None
-            lines = [
-                line
-                for experiment in offered_experiments(path).values()
-                for line in asked_in_words(experiment, state.config.policy, earlier)
-            ]
+            earlier = next((found for found in reversed(state.approvals) if found.experiment), None)
+            lines = offer_in_words(read_offer(path, state.config), state.config.policy, earlier)
             text = "\n".join(plain(line, 2000) for line in lines)
             _ASKED.clear()
             _ASKED[key] = Markup(f"<pre>{escape(text)}</pre>")
@@ -231,7 +226,7 @@ def _asks(state: HospitalState, approval: Approval) -> Markup:
     key = approval.name, str(state.config.policy)
     if key not in _ASKS:
         try:
-            experiment = Experiment.model_validate(approval.settings)
+            experiment = experiment_of(approval, state.config.approvals, state.config.plugins)
             lines = [plain(line, 2000) for line in asked_in_words(experiment, state.config.policy, approval)]
         except (PerennialError, ValueError) as error:
             lines = [plain(str(error))]
@@ -251,7 +246,7 @@ def _approval_in_words(approval: Approval) -> list[str]:
     return [
         f"protection: privacy.mode {mode}",
         f"approved {approval.time[:16].replace('T', ' ')} UTC",
-        f"settings {approval.experiment[:16]}…, code {approval.code[:16]}…",
+        f"settings {approval.experiment[:16]}…, app {approval.bundle[:16]}…",
     ]
 
 

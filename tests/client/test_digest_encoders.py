@@ -18,11 +18,12 @@ from perennial.cli.run import run_command
 from perennial.client.digests import answer_digest
 from perennial.client.identity import Identity
 from perennial.client.site import open_site
+from perennial.config.approval import approved_experiment
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
-from perennial.config.site import SitePolicy
+from perennial.config.site import SiteConfig, SitePolicy
 from perennial.deploy.application import stage_application
-from perennial.deploy.approval import approve
+from perennial.deploy.approval import approve, read_offer
 from perennial.engine.run import run_in_process
 from perennial.foundation.errors import ConfigError, PrivacyError, ProtocolError, StateError
 from perennial.models.config import EncoderConfig, ModelConfig
@@ -334,12 +335,12 @@ def test_the_file_travels_in_the_app_that_sites_approve(trained: Path, tmp_path:
     path = write(tmp_path, autoencoder(trained))
     staged = stage_application(path, [], "", tmp_path / "apps")
     home = tmp_path / "flower"
-    approve(staged.fab, home, staged.digest, tmp_path / "approvals")
-    (installed,) = (home / "apps").iterdir()
-    there = load_experiment(installed / "perennial" / "experiments" / "encoders.yaml")
-    assert there.encoder.file == str(installed / "perennial" / "experiments" / "encoders.encoder.json")
+    approvals = tmp_path / "approvals"
+    approve(read_offer(staged.fab, SiteConfig(site="graz", state_dir=tmp_path)), home, approvals)
     here = load_experiment(path)
-    assert there.digest == here.digest
+    there = approved_experiment(RunSettings(digest=here.digest), approvals, {})
+    (kept,) = approvals.glob("*/encoder.json")
+    assert there.encoder.file == str(kept) and there.digest == here.digest
     ours, theirs = (build_encoder(found.encoder, SHAPE, found.seed) for found in (here, there))
     assert encoder_hash(ours) == encoder_hash(theirs)
     train(tmp_path, "other.safetensors", "epochs=1")

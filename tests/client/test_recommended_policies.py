@@ -57,7 +57,9 @@ def test_a_run_of_the_method_passes(page: str, tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
     path.write_text(load_experiment(ROOT / "experiments" / f"{name}.yaml", overrides).to_yaml())
     names = simulated_site_names(load_experiment(path))
-    settings = dict(vars(RunSettings(str(path), name="run", runs=str(tmp_path / "runs"), device="cpu")))
+    digest = load_experiment(path).digest
+    run = RunSettings(str(path), name="run", runs=str(tmp_path / "runs"), device="cpu", digest=digest)
+    settings = dict(vars(run))
     contexts = site_contexts(len(names), settings)
     for (node, context), site in zip(contexts.items(), names, strict=True):
         folder = tmp_path / site

@@ -169,8 +169,8 @@ def test_the_operator_reads_of_a_record_that_is_gone_and_not_of_a_damaged_file(
 ) -> None:
     site = tmp_path / "site.yaml"
     site.write_text(json.dumps({"site": "site-0", "state_dir": str(tmp_path / "state")}))
-    approve_installed(Path(settings(tmp_path).experiment), tmp_path / "approvals")
-    config = {"experiment": settings(tmp_path).experiment, "runs": str(tmp_path), "device": "cpu"}
+    approval = approve_installed(Path(settings(tmp_path).experiment), tmp_path / "approvals")
+    config = {"digest": approval.experiment, "runs": str(tmp_path), "device": "cpu"}
     ids: dict[str, Any] = {"run": "0" * 16, "experiment": "e" * 64, "class_order": "c" * 64}
     request = EvaluateRequest(**ids, task=1, round=1, num_classes=2, arrays=Tensors(w=torch.zeros(1)))
     set_task_identity()
@@ -181,7 +181,7 @@ def test_the_operator_reads_of_a_record_that_is_gone_and_not_of_a_damaged_file(
             raise error
 
         monkeypatch.setattr(handlers, "answer_evaluate", fail)
-        monkeypatch.setattr(door, "admitted", lambda site, request: nullcontext())
+        monkeypatch.setattr(door, "admitted", lambda identity, request: nullcontext())
         context = Context(1, 1, {"site": str(site)}, RecordDict(), dict(config))
         reply = app(Message(request.to_record(), 1, "evaluate"), context)
         fields = reply.content.config_records["fields"]

@@ -1,5 +1,6 @@
 """The operator's folder, keys, approvals: without any process of Flower."""
 
+import hashlib
 import re
 import shutil
 import socket
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from perennial.config.site import Connection, load_site_config
+from perennial.config.site import Connection, SiteConfig, load_site_config
 from perennial.deploy import operations
 from perennial.deploy.application import read_application, stage_application
 from perennial.deploy.approval import (
@@ -17,7 +18,8 @@ from perennial.deploy.approval import (
     approved_apps,
     disapprove,
     prepare_apps,
-    read_hash,
+    read_offer,
+    require_hash,
     require_read_only,
 )
 from perennial.deploy.bundle import open_bundle, write_bundle, write_operator_files
@@ -99,7 +101,7 @@ def test_the_same_experiment_is_the_same_app(operator: OperatorFolder, experimen
     first = stage_application(experiment, [], "", operator.apps)
     again = stage_application(experiment, [], "", operator.apps)
     assert first == again == read_application("small", operator.apps)
-    assert first.digest == read_hash(first.fab)
+    assert first.digest == hashlib.sha256(first.fab.read_bytes()).hexdigest()
     with pytest.raises(StateError, match="holds another experiment"):
         stage_application(experiment, ["seed=2"], "", operator.apps)
     assert stage_application(experiment, [], "once-more", operator.apps).digest == first.digest
@@ -117,22 +119,27 @@ def test_only_the_app_with_the_told_hash_is_approved(
     with pytest.raises(StateError, match="no app is approved"):
         require_read_only(home, tmp_path / "approvals")
     prepare_apps(home, tmp_path / "approvals")
+    approvals, config = tmp_path / "approvals", SiteConfig(site="graz", state_dir=tmp_path)
+    offer = read_offer(app.fab, config)
     with pytest.raises(ConfigError, match="ask the operator which is right"):
-        approve(app.fab, home, "0" * 64, tmp_path / "approvals")
-    assert approved_apps(home) == []
-    approved = approve(app.fab, home, app.digest, tmp_path / "approvals")
+        require_hash(offer, "0" * 64)
+    require_hash(offer, app.digest)
+    assert approved_apps(approvals) == []
+    approved = approve(offer, home, approvals)
     assert approved.experiments == ("small",) and approved.name.endswith(app.digest[:8])
-    assert approved_apps(home) == [approved]
-    for path in (home / "apps", home / "apps" / approved.name / "perennial" / "client" / "app.py"):
+    assert approved_apps(approvals) == [approved]
+    unpacked = home / "apps" / approved.name
+    assert sorted(path.name for path in unpacked.rglob("*")) == ["experiment.yaml", "pyproject.toml"]
+    for path in (home / "apps", unpacked / "experiment.yaml"):
         assert not path.stat().st_mode & 0o222, "nobody but root can change what was approved"
     with pytest.raises(ConfigError, match="not approved here"):
         disapprove("other", home, tmp_path / "approvals")
     disapprove(approved.name, home, tmp_path / "approvals")
-    assert approved_apps(home) == []
+    assert approved_apps(approvals) == [] and not unpacked.exists()
     broken = tmp_path / "broken.fab"
     broken.write_bytes(b"not a zip")
     with pytest.raises(ConfigError, match="not an app bundle"):
-        approve(broken, home, read_hash(broken), tmp_path / "approvals")
+        read_offer(broken, config)
 
 
 def test_a_site_without_connection_or_key_says_so(tmp_path: Path) -> None:

@@ -204,9 +204,7 @@ def test_an_app_that_was_not_approved_is_one_sentence_once(
         assert pull() == 7 and pull() == 7
     assert [describe_error(reply.error.reason or "") for reply in inserted] == [NOT_APPROVED] * 2
     assert fetched == [] and len(caplog.records) == 1 and digest in caplog.text
-    approval = Approval(
-        app="a", bundle=digest, code="c", file="f", experiment="e", time="t", settings={"name": "skin"}
-    )
+    approval = Approval(app="a", bundle=digest, experiment="e", document="name: skin", time="t")
     (tmp_path / "approvals").mkdir()
     (tmp_path / "approvals" / approval.name).write_text(approval.model_dump_json())
     assert pull() == 8 and fetched == [digest] and len(inserted) == 2

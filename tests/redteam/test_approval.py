@@ -44,7 +44,9 @@ def test_the_words_that_are_approved_are_those_of_the_run(tmp_path: Path) -> Non
     """Epsilon and how often each thing leaves, against the ledger and the count of requests of a run."""
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.safe_dump(BASE | MEASURED))
-    settings = dict(vars(RunSettings(str(path), name="run", runs=str(tmp_path / "runs"), device="cpu")))
+    digest = load_experiment(path).digest
+    run = RunSettings(str(path), name="run", runs=str(tmp_path / "runs"), device="cpu", digest=digest)
+    settings = dict(vars(run))
     contexts = site_contexts(BASE["data"]["sites"], settings)
     policy = template_policy() | {"answers": ["train", "evaluate"], "max_epsilon": 30, "min_samples": 1}
     for index, (node, context) in enumerate(contexts.items()):
@@ -97,15 +99,18 @@ def test_the_differences_from_the_last_approval_are_listed_each(tmp_path: Path) 
     (earlier,) = read_approvals(hospital.config.approvals)
     changed = load_experiment(hospital.file, ["privacy.noise_multiplier=0.1", "learner.epochs=9"])
     said = [*asked_in_words(changed, hospital.config.policy, earlier)]
-    assert said[-3].endswith("2 settings differ")
-    assert said[-2:] == ["  learner.epochs: 1 -> 9", "  privacy.noise_multiplier: 2.0 -> 0.1"]
+    first = next(index for index, line in enumerate(said) if line.endswith("2 settings differ"))
+    assert said[first + 1 : first + 3] == [
+        "  privacy.noise_multiplier: 2.0 -> 0.1 (changes what leaves this site)",
+        "  learner.epochs: 1 -> 9",
+    ]
 
 
 @pytest.mark.parametrize("key", ["name", "runs", "resume", "device", "threads"])
 def test_a_run_may_choose_these_and_they_change_nothing_here(key: str, tmp_path: Path) -> None:
     hospital = Hospital(tmp_path, {})
     chosen: Any = {"name": "other", "runs": "/elsewhere", "resume": "yes", "device": "cuda", "threads": 7}
-    settings: Any = {"experiment": str(hospital.file)}
+    settings: Any = {"digest": hospital.experiment.digest}
     place: Any = {"site": str(hospital.site_file)}
     plain = identify(Context(1, 1, place, RecordDict(), settings))
     other = identify(Context(1, 1, place, RecordDict(), {**settings, key: chosen[key]}))
@@ -115,11 +120,16 @@ def test_a_run_may_choose_these_and_they_change_nothing_here(key: str, tmp_path:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("overrides", "seed=1"), ("overrides", '["learner.batch_size=1"]'), ("experiment", "/etc/passwd")],
+    [
+        ("overrides", "seed=1"),
+        ("overrides", '["learner.batch_size=1"]'),
+        ("digest", "0" * 64),
+        ("digest", ""),
+    ],
 )
 def test_nothing_else_of_a_runs_settings_is_taken(key: str, value: str, tmp_path: Path) -> None:
     hospital = Hospital(tmp_path, {})
-    settings: Any = {"experiment": str(hospital.file), key: value}
+    settings: Any = {"digest": hospital.experiment.digest} | {key: value}
     place: Any = {"site": str(hospital.site_file)}
     with pytest.raises(PolicyRefusal, match=f"run config: {key}: found"):
         identify(Context(1, 1, place, RecordDict(), settings))

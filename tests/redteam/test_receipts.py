@@ -69,7 +69,7 @@ class Federation:
 
     def grid(self) -> ReceiptGrid:
         """A server that was started again."""
-        settings = {"experiment": str(self.hospital.file)}
+        settings = {"digest": self.hospital.experiment.digest}
         context = Context(1, NODE, {"site": str(self.hospital.site_file)}, RecordDict(), dict(settings))
         inner = InProcessGrid(client_app, {NODE: context})
         return ReceiptGrid(inner, self.folder / "operator", self.folder / "nodes.json", self.notes.append)

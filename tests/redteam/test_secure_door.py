@@ -89,7 +89,7 @@ def test_a_long_share_is_refused_before_it_is_looked_at(hospital: Hospital) -> N
     from perennial.protocol.messages import Refusal
 
     context = Context(
-        1, 1, {"site": str(hospital.site_file)}, RecordDict(), {"experiment": str(hospital.file)}
+        1, 1, {"site": str(hospital.site_file)}, RecordDict(), {"digest": hospital.experiment.digest}
     )
     reply = app(Message(record, 1, vote.message_type), context)
     assert f"{SEALED} hexadecimal digits" in Refusal.from_record(reply.content).reason

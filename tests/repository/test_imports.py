@@ -16,7 +16,7 @@ import sys
 from flwr.app import Context, Message, RecordDict
 from perennial.engine.grid import set_task_identity
 set_task_identity()
-config = {"experiment": sys.argv[1], "runs": sys.argv[2], "device": "cpu"}
+config = {"digest": sys.argv[4], "runs": sys.argv[2], "device": "cpu"}
 context = Context(1, 1, {"site": sys.argv[3]}, RecordDict(), config)
 """
 DESCRIBE = """
@@ -95,5 +95,5 @@ def answered(request: str, runs: Path) -> set[str]:
     site = runs / "site.yaml"
     site.write_text(json.dumps({"site": "site-0", "state_dir": str(runs / "state")}))
     experiment = ROOT / "experiments" / "quickstart.yaml"
-    approve_installed(experiment, runs / "approvals")
-    return modules_after(code, str(experiment), str(runs), str(site))
+    digest = approve_installed(experiment, runs / "approvals").experiment
+    return modules_after(code, str(experiment), str(runs), str(site), digest)

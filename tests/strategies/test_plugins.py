@@ -11,12 +11,15 @@ import pytest
 import yaml
 
 from perennial.benchmarks.flower_simulation import FlowerSimulation
+from perennial.config.approval import approved_experiment
 from perennial.config.experiment import Experiment, load_experiment
 from perennial.config.run import RunSettings
+from perennial.config.site import SiteConfig
 from perennial.deploy.application import stage_application
+from perennial.deploy.approval import approve, read_offer
 from perennial.engine.run import run_in_process
 from perennial.foundation import plugins
-from perennial.foundation.errors import ConfigError, PerennialError
+from perennial.foundation.errors import ConfigError, PerennialError, PolicyRefusal
 from perennial.learning.classification import LOSSES
 from perennial.server.summary import hashes_of
 from perennial.strategies.factory import build_strategy
@@ -118,15 +121,25 @@ def test_other_code_is_another_experiment(installed: Path, tmp_path: Path) -> No
         load_experiment(resolved)
 
 
-def test_an_app_holds_the_plug_in_that_sites_approve(installed: Path, tmp_path: Path) -> None:
-    path = written(tmp_path)
-    app = stage_application(path, [], "plugged", tmp_path / "apps")
-    assert (app.folder / MODULE / "__init__.py").read_text() == CODE
-    staged = app.folder / "perennial" / "experiments" / f"{load_experiment(path).name}.yaml"
-    assert f"{MODULE}:Median" in staged.read_text()
+def test_an_app_holds_no_code_and_a_site_names_its_plug_ins(installed: Path, tmp_path: Path) -> None:
+    app = stage_application(written(tmp_path), [], "plugged", tmp_path / "apps")
+    assert not [*app.folder.rglob("*.py")]
+    config = SiteConfig(site="graz", state_dir=tmp_path)
+    with pytest.raises(ConfigError, match="package 'median_plugin', which site.yaml does not name"):
+        read_offer(app.fab, config)
+    digest = plugins.fingerprint(f"{MODULE}:Median")
+    named = config.model_copy(update={"plugins": {MODULE: digest}})
+    offer = read_offer(app.fab, named)
+    assert offer.experiment is not None and f"{MODULE}:Median" in offer.document
+    approval = approve(offer, tmp_path / "flower", tmp_path / "approvals")
+    settings = RunSettings(digest=offer.experiment.digest)
+    known = approved_experiment(settings, tmp_path / "approvals", named.plugins)
+    assert approval.experiments == (known.name,) and known == offer.experiment
+    with pytest.raises(PolicyRefusal, match="cannot run it: .*does not name"):
+        approved_experiment(settings, tmp_path / "approvals", {})
     (installed / MODULE / "__init__.py").write_text(CODE + "\n# another version\n")
-    other = stage_application(path, [], "other", tmp_path / "apps")
-    assert other.digest != app.digest
+    with pytest.raises(ConfigError, match=r"the installed package 'median_plugin' has SHA-256"):
+        read_offer(app.fab, named)
 
 
 def test_two_packages_with_one_name_are_refused(installed: Path, tmp_path: Path) -> None:

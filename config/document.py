@@ -1,0 +1,87 @@
+"""An experiment as it travels and is approved: a document with every setting, known by its own digest.
+
+The digest is that of the document, under the schema of the release that wrote it. A later release reads the
+document with its own schema, which may have further keys; the approval stays one of the same document.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perennial.config.experiment import ON_DISK, Experiment
+from perennial.config.yaml_file import parse_yaml, validate
+from perennial.foundation.errors import ConfigError, shown
+from perennial.foundation.plugins import only
+
+DOCUMENT, ENCODER = "experiment.yaml", "encoder.json"
+"""Names in an app: the experiment, and the text of an encoder."""
+
+
+def read_document(text: str, where: str, folder: Path, plugins: Mapping[str, str] | None) -> Experiment:
+    """The experiment in a document; its digest is the document's.
+
+    folder: of the encoder's text, where the document has one. plugins: package -> SHA-256 of its source, of
+    the packages that may be imported for it; None: any. Raises ConfigError naming what is wrong.
+    """
+    content = parse_yaml(text, where)
+    _locate_encoder(content, where, folder)
+    try:
+        with only(plugins):
+            experiment = validate(Experiment, content, where)
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply") from None
+    require_digest(experiment, content, document_digest(content), where)
+    return experiment
+
+
+def require_digest(experiment: Experiment, content: dict[str, Any], expected: str, where: str) -> None:
+    """Let an experiment be known by the digest that a run or an approval names.
+
+    content: what it was read from: a document, or a file that a person wrote, which leaves settings out and
+    is known by what it comes to. Raises ConfigError when the digest is of neither.
+    """
+    if expected not in (found := {experiment.digest, document_digest(content)}):
+        raise ConfigError(
+            f"{where}: its settings have SHA-256 {' or '.join(sorted(found))}, the run names {expected:.64}"
+        )
+    experiment.__dict__["digest"] = expected
+
+
+def document_digest(content: dict[str, Any]) -> str:
+    """SHA-256 of a document's settings; as in Experiment.digest, places on a disk are no part of it."""
+    settings = copy.deepcopy(content)
+    for key, below in ON_DISK.items():
+        _without(settings.get(key), below)
+    try:
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"experiment: a value has no digest ({shown(str(error))})") from error
+
+
+def _without(found: Any, below: Any) -> None:
+    if isinstance(below, set):
+        for key in below if isinstance(found, dict) else ():
+            found.pop(key, None)
+    elif isinstance(found, list):
+        for each in found:
+            _without(each, below["__all__"])
+    elif isinstance(found, dict):
+        for key, more in below.items():
+            _without(found.get(key), more)
+
+
+def _locate_encoder(content: dict[str, Any], where: str, folder: Path) -> None:
+    """Make digests.encoder.file the text beside the document, which is the only one that it may name."""
+    digests = content.get("digests")
+    encoder = digests.get("encoder") if isinstance(digests, dict) else None
+    file = encoder.get("file") if isinstance(encoder, dict) else None
+    if file is None:
+        return
+    if file != ENCODER or not isinstance(encoder.get("sha256"), str):
+        raise ConfigError(
+            f"{where}: digests.encoder.file: found {shown(repr(file))}, allowed {ENCODER} with its sha256"
+        )
+    encoder["file"] = str(folder / ENCODER)
