@@ -8,14 +8,14 @@ import string
 import tarfile
 import zlib
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from perennial.deploy.application import VERSION
 from perennial.deploy.approval import prepare_apps
 from perennial.deploy.federation import OperatorFolder, keep_out_of_git
 from perennial.deploy.keys import unseal, write_node_key
 from perennial.deploy.signing import SUFFIX
-from perennial.foundation.errors import ConfigError
+from perennial.foundation.errors import ConfigError, shown
 from perennial.foundation.files import replace_file
 
 TEMPLATES = Path(__file__).parent
@@ -29,6 +29,10 @@ REPLACED = ("GUIDE.md",)
 """Templates that a newer bundle may replace: nothing there runs or decides anything."""
 LARGEST = 64 * 2**20
 """Bytes; a bundle holds text and one app."""
+MOST = 1_000
+"""Members of a bundle."""
+BLOCK = 512
+"""Bytes of a header in a tar archive."""
 
 
 def write_bundle(folder: OperatorFolder, name: str) -> Path:
@@ -160,24 +164,51 @@ def _archive(name: str, files: Mapping[str, bytes]) -> bytes:
 
 
 def _read_archive(bundle: Path) -> dict[str, bytes]:
+    """Content by path below the bundle's folder.
+
+    Raises ConfigError for anything but plain files that a bundle has, each once; links, folders and headers
+    that make other headers longer are no part of one.
+    """
     try:
-        with tarfile.open(bundle, "r:gz") as archive:
-            members = archive.getmembers()
-            if sum(member.size for member in members) > LARGEST:
-                raise ConfigError(f"{bundle}: more than {LARGEST} bytes unpacked; this is not a bundle")
-            paths = {_inside(member, bundle): member for member in members}
-            return {path: archive.extractfile(member).read() for path, member in paths.items()}  # pyright: ignore[reportOptionalMemberAccess]
-    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+        with os.fdopen(os.open(bundle, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            packed = file.read(LARGEST + 1)
+        unpacking = zlib.decompressobj(wbits=31)
+        data = unpacking.decompress(packed, LARGEST + 1)
+    except (OSError, zlib.error) as error:
         raise ConfigError(f"{bundle}: not a readable tar.gz: {error}") from error
+    if len(packed) > LARGEST or len(data) > LARGEST:
+        raise ConfigError(f"{bundle}: more than {LARGEST} bytes, unpacked; this is not a bundle")
+    if not unpacking.eof or unpacking.unused_data:
+        raise ConfigError(f"{bundle}: not a readable tar.gz: cut, or with bytes after its end")
+    found: dict[str, bytes] = {}
+    place = 0
+    while place + BLOCK <= len(data) and data[place] != 0:
+        header = data[place : place + BLOCK]
+        try:
+            member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+        except (tarfile.HeaderError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{bundle}: not a readable tar.gz: {error}") from error
+        path = _inside(member, bundle)
+        if len(found) == MOST:
+            raise ConfigError(f"{bundle}: more than {MOST} members; this is not a bundle")
+        content = data[place + BLOCK : place + BLOCK + member.size]
+        if path.casefold() in {known.casefold() for known in found} or len(content) != member.size:
+            raise ConfigError(f"{bundle}: member {shown(repr(member.name))}: twice, or cut")
+        found[path] = content
+        place += BLOCK + -(-member.size // BLOCK) * BLOCK
+    if any(data[place:]):
+        raise ConfigError(f"{bundle}: has bytes after its last member")
+    return found
 
 
 def _inside(member: tarfile.TarInfo, bundle: Path) -> str:
     """The path of a member below the bundle's folder. Raises ConfigError for one that no bundle has."""
     named = {*_templates("site"), AUTHORITIES, PUBLISHER, RECEIPTS, SEALED_KEY, SUMS}
-    path = "/".join(PurePosixPath(member.name).parts[1:])
-    if not member.isfile() or not (path in named or OFFERED.fullmatch(path)):
+    folder, _, path = member.name.partition("/")
+    plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and member.size >= 0
+    if not plain or folder in ("", ".", "..") or not (path in named or OFFERED.fullmatch(path)):
         raise ConfigError(
-            f"{bundle}: member {member.name!r}: allowed plain files below one folder: "
+            f"{bundle}: member {shown(repr(member.name))}: allowed plain files below one folder: "
             f"{', '.join(sorted(named))}, offered/NAME.fab, offered/NAME.fab{SUFFIX}"
         )
     return path

@@ -1,11 +1,12 @@
-"""Starts a process for each message by forking one that has imported PyTorch and the approved app already.
+"""Starts a process for each message by forking one that has imported PyTorch and the ClientApp already.
 
-Run as a script, and free of imports of Perennial: what a ClientApp imports under that name must be the code
-of the bundle that its hospital approved, never the code installed here. The server runs no message itself.
-Each is answered in a process of its own, which ends with it, as Flower does it; only the imports are shared.
+Run as a script, and free of imports of Perennial: an app with code of its own, which its hospital has named,
+brings that name itself; every other app is answered by the Perennial installed here. The server runs no
+message itself. Each is answered in a process of its own, which ends with it, as Flower does it; only the
+imports are shared.
 
 One process has the libraries (the fork server). From it comes one for each app in use (an app server), with
-the app's code too; it is replaced when the app's folder changes, and ends after IDLE seconds.
+the ClientApp too; it is replaced when the app's folder changes, and ends after IDLE seconds.
 """
 
 import atexit
@@ -184,7 +185,7 @@ def become_clientapp(
     """Be the ClientApp of one task; its token appears in no process list.
 
     task: as Flower's run_clientapp takes it. root_certificates: path of a PEM file. unpacked: where the
-    bundle's code is, which is not unpacked again for each message only to be compared.
+    app is, which is not unpacked again for each message only to be compared.
     """
     import numpy
 

@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from flwr.app import Context, RecordDict
 
 from perennial.benchmarks.attack_table import RESULTS, page
 from perennial.benchmarks.attacked_hospital import POLICIES, Hospital, template_policy
 from perennial.benchmarks.hostile_server import ATTACKS, attacked, overrides
 from perennial.client.exposure import ANY_APP, channels, in_words
 from perennial.config.site import SitePolicy
+from perennial.foundation.errors import StateError
 
 CHANNEL = {
     "update": "updates",
@@ -126,24 +129,23 @@ def test_an_experiment_that_was_not_approved_is_refused_by_its_name(tmp_path: Pa
 
     hospital = Hospital(tmp_path, POLICIES["open"])
     request = DescribeRequest(version=VERSION, experiment=hospital.experiment.digest)
-    other = tmp_path / "other.yaml"
-    other.write_text(hospital.file.read_text().replace("lr: 0.01", "lr: 0.1"))
-    hospital.ask(request, experiment=str(other))
-    assert "policy: run config: experiment: found" in hospital.refusal
-    # the approved file itself, changed after the approval
-    hospital.file.write_text(hospital.file.read_text().replace("seed: 5", "seed: 6"))
-    hospital.refusal = ""
-    hospital.ask(request)
-    assert "policy: experiment: its settings have SHA-256" in hospital.refusal
+    hospital.ask(request, digest="0" * 64)
+    assert "policy: run config: digest: found" in hospital.refusal
+    assert f"approved here: {hospital.experiment.digest:.16} (hostile)" in hospital.refusal
 
 
-def test_code_that_was_not_approved_is_refused(tmp_path: Path) -> None:
-    from perennial.protocol.messages import DescribeRequest
-    from perennial.protocol.stamp import VERSION
+def test_what_was_approved_runs_whatever_becomes_of_the_file(tmp_path: Path) -> None:
+    """The site takes the experiment from its record; a record that was changed is one of nothing."""
+    from perennial.client.identity import identify
 
     hospital = Hospital(tmp_path, POLICIES["open"])
+    hospital.file.write_text("name: other\n")
+    place: dict[str, Any] = {"site": str(hospital.site_file)}
+    run: dict[str, Any] = {"digest": hospital.experiment.digest, "experiment": str(hospital.file)}
+    context = Context(1, 1, place, RecordDict(), run)
+    assert identify(context).experiment == hospital.experiment
     (record,) = hospital.config.approvals.glob("*.json")
     record.chmod(0o644)
-    record.write_text(record.read_text().replace('"code":"', '"code":"0').replace('"code": "', '"code": "0'))
-    hospital.ask(DescribeRequest(version=VERSION, experiment=hospital.experiment.digest))
-    assert "policy: app: its code has SHA-256" in hospital.refusal
+    record.write_text(record.read_text().replace("seed: 5", "seed: 6"))
+    with pytest.raises(StateError, match="was changed since the approval"):
+        identify(context)
